@@ -1,4 +1,5 @@
-// cases.ts - the measurements on a path. Each case takes one sample; measure.ts repeats and interleaves the cases.
+// cases.ts - defines the measurements (cases) that compare paths between two hosts. A case takes one sample on one path; measure.ts repeats
+// the cases and interleaves the paths.
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -13,10 +14,10 @@ export interface Metric {
 }
 
 export interface Case {
-  /** How the sample is taken, for the reader of the table. */
+  /** A description of the measurement, for readers of the table of results. */
   readonly method: string
   readonly metrics: Readonly<Record<string, Metric>>
-  /** The approximate duration of a sample, in seconds. */
+  /** Returns the approximate duration of one sample in seconds. `seconds` is the duration that the user requested. */
   lasts(seconds: number): number
   sample(path: Path, seconds: number): Promise<Readonly<Record<string, number>>>
 }
@@ -24,8 +25,8 @@ export interface Case {
 const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
 /**
- * Returns a function that returns the CPU seconds that the machine has spent since this call: the time in which its CPUs were not idle
- * (proc_stat(5): idle, iowait). Steal counts as idle, because other machines used it.
+ * Returns a function that returns how many CPU seconds this machine has been busy since `busyClock` was called. Idle time, waiting for I/O
+ * and steal time do not count as busy (proc_stat(5)); in steal time other virtual machines used the CPU.
  */
 function busyClock(): () => number {
   const idleSeconds = (): number => {
@@ -38,7 +39,7 @@ function busyClock(): () => number {
   return () => Math.max(0, ((performance.now() - start) / 1000) * cores - (idleSeconds() - idle))
 }
 
-/** Returns the congestion control for TCP cases: BBR if the kernel has loaded it, else the system's default. */
+/** Returns the name of the TCP congestion control for the cases: BBR if the kernel has loaded it, else the system's default. */
 function usual(): string {
   const folder = '/proc/sys/net/ipv4'
   const hasBbr = system(`${folder}/tcp_available_congestion_control`).split(' ').includes('bbr')
@@ -48,7 +49,7 @@ function usual(): string {
 function tcp(streams: number, control: string, label = ''): Case {
   const name = `${streams === 1 ? '1 stream' : `${streams} streams`}${label}`
   return {
-    method: `iperf3, ${streams} ${streams === 1 ? 'stream' : 'streams'} in one direction, with ${control}`,
+    method: `iperf3 with ${streams} ${streams === 1 ? 'stream' : 'streams'} in one direction and ${control}`,
     metrics: {
       throughput: { title: `TCP ${name}`, unit: 'Gbit/s', better: 'more' },
       cpu: { title: `TCP ${name}, CPU`, unit: 's/GB', better: 'less' },
@@ -64,21 +65,26 @@ function tcp(streams: number, control: string, label = ''): Case {
 }
 
 interface UdpTrial extends Trial {
-  /** CPU time of the machine for each datagram that arrived, in us. */
+  /** The CPU time that the whole machine spent per received datagram, in microseconds. */
   readonly cpu: number
-  /** The share of that time that sender and receiver used, in %. It includes the kernel's work for them. */
+  /**
+   * The part of `cpu` that the sending and the receiving program used, in %. It includes the time in the kernel's system calls for them.
+   */
   readonly ends: number
 }
 
-/** The receiver `udp` sleeps until a datagram wakes it. The receiver `udp-polled` checks its socket at intervals. */
+/** The receiving program: `udp` sleeps until a datagram wakes it; `udp-polled` checks its socket at intervals. */
 type Receiver = 'udp' | 'udp-polled'
 
-/** Runs one trial. `rate` is in datagrams a second; 0 means as fast as the sender can. */
+/**
+ * Sends datagrams of `bytes` bytes for `seconds` seconds and counts them. `rate` is in datagrams per second; 0 means as fast as the sender
+ * can.
+ */
 async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
   const busy = busyClock()
   const run = await path.traffic(to, path.address, seconds, bytes, Math.round(rate))
   const { sent = 0, seconds: took = 1 } = run
-  // Datagrams that the full socket of the receiver dropped did arrive.
+  // Datagrams that the receiver's full socket dropped count as received, because the path delivered them.
   const received = (run['received'] ?? 0) + (run['sinkDrops'] ?? 0)
   const spent = busy()
   return {
@@ -104,7 +110,7 @@ function udpClean(bytes: number, to: Receiver = 'udp'): Case {
   const polled = to === 'udp-polled'
   const label = polled ? ', polled' : ''
   return {
-    method: `the highest rate of UDP with ${bytes} B of payload that loses at most 1%, by bisection with trials of ${TRIAL_S} s; the receiver ${polled ? 'looks every 500 us, so that no datagram wakes it' : 'waits in poll(2)'}`,
+    method: `the highest rate of UDP packets with ${bytes} B of payload at which at most 1% are lost, by bisection with trials of ${TRIAL_S} s; the receiver ${polled ? 'checks for packets every 500 us, so that no datagram wakes the receiver' : 'waits in poll(2)'}`,
     metrics: {
       rate: { title: `UDP ${bytes} B${label}, loss <= 1%`, unit: 'kpps', better: 'more' },
       cpu: { title: `UDP ${bytes} B${label}, CPU`, unit: 'us/packet', better: 'less' },
@@ -125,7 +131,7 @@ const latency = (what: string, percentile: number): Metric => ({
 })
 
 const rr: Case = {
-  method: 'one TCP connection between two processes: one byte and its answer of one byte, without a pause in between',
+  method: 'requests of one byte and answers of one byte over one TCP connection, without pauses',
   metrics: {
     rate: { title: 'request/response', unit: 'k/s', better: 'more' },
     p50: latency('request/response', 50),
@@ -143,7 +149,7 @@ const rr: Case = {
 const PAUSE_MS = 10
 
 const rrIdle: Case = {
-  method: `like rr, with a pause of ${PAUSE_MS} ms before each request: all threads sleep, like on an idle host`,
+  method: `requests and answers as in the case rr, with a pause of ${PAUSE_MS} ms before each request, so that all threads sleep as on an idle host`,
   metrics: { p50: latency('request/response, idle,', 50), p99: latency('request/response, idle,', 99) },
   lasts: (seconds) => seconds + 0.1,
   async sample(path, seconds) {
@@ -153,7 +159,8 @@ const rrIdle: Case = {
 }
 
 const crr: Case = {
-  method: 'a new TCP connection for each request of one byte and its answer, closed by a reset',
+  method:
+    'a new TCP connection for each request of one byte; the client closes the connection with a reset after the answer of one byte',
   metrics: {
     rate: { title: 'connect, request, response', unit: 'k/s', better: 'more' },
     p50: latency('connect, request, response,', 50),
@@ -179,13 +186,16 @@ const pingIdle: Case = {
   },
 }
 
-/** Measurements during a load. The sample begins `startS` seconds after the load. */
+/**
+ * Settings of samples that are taken during a bulk TCP transfer: the duration, the interval of pings, and the delay from the start of the
+ * transfer to the start of the sample. All are in seconds.
+ */
 const LOADED = { seconds: 3, pingIntervalS: 0.0015, startS: 0.3 }
 const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 
 const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
 
-/** Takes a sample during bulk TCP in the same direction. Returns the sample and the throughput of the bulk in Gbit/s. */
+/** Takes a sample during a bulk TCP transfer over the same path. Returns the sample and the throughput of the transfer in Gbit/s. */
 async function beside<Sample>(
   { iperf }: Path,
   streams: number,
@@ -221,7 +231,7 @@ function pingLoaded(streams: number): Case {
 function rrLoaded(streams: number): Case {
   const what = `request/response, beside ${streamsOf(streams)}`
   return {
-    method: `like rr, for ${LOADED.seconds} s, beside ${streamsOf(streams)}`,
+    method: `requests of one byte and answers of one byte over one TCP connection, for ${LOADED.seconds} s, beside ${streamsOf(streams)}`,
     metrics: {
       rate: { title: what, unit: 'k/s', better: 'more' },
       p50: latency(`${what},`, 50),
@@ -259,7 +269,7 @@ export const CASES: Readonly<Record<string, Case>> = {
   'rr-loaded8': rrLoaded(8),
 }
 
-/** The cases of a run whose command line names no case. */
+/** The cases that `npm run bench` measures if the command line names no case. */
 export const SHORT: readonly string[] = ['tcp', 'udp64', 'rr', 'ping']
 export const SUITE: readonly string[] =
   'tcp tcp8 tcp-cubic tcp8-cubic udp64 udp1400 rr crr ping ping-loaded ping-loaded8 rr-loaded'.split(' ')

@@ -1,8 +1,9 @@
-// chart.ts - draws a result as SVG: how many times faster a path is than the references. No I/O.
+// chart.ts - draws a benchmark result as an SVG chart, which shows how many times faster a path is than the reference paths. This file does
+// no I/O.
 //
-// Bars start at 1 x on a logarithmic axis, so bars for twice and for half are equally long. A bar to the right is faster.
-// Ratios of latencies are inverted, so right is always better. A thin line shows the interval of the median.
-// Colours follow the reader's light or dark scheme.
+// Bars start at 1 x (equally fast) on a logarithmic axis, so a path that is twice as fast and one that is half as fast have equally long
+// bars. A bar to the right means that the path is faster; ratios of latencies are inverted for this. A thin line on a bar shows the
+// confidence interval of the median. The colours follow the light or dark scheme of the reader's browser.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, interval, ratios, type Part, type Series } from './result.ts'
@@ -11,9 +12,9 @@ interface Chart {
   readonly title: string
   readonly subtitle: string
   readonly path: string
-  /** The rows from top to bottom, as `case metric`. */
+  /** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
   readonly rows: readonly string[]
-  /** The reference path of each panel, with its name in the chart. */
+  /** The panels of the chart: for each, the path that the ratios refer to, and its name in the chart. */
   readonly references: readonly (readonly [path: string, words: string])[]
 }
 
@@ -24,11 +25,11 @@ const GAP = 28
 const TOP = 92
 const BAR = 10
 const ROW = 34
-/** Space for the number at each end of a bar, in pixels. */
+/** The space that is reserved for a number at the left and the right end of a bar, in pixels. */
 const VALUE_SPACE = 38
 const COLOURS = ['#3b7dd8', '#e08a1e']
 const TICKS = [-3, -2, -1, 0, 1, 2].flatMap((decade) => [1, 2, 5].map((digit) => Number(`${digit}e${decade}`)))
-/** The minimum distance between the ticks 1 and 2, in pixels. With less space only powers of ten have ticks. */
+/** The minimum distance between the axis ticks 1 and 2, in pixels. If they are closer, only powers of ten get ticks. */
 const TICK_SPACE = 27
 
 const STYLE = `text{font:12px system-ui,sans-serif;fill:#24292f}
@@ -49,7 +50,10 @@ const at = (value: number): string => value.toFixed(1)
 const label = (value: number): string =>
   value >= 10 ? value.toFixed(0) : value.toFixed(value >= 1 ? 1 : value >= 0.095 ? 2 : 3)
 
-/** Returns how many times better a path is than `reference`; undefined if either was not measured. */
+/**
+ * Returns how many times better a path is than the path `reference`, with the confidence interval. Returns undefined if one of the two
+ * paths was not measured.
+ */
 function bar(series: Series | undefined, path: string, reference: string): Bar | undefined {
   const [of, to] = [series?.values[path], series?.values[reference]]
   const each = series?.better === 'less' ? ratios(to, of) : ratios(of, to)

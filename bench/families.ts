@@ -1,7 +1,9 @@
-// families.ts - `npm run bench -- families`: the cost of a dual-stack network for one node among thousands, with the kernel's vxlan.
+// families.ts - `npm run bench -- families`: measures what a dual-stack network costs one of thousands of nodes, compared with an IPv4
+// network. The backend is the kernel's vxlan.
 //
-// The other nodes are files in a lease directory. Each round measures an IPv4 network and a dual-stack network. To count the
-// commands that a daemon runs, its PATH begins with a folder of counting programs of the same names.
+// The other nodes exist only as files in a lease directory. Each round measures an IPv4 network and a dual-stack network. To count the
+// calls of `ip` and `bridge`, the daemon's PATH begins with a folder of programs with these names, which log the call and run the real
+// program.
 
 import { chmodSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -42,7 +44,10 @@ const macOf = (first: string, number: number): string =>
     .map((part) => (typeof part === 'string' ? part : hex(part).padStart(2, '0')))
     .join(':')
 
-/** Returns the file name and the text of a peer's lease. `changed` is the number of changes; each gives the peer another MAC. */
+/**
+ * Returns the file name and the text of a node's lease. `changed` is the number of changes so far; each change gives the node another MAC
+ * address.
+ */
 function lease(families: readonly Family[], number: number, changed = 0): readonly [key: string, text: string] {
   const [ipv4, ipv6] = [`10.${1 + (number >> 8)}.${number & 255}.0-24`, `fd00:5:0:${hex(0x1000 + number)}::-64`]
   const withIpv6 = families.includes('ipv6')
@@ -57,7 +62,10 @@ function lease(families: readonly Family[], number: number, changed = 0): readon
   return [withIpv6 ? `${ipv4}&${ipv6}` : ipv4, JSON.stringify(value)]
 }
 
-/** Counts the log lines of a daemon that contain `text`. `until` resolves when their number since the start reaches `count`. */
+/**
+ * Counts the log lines of a daemon that contain `text`, from this call on. `until(count)` resolves when the number of lines reaches
+ * `count`.
+ */
 export function countLines(daemon: Daemon, text: string): { readonly until: (count: number) => Promise<void> } {
   let number = 0
   let waiting:
@@ -76,7 +84,7 @@ export function countLines(daemon: Daemon, text: string): { readonly until: (cou
   }
 }
 
-/** Makes a folder with programs `ip` and `bridge` that append their arguments to the file `calls` and run the real program. */
+/** Makes a folder with programs named `ip` and `bridge`. Each appends its arguments to the file `calls` and then runs the real program. */
 async function counting(folder: string): Promise<string> {
   mkdirSync(folder)
   for (const name of ['ip', 'bridge']) {
@@ -87,7 +95,7 @@ async function counting(folder: string): Promise<string> {
   return folder
 }
 
-/** Returns the CPU seconds of a process and of its children that have ended (proc_pid_stat(5): utime to cstime). */
+/** Returns the CPU seconds that a process and its ended child processes have used (proc_pid_stat(5): utime to cstime). */
 export function cpuSeconds(pid: number): number {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
   const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
@@ -108,7 +116,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
     writeFileSync(join(leases, 'config'), JSON.stringify({ ...config, Backend: { Type: 'vxlan', DataPath: 'kernel' } }))
     const write = (number: number, changed = 0): void => {
       const [key, text] = lease(families, number, changed)
-      // A daemon renames a finished file too, so readers never see half a file.
+      // Write a new file and rename it, as daemons do, so that readers never see an incomplete lease.
       writeFileSync(join(lab.folder, 'new'), text)
       renameSync(join(lab.folder, 'new'), join(subnets, key))
     }
@@ -126,7 +134,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
     const full = { start, cpu: cpuSeconds(pid), rss: rssMiB(pid) }
     const calls = readFileSync(join(folder, 'calls'), 'utf8').trim().split('\n')
     const ran = { commands: calls.length, batches: calls.filter((each) => /-force .*-batch/.test(each)).length }
-    // The counting programs would slow the changes.
+    // Remove the programs that count calls, because they would slow the changes that are timed next.
     for (const name of ['ip', 'bridge']) rmSync(join(folder, name))
     const times: number[] = []
     for (let change = 1; change <= CHANGES; change++) {
@@ -142,7 +150,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
   }
 }
 
-/** Returns the elements in rotated order, so that each round begins with another one. */
+/** Rotates a list by `round` elements, so that each round of the benchmark begins with another element. */
 const turn = <T>(all: readonly T[], round: number): T[] => all.map((_, at) => all[(at + round) % all.length] as T)
 
 export async function measureFamilies(rounds: number, progress: Progress): Promise<Part> {

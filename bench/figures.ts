@@ -1,14 +1,15 @@
-// figures.ts - the figures of a result for the READMEs: tables and lists between markers, and the chart. No I/O.
+// figures.ts - renders the figures of a benchmark result for README.md and bench/README.md: tables and lists between markers, and the
+// chart. This file does no I/O.
 //
-// A block is the text between `<!-- figures: NAME -->` and `<!-- end -->`. `npm run bench -- report` writes all blocks
-// from the result. A test fails if a block differs from the result, so nobody edits a figure by hand.
+// A block is the text between `<!-- figures: NAME -->` and `<!-- end -->`. `npm run bench -- report` writes all blocks from the saved
+// result. A test fails if a block differs from that result, which prevents edits by hand.
 
 import { median } from '../lab/measure.ts'
 import { chart } from './chart.ts'
 import { describeRun, number, pathTable, summaryTable, times, type Summary } from './report.ts'
 import { findSeries, ratio, type Part, type Result } from './result.ts'
 
-/** The rows of the chart, as `case metric`, in their order. */
+/** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
 const HEADLINES = [
   'tcp throughput',
   'tcp8 throughput',
@@ -36,7 +37,7 @@ const SUMMARY: Summary = {
   reference: 'vxlan',
 }
 
-/** The four figures of the README: part, case and metric, the name of the figure, and its explanation. */
+/** The four figures in README.md. Each has the part of the result, the case and metric, the name of the figure, and an explanation. */
 const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
@@ -96,7 +97,9 @@ export function figureBlocks(result: Result): Readonly<Record<string, string>> {
   return Object.fromEntries(Object.entries(blocks).map(([name, text]) => [name, text ?? 'Not measured in this run.']))
 }
 
-/** Returns the text with new blocks. Throws a RangeError if the text has a block of an unknown name. */
+/**
+ * Returns the text of a document with its blocks replaced. Throws a RangeError if the document has a block whose name is not in `blocks`.
+ */
 export function fillFigures(text: string, blocks: Readonly<Record<string, string>>): string {
   return text.replaceAll(
     /(<!-- figures: (\w+) -->\n)[\s\S]*?(<!-- end -->)/g,

@@ -1,7 +1,9 @@
-// junk.ts - `npm run bench -- junk`: the cost of a flood of refused packets, and the delay of weftd's other work.
+// junk.ts - `npm run bench -- junk`: measures how much CPU time weftd spends on a flood of packets that it refuses, and how much the flood
+// delays weftd's other work.
 //
-// A host without a lease sends datagrams at a fixed rate. weftd refuses each, because no peer has their inner source. The source ports
-// lead the datagrams to one lane or to all lanes.
+// A host without a lease sends datagrams at a fixed rate. weftd refuses each datagram, because its inner source address belongs to no peer.
+// The source port of a datagram decides which forwarding thread receives it, so the number of ports decides whether one thread or all
+// threads are loaded.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
@@ -16,14 +18,17 @@ import type { Part, Series } from './result.ts'
 export const JUNK_SECONDS_A_ROUND = 25
 const SAMPLE_MS = 3_000
 const SETTLE_MS = 500
-/** For each path: datagrams a second, and the number of lanes that get them. */
+/**
+ * The rows of the result: for each the rate in datagrams per second, and the number of source ports, which spread the datagrams over that
+ * many forwarding threads.
+ */
 const RATES = {
   'none, idle': [0, 8],
   '8,000 to one lane': [8_000, 1],
   '100,000 to one lane': [100_000, 1],
   '100,000 to all': [100_000, 8],
 } as const
-/** The number of lease renewals in each sample. After more renewals a daemon delays the next ones. */
+/** The number of times that each sample forces weftd to renew its lease. After more renewals in a short time weftd delays the next ones. */
 const RENEWALS = 3
 
 const METHOD =
@@ -40,7 +45,10 @@ const METRICS = {
 } as const
 type Sample = Record<keyof typeof METRICS, number>
 
-/** Returns the CPU time of a daemon's threads so far, in nanoseconds (the kernel's sched-stats.rst). */
+/**
+ * Returns the CPU time that a daemon has used since its start, in nanoseconds: that of its forwarding threads (`lanes`) and that of the
+ * thread of Node.js (`node`). The source is schedstat of the kernel (sched-stats.rst).
+ */
 export function cpuOf({ process: { pid } }: Daemon): { readonly lanes: number; readonly node: number } {
   const tasks = `/proc/${pid}/task`
   const sum = { lanes: 0, node: 0 }

@@ -1,8 +1,9 @@
-// lease-ends.ts - the two ends of the path that bench/leases.ts measures. Each end runs as a program in a host's namespace.
+// lease-ends.ts - the sender and the receiver for bench/leases.ts. Each runs as a program in the network namespace of a host.
 //
-// `listen` receives the overlay's datagrams on UDP 8285 instead of a daemon. It prints the arrival time of the first packet for each inner
-// subnet (/24). For each input line it prints the longest pause between two packets. `send` reads lines: `ADDRESS` starts a packet each
-// millisecond to an inner address, `-ADDRESS` stops it. Times are CLOCK_MONOTONIC in ms, which all namespaces share.
+// `listen` takes the place of a daemon and receives the overlay's datagrams on UDP port 8285. It prints the arrival time of the first
+// packet for each inner subnet (/24). For each line on stdin it prints the longest pause between two packets so far. `send` reads lines
+// from stdin: `ADDRESS` makes it send a packet each millisecond to an inner address, and `-ADDRESS` stops that. Times are in ms of
+// CLOCK_MONOTONIC, which all network namespaces share.
 
 import { createSocket } from 'node:dgram'
 import { createInterface } from 'node:readline'

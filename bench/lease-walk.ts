@@ -1,7 +1,8 @@
-// lease-walk.ts - the CPU time of one changed lease in a network of COUNT leases, from the watch's batch until the engine gets the peers.
-// It runs all loops that use peers, without a store, an engine and a kernel. `lease-walk.js COUNT` prints one line of JSON.
+// lease-walk.ts - measures the CPU time that weftd's TypeScript code spends on one changed lease in a network of COUNT leases: from the
+// store's event until the engine gets the new peers. All loops that use peers run; the store, the engine and the kernel's commands are
+// replaced by stubs. `lease-walk.js COUNT` prints one line of JSON.
 //
-// The CPU time is that of the process, including its garbage collection, so other programs on the machine do not matter.
+// The result is the CPU time of the process, including garbage collection, so other programs on the machine do not affect it.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -19,12 +20,12 @@ import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
 import { probePeers } from '../src/node/loops/probes.ts'
 import { createNode, type Node, type NodeParts } from '../src/node/node.ts'
-import { createPossession } from '../src/node/possession.ts'
+import { createOwnership } from '../src/node/ownership.ts'
 import { createUdpBackend } from '../src/path/backends/udp.ts'
 import type { Engine } from '../src/path/engine/engine.ts'
 
 const CHANGES = 60
-/** The churn: its duration, and the number of leases that change in each second, one by one. */
+/** The load with frequent changes: its duration in seconds, and the number of leases that change in each second, one at a time. */
 const CHURN_S = 5
 const CHURNED_A_SECOND = 10
 const PREFIX_LENGTH = 28
@@ -55,7 +56,7 @@ function lease(index: number, publicIp: number): Lease {
 }
 const entryOf = (each: Lease): Entry => ({ key: each.key, lease: each })
 
-/** Returns a source that lists these leases, and a function that adds a change to its watch. */
+/** Returns a lease source that lists these leases, and a function that reports a change to the source's watchers. */
 function createSource(entries: readonly Entry[]) {
   const bell = createBell()
   const waiting: Change[] = []
@@ -79,7 +80,7 @@ function createSource(entries: readonly Entry[]) {
   }
 }
 
-/** Stands for the commands of a host without routes. */
+/** A stub for running commands. It answers `ip -j` as a kernel without routes and devices does. */
 const run: Run = async (_file, args) => (args.includes('-j') ? '[]' : '')
 
 async function openNode(count: number, onPeers: () => void, signal: AbortSignal, folder: string) {
@@ -131,9 +132,9 @@ async function openNode(count: number, onPeers: () => void, signal: AbortSignal,
     openEcho: () => ({ send: () => {}, close: () => {} }),
     next: { config: '', store: 'bench', lastKnown: join(folder, 'last-known') },
   } as unknown as NodeParts
-  const possession = createPossession(log)
-  await possession.open(() => backend.open(own, signal, new Map()))
-  const node = createNode(parts, own, attrs, possession, new Map())
+  const ownership = createOwnership(log)
+  await ownership.open(() => backend.open(own, signal, new Map()))
+  const node = createNode(parts, own, attrs, ownership, new Map())
   return { node, change }
 }
 
@@ -144,7 +145,7 @@ async function measure(count: number): Promise<Record<string, number>> {
   const { node, change } = await openNode(count, () => resolveApplied(), stop.signal, folder)
   const next = (): Promise<void> => new Promise((resolve) => (resolveApplied = resolve))
   const loops: Promise<unknown>[] = []
-  // A loop that ends early makes the measurement worthless, so it ends this process.
+  // Ends this process if one of the loops ends, because the measurement is then worthless.
   const isOver = (error: unknown): void => {
     if (!stop.signal.aborted) throw error
   }
@@ -173,7 +174,7 @@ async function measure(count: number): Promise<Record<string, number>> {
     await delay(2_500) // the first run of each loop covers all peers
     const before = cpuMs()
     const from = performance.now()
-    // This is wall time, so other programs on the machine do matter.
+    // Event-loop delays are elapsed time, not CPU time, so other programs on the machine do affect this figure.
     const delays = monitorEventLoopDelay({ resolution: 5 })
     delays.enable()
     for (let at = 0; at < CHURN_S * CHURNED_A_SECOND; at++) {
@@ -202,5 +203,5 @@ const changesFor = (count: number): number => (count > 100_000 ? CHANGES / 3 : C
 const settled = (): Promise<void> => new Promise((resolve) => setImmediate(() => setImmediate(resolve)))
 
 process.stdout.write(`${JSON.stringify(await measure(Number(process.argv[2])))}\n`)
-// File system requests may still be pending.
+// Exit explicitly, because pending file system requests would keep the process alive.
 process.exit(0)

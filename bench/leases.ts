@@ -1,7 +1,7 @@
-// leases.ts - `npm run bench -- leases`: the time from a change in a real etcd until packets are forwarded accordingly.
+// leases.ts - `npm run bench -- leases`: measures the time from a lease's change in a real etcd until weftd forwards packets accordingly.
 //
-// One host runs the daemon and sends. A second host runs a program that listens on the overlay's port instead of a daemon, so any
-// number of leases may have its address. Both programs take times from one clock.
+// One host runs weftd and sends packets. A second host runs lease-ends.ts on the overlay's port in place of weftd, so any number of leases
+// may name the second host's address. The programs on both hosts use the same clock.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
@@ -26,10 +26,13 @@ const CHANGES_WHEN_LARGE = 30
 const DAEMONS = 50
 const CHURN_S = 20
 const CHURN_TICK_MS = 100
-/** An address without a host. A churned lease alternates between this address and that of the peer. */
+/**
+ * An address (RFC 5737) that no host has. When a lease is changed under load, its address alternates between NO_HOST and the address of the
+ * receiving host.
+ */
 const NO_HOST = '198.51.100.1'
 const TXN_OPERATIONS = 128
-/** The time limit for lease-walk.ts with a million leases, on a slow machine. */
+/** The time limit in ms for lease-walk.ts, which is long enough for a million leases on a slow machine. */
 const WALK_MS = 900_000
 
 const METHOD = {
@@ -52,7 +55,10 @@ const valueOf = (address: string): string => `{"PublicIP":"${address}","PublicIP
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
 interface Writer {
-  /** Puts `count` leases from number `from` with this address. Resolves when they are put, with the time before the put. */
+  /**
+   * Writes `count` leases with this host address to etcd, beginning with lease number `from`. Resolves when etcd has stored all of them,
+   * with the time before the first write in ms of CLOCK_MONOTONIC.
+   */
   put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>
 }
@@ -81,7 +87,7 @@ async function openBed(hosts: number): Promise<Bed> {
   }
 }
 
-/** Runs this file with `put` in the switch's namespace, where etcd is reachable. */
+/** Runs this file with the argument `put` in the network namespace of the switch, from which etcd can be reached. */
 async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Writer> {
   const program = join(packageRoot, 'dist/bench/leases.js')
   const child = spawn('ip', ['netns', 'exec', `${lab.id}-switch`, process.execPath, program, 'put', etcd.endpoint], {
@@ -107,7 +113,10 @@ async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Wri
   }
 }
 
-/** Reads lines `FROM COUNT ADDRESS`, puts these leases, and prints the time before each put. */
+/**
+ * Reads lines `FROM COUNT ADDRESS` from stdin. For each line it writes these leases to etcd and prints the time before the first write, in
+ * ms.
+ */
 async function putHere(endpoint: string): Promise<void> {
   const client = new Etcd3({ hosts: endpoint })
   await client.get('warm') // the time to connect is not measured
@@ -129,7 +138,7 @@ async function putHere(endpoint: string): Promise<void> {
 
 interface Ends {
   send(line: string): void
-  /** The arrival time of the first packet for a subnet such as `10.1.2`. */
+  /** Resolves with the arrival time, in ms, of the first packet for an inner subnet such as `10.1.2` (its first three bytes). */
   arrival(subnet: string): Promise<number>
   gap(): Promise<number>
 }
@@ -166,7 +175,10 @@ async function openEnds(from: Host, to: Host): Promise<Ends> {
   }
 }
 
-/** Puts `count` new leases one by one, from index `from`. Returns the milliseconds from each put to its first forwarded packet. */
+/**
+ * Writes `count` new leases to etcd one at a time, from number `from`. Returns the milliseconds from each write to the first packet that
+ * was forwarded because of it.
+ */
 async function changes(bed: Bed, ends: Ends, from: number, count: number, address: string): Promise<number[]> {
   const times: number[] = []
   for (let index = from; index < from + count; index++) {
@@ -188,7 +200,10 @@ function percentile(values: readonly number[], part: number): number {
   return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * part))] ?? NaN
 }
 
-/** Resolves when the daemon has added `count` peers, with the seconds since its first line about the store. */
+/**
+ * Resolves when the daemon has logged `count` added peers. The result is the time in seconds since the daemon logged that it had opened the
+ * store.
+ */
 function filled(daemon: Daemon, count: number): Promise<number> {
   return new Promise((resolve, reject) => {
     let began = 0
@@ -201,7 +216,10 @@ function filled(daemon: Daemon, count: number): Promise<number> {
   })
 }
 
-/** Returns the CPU seconds of a daemon without its forwarding threads (proc_pid_stat(5): utime, stime). */
+/**
+ * Returns the CPU seconds that a daemon has used, without its forwarding threads, so mainly those of Node.js (proc_pid_stat(5): utime,
+ * stime).
+ */
 function cpuSeconds({ process: { pid } }: Daemon): number {
   const threads = readdirSync(`/proc/${pid}/task`).map((task) => readFileSync(`/proc/${pid}/task/${task}/stat`, 'utf8'))
   const ticks = threads
@@ -211,7 +229,9 @@ function cpuSeconds({ process: { pid } }: Daemon): number {
   return ticks / 100
 }
 
-/** Changes 1% of the leases a second. Meanwhile it puts and times new leases from index `leases`. */
+/**
+ * Changes 1% of all leases per second. Meanwhile it writes new leases, numbered from `leases`, and measures the time until each is in use.
+ */
 async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, address: string) {
   const part = leases / (100 * (1000 / CHURN_TICK_MS))
   const times: number[] = []
@@ -219,7 +239,7 @@ async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, addre
   const before = cpuSeconds(daemon)
   const ticks = (CHURN_S * 1000) / CHURN_TICK_MS
   for (let tick = 0; tick < ticks; tick++) {
-    // Lease 0 stays as it is, because `gap` watches a stream to it.
+    // Do not change lease 0, because the largest pause (`gap`) is measured on a stream of packets to its subnet.
     await bed.writer.put(1 + tick * part, part, NO_HOST)
     if (tick % 5 === 0) times.push(...(await changes(bed, ends, leases + tick, 1, address)))
     await delay(began + (tick + 1) * CHURN_TICK_MS - now())

@@ -1,4 +1,4 @@
-// main.ts - the command line of `npm run bench`.
+// main.ts - reads the command line of `npm run bench` and runs the requested benchmarks.
 
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -91,7 +91,10 @@ function readResult(file: string | undefined): Result {
   return json as Result
 }
 
-/** The parts that do not measure cases on paths: their approximate duration in seconds for a number of rounds, and the measurement. */
+/**
+ * The benchmarks other than comparisons of paths. Each has a function that estimates its duration in seconds for a number of rounds, and
+ * the function that measures.
+ */
 const OTHERS: Readonly<
   Record<
     string,
@@ -112,7 +115,10 @@ const OTHERS: Readonly<
   },
 }
 
-/** The parts that compare paths between containers on two links, with their cases if the command line names none. */
+/**
+ * The benchmarks that compare paths between containers over two kinds of links, with the cases that are measured if the command line names
+ * none.
+ */
 const BESIDE: Readonly<
   Record<
     string,
@@ -227,7 +233,10 @@ type Options = ReturnType<typeof readArguments>['values']
 
 const SUITE_FILE = join(packageRoot, 'bench/results/suite.json')
 
-/** Returns the parts of an earlier result. A part has its commit if that differs from the commit `now`. */
+/**
+ * Returns the parts of an earlier result, to be kept beside newly measured parts. A part gets a field `commit` if it was measured at
+ * another commit than `now`.
+ */
 function partsBeside({ parts, commit }: Result, now: string): Part[] {
   return parts.map((part) => (commit === now ? part : { commit, ...part }))
 }
@@ -259,7 +268,7 @@ async function main(): Promise<void> {
     `about ${seconds < 120 ? `${Math.ceil(seconds)} seconds` : `${Math.round(seconds / 60)} minutes`}\n`,
   )
 
-  // The part `micro` needs no hosts.
+  // The benchmark `micro` needs neither root nor network namespaces, because it measures only functions.
   if (plans.length > 0 || (other && other !== OTHERS['micro'])) await becomeRoot()
   process.on('SIGINT', () => process.exit(130)).on('SIGTERM', () => process.exit(143)) // the labs clean up on exit
   const start = circumstances()
@@ -268,7 +277,7 @@ async function main(): Promise<void> {
   mkdirSync(dirname(file), { recursive: true })
   const before = words[0] === 'suite' && words.length > 1 && existsSync(file) ? readResult(file) : undefined
   let result: Result = { ...start, parts: before ? partsBeside(before, start.commit) : [] }
-  /** Adds a part and writes the file, so that a later failure does not lose it. */
+  /** Adds a measured part to the result and writes the result file immediately, so that a later failure does not lose the part. */
   const add = (part: Part): void => {
     result = { ...result, parts: [...result.parts.filter(({ name }) => name !== part.name), part] }
     writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)
@@ -287,7 +296,7 @@ async function main(): Promise<void> {
 try {
   await main()
 } catch (error) {
-  // parseArgs throws a TypeError with a code.
+  // For a wrong option parseArgs throws a TypeError with a field `code`; other TypeErrors are bugs in the benchmark.
   const mistake = isWeftError(error) || (error instanceof TypeError && 'code' in error)
   process.stderr.write(
     `bench: ${mistake && !isWeftError(error) ? `${messageOf(error)}; see --help` : describeError(error)}\n`,

@@ -1,7 +1,8 @@
-// measure.ts - measures every case on every path, interleaved.
+// measure.ts - measures every case on every path, and interleaves the paths.
 //
-// All paths are up during the whole run, and one works at a time. In each round a case visits all paths before the next case
-// begins, and each round begins with another path. So a drift of a shared machine affects all paths alike.
+// All paths exist during the whole run, and only one carries traffic at a time. In each round a case is measured on all paths before the
+// next case begins, and each round begins with another path. So if a shared machine becomes slower during the run, all paths are affected
+// alike.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
@@ -23,7 +24,7 @@ function machine(): Machine {
   }
 }
 
-/** Returns the commit, with `+` if files differ from it, or `unknown` outside a repository. */
+/** Returns the current git commit, with `+` if files have uncommitted changes, or `unknown` outside a git repository. */
 function commit(): string {
   try {
     const git = (...args: string[]): string =>
@@ -53,13 +54,13 @@ export interface Plan extends PathOptions {
 const SETUP_SECONDS = 1
 const secondsOf = (each: Case, seconds: number): number => each.lasts(seconds) + 0.1
 
-/** Returns the approximate duration of a plan, in seconds. */
+/** Returns the approximate duration of a benchmark plan, in seconds. */
 export function estimate({ cases, paths, rounds, seconds }: Plan): number {
   const round = cases.reduce((sum, [, each]) => sum + secondsOf(each, seconds), 0)
   return paths.length * (SETUP_SECONDS + rounds * round)
 }
 
-/** Runs a plan and returns its part of the result. Removes all labs before it returns or throws. */
+/** Measures all cases of a plan and returns the results as one part. Removes all simulated hosts before it returns or throws. */
 export async function measure(plan: Plan, progress: Progress): Promise<Part> {
   const { name: part, cases, paths: names, rounds, seconds, references, ...options } = plan
   const open: Path[] = []

@@ -1,4 +1,4 @@
-// micro.ts - runs bench/native/micro.cc, which measures functions of native/ that do no I/O.
+// micro.ts - runs bench/native/micro.cc, which measures the duration of single functions of native/ that do no I/O.
 
 import { output } from '../lab/command.ts'
 import type { Progress } from '../scripts/progress.mjs'
@@ -8,7 +8,7 @@ import type { Part, Series } from './result.ts'
 interface Line {
   readonly name: string
   readonly label: string
-  /** The bytes that one call handles; 0 if the call does not depend on bytes. */
+  /** The number of bytes that one call processes; 0 if the duration of a call does not depend on a number of bytes. */
   readonly bytes: number
   readonly ns: number
   readonly cycles: number
@@ -29,7 +29,10 @@ export const MICRO_SECONDS = 2
 
 const CLOCKS = { cycles: 'bytes/cycle', tsc: 'bytes/tick of the time-stamp counter' }
 
-/** Returns the lines of several runs as series: nanoseconds a call and, if the cycles are known, bytes a cycle. */
+/**
+ * Converts the output of several runs of micro.cc into series of values: nanoseconds per call and, if the CPU's cycles could be counted,
+ * bytes per cycle.
+ */
 export function microSeries(rounds: readonly (readonly Line[])[]): Series[] {
   const lines = rounds.flat()
   const byLabel = (name: string, value: (line: Line) => number): Record<string, number[]> => {

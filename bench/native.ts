@@ -1,4 +1,4 @@
-// native.ts - builds the C++ programs of the benchmark when they are first needed.
+// native.ts - compiles the C++ programs of the benchmark when they are first used.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, statSync } from 'node:fs'
 import { join } from 'node:path'
@@ -8,7 +8,10 @@ import { packageRoot } from '../lab/lab.ts'
 const FOLDERS = ['native', 'bench/native']
 const FLAGS = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-fno-exceptions']
 
-/** Builds `bench/native/NAME.cc`, linked with these files of native/, if a source file is newer. Returns the path of the program. */
+/**
+ * Compiles `bench/native/NAME.cc` with these source files of native/, unless the program is newer than all source files. Returns the path
+ * of the program.
+ */
 export async function nativeProgram(name: string, sources: readonly string[] = []): Promise<string> {
   const program = join(packageRoot, 'build/bench', name)
   const files = FOLDERS.flatMap((folder) =>

@@ -1,4 +1,4 @@
-// paths.ts - the paths between two hosts that the benchmark compares.
+// paths.ts - makes the paths between two hosts that the benchmark compares, such as weft's udp backend and the kernel's vxlan.
 //
 // The link below a path is a veth in one of three states:
 //
@@ -8,8 +8,8 @@
 //           because every card can do that and UDP_SEGMENT needs it.
 //   shaped  A wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the path.
 //
-// The ends are the hosts, or a container on each host. A container's packets go through its veth, a bridge and the path.
-// bench/README.md explains `--peer` and `--old`.
+// The ends are the hosts, or a container on each host. A container's packets go through its veth, a bridge and the path. bench/README.md
+// explains `--peer` and `--old`.
 
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
 import { join, resolve as absolute } from 'node:path'
@@ -26,25 +26,28 @@ export interface Path {
   readonly from: Place
   readonly to: Place
   readonly address: string
-  /** The TCP payload of a full packet, in bytes; undefined if the path has no subnets for containers. */
+  /** The number of bytes of TCP payload in a full packet; undefined if containers cannot use the path. */
   readonly payloadBytes?: number | undefined
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
-  /** Runs bench/native/traffic.cc in `from` against its server in `to`. Returns its numbers by name. */
+  /** Runs bench/native/traffic.cc on the first host against its server on the second host. Returns the figures that it prints, by name. */
   traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
   close(): Promise<void>
 }
 
-/** The second host's address on a path, and a subnet on each host for containers. */
+/** The address at which the far end of a path can be reached, and one subnet per host for containers. */
 interface Reach {
   readonly address: string
-  /** The family of containers' packets. Default: IPv4. */
+  /** The family of the packets that containers send, by default IPv4. */
   readonly inner?: Family
   readonly subnets?: readonly [Subnet, Subnet]
 }
 
 type Setup = (from: Host, to: Host, lab: Lab) => Promise<Reach>
 
-/** Gives two hosts without a daemon subnets for containers, and routes to them through `via`. */
+/**
+ * Prepares two hosts that run no daemon: sets routes to the other host's container subnet through the addresses in `via`, and returns the
+ * two subnets.
+ */
 async function subnetsBy(hosts: readonly [Host, Host], via: readonly [string, string], mtu: number): Promise<Reach> {
   const [from, to] = hosts
   await from.output(['ip', 'route', 'add', '10.6.2.0/24', 'via', via[1]])
@@ -59,11 +62,14 @@ const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp
 
 const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, { flags })
 
-/** Returns the setup of two daemons in a dual-stack network. Containers send packets of the family `inner`. */
+/** Returns a setup with a daemon on each of two hosts, in a dual-stack network whose containers send packets of the family `inner`. */
 const daemonsOfBoth = (backend: object, inner: Family): Setup =>
   daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, { inner })
 
-/** Returns the setup of two daemons with this network configuration. `checkout` is another folder of weft to run them from. */
+/**
+ * Returns a setup with a daemon on each of two hosts, with this network configuration. If `checkout` is given, the daemons run from that
+ * folder, which has another version of weft.
+ */
 function daemonsOf(
   config: object,
   {
@@ -76,9 +82,9 @@ function daemonsOf(
     readonly inner?: Family
     readonly flags?: readonly string[]
     readonly checkout?: string
-    /** True to switch on rx-udp-gro-forwarding, so that weftd joins UDP. */
+    /** True to set the device feature rx-udp-gro-forwarding, with which weftd joins UDP datagrams into superpackets. */
     readonly joinsUdp?: boolean
-    /** True to replace the kernel's WireGuard device by wireguard-go. */
+    /** True to make the WireGuard device with the program wireguard-go instead of the kernel. */
     readonly byWireguardGo?: boolean
   },
 ): Setup {
@@ -103,14 +109,18 @@ function daemonsOf(
       await Promise.all(started.map((daemon) => daemon.line(/Received UDP packets are joined/)))
     }
     const [near, far] = [from, to].map((host) => subnetOfEnv(host.subnetEnv())) as [Subnet, Subnet]
-    // The tunnel's device has the first address of the subnet. host-gw has no such device, so it needs containers.
+    // The first address of a subnet (.0) belongs to weft's tunnel device on that host, so it answers without containers. host-gw has no
+    // tunnel device, so its far end must be a container.
     const address =
       inner === 'ipv4' ? far.gateway.replace(/\.1\/\d+$/, '.0') : (far.ipv6Gateway ?? '').replace(/::1\/\d+$/, '::')
     return { address, subnets: [near, far], inner }
   }
 }
 
-/** Sets up kernel vxlan like flannel's vxlan backend: no learning, static neighbours and forwarding entries. */
+/**
+ * Makes a path with the kernel's vxlan as flannel's vxlan backend configures it: no MAC learning, and static neighbour and forwarding
+ * entries.
+ */
 const vxlan: Setup = async (from, to) => {
   const ends = [
     { host: from, peer: to, number: 1, other: 2 },
@@ -139,7 +149,7 @@ const vxlan: Setup = async (from, to) => {
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], 1450)
 }
 
-/** Sets up native/naive.cc, a tunnel of the benchmark that moves one packet with each system call. */
+/** Makes a path with native/naive.cc, a simple tunnel for comparison that moves only one packet per system call. */
 const naive: Setup = async (from, to) => {
   const program = await nativeProgram('naive')
   const ends = [
@@ -153,10 +163,10 @@ const naive: Setup = async (from, to) => {
   }
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], UDP_MTU)
 }
-/** The largest MTU behind IPv4 and UDP, in bytes. */
+/** The largest MTU, in bytes, of a tunnel whose packets get an IPv4 and a UDP header on a link with an MTU of 1500 bytes. */
 const UDP_MTU = 1500 - 20 - 8
 
-/** Sets up nebula on two hosts with static addresses. The containers' subnets are nebula's unsafe routes. */
+/** Makes a path with the VPN nebula and static addresses. The container subnets are routes of the kind that nebula calls unsafe_routes. */
 const nebula: Setup = async (from, to, lab) => {
   const folder = join(lab.folder, 'nebula')
   mkdirSync(folder)
@@ -189,7 +199,7 @@ const nebula: Setup = async (from, to, lab) => {
       key,
     )
     const all = [{ port: 'any', proto: 'any', host: 'any' }]
-    // nebula reads YAML, and JSON is YAML.
+    // The configuration is written as JSON. nebula reads YAML, and JSON is valid YAML.
     const config = {
       pki: { ca: file('ca.crt'), cert: crt, key },
       static_host_map: { [own(other)]: [`${peer.address}:4242`] },
@@ -208,7 +218,10 @@ const nebula: Setup = async (from, to, lab) => {
   const subnet = (number: number): Subnet => ({ gateway: `10.6.${number}.1/24`, mtu: String(NEBULA_MTU) })
   return { address: own(2), subnets: [subnet(1), subnet(2)] }
 }
-/** The largest MTU that fits: IPv4, UDP, and nebula's header and tag of 16 bytes each. */
+/**
+ * The largest MTU, in bytes, that fits into 1500 bytes together with an IPv4 header (20), a UDP header (8), nebula's header (16) and
+ * nebula's authentication tag (16).
+ */
 const NEBULA_MTU = 1500 - 20 - 8 - 16 - 16
 
 function peerProgram(command: string): Setup {
@@ -250,7 +263,7 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 }
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
-/** The paths by backend. All run weft's daemons, except nebula. The udp backend is the path `native`. */
+/** The paths that differ in the backend. weftd runs on all of them except `nebula`. The path of the udp backend is named `native`. */
 export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
@@ -259,12 +272,15 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'wireguard-kernel': daemons({ Type: 'wireguard', DataPath: 'kernel' }),
   'wireguard-go': daemonsOf({ Backend: { Type: 'wireguard', DataPath: 'kernel' } }, { byWireguardGo: true }),
   nebula,
-  // Measures the cost of the ingress filter.
+  // Compared with `native`, this path shows the cost of the check of inner source addresses (VerifySource).
   'native-unfiltered': daemons({ Type: 'udp', VerifySource: 'off' }),
-  // Measures the gain of joining the UDP datagrams that a host forwards to its containers.
+  // Compared with `native`, this path shows the gain if weftd joins the UDP datagrams that it forwards to containers.
   'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
-/** The paths by family, INNER-in-OUTER with the udp backend, and the kernel's vxlan, which carries IPv6 over IPv6. */
+/**
+ * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the underlay, with the udp
+ * backend. The last path is the kernel's vxlan with IPv6 over IPv6.
+ */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),
   'ipv4-in-ipv6': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv6' }, 'ipv4'),
@@ -306,7 +322,7 @@ function oldDaemons(checkout: string): Setup {
 export const LINKS = ['plain', 'wire', 'shaped'] as const
 export type Link = (typeof LINKS)[number]
 
-/** Returns the enabled features of ethtool(8) with which a device accepts superpackets. */
+/** Returns the names of the enabled ethtool(8) features with which the host's eth0 accepts packets larger than its MTU (superpackets). */
 async function superpacketFeatures(host: Host): Promise<string[]> {
   const features = await host.output(['ethtool', '-k', 'eth0'])
   return [...features.matchAll(/^\s*(\S*segmentation\S*|tx-gso\S*): on/gm)].map((match) => match[1] ?? '')
@@ -335,7 +351,10 @@ export interface PathOptions {
   readonly old?: string | undefined
 }
 
-/** Makes two hosts, the path and the servers at its far end, and waits until the far end answers. */
+/**
+ * Makes two hosts, the named path between them, and the measuring servers on the second host. Resolves when the second host answers over
+ * the path.
+ */
 export async function openPath(name: string, options: PathOptions): Promise<Path> {
   const { link, ends } = options
   const setup = setupFor(name, options)
@@ -369,7 +388,7 @@ export async function openPath(name: string, options: PathOptions): Promise<Path
   }
 }
 
-/** The length of the IP header of each family, and of TCP's header with the timestamp that Linux sends. */
+/** The length of an IP header of each family in bytes, and of a TCP header with the timestamp option, which Linux always sends. */
 const IP_BYTES: Readonly<Record<Family, number>> = { ipv4: 20, ipv6: 40 }
 const TCP_BYTES = 32
 

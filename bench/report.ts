@@ -1,4 +1,5 @@
-// report.ts - renders one result or a comparison of two as tables, for a terminal and for the READMEs. No I/O.
+// report.ts - renders a benchmark result, or a comparison of two results, as tables for a terminal and for README files. This file does no
+// I/O.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, ratio, ratios, spread, verdict, type Part, type Result, type Series } from './result.ts'
@@ -10,18 +11,20 @@ function percent(values: readonly number[]): string {
   const share = Math.round(spread(values) * 100)
   return Number.isFinite(share) ? `+-${share}%` : '-'
 }
-/** Returns the median of ratios with their spread, for a table whose head names the reference. */
+/** Returns a table cell with the median and the spread of ratios. The table's header names the reference path. */
 const ratioCell = (values: readonly number[] | undefined): string =>
   values ? `${number(median(values))} ${percent(values)}` : '-'
 
-/** The paths that ratios refer to, unless a part names others. A path that the part did not measure is left out. */
+/** The paths that ratios refer to, unless the part of the result names others. A reference path that was not measured is left out. */
 const REFERENCES: readonly string[] = ['vxlan', 'naive']
 
 function referencesOf({ series, references = REFERENCES }: Part): readonly string[] {
   return references.filter((reference) => series.some(({ values }) => reference in values))
 }
 
-/** Returns a row for each path of one metric: path, median, spread, and the ratio to each reference. */
+/**
+ * Returns the table rows for one metric, one per path, with the path's name, the median, the spread, and the ratio to each reference path.
+ */
 function rows({ values }: Series, references: readonly string[]): string[][] {
   return Object.entries(values).map(([path, each]) => [
     path,
@@ -32,8 +35,9 @@ function rows({ values }: Series, references: readonly string[]): string[][] {
 }
 
 /**
- * Returns two cells that correct a throughput for longer headers. The first is the ratio of the TCP payloads of full packets: the
- * expected ratio if both paths carry equally many packets. The second is the measured ratio divided by the first.
+ * Returns two table cells that take the length of tunnel headers into account. The first cell is the expected ratio of throughputs if both
+ * paths carry equally many full packets, that is, the ratio of the TCP payloads per packet. The second cell is the measured ratio divided
+ * by the expected one.
  */
 function correctionCells(
   { payloadBytes = {} }: Part,
@@ -62,11 +66,11 @@ function describePart(part: Part): string {
 
 export function describeRun({ machine, commit, date, parts }: Result): string {
   const { cpu, cores, kernel, congestionControl, node } = machine
-  const of = `${cpu}, ${cores} cores, Linux ${kernel}, ${congestionControl}, Node ${node}`
-  return `${date.slice(0, 10)}, commit ${commit}; ${of}; ${parts.map(describePart).join('; ')}`
+  const of = `${cpu} with ${cores} cores, Linux ${kernel}, TCP ${congestionControl}, Node.js ${node}`
+  return `Run of ${date.slice(0, 10)} at commit ${commit}; ${of}; ${parts.map(describePart).join('; ')}`
 }
 
-/** Returns a table as lines: the first column is left-aligned, the others right-aligned. */
+/** Returns a table as lines of text. The first column is left-aligned and the others are right-aligned. */
 function columns(table: readonly (readonly string[])[]): string[] {
   const widths = (table[0] ?? []).map((_, column) => Math.max(...table.map((row) => (row[column] ?? '').length)))
   return table.map((row) =>
@@ -77,7 +81,7 @@ function columns(table: readonly (readonly string[])[]): string[] {
   )
 }
 
-/** Returns a table as Markdown. The first row is the head. */
+/** Returns a table in Markdown. The first row of `table` becomes the header. */
 function markdown([head = [], ...body]: readonly (readonly string[])[]): string {
   const line = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
   return [line(head), `|---|${'---:|'.repeat(head.length - 1)}`, ...body.map(line)].join('\n')
@@ -118,16 +122,19 @@ export function textTable(result: Result): string {
 }
 
 export interface Summary {
-  /** The metrics, as `case metric`. */
+  /** The metrics that get a row in the table, each as `case metric`. */
   readonly rows: readonly string[]
-  /** The paths whose medians are shown, if the part has them. */
+  /** The paths that get a column with their median, if they were measured. */
   readonly paths: readonly string[]
-  /** The path whose ratio to `reference` is shown with its spread. */
+  /** The path for which the last column shows the ratio to the path `reference`, with the spread. */
   readonly path: string
   readonly reference: string
 }
 
-/** Returns a Markdown table with a row for each metric: the medians of the paths, then the ratio of one path to the reference. */
+/**
+ * Returns a Markdown table with a row per metric. Its columns are the medians of several paths, and the ratio of one path to the reference
+ * path.
+ */
 export function summaryTable(part: Part, { rows: names, paths, path, reference }: Summary): string {
   const shown = paths.filter((name) => name in (part.series[0]?.values ?? {}))
   const body = part.series
@@ -140,7 +147,10 @@ export function summaryTable(part: Part, { rows: names, paths, path, reference }
   return markdown([['', ...shown, `x ${reference}`], ...body])
 }
 
-/** Returns a Markdown table with a row for each path: its ratio to the reference for each metric where more is better. */
+/**
+ * Returns a Markdown table with a row per path. Its columns are the ratios to the reference path, for each metric of which higher values
+ * are better.
+ */
 export function pathTable(part: Part, reference: string): string {
   const more = part.series.filter(({ better }) => better === 'more')
   const names = Object.keys(more[0]?.values ?? {}).filter((name) => name !== reference)
@@ -152,9 +162,9 @@ export function pathTable(part: Part, reference: string): string {
 }
 
 /**
- * Compares two results. Absolute figures of two runs are not comparable on a noisy machine. So the table compares each path's ratio
- * to a reference of the same run that the change cannot affect. The verdict is `unresolved` if the intervals of the two runs
- * overlap (result.ts).
+ * Compares two results. On a noisy machine absolute figures of two runs cannot be compared. So the table compares ratios: each path's value
+ * divided by that of a reference path in the same run, which the tested change does not affect. The verdict is `unresolved` if the
+ * confidence intervals of the two runs overlap (result.ts).
  */
 export function compareTable(before: Result, after: Result, reference = 'vxlan'): string {
   const table = [['', 'before', 'after', 'after/before', `by ${reference}`, '']]

@@ -1,7 +1,8 @@
-// restarts.ts - `npm run bench -- restarts`: the pause of a stream and its lost packets while a host's weftd is replaced.
+// restarts.ts - `npm run bench -- restarts`: measures how long a stream of packets pauses, and how many packets are lost, while a host's
+// weftd is replaced.
 //
-// A container on one host pings a container on the other host each millisecond. Each round replaces the first host's daemon once in each
-// way, on an idle network and during a TCP stream.
+// A container on one host pings a container on the other host each millisecond. Each round replaces the first host's daemon in several
+// ways, such as a hand-over or a kill and a start. It does so once on an idle network and once during a TCP stream.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -14,7 +15,7 @@ import type { Progress } from '../scripts/progress.mjs'
 import type { Part, Series } from './result.ts'
 
 export const RESTARTS_SECONDS_A_ROUND = 25
-/** The time of pings before and after a restart. */
+/** The time, in ms, for which pings continue before the daemon is replaced and after it is replaced. */
 const QUIET_MS = 500
 
 const METHOD =
@@ -23,7 +24,7 @@ const METHOD =
   'to forwarding: from the start of the process to its log line. weft status, node -e 0: the duration of the command; ' +
   'node -e 0 is the share of Node.js itself'
 
-/** Replaces a daemon; resolves with the new daemon. */
+/** A way to replace a daemon: stops `before`, calls `start` for the new daemon, and resolves with the new daemon. */
 type Way = (before: Daemon, start: (...more: string[]) => Daemon) => Promise<Daemon>
 
 const WAYS: Readonly<Record<string, Way>> = {
@@ -40,7 +41,8 @@ const WAYS: Readonly<Record<string, Way>> = {
     await before.stop()
     return start()
   },
-  // The device ends with its process, like flanneld's, so the new daemon first waits for the store.
+  // With --persist=false the TUN device disappears when weftd stops, as with flanneld. So the new daemon must read the store before it
+  // forwards.
   async 'stopped, started, --persist=false'(before, start) {
     await before.stop()
     return start('--persist=false')
@@ -61,7 +63,7 @@ type Pods = readonly [Pod, Pod]
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
 
 /**
- * Returns the start time of a process's first forwarding thread, in ms since the epoch (proc_pid_stat(5): starttime, in 1/100 s since
+ * Returns the time at which a process started its first forwarding thread, in ms since 1970 (proc_pid_stat(5): starttime, in 1/100 s since
  * boot).
  */
 function engineStart(pid: number): number {
@@ -74,7 +76,7 @@ function engineStart(pid: number): number {
   return Date.now() - uptimeMs + startedMs
 }
 
-/** Returns the times of ping's answers, in ms since the epoch, and the number of pings without an answer. */
+/** Returns the times at which ping got answers, in ms since 1970, and the number of pings without an answer. */
 function readPings(printed: string): { readonly times: number[]; readonly lost: number } {
   const answers = [...printed.matchAll(/^\[([\d.]+)\].*icmp_seq=(\d+) ttl=/gm)]
   const last = Math.max(...answers.map(([, , number]) => Number(number)))
@@ -94,7 +96,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   const start = (...more: string[]): Daemon => {
     const began = performance.now()
     const daemon = host.startDaemon({ args: [...args, ...more] })
-    // A failure is reported by `ready` below.
+    // Ignore a failure here, because `ready` below waits for the same daemon and reports the failure.
     daemon.line(/Forwarding between/).then(
       () => (forwarding = performance.now() - began),
       () => {},
@@ -162,7 +164,8 @@ export async function measureRestarts(rounds: number, progress: Progress): Promi
           metric,
           ...about,
           values: Object.fromEntries(
-            // In `taken over` both daemons run, so the pause does not follow the start of the engine.
+            // Leave out this metric for `taken over`. There the old daemon forwards until the new one does, so the pause does not depend on
+            // when the new engine started.
             [...samples]
               .filter(([name]) => metric !== 'engine' || name !== 'taken over')
               .map(([name, values]) => [name, values.map((value) => value[metric as keyof Sample])]),

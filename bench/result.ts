@@ -1,4 +1,4 @@
-// result.ts - the result file of a benchmark run and its statistics. No I/O.
+// result.ts - defines the result file of a benchmark run, and computes statistics of the results. This file does no I/O.
 
 import { median } from '../lab/measure.ts'
 import type { Metric } from './cases.ts'
@@ -10,27 +10,33 @@ export interface Machine {
   readonly cores: number
   readonly memoryGiB: number
   readonly node: string
-  /** The system's default. A case that uses another congestion control says so in its method. */
+  /** The TCP congestion control that the system uses by default. If a case uses another one, the case's `method` names it. */
   readonly congestionControl: string
 }
 
 export interface Series extends Metric {
   readonly case: string
   readonly metric: string
-  /** The values of each path, one for each round. Values of one round are comparable between paths. */
+  /**
+   * The measured values by path, one value per round. Values at the same index come from the same round, so they can be compared between
+   * paths.
+   */
   readonly values: Readonly<Record<string, readonly number[]>>
 }
 
-/** Cases on paths that were measured in the same rounds. Rounds are comparable only within a part. */
+/**
+ * Measurements that were made in the same rounds. Values of different parts come from different rounds, so they must not be compared round
+ * by round.
+ */
 export interface Part {
   readonly name: string
   readonly link?: Link
   /** Default: hosts. */
   readonly ends?: Ends
   readonly commit?: string
-  /** The paths that ratios refer to, if they differ from the usual ones (report.ts). */
+  /** The paths that the ratios of this part refer to. If this is missing, report.ts uses its REFERENCES. */
   readonly references?: readonly string[]
-  /** The TCP payload of a full packet on each path, in bytes. */
+  /** The number of bytes of TCP payload in a full packet, by path. */
   readonly payloadBytes?: Readonly<Record<string, number>>
   readonly rounds: number
   readonly seconds: number
@@ -52,17 +58,18 @@ interface Interval {
   readonly high: number
 }
 
-/** The minimum probability that an interval contains the true median. */
+/** The minimum probability with which a confidence interval must contain the true median. */
 const CONFIDENCE = 0.9
 
 /**
- * Returns the median, and an interval that contains the true median with a probability of at least 90%, for any distribution. Its ends are
- * the k-th samples from either end (order statistics, binomial distribution); for 5 to 7 samples the lowest and the highest.
- * Returns undefined for fewer than 5 samples.
+ * Returns the median, and a confidence interval that contains the true median with a probability of at least 90%, for any distribution of
+ * the values. The ends of the interval are the k-th smallest and the k-th largest value (order statistics, binomial distribution). With 5
+ * to 7 values they are the smallest and the largest value. Returns undefined for fewer than 5 values.
  */
 export function interval(values: readonly number[]): Interval | undefined {
   const sorted = values.toSorted((a, b) => a - b)
-  // outside = P(fewer than k + 1 of the samples are below the true median), on both sides
+  // `outside` is the probability that the true median is outside the interval, on both sides together. It starts with the interval from the
+  // smallest to the largest value (k = 0).
   let term = 2 * 0.5 ** sorted.length
   let outside = term
   if (!(outside <= 1 - CONFIDENCE)) return undefined
@@ -76,14 +83,14 @@ export function interval(values: readonly number[]): Interval | undefined {
   return { low: sorted[k] ?? Number.NaN, middle: median(sorted), high: sorted.at(-1 - k) ?? Number.NaN }
 }
 
-/** Returns half of the distance from the lowest to the highest value, as a share of the median. Tables show it after `+-`. */
+/** Returns half of the distance from the lowest to the highest value, divided by the median. Tables show it after `+-`. */
 export function spread(values: readonly number[]): number {
   return (Math.max(...values) - Math.min(...values)) / 2 / median(values)
 }
 
 /**
- * Returns the ratios of `a` to `b` for each round, so a disturbance that slows a whole round cancels out. Returns undefined if a
- * round is missing or is 0.
+ * Returns the ratio of `a` to `b` for each round. If a disturbance slows a whole round, it affects both values, and the ratio hardly
+ * changes. Returns undefined if a value is missing or 0.
  */
 export function ratios(
   a: readonly number[] | undefined,
@@ -101,7 +108,9 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
 
 type Verdict = 'more' | 'less' | 'unresolved'
 
-/** Compares two runs. They differ by more than chance if their intervals do not overlap. */
+/**
+ * Compares the values of two runs. The verdict is that they differ by more than chance only if their confidence intervals do not overlap.
+ */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {
   const [a, b] = [interval(before), interval(after)]
   if (!a || !b) return 'unresolved'

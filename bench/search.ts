@@ -1,26 +1,33 @@
-// search.ts - searches the highest rate that arrives without loss. The caller runs the trials; this file does no I/O.
+// search.ts - searches the highest packet rate at which at most 1% of the packets are lost. The caller provides the function that sends and
+// counts packets; this file does no I/O.
 
 export interface Trial {
-  /** Sent datagrams a second; below the requested rate if the sender was too slow. */
+  /** The number of datagrams per second that were sent. It is below the requested rate if the sender was too slow. */
   readonly sent: number
   readonly received: number
 }
 
 export const MAX_LOSS = 0.01
-/** The ratio of two neighbouring rates. */
+/** The factor between two neighbouring rates that the search can try. */
 const STEP = 1.05
-/** The lowest rate of the search: a share of the received rate of a flood, or of its sent rate if almost nothing arrived. */
+/**
+ * The limit below which no rate is tried. It is a fraction of the rate received during a flood, or, if almost nothing was received, of the
+ * rate sent.
+ */
 const LOWEST = { ofReceived: 1 / 16, ofSent: 1 / 1000 }
 
 const isClean = ({ sent, received }: Trial): boolean => received >= sent * (1 - MAX_LOSS)
 
 /**
- * Returns the trial with the highest rate that loses at most 1%. It first tries rate 0 (as fast as the sender can), then
- * bisects the lower rates. Two of at most three trials decide for each rate, so that one hiccup does not matter. Returns undefined if even the
- * lowest rate loses more.
+ * Returns the trial with the highest rate that loses at most 1% of the datagrams. The search first tries rate 0 (as fast as the sender
+ * can), then bisects the lower rates. A rate is accepted if two of at most three trials lose at most 1%, so that one disturbance does not
+ * decide. Returns undefined if even the lowest rate loses more.
  */
 export async function highestCleanRate<T extends Trial>(attempt: (rate: number) => Promise<T>): Promise<T | undefined> {
-  /** Returns the slower of two clean trials, or undefined after two trials with loss. */
+  /**
+   * Tries a rate two or three times. Returns the trial that received less of two trials with at most 1% loss, or undefined after two trials
+   * with more loss.
+   */
   const clean = async (rate: number, first?: T): Promise<T | undefined> => {
     const good: T[] = []
     for (let failures = 0, next = first; failures < 2; next = undefined) {
@@ -36,7 +43,7 @@ export async function highestCleanRate<T extends Trial>(attempt: (rate: number) 
   const flood = await attempt(0)
   let best = await clean(0, flood)
   if (best) return best
-  // The rate is flood.sent / STEP ** rung. Rung 0 is too fast.
+  // The search counts in steps below the flood: at step `rung` the rate is flood.sent / STEP ** rung. Step 0 is known to lose too much.
   let tooFast = 0
   const lowest = Math.max(flood.received * LOWEST.ofReceived, flood.sent * LOWEST.ofSent)
   let slowEnough = Math.ceil(Math.log(flood.sent / lowest) / Math.log(STEP)) + 1

@@ -1,8 +1,9 @@
-// wireguard-far.ts - the peers of bench/wireguard-peers.ts. `listen COUNT` acts as the hosts of COUNT peers, each with its own key and
-// address. `send COUNT` sends a packet to the subnet of each peer, repeatedly until it is ended.
+// wireguard-far.ts - simulates the peers for bench/wireguard-peers.ts. `listen COUNT` acts as COUNT hosts with WireGuard, each with its own
+// key and address. `send COUNT` sends a packet to the subnet of each peer, and repeats that until the program is ended.
 //
-// `listen` prints the public keys in order, then `ready`, and `all` when each peer has received an encrypted packet. It answers a
-// handshake as WireGuard does, and answers the first packet under new keys with a keepalive, without waiting for a timer.
+// `listen` prints the public keys in the order of the peers, then `ready`, and `all` when each peer has received an encrypted packet. It
+// answers handshakes as WireGuard does. To the first packet that is encrypted with new keys it replies immediately with a keepalive, while
+// WireGuard would wait for a timer.
 
 import { createSocket } from 'node:dgram'
 import { once } from 'node:events'
@@ -15,19 +16,22 @@ import { keyPairOf, newKeyPair } from '../src/path/backends/wireguard/x25519.ts'
 
 export const PORT = 51_820
 export const hostOf = (number: number): string => `172.16.${number >> 8}.${number & 255}`
-/** The first three bytes of the subnet of a peer's containers. */
+/** Returns the first three bytes of the container subnet of a peer, such as `10.1.2`. */
 export const subnetOf = (number: number): string => `10.${1 + (number >> 8)}.${number & 255}`
 
 const NOTHING = new Uint8Array(0)
 const [TYPE_RESPONSE, TYPE_DATA] = [2, 4]
 const DATA_HEAD = 16
 
-/** The size of a burst of packets, which must fit into the TUN's queue, and the pause after it. */
+/** The number of packets that are sent without a pause, which must fit into the queue of the TUN device, and the pause after them. */
 const BURST = { packets: 100, pauseMs: 10 }
-/** The pause between two packets to a peer: WireGuard retries a handshake for this time (REKEY_ATTEMPT_MS). */
+/**
+ * The pause in ms before the next packet to the same peer. It is as long as WireGuard retries a handshake (REKEY_ATTEMPT_MS), so that a
+ * handshake has ended before it is requested again.
+ */
 const AGAIN_MS = 90_000
 
-/** Starts one peer's host and returns its public key in base64. Calls `onKeyed` with the first packet under new keys. */
+/** Starts the host of one peer. Returns its public key in base64. Calls `onKeyed` at the first packet that is encrypted with new keys. */
 async function host(number: number, onKeyed: () => void): Promise<string> {
   const own = keyPairOf(hash(`bench ${number}`))
   const socket = createSocket('udp4')

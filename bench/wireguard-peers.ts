@@ -1,6 +1,8 @@
-// wireguard-peers.ts - `npm run bench -- wireguard-peers`: the cost of weftd's WireGuard with 10,000 peers, compared with udp.
+// wireguard-peers.ts - `npm run bench -- wireguard-peers`: measures what 10,000 peers cost weftd with its own WireGuard implementation,
+// compared with the udp backend.
 //
-// The peers are files in a lease directory. One program in a second namespace acts as all their hosts (wireguard-far.ts).
+// The peers exist only as files in a lease directory. The program wireguard-far.ts in a second network namespace acts as the hosts of all
+// peers.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -15,7 +17,10 @@ import type { Part, Series } from './result.ts'
 import { hostOf, PORT, subnetOf } from './wireguard-far.ts'
 
 const PEERS = 10_000
-/** The pause after the last handshake, longer than WireGuard's timers that follow it (10 s). */
+/**
+ * The pause in ms after the last handshake. It is longer than WireGuard's timers after a handshake (10 s), so that none of them runs during
+ * the next measurement.
+ */
 const SETTLE_MS = 12_000
 const IDLE_MS = 20_000
 export const WIREGUARD_PEERS_SECONDS_A_ROUND = 210
@@ -46,7 +51,10 @@ type Sample = Readonly<Partial<Record<Metric, number>>>
 
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
-/** Starts the hosts of all peers. Returns their public keys, and a promise that resolves when each has received an encrypted packet. */
+/**
+ * Starts the program that acts as all peers. Returns the public keys of the peers, and a promise that resolves when each peer has received
+ * an encrypted packet.
+ */
 async function startFar(far: Host): Promise<{ readonly keys: readonly string[]; readonly all: Promise<void> }> {
   const child = far.spawn([process.execPath, join(packageRoot, 'dist/bench/wireguard-far.js'), 'listen', `${PEERS}`])
   const lines = linesOf(child.stdout)[Symbol.asyncIterator]()
@@ -99,7 +107,10 @@ async function sample(backend: (typeof PATHS)[keyof typeof PATHS]): Promise<Samp
   }
 }
 
-/** Measures a handshake with each peer. Packets start the handshakes, or weftd's keepalives if `hasKeepalive` is true. */
+/**
+ * Measures one WireGuard handshake with each peer. If `hasKeepalive` is true, weftd starts the handshakes because of its keepalive setting;
+ * otherwise sent packets start them.
+ */
 async function shakeHands(host: Host, pid: number, all: Promise<void>, hasKeepalive: boolean): Promise<Sample> {
   const [before, from] = [cpuSeconds(pid), performance.now()]
   const program = join(packageRoot, 'dist/bench/wireguard-far.js')

@@ -1,5 +1,6 @@
-// broken.ts - the faults of a network of several hosts: how each is made and undone, and what weft must report about it on both sides.
-// docs/broken-networks.md shows the reports of a run. `npm run demo -- --broken NAME` makes a fault.
+// broken.ts - defines faults of a network of several hosts: how each fault is made and undone, and what weft must report about it on the
+// faulty host and on another host. docs/broken-networks.md shows these reports for each fault. `npm run demo -- --broken NAME` makes a
+// fault.
 
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -21,31 +22,34 @@ import {
 } from './lab.ts'
 import { slowCable } from './slow-cable.ts'
 
-/** The reports about a network on a host: commands of weft, the page, the Prometheus alerts for that host, and weftd's events. */
+/**
+ * The sources in which an operator can see a fault of the network: commands of weft (`bench` is `weft bench`), the status page, the
+ * Prometheus alerts for that host, and weftd's events.
+ */
 export const READERS = ['status', 'page', 'doctor', 'explain', 'bench', 'alerts', 'events'] as const
 export type Reader = (typeof READERS)[number]
 
 /**
- * The words that each report must contain, separated by blanks. A word with a question mark is optional. A report that is left out must find
- * no fault. test/support/readers.ts defines the words.
+ * The findings that each report must contain, as words separated by blanks; test/support/readers.ts defines these words. A word with a
+ * question mark is optional. A report that is missing here must not show any fault.
  */
 export type Expected = Partial<Readonly<Record<Reader, string>>>
 
 export interface Fault {
   readonly title: string
-  /** The action that makes the fault, and its effect on packets. */
+  /** A description of the action that makes the fault, and of its effect on packets. */
   readonly does: string
   readonly remedy: string
-  /** Programs of scripts/machine.mjs that the fault needs in addition to those of a lab. */
+  /** Additional programs that the fault needs, as named in scripts/machine.mjs. */
   readonly needs?: readonly string[]
   readonly store?: 'etcd'
-  /** Prepares options of the last host's daemon before it starts. */
+  /** Called before the last host's daemon starts; resolves with additional options for that daemon. */
   readonly before?: (lab: Lab) => Promise<DaemonMore>
-  /** Makes the fault; resolves with a function that undoes it. */
+  /** Makes the fault. Resolves with a function that undoes the fault. */
   readonly make: (network: Network) => Promise<() => Promise<unknown>>
-  /** The reports on the last host, whose side is broken. */
+  /** The expected reports on the last host, which has the fault. */
   readonly there: Expected
-  /** The reports on another host. */
+  /** The expected reports on any host other than the last one. */
   readonly here: Expected
 }
 
@@ -63,20 +67,20 @@ export interface Member {
 export interface Network {
   readonly lab: Lab
   readonly members: readonly Member[]
-  /** The host on whose side the fault is. */
+  /** The last host, which has the fault. */
   readonly last: Member
   readonly spare: Host
   readonly etcd: Etcd | undefined
   readonly families: readonly Family[]
   readonly config: string
-  /** Returns the environment of a host's daemon and of weft's commands there. */
+  /** Returns the environment variables for a host's daemon and for weft's commands on that host. */
   readonly envOf: (host: Host) => Readonly<Record<string, string>>
   readonly start: (host: Host, args?: readonly string[]) => Daemon
   readonly close: () => Promise<void>
 }
 
 const CONFIG_KEY = '/coreos.com/network/config'
-/** Returns the network configuration: dual-stack if `underlay` is given, else IPv4. */
+/** Returns the network configuration with the udp backend. The network is dual-stack if `underlay` is given, else it has only IPv4. */
 export const udpConfig = (underlay?: Family): string =>
   JSON.stringify({
     Network: '10.5.0.0/16',
@@ -89,7 +93,7 @@ const subnetOf = ({ host }: Member): string => networkOf(subnetOfEnv(host.subnet
 const readEnv = (file: string): Record<string, string> =>
   ({ ...parseEnv(readFileSync(file, 'utf8')) }) as Record<string, string>
 const portOf = ({ host }: Member): string => host.name.replace('host', 'h')
-/** Runs the command `make`; returns a function that runs the command `undo`. */
+/** Runs the shell command `make`. Resolves with a function that runs the shell command `undo`. */
 async function makeAndUndo(place: Place, make: string, undo: string): Promise<() => Promise<unknown>> {
   await place.output(make.split(' '))
   return () => place.output(undo.split(' '))
@@ -123,10 +127,15 @@ const PEER_SILENT: Expected = {
   explain: 'out:peer',
   bench: 'not-inside',
 }
-/** The reports on the host that no other host reaches. It has one alert, not one for each other host. */
+/**
+ * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an alert for each other
+ * host.
+ */
 const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 
-/** Small packets pass, so only reports that use long packets find the fault. */
+/**
+ * The expected reports if the path MTU is too small. Small packets still pass, so only reports that use long packets can find the fault.
+ */
 const PATH_NARROW: Expected = {
   status: 'narrow?',
   page: 'red? path-mtu?',
@@ -230,7 +239,8 @@ export const FAULTS = {
       ])
       return () => last.host.output(['nft', 'delete table inet firewalld'])
     },
-    // The hosts themselves send the probes, so the probes are not forwarded.
+    // Only `doctor` and `explain` find this fault, because the firewall rejects forwarded packets. Probes are not forwarded: the hosts send
+    // them.
     there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
     here: {},
   },
@@ -410,15 +420,15 @@ export const FAULT_NAMES = Object.keys(FAULTS) as FaultName[]
 interface NetworkOptions {
   readonly hosts: number
   readonly args: readonly string[]
-  /** The underlay's family of a dual-stack network. If it is left out, the network has IPv4 alone. */
+  /** The family of the underlay in a dual-stack network. If it is undefined, the network has only IPv4. */
   readonly underlay?: Family | undefined
 }
 
-/** Makes hosts with a daemon and a container each, prepared for this fault. */
+/** Makes hosts for this fault, each with a daemon and a container. */
 export async function openNetwork(fault: Fault, { hosts, args, underlay }: NetworkOptions): Promise<Network> {
   const families: readonly Family[] = underlay === undefined ? ['ipv4'] : ['ipv4', 'ipv6']
   const config = udpConfig(underlay)
-  // One additional host has no daemon (`spare`).
+  // Make one more host than requested. It runs no daemon, and is available to faults as `spare`.
   const lab = await createLab({ hosts: hosts + 1, families })
   let etcd: Etcd | undefined
   const close = async (): Promise<void> => {

@@ -1,4 +1,4 @@
-// causes.ts - lists the errors that the daemons of a lab logged, without repetitions.
+// causes.ts - summarizes the errors that the daemons of a lab logged. Each error is listed once.
 
 const MOST = 3
 

@@ -1,4 +1,4 @@
-// command.ts - runs programs for the lab and waits for them. The error of a failed program has its output.
+// command.ts - runs programs for the lab and waits until they end. If a program fails, the error contains its output.
 
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
 
@@ -8,12 +8,12 @@ export interface Finished {
   readonly stderr: string
 }
 
-/** The factor for all time limits, for slow machines such as emulated ones. */
+/** The factor by which all time limits of a lab are multiplied. Slow machines, such as emulated ones, set it with WEFT_PATIENCE. */
 export const PATIENCE = Number(process.env['WEFT_PATIENCE'] ?? 1)
 
 const TIMEOUT_MS = 120_000 * PATIENCE
 
-/** Runs a program until it ends, by default for at most two minutes. */
+/** Runs a program until it ends. By default the program is killed after two minutes. */
 export function execute(
   command: readonly string[],
   options: { timeoutMs?: number; input?: string } = {},
@@ -40,7 +40,9 @@ export async function output(
   return stdout
 }
 
-/** Like `output`, but synchronous, for the clean-up while the process ends. It ignores failures. */
+/**
+ * Runs a program like `output`, but synchronously, because cleanup while this process exits cannot wait for promises. It ignores failures.
+ */
 export function executeSync(command: readonly string[]): string {
   const [file = '', ...args] = command
   return spawnSync(file, args, { encoding: 'utf8', timeout: 10_000 * PATIENCE }).stdout ?? ''

@@ -1,7 +1,7 @@
-// demo.ts - `npm run demo`: hosts on this machine lease subnets from a directory, and their containers exchange packets.
+// demo.ts - `npm run demo`: simulates hosts on this machine. They lease subnets from a directory, and their containers exchange packets.
 //
-// By default a second, dual-stack network runs on the kernel. Options make the first network dual-stack, encrypt it and capture its packets,
-// or break it, so that the user can find the fault with weft's tools.
+// By default a second, dual-stack network uses the kernel's vxlan. Options make the first network dual-stack, encrypt it and show that
+// captured packets cannot be read, or put a fault into it that the user can find with weft's tools.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -55,9 +55,11 @@ const NETWORK = '10.5.0.0/16'
 const BOTH = { Network: '10.6.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:6::/48' }
 const TCP_SECONDS = 1
 const REACH_MS = 10_000
-/** The time limit until containers reach each other after a repair. weftd retries a lost store after half a minute at most. */
+/**
+ * The time limit in ms until containers reach each other after a fault is undone. weftd retries a store that it lost at least every 30 s.
+ */
 const GREEN_MS = 60_000
-/** A short interval, so that weftd soon notices a killed peer. */
+/** The interval of weftd's probes in seconds. It is shorter than the default, so that weftd soon notices a host whose daemon was killed. */
 const PROBE_SECONDS = 3
 
 const tty = process.stdout.isTTY
@@ -89,7 +91,7 @@ async function step<T>(title: string, body: () => Promise<T>): Promise<T> {
 interface Wanted {
   readonly hosts: number
   readonly engine: string
-  /** True if the hosts stay until Ctrl-C. */
+  /** True if the demo keeps the hosts running until Ctrl-C; false if it ends after the measurements. */
   readonly stay: boolean
   readonly isForPage: boolean
   readonly isEncrypted: boolean
@@ -100,7 +102,7 @@ interface DualMember extends Member {
   readonly subnet: Subnet
 }
 
-/** Returns the functions that return a container's address, one for each of its families. */
+/** Returns the functions that return a container's address: for IPv4 only, or for IPv4 and IPv6 in a dual-stack network. */
 const waysOf = (underlay: Family | undefined) => (underlay === undefined ? [ipv4Of] : [ipv4Of, ipv6Of])
 
 function table(rows: readonly (readonly string[])[]): void {
@@ -123,13 +125,16 @@ function gigabits(bitsPerSecond: number): string {
 const ipv4Of = ({ pod }: Member): string => pod.address
 const ipv6Of = ({ pod }: Member): string => pod.ipv6 ?? ''
 
-/** Waits until every container reaches every other, or until the time is up. The table then shows the pairs that fail. */
+/**
+ * Waits until every container reaches every other container, or until the time limit. If the limit is reached, the table that follows shows
+ * which pairs fail.
+ */
 async function reachAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<void> {
   const pairs = members.flatMap((from) => members.filter((to) => to !== from).map((to) => ({ from, to })))
   await Promise.allSettled(pairs.map(({ from, to }) => reach(from.pod.namespace, addressOf(to), REACH_MS)))
 }
 
-/** Median round-trip times in ms, by sender and target; undefined if no answer came. */
+/** The median round-trip times in ms, by the indices of sender and target; undefined if no ping was answered. */
 type Pings = readonly (readonly (number | undefined)[])[]
 
 async function pingAll(members: readonly Member[], addressOf: (to: Member) => string): Promise<Pings> {
@@ -158,7 +163,7 @@ function timesText(pings: readonly Pings[], from: number, to: number): string {
   return `${times.map((time) => time?.toFixed(2)).join(', ')} ms`
 }
 
-/** True if every packet inside has the text, and no packet on the cable has the text or the addresses. */
+/** True if every packet inside the tunnel has the known text, and no packet on the cable shows the text or the containers' addresses. */
 const isSecret = ({ inside, cable }: Captures): boolean =>
   inside.withText === inside.packets && cable.withText + cable.withAddresses === 0
 
@@ -182,7 +187,10 @@ async function startBoth(lab: Lab, type: string): Promise<DualMember[]> {
   return all
 }
 
-/** Serves a daemon's page at a port of this machine, because a browser cannot reach the host. Returns the page's URL. */
+/**
+ * Serves the status page of a daemon at a TCP port of this machine and returns the URL. The daemon's own socket is in a network namespace
+ * that a browser cannot reach.
+ */
 async function showPage({ host }: Member): Promise<string> {
   const server = createServer((browser) => {
     const daemon = connect(host.statusSocket)
@@ -207,7 +215,7 @@ async function printPages(
   for (const member of members) print(`    ${toolOf(lab, member, envOf?.(member.host))} ${command}`)
   print(`\n  ${bold('The page')} of each host, for a browser:`)
   if (process.env['WEFT_UNPRIVILEGED']) {
-    // A browser cannot reach the network namespace of this process.
+    // Print a command instead of a URL, because this process is in its own network namespace, which a browser cannot reach.
     const [{ host } = { host: undefined }] = members
     print(
       `    socat TCP-LISTEN:8080,bind=127.0.0.1,fork UNIX-CONNECT:${host?.statusSocket} # then http://127.0.0.1:8080/`,
@@ -226,7 +234,7 @@ function makeTraffic([first, second, ...others]: readonly Member[]): void {
   for (const { pod } of others) inside(first, `ping -q -i 0.1 -s 1200 ${pod.address}`)
 }
 
-/** Writes a script that runs `weft` on a host. Returns its path, for a person to type. */
+/** Writes a script that runs `weft` on a simulated host. Returns the path of the script, which the user can type as a command. */
 function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>> = {}): string {
   const path = join(lab.folder, host.name, 'weft')
   const own = { FLANNELD_STATUS_SOCKET: host.statusSocket, FLANNELD_SUBNET_FILE: host.subnetFile }
@@ -238,11 +246,11 @@ function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>
   return path
 }
 
-/** Resolves at Ctrl-C. The handlers stay, because npm repeats the signal that the terminal has already sent. */
+/** Resolves at Ctrl-C. The handlers stay installed, because npm forwards the same signal again, which would otherwise kill this process. */
 const untilInterrupted = (): Promise<void> =>
   new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
 
-/** Makes a fault for a person to find. Enter explains and undoes it. */
+/** Makes a fault that the user can search for. When the user presses Enter, the demo explains the fault and undoes it. */
 async function demoBroken(
   name: FaultName,
   { hosts, engine, underlay }: Pick<Wanted, 'hosts' | 'engine' | 'underlay'>,
@@ -297,7 +305,10 @@ function inLines(names: readonly string[]): string {
   return lines.join(',\n                 ')
 }
 
-/** Returns the programs that a fault needs and this machine lacks, and how to install them. */
+/**
+ * Returns a message with the programs that this fault needs and this machine lacks, and how to install them; undefined if all are
+ * installed.
+ */
 function lackOf({ needs = [] }: Fault): string | undefined {
   const missing = NEEDS.filter((need) => needs.includes(need.name) && !isThere(need))
   return missing.length === 0 ? undefined : sayLack(missing)
@@ -312,7 +323,8 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
   const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () =>
     createLab({ hosts, families: hasIpv6 ? ['ipv4', 'ipv6'] : ['ipv4'] }),
   )
-  // The pages show the first network, and the kernel's vxlan does not encrypt.
+  // Leave out the second network if the demo shows status pages, which belong to the first network, or encryption, which the kernel's vxlan
+  // lacks.
   const wantsBoth = hasIpv6 && !isForPage && !isEncrypted && underlay === undefined
   const lacksVxlan = wantsBoth ? await whyNoVxlan() : undefined
   const bothBy = `dual-stack, with ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`
@@ -338,7 +350,7 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
           return all
         },
       )
-      // The second network starts while the containers of the first reach each other.
+      // Start the daemons of the second network now, and meanwhile wait until the containers of the first network reach each other.
       const starting = wantsBoth ? startBoth(lab, lacksVxlan ? 'host-gw' : 'vxlan') : Promise.resolve([])
       starting.catch(() => {}) // the step of the second network reports the error
       const members = await step('a container behind each host', () =>
@@ -522,7 +534,7 @@ if (values.help) {
 } else {
   await becomeRoot()
   try {
-    // process.exit ends a step that Ctrl-C interrupted and that may still wait.
+    // The demo ends with process.exit below, because a step that Ctrl-C interrupted may still be waiting and would keep the process alive.
     const { engine, once: isOnce, page, encrypted } = values
     if (underlay && !(await hostsHaveIpv6())) throw new Error('IPv6 is off on this machine; omit --underlay')
     const isWell = broken

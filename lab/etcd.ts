@@ -1,4 +1,5 @@
-// etcd.ts - a temporary etcd for tests and benchmarks: one member or a cluster of three, on loopback or in a namespace.
+// etcd.ts - starts temporary etcd servers for tests and benchmarks: one member or a cluster of three, on loopback addresses or in network
+// namespaces.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
@@ -10,7 +11,10 @@ import { setImmediate, setTimeout as delay } from 'node:timers/promises'
 import { ended, output } from './command.ts'
 import { EVENT_MS } from './lab.ts'
 
-/** The command line of etcdctl. Its default time limits, 2 s for a connection and 5 s for a command, are too short for slow machines. */
+/**
+ * The command line of etcdctl with longer time limits. The defaults, 2 s for a connection and 5 s for a command, are too short for slow
+ * machines.
+ */
 const ETCDCTL = [
   'env',
   'ETCDCTL_API=3',
@@ -25,30 +29,33 @@ const RETRY_MS = 100
 export interface Etcd {
   readonly endpoint: string
   readonly process: ChildProcess
-  /** With `tls`: the PEM file of the server's certificate, which is also the authority. */
+  /**
+   * The path of a PEM file with the server's certificate. The file exists only if etcd was started with `tls`. The certificate is
+   * self-signed, so clients also use it as the certificate authority.
+   */
   readonly certificate: string
   ctl(...args: string[]): Promise<string>
-  /** Ends the server with a signal, by default SIGKILL. Its data stay for `start`. */
+  /** Ends the server with a signal, by default SIGKILL. Its data are kept, so `start` continues with them. */
   kill(signal?: NodeJS.Signals): Promise<void>
   start(): Promise<void>
-  /** Ends the server and starts it with the data of this snapshot (`etcdctl snapshot save`). */
+  /** Ends the server, replaces its data by a snapshot (made by `etcdctl snapshot save`), and starts it again. */
   restore(snapshot: string): Promise<void>
   close(): Promise<void>
 }
 
-/** A loopback address that only this process uses, because it contains the pid (at most 2^22 on Linux). */
+/** A loopback address that no other running test process uses, because it is computed from the pid (at most 2^22 on Linux). */
 const OWN_ADDRESS = `127.${64 + (process.pid >> 16)}.${(process.pid >> 8) & 255}.${process.pid & 255}`
-/** The first port to try. It is below the ports that the kernel assigns itself, which begin at 32768 by default. */
+/** The first port that is tried. It is below 32768, the default start of the range from which the kernel assigns ports to clients. */
 const FIRST_PORT = 20_000
 let portsGiven = 0
 
-/** Returns an address and port for a URL. No program listens there, and no other call returns the same. */
+/** Returns `ADDRESS:PORT` for a server's URL. When it returns, no program listens there, and no other call returns the same port. */
 export async function ownPlace(): Promise<string> {
   for (;;) {
     const port = FIRST_PORT + portsGiven++
     const server = createServer()
     const isFree = await new Promise<boolean>((resolve, reject) => {
-      // Another server of this machine may listen on all addresses.
+      // Another server of this machine may listen on this port of all addresses; if so, try the next port.
       server.once('error', (error: NodeJS.ErrnoException) =>
         error.code === 'EADDRINUSE' ? resolve(false) : reject(error),
       )
@@ -58,7 +65,7 @@ export async function ownPlace(): Promise<string> {
   }
 }
 
-/** Runs etcd, with the command prefix `enter`, until this process ends. Resolves when etcd serves clients. */
+/** Runs etcd until this process ends. `enter` is a command prefix that enters a network namespace. Resolves when etcd serves clients. */
 async function launch(args: readonly string[], enter: readonly string[] = []): Promise<ChildProcess> {
   const common = ['--unsafe-no-fsync', '--logger', 'zap', '--log-outputs', 'stderr']
   const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...enter, 'etcd', ...common, ...args], {
@@ -91,12 +98,15 @@ async function siteOf(namespace?: string, address?: string): Promise<Site> {
 interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
-  /** Clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must present it too. */
+  /**
+   * If set, clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must also present that
+   * certificate.
+   */
   readonly tls?: boolean | Certificate
   readonly flags?: readonly string[]
 }
 
-/** PEM files of a self-signed certificate for servers and clients. */
+/** The paths of PEM files: a self-signed certificate, which servers and clients both use, and its key. */
 interface Certificate {
   readonly certificate: string
   readonly key: string
@@ -201,23 +211,26 @@ export interface EtcdMember {
   readonly process: ChildProcess
   kill(): Promise<void>
   start(): Promise<void>
-  /** Stops the process with its connections open (SIGSTOP). Resolves when it has stopped. */
+  /** Stops the member's process with SIGSTOP, so that its connections stay open without answers. Resolves when the process has stopped. */
   freeze(): Promise<void>
   thaw(): void
-  /** Removes the member from the cluster and adds a new member without data in its place. */
+  /** Removes this member from the cluster and adds a new member without data at the same address. */
   replace(): Promise<void>
 }
 
 export interface EtcdCluster {
   readonly members: readonly EtcdMember[]
-  /** Runs etcdctl against these members (default: all), in the namespace of the first of them. Returns its stdout. */
+  /**
+   * Runs etcdctl against the members in `through` (default: all), in the network namespace of the first of these members. Returns the
+   * stdout.
+   */
   ctl(args: readonly string[], through?: readonly EtcdMember[]): Promise<string>
-  /** Resolves with the first member of `among` that reports itself as the leader. */
+  /** Resolves with the first of the members `among` (default: all) that reports itself as the leader of the cluster. */
   leader(among?: readonly EtcdMember[]): Promise<EtcdMember>
   close(): Promise<void>
 }
 
-/** Calls `what` until it succeeds, for at most EVENT_MS. */
+/** Calls `what` repeatedly until it succeeds. After EVENT_MS it throws the error of the last call. */
 async function untilDone<T>(what: () => Promise<T>): Promise<T> {
   const end = performance.now() + EVENT_MS
   for (;;) {
@@ -262,7 +275,7 @@ export async function startEtcdCluster(
         `m${index}`,
         '--data-dir',
         join(folder, `m${index}-${generation}`),
-        // strict-reconfig-check would refuse a new member within 5 s of the last one.
+        // Turn strict-reconfig-check off, because it would refuse to add a member within 5 s after another one was added.
         '--initial-cluster',
         initial,
         '--initial-cluster-state',

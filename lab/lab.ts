@@ -1,11 +1,11 @@
-// lab.ts - makes hosts from network namespaces on one machine. Each host can run a weftd and have containers.
+// lab.ts - simulates hosts with network namespaces on one machine. Each host can run weftd and have containers.
 //
 //   switch   a namespace with a bridge, the underlay 192.168.77.0/24
 //   host N   a namespace with eth0 192.168.77.N on that bridge, and with its own daemon, subnet.env and log
 //   pod N    a container of host N: a namespace behind the bridge cni0, with the second address of the host's subnet
 //
-// All names begin with the lab's id, which has the owner's pid and start time. A lab is removed when its owner ends. If the owner was killed, the
-// next lab removes its remains, which it recognises by that id.
+// All names of namespaces and folders begin with the lab's id, which contains the pid and the start time of the process that made the lab.
+// That process removes the lab when it ends. If the process was killed, the next lab removes the remains, which it recognises by the id.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import {
@@ -27,20 +27,20 @@ import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
 import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
-/** The package's top folder, from lab/ and from dist/lab/. */
+/** The top folder of the package. This file may run as lab/lab.ts or as dist/lab/lab.js, so the folder is searched upwards. */
 export const packageRoot = (() => {
   let folder = dirname(fileURLToPath(import.meta.url))
   while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
   return folder
 })()
 
-/** The time limit for an event in a lab, in ms. It is long because of slow machines. */
+/** The time limit for an event in a lab, in ms, such as a line in a daemon's log. It is long because some machines are slow. */
 export const EVENT_MS = 60_000 * PATIENCE
 
 /**
- * A value for `DaemonArgs.before` of a daemon that needs a WireGuard device. If the kernel has no WireGuard, wireguard-go makes the device
- * (wireguard-device/ip). Each host gets its own folder for wireguard-go's socket, which is named after the device, because all hosts have
- * the same device name.
+ * A command prefix (`DaemonArgs.before`) for a daemon that needs a WireGuard device. If the kernel has no WireGuard, the program
+ * wireguard-go makes the device (see wireguard-device/ip). The prefix gives each host its own folder for the socket of wireguard-go,
+ * because the socket has the name of the device, which is the same on all hosts.
  */
 export const WIREGUARD_APART: readonly string[] = [
   'unshare',
@@ -51,7 +51,7 @@ export const WIREGUARD_APART: readonly string[] = [
   join(packageRoot, 'lab/wireguard-device'),
 ]
 
-/** A value for `DaemonArgs.before` that gives the daemon's host this name, in its own UTS namespace. */
+/** Returns a command prefix (`DaemonArgs.before`) that runs the daemon in its own UTS namespace with this host name. */
 export const named = (name: string): readonly string[] => [
   'unshare',
   '--uts',
@@ -61,25 +61,25 @@ export const named = (name: string): readonly string[] => [
   name,
 ]
 
-/** Returns false if the kernel has no IPv6, or disables it in new network namespaces. */
+/** Returns true if simulated hosts can use IPv6; false if the kernel has no IPv6 or disables it in new network namespaces. */
 export async function hostsHaveIpv6(): Promise<boolean> {
   const { stdout } = await execute('unshare --net cat /proc/sys/net/ipv6/conf/default/disable_ipv6'.split(' '))
   return stdout.trim() === '0'
 }
 
-/** Returns why the kernel has no vxlan, in the words of `ip`; undefined if it has vxlan. */
+/** Returns the error message of `ip` if the kernel cannot make vxlan devices; undefined if it can. */
 export async function whyNoVxlan(): Promise<string | undefined> {
   const { code, stderr } = await execute('unshare --net ip link add probe type vxlan id 1 dstport 8472'.split(' '))
   return code === 0 ? undefined : `no vxlan in the kernel: ${stderr.trim()}`
 }
 
-/** The address of the underlay's switch. It is also the hosts' default router, and leads to no other network. */
+/** The underlay's address of the switch. The switch is also the default router of the hosts, but forwards to no other network. */
 export const SWITCH_ADDRESS = '192.168.77.254'
 
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
 
-/** Returns the start time of a process in clock ticks since boot (proc(5), field 22); undefined if there is no such process. */
+/** Returns the start time of a process in clock ticks since boot (proc(5), field 22 of stat); undefined if the process does not exist. */
 function startTime(pid: number): string | undefined {
   try {
     return readFileSync(`/proc/${pid}/stat`, 'utf8')
@@ -96,21 +96,24 @@ export interface Daemon {
   readonly process: ChildProcess
   readonly logFile: string
   readonly lines: readonly string[]
-  /** Resolves with the first past or future line that matches. Rejects when the daemon ends or the time is up. */
+  /** Resolves with the first log line that matches, including lines already logged. Rejects when the daemon ends or after `timeoutMs`. */
   line(pattern: RegExp, timeoutMs?: number): Promise<string>
   stop(signal?: NodeJS.Signals): Promise<number | null>
 }
 
 export interface DaemonArgs {
-  /** The network's name of an additional daemon on the host. Its files are in a folder of that name. */
+  /** The name of the network, if this is an additional daemon on the host. Its files are in a folder with this name. */
   readonly network?: string
-  /** weftd's flags, without --subnet-file and the flags of the interface. */
+  /** The flags for weftd, except --subnet-file and the flags in `iface`, which the lab adds. */
   readonly args: readonly string[]
   readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>
-  /** A FIFO that delays the start until a writer opens it, so that several daemons start together. The daemon first prints `waiting`. */
+  /**
+   * The path of a FIFO that delays the start of weftd until another process opens the FIFO for writing, so that several daemons start
+   * together. Before that the daemon's log gets the line `waiting`.
+   */
   readonly gate?: string
-  /** The command prefix of weftd, such as setpriv with its arguments. */
+  /** A command with arguments that runs weftd, such as setpriv; it is put in front of weftd's command line. */
   readonly before?: readonly string[]
   readonly checkout?: string
 }
@@ -119,28 +122,28 @@ export interface Place {
   readonly namespace: string
   run(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<Finished>
   output(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<string>
-  /** Starts a program in the namespace. It ends with the lab. */
+  /** Starts a program in the network namespace. The program is killed when the lab is closed. */
   spawn(command: readonly string[], options?: { stdin?: boolean }): ChildProcess
 }
 
 export interface Pod extends Place {
-  /** The IPv4 address; empty if the host's subnet has no IPv4. */
+  /** The container's IPv4 address; empty if the host's subnet has no IPv4. */
   readonly address: string
   readonly ipv6?: string
 }
 
-/** A host's subnet, with the values of subnet.env. */
+/** The subnet of a host, with the values that weftd wrote to subnet.env. */
 export interface Subnet {
-  /** The bridge's address and the prefix length, such as `10.5.1.1/24`; empty if the subnet has no IPv4. */
+  /** The IPv4 address of the containers' bridge and the prefix length, such as `10.5.1.1/24`; empty if the subnet has no IPv4. */
   readonly gateway: string
-  /** The bridge's IPv6 address and prefix length, such as `fd00:5:0:1::1/64`, if the subnet has IPv6. */
+  /** The IPv6 address of the containers' bridge and the prefix length, such as `fd00:5:0:1::1/64`; undefined if the subnet has no IPv6. */
   readonly ipv6Gateway?: string | undefined
   readonly mtu: string
-  /** The bridge of its containers. Default: cni0. */
+  /** The name of the bridge to which the containers are attached, by default cni0. */
   readonly bridge?: string
 }
 
-/** Returns the network of an address in either family: `10.5.1.0/24` for `10.5.1.1/24`. */
+/** Returns the network that contains an IPv4 or IPv6 address with prefix length: `10.5.1.0/24` for `10.5.1.1/24`. */
 export function networkOf(gateway: string): string {
   const [address = '', length] = gateway.split('/')
   return formatNet(netAround(parseAddress(address) ?? 0, Number(length)))
@@ -163,41 +166,47 @@ export interface Host extends Place {
   readonly subnetFile: string
   readonly statusSocket: string
   startDaemon(options: DaemonArgs): Daemon
-  /** Returns the values of subnet.env, or of the file of an additional network. */
+  /** Returns the values of the host's subnet.env, or of the corresponding file of the additional network `network`. */
   subnetEnv(network?: string): Readonly<Record<string, string>>
-  /** Makes a container. Its subnet is that of subnet.env, which the daemon must have written, unless `subnet` is given. */
+  /** Makes a container. Its address is from `subnet`, by default the subnet in subnet.env, which the daemon must have written. */
   startPod(subnet?: Subnet): Promise<Pod>
 }
 
 export interface Lab {
   readonly id: string
   readonly hosts: readonly Host[]
-  /** The namespace of the underlay's bridge br0, which has the address SWITCH_ADDRESS. Its port h1 leads to host1. */
+  /**
+   * The network namespace of the switch, with the underlay's bridge br0 and the address SWITCH_ADDRESS. The bridge's port h1 leads to
+   * host1.
+   */
   readonly switch: Place
   readonly folder: string
-  /** Returns the command prefix with which a person can run a command in a namespace of this lab. */
+  /** Returns a command prefix that a user can type in front of a command to run it in this namespace of the lab. */
   enter(namespace: string): string
-  /** Mounts a tmpfs of a size such as '1m' on a new folder of the lab. Returns the folder's path. */
+  /** Makes a folder in the lab and mounts a tmpfs with a limited size, such as '1m', on it. Returns the folder's path. */
   mountMemory(name: string, size: string): Promise<string>
-  /** Returns the hosts' links, addresses and routes and the end of each daemon's log, to explain a failure. */
+  /** Returns a text that helps to explain a failure: each host's links, addresses and routes, and the end of each daemon's log. */
   describe(): Promise<string>
-  /** Removes everything. A second call does nothing. */
+  /** Removes the lab's namespaces and folder, and ends its programs. A second call does nothing. */
   close(): Promise<void>
 }
 
-/** The labs of this process. Each lab calls `beforeClose` before it removes its hosts, for reports of failures. */
+/**
+ * The open labs of this process. A lab calls `beforeClose` before it removes its hosts, so that a test can report the state after a
+ * failure.
+ */
 export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
 interface LabOptions {
   readonly hosts: number
   readonly mtu?: number
-  /** `veth` connects two hosts directly, without the switch, for measurements. */
+  /** How the hosts are connected: `bridge` through the switch; `veth` connects two hosts directly, for measurements. */
   readonly underlay?: 'bridge' | 'veth'
-  /** The families of the underlay's addresses and default routes. Default: IPv4. */
+  /** The IP families of the underlay's addresses and default routes, by default IPv4 only. */
   readonly families?: readonly Family[]
 }
 
-/** Removes the remains of labs whose owner has ended. */
+/** Removes the namespaces and folders of labs whose process has ended without removing them. */
 function removeLeftovers(): void {
   const gone = (id: string): boolean => {
     const match = /^weft-(\d+)-(\d+)/.exec(id)
@@ -207,7 +216,7 @@ function removeLeftovers(): void {
   for (const name of names.filter(gone)) removeNamespace(name)
   for (const name of readdirSync(tmpdir()).filter(gone)) {
     const folder = join(tmpdir(), name)
-    // The folder of another user stays.
+    // Remove the folder only if it belongs to this user.
     if (lstatSync(folder, { throwIfNoEntry: false })?.uid === process.getuid?.()) removeFolder(folder)
   }
 }
@@ -223,13 +232,13 @@ function removeNamespace(name: string): void {
     try {
       process.kill(Number(pid), 'SIGKILL')
     } catch {
-      // It ended by itself.
+      // The process ended before it could be killed.
     }
   }
   executeSync(['ip', 'netns', 'del', name])
 }
 
-/** Makes the underlay and its hosts. Needs root or the namespaces of `unprivileged.ts`. */
+/** Makes the switch and the hosts of a lab. The caller must be root, or must be in the namespaces that unprivileged.ts makes. */
 export async function createLab({
   hosts: count,
   mtu = 1500,
@@ -260,7 +269,7 @@ export async function createLab({
     await output(['ip', 'netns', 'add', namespace])
     return namespace
   }
-  /** Runs several `ip` commands with one program, because some machines start programs slowly. */
+  /** Runs several `ip` commands in a single call of `ip -batch`, because some machines start programs slowly. */
   const ip = (namespace: string, ...commands: string[]): Promise<string> =>
     output(['ip', '-n', namespace, '-batch', '-'], { input: commands.join('\n') })
   const inside = (namespace: string, command: readonly string[]): string[] => [
@@ -270,7 +279,7 @@ export async function createLab({
     namespace,
     ...command,
   ]
-  // A program ends with the lab's owner, even if the owner is killed.
+  // Starts a program that ends when this process ends, even if this process is killed.
   function start(command: readonly string[], env: Readonly<Record<string, string>> = {}, stdin = false): ChildProcess {
     const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...command], {
       stdio: [stdin ? 'pipe' : 'ignore', 'pipe', 'pipe'],
@@ -336,7 +345,7 @@ export async function createLab({
       startDaemon({ network, args, iface = ['--iface', 'eth0'], env = {}, gate, before = [], checkout = packageRoot }) {
         const files = filesOf(network)
         mkdirSync(dirname(files.subnetFile), { recursive: true })
-        // Opening a FIFO for reading waits until a writer opens it.
+        // Wait for a writer: a shell that opens a FIFO for reading blocks until another process opens it for writing.
         const wait = gate === undefined ? [] : ['sh', '-c', 'echo waiting; : < "$0"; exec "$@"', gate]
         const command = [
           ...wait,
@@ -348,7 +357,7 @@ export async function createLab({
           files.subnetFile,
           '--status-socket',
           files.statusSocket,
-          // Probes would add packets that the test did not send.
+          // Disable weftd's probes by default, because a test that counts packets would also count the probes.
           '--probe-interval',
           '0',
           ...args,
@@ -369,20 +378,21 @@ export async function createLab({
         const add = `link add ${bridge} type bridge`
         if (!hasBridge && families.includes('ipv6')) {
           await ip(namespace, add)
-          // The kernel resolves no neighbours on the bridge until its link-local address is valid. Without this setting that takes two seconds.
+          // Disable duplicate address detection on the bridge. While it runs, about two seconds, the kernel does not resolve the addresses
+          // of neighbours.
           await output(inside(namespace, ['sh', '-c', `echo 0 > /proc/sys/net/ipv6/conf/${bridge}/accept_dad`]))
         }
         await ip(
           namespace,
           ...(hasBridge || families.includes('ipv6') ? [] : [add]),
-          // The subnet may have got IPv6 after the bridge was made.
+          // Set the addresses even if the bridge exists, because the subnet may have got IPv6 since the bridge was made.
           ...(gateway === '' ? [] : [`addr replace ${gateway} dev ${bridge}`]),
           ...(ipv6Gateway === undefined ? [] : [`addr replace ${ipv6Gateway} dev ${bridge} nodad`]),
           ...(hasBridge ? [] : [`link set ${bridge} mtu ${podMtu} up`]),
           `link add ${veth} mtu ${podMtu} type veth peer name eth0 mtu ${podMtu} netns ${pod}`,
           `link set ${veth} master ${bridge} up`,
         )
-        // Containers have the addresses after the gateway's, and a default route to the gateway.
+        // Containers get the addresses that follow the gateway's address, and a default route to the gateway.
         const [gateway4 = '', length4 = ''] = gateway.split('/')
         const [gateway6 = '', length6 = ''] = (ipv6Gateway ?? '').split('/')
         const ownIpv4 = gateway4 === '' ? '' : formatIpv4((parseIpv4(gateway4) ?? 0) + 1 + before)
@@ -483,7 +493,7 @@ function stateOf({ process: { exitCode, signalCode } }: Daemon): string {
   return exitCode === null ? 'running' : `ended with ${exitCode}`
 }
 
-/** Returns the last lines of a daemon's log, each at most 200 characters long. */
+/** Returns the last lines of a daemon's log, each truncated to 200 characters. */
 export function lastLines({ lines }: Pick<Daemon, 'lines'>): string[] {
   return lines.slice(-20).map((line) => (line.length > 200 ? `${line.slice(0, 200)}...` : line))
 }

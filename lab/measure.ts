@@ -1,4 +1,4 @@
-// measure.ts - runs ping and iperf3 between namespaces and returns their figures.
+// measure.ts - runs ping and iperf3 between network namespaces and returns the measured values.
 
 import type { ChildProcess } from 'node:child_process'
 import { createInterface } from 'node:readline'
@@ -10,7 +10,10 @@ const REACH_PAUSE_MS = 50
 
 const inside = (namespace: string, ...command: string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
 
-/** Returns the round-trip times in ms of `count` pings. There are fewer if pings were lost or `deadlineS` whole seconds have passed. */
+/**
+ * Sends `count` pings and returns their round-trip times in ms. The list is shorter if pings were lost, or if ping was ended after
+ * `deadlineS` seconds, an integer.
+ */
 export async function ping(
   namespace: string,
   address: string,
@@ -23,12 +26,12 @@ export async function ping(
   return [...stdout.matchAll(/time=([\d.]+) ms/g)].map((match) => Number(match[1]))
 }
 
-/** Pings until an answer comes; rejects after `timeoutMs`. */
+/** Sends pings until one is answered. Rejects if no ping is answered within `timeoutMs`. */
 export async function reach(namespace: string, address: string, timeoutMs = EVENT_MS): Promise<void> {
   const end = performance.now() + timeoutMs
   for (;;) {
     const seconds = Math.max(1, Math.ceil((end - performance.now()) / 1000))
-    // ping ends before the deadline (-w) if an ICMP error comes, for example because weftd does not know the peer yet.
+    // Repeat the command, because ping ends before its deadline (-w) at an ICMP error, for example while weftd does not yet know the peer.
     const { code, stdout, stderr } = await execute(
       inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', String(seconds), address),
     )
@@ -39,7 +42,7 @@ export async function reach(namespace: string, address: string, timeoutMs = EVEN
 }
 
 interface IperfServer {
-  /** Runs a client in a namespace against the server, with more arguments such as ['--udp', '--length', '64']. */
+  /** Runs an iperf3 client in a network namespace against this server. `args` are more arguments, such as ['--udp', '--length', '64']. */
   run(namespace: string, address: string, seconds: number, args?: readonly string[]): Promise<IperfResult>
   stop(): Promise<void>
 }
@@ -52,7 +55,7 @@ export async function iperfServer(
   const { stdout } = process
   if (!stdout) throw new Error('iperf3 has no stdout')
   const lines = createInterface({ input: stdout })[Symbol.asyncIterator]()
-  // After a run iperf3 stops listening for a moment, and prints a line when it listens again.
+  // Wait for the server's next line `listening`. After each run iperf3 stops listening for a moment, and a client would then fail.
   const listens = async (): Promise<void> => {
     for (;;) {
       const { value, done } = await lines.next()
@@ -79,7 +82,7 @@ export async function iperfServer(
 export interface IperfResult {
   readonly bitsPerSecond: number
   readonly packetsPerSecond: number
-  /** The share of lost UDP datagrams, 0 to 1. */
+  /** The fraction of UDP datagrams that were lost, from 0 to 1. */
   readonly loss: number
   readonly retransmits: number
 }
@@ -119,7 +122,7 @@ async function iperfClient(
   }
 }
 
-/** Returns the median; NaN if there are no values. */
+/** Returns the median of the values; NaN if the list is empty. */
 export function median(values: readonly number[]): number {
   const sorted = values.toSorted((a, b) => a - b)
   const middle = sorted.length >> 1

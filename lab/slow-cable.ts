@@ -1,5 +1,6 @@
-// slow-cable.ts - delays all frames to and from a lab's host, for kernels without netem. Two TAPs replace the host's port on the switch, and
-// a program copies frames between them. The kernel cuts superpackets and completes checksums before a TAP gets them.
+// slow-cable.ts - delays all frames to and from a simulated host, without the kernel's netem, which some kernels lack. Two TAP devices
+// replace the host's port on the switch, and a program copies frames between them after a delay. Before a frame reaches a TAP device, the
+// kernel splits superpackets and completes checksums.
 
 import { once } from 'node:events'
 import { createInterface } from 'node:readline'
@@ -27,7 +28,7 @@ while True:
             pass  # the device is down for a moment
 `
 
-/** Delays frames to and from the host with this number by `delayMs` in each direction. Resolves with a function that undoes it. */
+/** Delays all frames to and from host `number` by `delayMs` in each direction. Resolves with a function that removes the delay. */
 export async function slowCable(lab: Lab, number: number, delayMs: number): Promise<() => Promise<void>> {
   const [port, near, far, bridge] = [`h${number}`, `slow${number}`, `far${number}`, `cable${number}`]
   const ip = (...words: string[]): Promise<string> => lab.switch.output(['ip', ...words])

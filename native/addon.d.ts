@@ -1,157 +1,181 @@
 // addon.d.ts - the interface between JavaScript and C++.
 //
-// JavaScript decides and validates; C++ trusts its arguments. No packet, log line, retry or timer crosses the
-// interface, only the headers of dropped packets on request. If the kernel refuses a call, the function throws an Error
-// with `code` (an errno name such as 'EPERM') and `syscall`.
+// JavaScript decides and validates; C++ trusts its arguments. Packets, log lines, retries and timers do not cross the
+// interface. JavaScript gets only the headers of dropped packets, when it asks for them. If the kernel refuses a call,
+// the function throws an Error with `code` (an errno name such as 'EPERM') and `syscall`.
 
-/** Options for opening the TUN and the sockets. */
+/** Options of `openDescriptors`: the TUN device and the UDP sockets to open. */
 export interface OpenOptions {
-  /** An interface name, or a pattern such as `flannel%d`, for which the kernel takes the first free number. */
+  /** The TUN's interface name, or a pattern such as `flannel%d`, for which the kernel takes the first free number. */
   tunName: string
-  /** The local address of the UDP sockets, of either family, as text. */
+  /** The local IPv4 or IPv6 address of the UDP sockets, as text. */
   bindAddress: string
-  /** The local UDP port, which is also the peers' port unless a peer record names another one. */
+  /** The local UDP port. weftd also sends to this port of each peer, unless the peer's record names another port. */
   port: number
-  /** The number of loops (1 to 16). Each has a TUN queue, a socket and a thread. */
+  /** The number of loops, 1 to 16. A loop is a thread with a TUN queue and a UDP socket of its own. */
   workers: number
-  /** The requested features, from `featureNames`. */
+  /** The kernel features to request, as names from `featureNames`. */
   features: readonly string[]
 }
 
 /**
- * Open descriptors, as numbers. The owner of this object must close them or pass them to `runEngine`. A process may
- * hand them to another process, which has its own numbers for them.
+ * The file descriptor numbers of an open TUN and its UDP sockets. The owner of this object must close them or pass them
+ * to `runEngine`. A process may send the descriptors to another process, which gets other numbers for them.
  */
 export interface Descriptors {
-  /** The interface name that the kernel chose. */
+  /** The interface name that the kernel chose for the TUN. */
   readonly tunName: string
-  /** The features that the kernel granted, except those that failed since. */
+  /** The names of the features that the kernel granted and that have not failed since. */
   readonly features: readonly string[]
   readonly loops: readonly LoopDescriptors[]
-  /** The saved sessions of the previous engine. Exactly one engine gets the keys (native/io/handover_state.h). */
+  /**
+   * A memfd with the WireGuard sessions of the previous engine. Only one engine can take the keys out of it
+   * (native/io/handover_state.h).
+   */
   readonly handoverState?: number
 }
 
-/** The descriptors of one loop. */
+/** The descriptors of one loop, that is, of one thread with its TUN queue and UDP sockets. */
 export interface LoopDescriptors {
   readonly tun: number
   readonly socket: number
-  /** The sending socket, if the loop has one of its own. */
+  /** The sending socket, if the loop does not send from its receiving `socket`. */
   readonly sender?: number
-  /** The sockets of the other family, if datagrams are of both families. */
+  /** In a dual-stack underlay: the receiving and the sending socket of the second IP family. */
   readonly otherSocket?: number
   readonly otherSender?: number
 }
 
-/** An IPv4 address as a number in host order, or an IPv6 address as a bigint. */
+/** An IPv4 address as a number in host byte order, or an IPv6 address as a bigint. */
 export type Address = number | bigint
 
-/** A network, by its first address and its prefix length. */
+/** An IP network: its first address and its prefix length in bits. */
 export interface Net {
   readonly address: Address
   readonly prefixLength: number
 }
 
-/** A value for each family that the network has. */
+/** A value for each IP family that the cluster's network has. */
 export interface ByFamily<T> {
   readonly ipv4?: T | undefined
   readonly ipv6?: T | undefined
 }
 
-/** Which packets from peers enter (native/core/filter.h). */
+/** The rules that decide which packets from peers may enter this host (native/core/filter.h). */
 export interface FilterOptions {
   /**
-   * `strict`: inner and outer addresses must match. `inner`: only the inner addresses must. `off`: all packets enter.
+   * `strict`: the inner addresses and the datagram's source address must match the peer table. `inner`: only the inner
+   * addresses must match. `off`: all packets enter.
    */
   readonly verifySource: 'strict' | 'inner' | 'off'
-  /** The networks of the cluster. */
+  /** The cluster's network in each IP family. */
   readonly network: ByFamily<Net>
-  /** The subnets of this node. */
+  /** This node's subnet in each IP family. */
   readonly subnet: ByFamily<Net>
 }
 
-/** A sender whose packet was refused. */
+/** A host whose packet the filter refused (native/core/filter.h). */
 export interface UnknownSender {
-  /** The datagram's source address. */
+  /** The outer source address, that is, the address of the host that sent the datagram. */
   readonly from: Address
-  /** The packet's source address. */
+  /** The source address of the inner packet. */
   readonly source: Address
   readonly destination: Address
-  /** Why it was refused: a name from `counterNames`. */
+  /** The counter of the refusal, a name from `counterNames`. */
   readonly reason: string
 }
 
-/** A dropped packet (native/core/drops.h). */
+/** A packet that the engine dropped (native/core/drops.h). */
 export interface DroppedPacket {
-  /** The time in microseconds since 1970. Drops of one batch have the same time. */
+  /**
+   * When the packet was dropped, in microseconds since 1970. All drops of one batch have the time at which the batch
+   * began.
+   */
   readonly atUs: number
   /**
-   * The counter of the drop, from `counterNames`. Packets to peers have names with `tx_`, packets from peers with
-   * `rx_`.
+   * The counter that counted the drop, a name from `counterNames`. Names with `tx_` are for packets to peers, names
+   * with `rx_` for packets from peers.
    */
   readonly reason: string
-  /** The number of packets; a superpacket counts as its segments. */
+  /** The number of dropped packets. A superpacket (several segments under one header) counts as its segments. */
   readonly packets: number
-  /** The length in bytes. For a superpacket it is the total, for a truncated datagram the received part. */
+  /**
+   * The length of the dropped packet in bytes. For a superpacket it is the total; for a truncated datagram it is the
+   * number of bytes that were received.
+   */
   readonly length: number
-  /** The other host: the datagram's sender or receiver; 0 if it is not known. */
+  /** The address of the other host: the sender or the receiver of the datagram; 0 if it is not known. */
   readonly peer: Address
-  /** The length of the encapsulation's header at the beginning of `headers`; 0 if it was removed. */
+  /** How many bytes at the beginning of `headers` are the encapsulation's header; 0 if the engine had removed it. */
   readonly encapBytes: number
-  /** The first bytes of the packet. */
+  /** The first bytes of the dropped packet, at most `layout.drops.headerBytes`. */
   readonly headers: Uint8Array
 }
 
-/** The kept drops, and the numbers to pass to the next call so that it returns only later drops. */
+/**
+ * Dropped packets that the engine has kept. `next` has one number per loop and direction; `drops(next)` returns only
+ * later drops.
+ */
 export interface Drops {
   readonly next: readonly number[]
   readonly packets: readonly DroppedPacket[]
 }
 
-/** Options for running an engine. Only the peer table can be changed later. */
+/** Options of `runEngine`. Of these, only the peer table can be changed while the engine runs. */
 export interface RunOptions {
   /** The name of the encapsulation, from `encapsulationNames`. */
   encapsulation: string
-  /** The source addresses of ICMP errors to peers: the TUN's own addresses. */
+  /** The TUN's own addresses, which ICMP errors to peers have as their source. */
   tunAddress: ByFamily<Address>
   /**
-   * The source addresses of ICMP errors into the TUN. The IPv4 address must not be this host's own, because the kernel
-   * would refuse it.
+   * The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not be one of this
+   * host, because the kernel drops packets from its own address.
    */
   networkAddress: ByFamily<Address>
   filter: FilterOptions
-  /** True if the MSS of new TCP connections is lowered to what fits (native/core/mss.h). */
+  /**
+   * True if the engine lowers the MSS in the SYN of each TCP connection to what fits the tunnel (native/core/mss.h).
+   */
   clampMss: boolean
-  /** The encapsulation's facts about this host, in the layout of its file in native/encap; at most 72 bytes. */
+  /**
+   * This host's parameters for the encapsulation, such as MAC and VNI, in the layout of the encapsulation's file in
+   * native/encap; at most 72 bytes.
+   */
   ownEnd: Uint8Array
   /** The MTU of the TUN, in bytes. */
   mtu: number
   /**
-   * The first peer table, in the format of `setPeers`. It is set before the threads start, because packets may already
-   * wait.
+   * The first peer table, as records in the format of `setPeers`. The engine sets it before its threads start, because
+   * packets may already wait in the descriptors.
    */
   peers: Uint8Array
   /**
-   * True if the TUN must choose lanes so that flows with fragments stay in order (native/io/steering.h). Used only with
-   * several lanes.
+   * True if weftd chooses the TUN queue, and so the loop, of each packet, so that flows with fragments stay in order
+   * (native/io/steering.h). Has no effect with a single loop.
    */
   steers?: boolean
-  /** True if the engine continues the sessions that came with the descriptors; otherwise those sessions end. */
+  /**
+   * True if the engine continues the saved sessions of the previous engine (`Descriptors.handoverState`); false if it
+   * discards them.
+   */
   keepsSessions: boolean
   /** True if the TUN keeps existing, with its addresses and routes, after all of its queues are closed. */
   persistent: boolean
-  /** The nice value of the threads, -20 (highest priority) to 19; 0 means that of the process. */
+  /** The nice value of the engine's threads, -20 (highest priority) to 19; 0 means the nice value of the process. */
   nice: number
-  /** How long a thread polls before it sleeps, in microseconds; 0 means that it does not poll. */
+  /** How long a thread polls for packets before it sleeps, in microseconds; 0 means that it does not poll. */
   pollUs: number
 }
 
-/** The keys that a handshake yields, of 32 bytes each. */
+/** The pair of 32-byte keys that a WireGuard handshake yields. */
 export interface SessionKeys {
-  /** True if this host began the handshake. Such keys are used immediately, others when the peer has used them. */
+  /**
+   * True if this host began the handshake that made these keys. The initiator sends with new keys immediately; the
+   * responder only after it has received a packet encrypted with them.
+   */
   readonly isInitiator: boolean
   /**
-   * The 32-bit numbers of this pair of keys: the peer's messages name `ownIndex`, this host's messages name
+   * The 32-bit numbers that identify this pair of keys in messages: the peer writes `ownIndex`, this host writes
    * `peerIndex`.
    */
   readonly ownIndex: number
@@ -160,91 +184,101 @@ export interface SessionKeys {
   readonly receiveKey: Uint8Array
 }
 
-/** An address and a UDP port. */
 export interface UdpEndpoint {
   readonly address: Address
   readonly port: number
 }
 
-/** The engine's reports about handshakes (native/core/mailbox.h). */
+/** The engine's reports to JavaScript about WireGuard handshakes (native/core/mailbox.h). */
 export interface Mail {
   /**
    * Handshake messages, those from peers' addresses first. Also the first bytes of data messages (type 4) for unknown
-   * sessions, because their sender may use a session that a restart ended.
+   * sessions: their sender may still use a session that this host lost in a restart.
    */
   readonly controlMessages: readonly (UdpEndpoint & { readonly bytes: Buffer })[]
-  /** The sessions that need a handshake. */
+  /** The numbers of the sessions that need a handshake. */
   readonly wanted: readonly number[]
-  /** The sessions whose next keys are in use from now on, because the peer has used them. */
+  /**
+   * The numbers of the sessions whose newest keys the peer has used for the first time, so that this host uses them
+   * too.
+   */
   readonly confirmed: readonly number[]
-  /** The sessions whose peer sends from a new address, as authenticated packets show. */
+  /** The sessions whose peer now sends from a new address, as an authenticated packet showed. */
   readonly moved: readonly (UdpEndpoint & { readonly session: number })[]
 }
 
 export interface NativeEngine {
   /**
-   * The features in use, from `featureNames`: the granted ones, except those that failed since or that the device's
-   * switches forbid.
+   * The names of the features in use: those that the kernel granted, have not failed, and are not turned off with
+   * `ethtool -K`.
    */
   readonly offloads: string[]
   /**
-   * Reads the device's switches (`ethtool -k`: generic-receive-offload, rx-udp-gro-forwarding) and joins received
-   * packets accordingly.
+   * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine then joins
+   * received packets only as far as they allow.
    */
   followSwitches(): void
   /**
-   * Live counters, `counterNames.length` per loop, one loop after another. The threads write them; do not write to
-   * them.
+   * Live counters: `counterNames.length` values for the first loop, then for the second, and so on. The engine's
+   * threads write them; JavaScript must only read them.
    */
   readonly counters: BigUint64Array
-  /** True if the engine continues the sessions that came with the descriptors. */
+  /** True if the engine took over the saved sessions of the previous engine. */
   readonly hasKeptSessions: boolean
-  /** Why the TUN does not choose lanes by `steers`; undefined if it does. */
+  /** Why the kernel refused weftd's rule for choosing TUN queues (`RunOptions.steers`); undefined if it did not. */
   readonly steeringRefused?: string
-  /** Why the threads do not run at the requested priority; undefined if they do. */
+  /** Why the kernel refused the nice value of the threads (`RunOptions.nice`); undefined if it did not. */
   readonly priorityRefused?: string
   /**
-   * Replaces the peer table by these records (path/engine/peers.ts). Each loop uses it from its next batch on. A peer
-   * with an unchanged record keeps the path MTU that was learnt.
+   * Replaces the whole peer table by these records (src/path/engine/peers.ts). Each thread uses the new table from its
+   * next batch on. A peer with an unchanged record keeps the path MTU that was learnt.
    */
   setPeers(records: Uint8Array): void
   /**
-   * Adds, changes or removes the peers of these records. All others stay. The cost depends on the number of records,
-   * not on the size of the table.
+   * Adds, changes or removes the peers that these records name; all other peers stay. The cost depends on the number of
+   * records, not on the size of the table.
    */
   changePeers(records: Uint8Array): void
-  /** Sends one datagram from the well-known port. Does not block. Returns false if the kernel refused it. */
+  /** Sends one datagram from the UDP port that peers know, without blocking. Returns false if the kernel refused it. */
   send(to: Address, port: number, datagram: Uint8Array): boolean
   /**
-   * Returns the number of rounds of each thread so far, by thread name (/proc/PID/task/TID/comm), and wakes each
-   * thread. A thread that is alive goes round at least once more.
+   * Returns for each thread, by its name in /proc/PID/task/TID/comm, how many iterations of its loop it has made, and
+   * wakes it. If a later call returns the same number, the thread hangs.
    */
   askThreads(): Record<string, number>
   /**
-   * Returns five numbers per slot: packets and bytes sent, packets and bytes received, and the milliseconds since the
-   * last packet was received (-1 for never). It covers all slots that records have named, or only `slot`.
+   * Returns five numbers for each traffic slot (the index in a peer's record): packets and bytes sent, packets and
+   * bytes received, and milliseconds since the last packet was received (-1 for never). Covers all slots that records
+   * have named, or only `slot`.
    */
   traffic(slot?: number): Float64Array
-  /** Installs keys. `session` is the number in the peer's records. */
+  /** Installs a pair of keys in a WireGuard session. `session` is the number that the peer's records name. */
   setKeys(session: number, keys: SessionKeys): void
-  /** Wipes the keys of a session and drops its waiting packets. */
+  /** Wipes the keys of a WireGuard session and drops the packets that wait for keys. */
   forgetSession(session: number): void
   /**
-   * Returns everything since the last call. Of the messages from unknown hosts it returns at most `mostOfOthers` and
-   * discards the rest.
+   * Returns all reports since the last call. Of the handshake messages from unknown hosts it returns at most
+   * `mostOfOthers` and discards the rest.
    */
   takeMail(mostOfOthers: number): Mail
-  /** Returns the unknown senders since the last call, at most a few dozen per loop. */
+  /** Returns the unknown senders that the engine has noted since the last call, at most a few dozen per loop. */
   takeUnknownSenders(): UnknownSender[]
-  /** Returns the kept drops of each loop and direction, from these numbers on. An empty list returns all of them. */
+  /**
+   * Returns the kept drops. `after` has the number of the first drop wanted, for each loop and direction (`Drops.next`
+   * of an earlier call). An empty list returns all kept drops.
+   */
   drops(after: readonly number[]): Drops
   /**
-   * Stops and joins the threads after at most one batch, and returns the descriptors, still open, for another engine.
-   * Packets wait in them in the meantime. The sessions are saved with the descriptors, and `head` describes them to the
-   * successor. Rejects with EBADF if the engine has already ended.
+   * Ends the threads, each after at most one batch, and returns the descriptors for another engine, still open.
+   * Arriving packets wait in the kernel's buffers meanwhile. The sessions are saved in `handoverState`; `head` is
+   * stored with them, and the successor reads it first (`handoverHead`). Rejects with EBADF if the engine has already
+   * ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
-  /** Stops and joins the threads in the same way, and closes the descriptors, which deletes the TUN. Idempotent. */
+  /**
+   * Ends the threads, each after at most one batch, and closes the descriptors, which deletes the TUN unless it is
+   * persistent. Further calls have no effect.
+   */
   stop(): Promise<void>
 }
 
@@ -253,24 +287,27 @@ export interface Tun {
   readonly name: string
 }
 
-/** Watches a descriptor for input on the event loop. */
+/** Returned by `watchReadable`; ends the watching of a descriptor. */
 export interface ReadWatcher {
-  /** Stops watching. Idempotent; does not close the descriptor. */
+  /** Stops watching. Does not close the descriptor. Further calls have no effect. */
   stop(): void
 }
 
 /** The names of the counters, in the order of `NativeEngine.counters`. */
 export const counterNames: string[]
 
-/** The description of each counter, in the same order. */
+/** The description of each counter, in the order of `counterNames`. */
 export const counterTexts: string[]
 
 /**
- * The layouts and limits that both languages share: the offsets of a peer's record, and the limits that the dgram
- * engine shares with the native one. The files of native/core explain each of them.
+ * Offsets, sizes and limits that the TypeScript code shares with the C++ code. The files of native/core explain each of
+ * them.
  */
 export const layout: {
-  /** `isGone` and `isFromKnownPort` are flags, `bytes` is the size, all others are offsets (native/core/peers.h). */
+  /**
+   * The layout of a peer's record (native/core/peers.h). `isGone` and `isFromKnownPort` are bits in `flags`, `bytes` is
+   * the size of a record, and all others are byte offsets.
+   */
   readonly peerRecord: Readonly<
     Record<
       | 'bytes'
@@ -290,16 +327,17 @@ export const layout: {
       number
     >
   >
-  /** The maximum number of slots, and how many numbers `traffic` returns for each. */
+  /** `slots`: the maximum number of traffic slots. `numbers`: how many numbers `traffic` returns for each slot. */
   readonly traffic: { readonly slots: number; readonly numbers: number }
   /**
-   * The number of drops that are kept per direction, the interval after a burst, and the maximum number of bytes of
-   * each drop.
+   * `kept`: how many dropped packets are kept per loop and direction. `everyUs`: the interval at which further drops
+   * are kept after a burst. `headerBytes`: the maximum number of bytes of each kept packet.
    */
   readonly drops: { readonly kept: number; readonly everyUs: number; readonly headerBytes: number }
   /**
-   * The interval between queries of a path MTU, the packet size that always fits, the smallest plausible MTU, and the
-   * length of the outer IPv4 and UDP headers.
+   * `askEveryMs`: the shortest interval between two queries of a path MTU. `alwaysFits`: the packet size that always
+   * fits. `least`: the smallest plausible MTU for inner packets. `outerBytes`: the length of the outer IPv4 and UDP
+   * headers.
    */
   readonly path: {
     readonly askEveryMs: number
@@ -307,7 +345,10 @@ export const layout: {
     readonly least: number
     readonly outerBytes: number
   }
-  /** The limits on ICMP errors: burst and interval for one sender, then for all senders together. */
+  /**
+   * Rate limits on ICMP errors: burst and interval for one sender, then for all senders outside this node's subnet
+   * together.
+   */
   readonly icmp: {
     readonly senderBurst: number
     readonly senderEveryMs: number
@@ -322,24 +363,31 @@ export const encapsulationNames: string[]
 /** The names of the features (native/core/features.h). */
 export const featureNames: string[]
 
-/** Opens the TUN and the sockets. The sizes of the receive buffer are those of one socket, in bytes. */
+/**
+ * Opens the TUN and the UDP sockets. `receiveBufferAsked` and `receiveBufferGranted` are the requested and the granted
+ * receive buffer of one socket, in bytes.
+ */
 export function openDescriptors(
   options: OpenOptions,
 ): Descriptors & { readonly receiveBufferAsked: number; readonly receiveBufferGranted: number }
 
-/** Opens the sockets of one more family, for loops that have a TUN and sockets of the other family. */
+/** Opens UDP sockets of a second IP family, for loops that already have a TUN queue and sockets of the first family. */
 export function openSockets(options: Omit<OpenOptions, 'tunName'>): {
   readonly features: readonly string[]
   readonly loops: readonly { readonly socket: number; readonly sender?: number }[]
 }
 
-/** Reads the head of saved sessions without taking the keys. Returns undefined if the memory has another format. */
+/**
+ * Reads the `head` that the previous engine stored with its sessions (`NativeEngine.release`), without taking the keys.
+ * Returns undefined if the memfd has another format.
+ */
 export function handoverHead(fd: number): Buffer | undefined
 
 /**
- * Starts the threads. The engine owns the descriptors from now on, even if this throws. `onFault` is called at most
- * once, when a loop cannot continue (the TUN was deleted, or an unexpected errno); the engine must still be stopped.
- * `onMail` is called when `takeMail` has something to return, for an encapsulation with sessions.
+ * Starts the engine's threads. The engine owns the descriptors from now on, even if this throws. `onFault` is called at
+ * most once, when a thread cannot continue because the TUN was deleted or a system call failed unexpectedly; the engine
+ * must still be stopped. `onMail` is called when `takeMail` has something to return, for an encapsulation with
+ * sessions.
  */
 export function runEngine(
   descriptors: Descriptors,
@@ -351,74 +399,86 @@ export function runEngine(
 /** Opens a non-blocking TUN without packet information and virtio header, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
-/** Sets whether the TUN keeps existing, with its addresses and routes, after all of its queues are closed. */
+/** Sets whether the kernel keeps the TUN, with its addresses and routes, after all of its queues are closed. */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
 /**
- * Returns the path MTU in bytes from an address of this host to another address of its family, as the kernel knows it;
- * 0 if the kernel does not know it.
+ * Returns the kernel's path MTU in bytes from an address of this host to another address of the same IP family; 0 if
+ * the kernel does not know it.
  */
 export function pathMtu(from: string, to: string): number
 
 /**
- * Calls `onReadable` from the event loop while `fd` has input (level-triggered, libuv's uv_poll). Regular files cannot
- * be watched.
+ * Calls `onReadable` from the event loop as long as `fd` has unread input (level-triggered, libuv's uv_poll). libuv
+ * cannot watch regular files.
  */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
 /**
- * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLKW, Linux 3.15), waiting in a thread
- * of libuv's pool. The lock ends when the descriptor is closed or the process ends.
+ * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLKW, Linux 3.15). A thread of libuv's
+ * pool waits until the lock is free. The lock ends when the descriptor is closed or the process ends.
  */
 export function lockFile(fd: number): Promise<void>
 
 /**
- * Takes the same lock if it is free (F_OFD_SETLK); returns false otherwise. The lock belongs to the open file: a
- * process that receives the descriptor holds it too, and it ends when the last descriptor is closed. Throws an Error
- * with `code`.
+ * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLK). Returns false if it is taken. A
+ * process that receives the descriptor holds the lock too. The lock ends when the last of these descriptors is closed.
+ * Throws an Error with `code`.
  */
 export function tryLockFile(fd: number): boolean
 
 /**
- * Sends one datagram with descriptors to a Unix socket, named by its path, or by `@` and its abstract name. Does not
- * block: if the reader is behind, it throws EAGAIN.
+ * Sends one datagram with file descriptors to a Unix socket, as systemd's sd_notify(3) does. `socket` is a path, or `@`
+ * and an abstract name. Does not block: throws EAGAIN if the receiver's queue is full.
  */
 export function notify(socket: string, message: string, fds: readonly number[]): void
 
-// Sequenced packets between processes of this host (unix(7)), each a text and descriptors. The owner of a descriptor
-// must close it. None of these functions blocks.
+// The following functions exchange packets between processes of this host over Unix sockets (SOCK_SEQPACKET, unix(7)).
+// Each packet has a text and file descriptors. The caller must close the descriptors that they return. None of the
+// functions blocks.
 
-/** Listens at a path. Only this user may connect. An existing socket file is removed. */
+/** Listens on a Unix socket at a path. Only this user may connect. An existing socket file is removed first. */
 export function listenUnix(path: string): number
 
-/** Connects to a listener. Throws ECONNREFUSED or ENOENT if there is none, EAGAIN if its queue is full. */
+/**
+ * Connects to a Unix socket at a path. Throws ECONNREFUSED or ENOENT if no process listens there, EAGAIN if the
+ * listener's queue is full.
+ */
 export function connectUnix(path: string): number
 
-/** Returns the next connection, or undefined if none waits. */
+/** Returns the descriptor of the next waiting connection, or undefined if no connection waits. */
 export function acceptUnix(listener: number): number | undefined
 
 /**
- * Returns the pid of the process at the other end in this process's namespace (SO_PEERCRED); 0 if it has none there.
+ * Returns the pid of the process at the other end of the connection (SO_PEERCRED); 0 if that process is not visible in
+ * this process's PID namespace.
  */
 export function peerPid(connection: number): number
 
-/** Sends at most 64 KiB of text and 253 descriptors. The descriptors stay open here; the receiver gets its own. */
+/**
+ * Sends one packet of at most 64 KiB of text and 253 descriptors. This process keeps its descriptors open; the receiver
+ * gets copies.
+ */
 export function sendParcel(connection: number, text: string, fds: readonly number[]): void
 
-/** Returns undefined if no packet waits, and an empty text at the end of the connection. */
+/**
+ * Returns the next packet. Returns undefined if no packet waits, and an empty text after the other end has closed the
+ * connection.
+ */
 export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
 
 /**
- * A socket for echo requests of one family (ICMP or ICMPv6). `raw` is true if the kernel does not allow ping sockets.
+ * A socket for ICMP or ICMPv6 echo requests. `raw` is true if it is a raw socket, because the kernel does not allow
+ * this process ping sockets.
  */
 export interface EchoSocket {
   readonly fd: number
   readonly raw: boolean
-  /** The identifier in each of its requests. */
+  /** A number that each request of this socket contains, so that replies to other programs are ignored. */
   readonly mark: number
 }
 
-/** A reply: the address that it came from, as text, and the time since the request was sent. */
+/** A reply to an echo request: the address that it came from, as text, and the time since the request was sent. */
 export interface EchoAnswer {
   readonly from: string
   readonly sequence: number
@@ -426,35 +486,37 @@ export interface EchoAnswer {
 }
 
 /**
- * Opens an echo socket that sends from this address, of either family, as text. Throws the errno of the raw socket:
- * EPERM if neither net.ipv4.ping_group_range nor CAP_NET_RAW allows it, EAFNOSUPPORT if the kernel lacks the family.
+ * Opens a socket that sends echo requests from an IPv4 or IPv6 address of this host, given as text. Throws the errno of
+ * the raw socket: EPERM if neither net.ipv4.ping_group_range nor CAP_NET_RAW allows it, EAFNOSUPPORT if the kernel
+ * lacks the IP family.
  */
 export function openEcho(source: string): EchoSocket
 
 /**
- * Sends a request with a 16-bit sequence number to an address of the socket's family, as text, in a packet of `bytes`
- * that must not be fragmented. A request has a minimum length, which is used if `bytes` is smaller.
+ * Sends an echo request with a 16-bit sequence number to an address of the socket's IP family, given as text. The
+ * request is an IP packet of `bytes` that must not be fragmented; a smaller `bytes` gives the shortest possible
+ * request.
  */
 export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes?: number): void
 
 /**
- * Returns the IP packet of a request with the minimum length, from an address of this host. The caller sends it in a
- * datagram of IP version `outer`; the socket receives the reply, which the peer's native engine sends over that version
- * too. Empty if the socket is invalid.
+ * Returns the shortest possible echo request as an IP packet, so that the caller can send it through the tunnel in a
+ * datagram of IP version `outer`. `from` is an address of this host. The peer's native engine sends the reply over that
+ * IP version too, and `socket` receives it. Returns an empty array if `socket` is invalid.
  */
 export function echoPacket(socket: EchoSocket, from: Address, to: Address, sequence: number, outer: 4 | 6): Uint8Array
 
-/** Returns the replies to this socket's requests that have arrived, at most 64. */
+/** Returns the replies that have arrived to requests of this socket, at most 64. */
 export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 
 /**
- * Returns freed memory to the kernel, and unmaps the pages of the program's own files, which are read again from the
- * page cache when they are used. Takes some milliseconds.
+ * Returns memory that malloc has freed to the kernel. Also unmaps unmodified pages of the program's own files, which
+ * the kernel reads again from the page cache when they are used. Takes some milliseconds.
  */
 export function giveBackMemory(): void
 
 /**
- * Ends the process immediately (_exit(2)). process.exit would join libuv's threads, and one of them may hang in a file
- * system.
+ * Ends the process immediately with _exit(2). process.exit would wait for libuv's threads, and one of them may hang in
+ * a file system call.
  */
 export function exitNow(code: number): never

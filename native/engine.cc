@@ -49,7 +49,8 @@ Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessio
   return made;
 }
 
-/// Returns a random number. If the kernel has no entropy yet, the number is only specific to this process.
+/// Returns a random number for the limits on ICMP errors. If the kernel has no entropy yet, the number is weaker: it
+/// depends on the time and on an address in memory.
 uint64_t secret() {
   uint64_t bits = static_cast<uint64_t>(monotonic_us()) ^ reinterpret_cast<uintptr_t>(&bits);
   [[maybe_unused]] const ssize_t got = getrandom(&bits, sizeof bits, GRND_NONBLOCK);
@@ -135,7 +136,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
   }
-  // Packets that wait for the keys of the saved sessions are sent immediately.
+  // Packets that waited for keys in the previous engine may be sent now, so the first thread is woken.
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
@@ -146,8 +147,8 @@ void Engine::follow_switches() {
   features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
 }
 
-/// Sets the TUN's choice of lanes. Each engine does this when it starts, also on an inherited TUN, because `steers` may
-/// differ. So the feature is not handed over to a successor either.
+/// Sets the rule by which the TUN chooses the queue of a packet. Each engine does this when it starts, also on an
+/// inherited TUN, because `steers` may differ. So kTunSteering is not among the features for the next engine either.
 void Engine::steer(bool steers) {
   const int tun = descriptors_.loops.front().tun.get();
   if (descriptors_.loops.size() == 1) return;
@@ -156,7 +157,7 @@ void Engine::steer(bool steers) {
   if (!steering_refused_) features_.add(kTunSteering);
 }
 
-/// Takes the saved sessions, even if they cannot be used: from now on this engine alone may seal packets.
+/// Takes the saved sessions, even if they cannot be used, so that no other process can encrypt with their keys.
 bool Engine::take_sessions(const RunOptions& options) {
   const Fd handover_state = std::move(descriptors_.handover_state);
   const std::optional<SecretBytes> saved = handover_state ? take_handover_state(handover_state.get()) : std::nullopt;
@@ -182,7 +183,8 @@ void Engine::change_peers(std::span<const uint8_t> records) {
 bool Engine::send(const SocketAddress& to, std::span<const uint8_t> datagram) const {
   const LoopDescriptors& first = descriptors_.loops.front();
   if (sessions_) Wireguard::sends(*sessions_, datagram);
-  // Sockets accept addresses of their own family only.
+  // A socket accepts addresses of its own IP family only, so the socket of the other family gets the datagram if the
+  // first one refuses it.
   return send_now(first.socket.get(), to, datagram) ||
          (first.other_socket && send_now(first.other_socket.get(), to, datagram));
 }
@@ -200,7 +202,7 @@ std::vector<ThreadRounds> Engine::ask_threads() const {
   return threads;
 }
 
-/// All threads must end before the first loop is destroyed, because a lane may wake any other lane.
+/// All threads must end before the first Loop is destroyed, because any thread may wake any other Loop.
 void Engine::end_loops() {
   for (auto& loop : loops_) loop->stop();
   loops_.clear();

@@ -1,6 +1,8 @@
-// engine.h - the engine of one data path: it runs the loops on the descriptors that it is given, and hands them back.
+// engine.h - the engine of one data path: it runs its loops on open descriptors, and can return the descriptors for the
+// next engine.
 //
-// No state is process-wide: several loops run side by side on a multi-queue TUN and a SO_REUSEPORT group.
+// No state is process-wide. Each loop is a thread with one queue of the multi-queue TUN and one socket of the
+// SO_REUSEPORT group.
 #pragma once
 
 #include <deque>
@@ -19,16 +21,19 @@
 namespace weft {
 
 struct RunOptions {
-  std::string_view encapsulation;  ///< its name in encap/all.h
-  ByFamily<Address> tun_address;   ///< The source addresses of ICMP errors, as in Path.
+  std::string_view encapsulation;  ///< the encapsulation's name in encap/all.h
+  ByFamily<Address> tun_address;  ///< the sources of ICMP errors to peers, then of ICMP errors into the TUN, as in Path
   ByFamily<Address> network_address;
   FilterOptions filter;
-  bool clamp_mss = false;  ///< True if the MSS of new TCP connections is lowered to what fits (core/mss.h).
+  bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to what fits (core/mss.h)
   OwnEnd own;
-  /// The first peer table. It is set before the threads start, because packets may already wait in the descriptors.
+  /// The records of the first peer table. It is set before the threads start, because packets may already wait in the
+  /// descriptors.
   std::span<const uint8_t> peers;
-  bool steers = false;  ///< True if lanes are chosen so that flows with fragments stay in order (io/steering.h).
-  /// True if the engine continues the sessions that came with the descriptors; otherwise those sessions end.
+  /// true if weft chooses the TUN queue of each packet, so that flows with fragments stay in order (io/steering.h)
+  bool steers = false;
+  /// True if the engine continues the sessions that the previous engine saved with the descriptors; false if it
+  /// discards them.
   bool keeps_sessions = false;
   LoopOptions loops;
 };
@@ -37,44 +42,44 @@ std::vector<std::string_view> encapsulation_names();
 
 class Engine {
  public:
-  /// Starts the threads. The engine owns the descriptors from now on, even if this fails. `counters` has kCounterCount
-  /// zeroed values per loop, and must outlive the engine.
+  /// Starts the threads. The engine owns the descriptors from now on, even if this fails. `counters` must have
+  /// kCounterCount zeroed values per loop, and must outlive the engine.
   static Failure run(Descriptors descriptors, const RunOptions& options, uint64_t* counters,
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
-  /// Reads the device's switches (io/tun.h). From the next batch on, each loop joins received packets as the switches
-  /// allow.
+  /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys them from
+  /// its next batch on.
   void follow_switches();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);
   void change_peers(std::span<const uint8_t> records);
   Traffic traffic(uint32_t slot) const;
-  /// One more than the highest slot in use.
+  /// One more than the highest traffic slot that any peer record has named.
   uint32_t traffic_slots() const { return traffic_slots_; }
-  /// Why the TUN does not choose lanes by `steers`; empty if it does.
+  /// Why the kernel refused weft's rule for choosing TUN queues (RunOptions::steers); empty if it did not.
   const Failure& steering_refused() const { return steering_refused_; }
-  /// Why the threads do not run at the requested priority; empty if they do.
+  /// Why the kernel refused the nice value of the threads; empty if it did not.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   std::vector<ThreadRounds> ask_threads() const;
-  /// Calls `each` with the unknown senders of all loops since the last call.
+  /// Calls `each` with each unknown sender that a loop has noted since the last call.
   template <typename Each>
   void take_unknown_senders(Each each) {
     for (UnknownSenders& unknown_senders : unknown_senders_) unknown_senders.take(each);
   }
-  /// The drops of each direction of each loop, in a fixed order.
+  /// The dropped packets of all loops: egress and ingress of the first loop, then of the second, and so on.
   const std::deque<Drops>& drops() const { return drops_; }
-  /// The sessions, or null if the encapsulation has none. mail_event() becomes readable when their mailbox has
-  /// something.
+  /// The WireGuard sessions, or null if the encapsulation has none. When their mailbox has something, mail_event() is
+  /// readable.
   Sessions* sessions() { return sessions_.get(); }
   const Event& mail_event() const { return mail_; }
-  /// Sends one datagram from the well-known port. Returns false if the kernel refused it.
+  /// Sends one datagram from the well-known port, without blocking. Returns false if the kernel refused it.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
-  /// True if the engine continues the sessions that came with the descriptors.
+  /// True if the engine took over the sessions that the previous engine saved.
   bool has_kept_sessions() const { return has_kept_sessions_; }
-  /// Joins the threads, and returns the descriptors, still open, for another engine. The saved sessions go with the
-  /// descriptors, and `head` describes them to the successor. Nothing else may be called afterwards. The destructor
-  /// closes the descriptors instead, which deletes the TUN.
+  /// Ends the threads and returns the descriptors, still open, for the next engine. The saved sessions are among them,
+  /// with `head`, which the next engine can read before it takes the sessions. No other function may be called
+  /// afterwards. If release() is not called, the destructor closes the descriptors, which deletes the TUN.
   Descriptors release(std::span<const uint8_t> head);
   ~Engine();
 
@@ -95,10 +100,12 @@ class Engine {
   Fault fault_;
   IcmpLimits icmp_;
   std::vector<UnknownSenders> unknown_senders_;  // one per loop
-  std::deque<Drops> drops_;  // Two per loop: egress, then ingress. They must not move, because threads write into them.
+  // Two per loop: egress, then ingress. A deque, because threads write into its elements, which must not move.
+  std::deque<Drops> drops_;
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;
-  std::vector<std::unique_ptr<Loop>> loops_;  // last, because the loops use everything above
+  // the last member, because its destructor ends the threads, which use all other members
+  std::vector<std::unique_ptr<Loop>> loops_;
 };
 
 }  // namespace weft

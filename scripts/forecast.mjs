@@ -1,6 +1,8 @@
-// forecast.mjs - the first line of `npm test`: its duration on this machine, the tests that it will skip, and how to enable them.
+// forecast.mjs - writes the first line of `npm test`: how long the tests will take on this machine, which tests will be skipped, and how to
+// enable those tests.
 //
-// The figures of test/selection.json are CPU seconds of one machine. A fixed piece of work shows how much slower this machine is.
+// test/selection.json has the CPU seconds of each test file on a reference machine. The script times a fixed computation to find how much
+// slower this machine is than the reference machine.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
@@ -8,21 +10,30 @@ import { availableParallelism, loadavg } from 'node:os'
 import { join } from 'node:path'
 import { find, HOSTS, missingFor, sayLack, whyNoHosts } from './machine.mjs'
 
-/** The result of `calibrate` on the machine of the figures in test/selection.json, with idle cores. */
+/** The seconds that `calibrate` takes on an idle core of the machine on which the figures of test/selection.json were measured. */
 const REFERENCE_SECONDS = 0.04
-/** The duration of `npm test` on the reference machine, divided by its CPU seconds per core. It is above 1 because tests also wait. */
+/**
+ * The elapsed time of `npm test` on the reference machine, divided by its CPU seconds per core. The ratio is above 1 because tests also
+ * wait.
+ */
 const WAITING = 1.15
-/** CPU seconds of a complete set-up on the reference machine: Debian packages, npm packages, addon, TypeScript. */
+/**
+ * The CPU seconds that a complete setup takes on the reference machine: it installs Debian and npm packages, and compiles the addon and
+ * TypeScript.
+ */
 const SETUP_SECONDS = 70
 
-/** Devices that some tests need and some kernels lack, with the arguments of `ip link add`. */
+/** Network devices that some tests need and that not every kernel can make, with the arguments of `ip link add`. */
 const DEVICES = {
   vxlan: 'probe type vxlan id 1 dstport 8472',
   wireguard: 'probe type wireguard',
   ipip: 'probe type ipip remote 192.0.2.1 local 192.0.2.2',
 }
 
-/** Returns the CPU seconds of a fixed piece of work: the minimum of five rounds, so that a short disturbance does not count. */
+/**
+ * Returns the CPU seconds of a fixed computation. It is done five times and the shortest time counts, so that a short disturbance does not
+ * matter.
+ */
 function calibrate() {
   const rounds = Array.from({ length: 5 }, () => {
     const before = process.cpuUsage()
@@ -42,7 +53,10 @@ function read(path) {
   }
 }
 
-/** The cores that this process may use: a cgroup may allow less than the machine has (cgroups(7): cpu.max, or cpu.cfs_quota_us of version 1). */
+/**
+ * Returns the number of cores that this process may use. Its cgroup may limit it to less than the machine has (cgroups(7): the file
+ * cpu.max, or cpu.cfs_quota_us in version 1).
+ */
 export function usableCores() {
   const own = read('/proc/self/cgroup').split('\n')
   /** @param {RegExp} pattern */
@@ -56,7 +70,7 @@ export function usableCores() {
   return Math.min(availableParallelism(), ...limits.filter((limit) => limit > 0))
 }
 
-/** Lists the devices that this kernel cannot make. Only root with the right to make namespaces can find out. */
+/** Lists the entries of DEVICES that this kernel cannot make. Trying needs root and the right to make network namespaces. */
 const missingDevices = () =>
   Object.entries(DEVICES).flatMap(([name, words]) => {
     const { status } = spawnSync('unshare', ['--net', 'ip', 'link', 'add', ...words.split(' ')])
@@ -69,25 +83,28 @@ const duration = (seconds) =>
 
 /**
  * @typedef {object} Machine
- * @property {number} slowness The duration of a fixed piece of work, divided by its duration on the reference machine.
- * @property {number} cores The number of cores that this process may use; 0.25 in a cgroup with a quarter of a core.
- * @property {number} load The number of processes that already compete for a core.
+ * @property {number} slowness The duration of a fixed computation on this machine, divided by its duration on the reference machine.
+ * @property {number} cores The number of cores that this process may use, for example 0.25 in a cgroup with a quarter of a core.
+ * @property {number} load The number of other processes that compete for the cores of this machine.
  * @property {boolean} isSetUp
  * @property {boolean} hasHosts Whether tests can make network namespaces and TUN devices.
  * @property {readonly string[]} lacks The missing prerequisites, each with its remedy if there is one.
  */
 
-/** @typedef {{ file: string, cpu: number, part?: number, hosts?: boolean }} Cost One line of test/selection.json. */
+/**
+ * @typedef {{ file: string, cpu: number, part?: number, hosts?: boolean }} Cost One line of test/selection.json, with the CPU seconds of a
+ *   test file.
+ */
 
 /**
- * Returns the line for the test files that will run.
+ * Returns the text that announces the expected duration of these test files and the tests that will be skipped.
  * @param {readonly Cost[]} costs
  * @param {Machine} machine
  */
 export function forecastLine(costs, { slowness, cores, load, isSetUp, hasHosts, lacks }) {
   const running = costs.filter(({ hosts }) => hasHosts || !hosts)
   const seconds = running.reduce((sum, { cpu, part }) => sum + (part ?? cpu), 0) * slowness * WAITING
-  // With two other busy processes, this process gets half of two cores.
+  // For example, if two other processes are busy on a machine with two cores, this process gets half of both cores: 1.
   const share = cores / (1 + load / Math.max(1, cores))
   const setup = isSetUp ? '' : `, with about ${duration((SETUP_SECONDS * slowness) / share)} of set-up before`
   const skips = lacks.length === 0 ? 'Nothing will be skipped.' : `Tests will be skipped: ${lacks.join('; ')}.`
@@ -95,7 +112,7 @@ export function forecastLine(costs, { slowness, cores, load, isSetUp, hasHosts, 
 }
 
 /**
- * Returns the line for `npm test`, or with `isWhole` for `npm run test:whole`.
+ * Returns the first line of output of `npm test`, or of `npm run test:whole` if `isWhole` is true.
  * @param {string} root The project's folder.
  * @param {boolean} isWhole
  */

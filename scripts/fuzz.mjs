@@ -1,8 +1,8 @@
 // fuzz.mjs - runs the native core under libFuzzer with the address and undefined behavior sanitizers: `npm run test:fuzz -- SECONDS`.
 //
-// Starts from the corpus in test/native/corpus and from random batches and superpackets (test/support/packet-model.ts), with one process per
-// core. libFuzzer keeps useful inputs in build/fuzz/corpus for the next run. `--keep` replaces test/native/corpus by the smallest set of
-// inputs with the same coverage. An input that fails is printed and left in build/fuzz.
+// The first inputs are the corpus in test/native/corpus and random packets (test/support/packet-model.ts). One process runs on each core.
+// libFuzzer keeps inputs that reach new code in build/fuzz/corpus for the next run. `--keep` replaces test/native/corpus by the smallest
+// set of inputs with the same coverage. An input that makes the core fail is printed and kept in build/fuzz.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -31,13 +31,13 @@ const { encodeVirtio, NO_OFFLOAD, randomBatch, randomFrom, randomSuperpacket } =
 )
 const { writeMacs } = await import(join(root, 'dist/src/path/backends/wireguard/cookie.js'))
 
-/** Encodes an input of the packet loops: its length (uint16 in this machine's byte order) and its bytes. */
+/** Encodes one packet for the fuzz targets of the packet loops: its length as a uint16 in this machine's byte order, then its bytes. */
 function message(...parts) {
   const bytes = Buffer.concat(parts)
   return Buffer.concat([Buffer.from(new Uint16Array([bytes.length]).buffer), bytes])
 }
 
-/** Returns a VXLAN frame for the host of core_fuzz.cc, whose VNI and MAC are 0 (RFC 7348 section 5). */
+/** Returns a VXLAN frame with this packet. Its VNI and MAC addresses are 0, as those of the host in core_fuzz.cc (RFC 7348 section 5). */
 function frame(packet) {
   const header = Buffer.alloc(22)
   header[0] = 8
@@ -45,7 +45,10 @@ function frame(packet) {
   return Buffer.concat([header, packet])
 }
 
-/** Encodes session 1 in the format of native/core/sessions.h: one key pair in use, one queued packet, no control messages, all times 0. */
+/**
+ * Encodes a WireGuard session in the format of native/core/sessions.h. It has the id 1, one active key pair, one queued packet and no
+ * control messages; all of its times are 0.
+ */
 function savedSession(random) {
   const numbers = (...of) => Buffer.from(new Uint32Array(of).buffer)
   const [time, key, window] = [
@@ -60,13 +63,13 @@ function savedSession(random) {
   return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0, 0, 0)])
 }
 
-/** Encodes a packet that core_fuzz.cc encrypts with this counter and this key pair. */
+/** Encodes a packet for core_fuzz.cc, which encrypts it with the given counter and key pair. */
 const sealed = (counter, pair, packet) =>
   message(Buffer.from(new Uint16Array([counter]).buffer), Buffer.from([pair]), packet)
 
 /**
- * Returns a WireGuard message of this type. Its indices are those of session 3 of core_fuzz.cc: 0 to 2 for its key pairs, 3 for a handshake.
- * An initiation has a valid MAC, whose key is all zeros.
+ * Returns a WireGuard message of this type. Its receiver index is one of session 3 in core_fuzz.cc: 0 to 2 name a key pair, 3 a handshake.
+ * A handshake initiation gets a valid MAC, made with an all-zero key.
  */
 function wireguard(type, bytes, pair) {
   const all = Buffer.alloc(bytes)
@@ -154,7 +157,7 @@ const build = [
   ...sources,
   '-o',
   program,
-  // Node.js provides libcrypto to the addon; this program has to link it.
+  // In the addon Node.js provides libcrypto. The fuzzer is a program of its own, so it links libcrypto itself.
   '-Wl,--no-as-needed',
   '-l:libcrypto.so.3',
 ]
@@ -167,7 +170,7 @@ const fuzzing = createProgress('test:fuzz', { total: seconds, pace: 'seconds' })
 fuzzing.now('by libFuzzer', seconds)
 const corpora = existsSync(kept) ? [corpus, kept] : [corpus]
 const limits = [`-max_total_time=${seconds}`, '-max_len=8192', '-timeout=10', '-rss_limit_mb=4096']
-// First run every known input, because -fork silently leaves out inputs that crash.
+// First run every known input once, because libFuzzer with -fork silently skips inputs that crash.
 await mustRun(program, ['-runs=0', ...limits, ...corpora])
 await mustRun(program, [`-fork=${options.processes}`, '-ignore_crashes=0', ...limits, ...corpora])
 fuzzing.end()

@@ -1,7 +1,7 @@
-// kube-build.mjs - builds a program of Kubernetes for the tests from Debian's source.
+// kube-build.mjs - builds a program of Kubernetes, such as kubelet, for the tests from Debian's source package.
 //
-// Debian has the source of Kubernetes 1.20 but no packages of its servers. A build takes about five minutes on two cores, and temporarily
-// 3 GB of disk. The program is kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, and is built only once.
+// Debian has the source of Kubernetes 1.20 but no packages of its servers. A build takes about five minutes on two cores and temporarily 3
+// GB of disk space. The program is built only once, and kept in ~/.cache/weft or $XDG_CACHE_HOME/weft.
 
 import {
   copyFileSync,
@@ -20,23 +20,26 @@ import { createProgress, runAloud } from './progress.mjs'
 import { undo } from './undo.mjs'
 
 const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
-/** The folder into which Debian's packages of Go libraries put their source. */
+/** The folder into which Debian's packages of Go libraries install their source. */
 const LIBRARIES = '/usr/share/gocode/src'
 /**
- * Vendored libraries that depend on the map layout of an older Go. Built by Debian's compiler, the server panics when it decodes a
- * ClusterRoleBinding. Debian's own packages of these libraries support the newer Go, so they replace the vendored copies.
+ * Go libraries in the source of Kubernetes that assume the map layout of an older Go version. With Debian's Go compiler they make the
+ * server panic when it decodes a ClusterRoleBinding. They are replaced by Debian's own packages of these libraries, which work with its
+ * compiler.
  */
 const NEWER = ['github.com/modern-go/reflect2', 'github.com/json-iterator/go']
 
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
 
-/** The approximate seconds of each step on two cores. */
+/** The approximate duration of each step of a build in seconds, on two cores; for the progress bar. */
 const SECONDS = { lists: 10, source: 30, build: 280 }
 
-/** Runs a command. All of its output goes to stderr, because stdout is for the path.
+/**
+ * Runs a command and writes all of its output to stderr, because this script prints only the path of the program to stdout.
  * @param {string} command
  * @param {readonly string[]} args
- * @param {object} [options] */
+ * @param {object} [options]
+ */
 async function run(command, args, options = {}) {
   const end = await runAloud(command, args, { stdout: process.stderr, ...options }).catch((error) => error.message)
   if (end !== 0)
@@ -52,7 +55,7 @@ async function build(name, program, tags) {
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   undo(() => rmSync(work, { recursive: true, force: true }))
-  // Use separate lists and sources. The machine's own may name no source packages, and must not change.
+  // Give apt separate lists of packages and sources, because this machine's own lists may not include source packages and must not change.
   for (const folder of ['lists/partial', 'cache/archives/partial', 'source', 'go/src/k8s.io'])
     mkdirSync(join(work, folder), { recursive: true })
   writeFileSync(
@@ -89,18 +92,19 @@ async function build(name, program, tags) {
     cwd: tree,
     env: { ...process.env, GOPATH: join(work, 'go'), GOCACHE: join(work, 'go-cache') },
   })
-  // The makefile leaves the programs for this machine in _output/bin. Do not search the tree, because it contains a link to itself.
+  // The makefile puts the programs for this machine's architecture into _output/bin. The path is fixed because a search of the tree would
+  // not end: the tree contains a link to itself.
   copyFileSync(join(tree, '_output/bin', name), `${program}.part`)
   renameSync(`${program}.part`, program)
   progress.end()
 }
 
 /**
- * Prints the path of a program of Kubernetes, such as `kubelet`, and builds it first if necessary. `variable` is the environment variable
- * by which a user can provide the program instead.
+ * Prints the path of a program of Kubernetes, such as `kubelet`. Builds the program first if it is not in the cache. `variable` names the
+ * environment variable with which a user can set the path of an existing program.
  * @param {string} name
  * @param {string} variable
- * @param {string} [tags] The flag of Go that excludes parts of the program.
+ * @param {string} [tags] The Go compiler's flag for build tags, which leave out parts of the program.
  */
 export async function printProgram(name, variable, tags = '') {
   const program = join(cache, `${name}-1.20`)

@@ -2,5 +2,5 @@
 
 import { printProgram } from './kube-build.mjs'
 
-// Without the cloud providers, which are most of the program.
+// The build tag leaves out the cloud providers, which make up most of kubelet's code and build time.
 await printProgram('kubelet', 'WEFT_KUBELET', '-tags=providerless')

@@ -1,7 +1,7 @@
-// lint-exports.mjs - finds exported names that no other file imports, and values of src/ that only tests import.
+// lint-exports.mjs - finds exported names that no other file imports, and functions and constants of src/ that only tests import.
 //
-// A type may be exported for tests. A value that only tests import is allowed if scripts/exports-for-tests.json lists its name. A listed name
-// without such a value is an error too, so that the list stays correct. `--list` prints the correct list.
+// A type may be exported for tests. A value that only tests import is allowed if scripts/exports-for-tests.json lists its name. A name in
+// that list that needs no exception is an error too. `--list` prints the correct list.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'
@@ -11,7 +11,10 @@ import { parseSync } from 'rolldown/utils'
 const TOP = resolve(dirname(fileURLToPath(import.meta.url)), '..')
 const FOLDERS = ['src', 'lab', 'bench', 'test', 'scripts', 'bin']
 const LIST = 'scripts/exports-for-tests.json'
-/** Files that are used without an import: one replaces assets.ts in the single-file executable, and Stryker loads the other by its path. */
+/**
+ * Files that are used although no file imports them: the build of the single-file executable puts the first in place of assets.ts, and
+ * Stryker loads the second by its path.
+ */
 const LOADED_OTHERWISE = new Set(['src/base/assets-inside.ts', 'scripts/mutants-stryker.mjs'])
 
 const filesIn = (folder) =>
@@ -30,14 +33,17 @@ const files = new Map(
   }),
 )
 
-/** Returns the file that a specifier names; undefined for a package. A file of dist/ stands for its source. */
+/**
+ * Returns the path of the source file that an import specifier names, also if the specifier names the compiled file in dist/. Returns
+ * undefined for a package.
+ */
 function target(from, specifier) {
   if (!specifier.startsWith('.')) return undefined
   const path = relative(TOP, resolve(TOP, dirname(from), specifier)).replace(/^dist\//, '')
   return [path, path.replace(/\.js$/, '.ts')].find((each) => files.has(each))
 }
 
-/** The files that import a name, by `FILE NAME`. */
+/** Maps each exported name, as `FILE NAME`, to the files that import it. */
 const users = new Map()
 function use(file, name, by) {
   if (file === undefined || file === by) return
@@ -50,7 +56,7 @@ const exportsOf = (file) =>
     .module.staticExports.flatMap(({ entries }) => entries)
     .filter(({ exportName }) => exportName.kind === 'Name')
     .map(({ exportName, isType }) => ({ name: exportName.name, isType }))
-/** Counts each exported name that occurs as a word in a text, for imports of a whole module. */
+/** Records `by` as a user of each name that `file` exports and that occurs as a word in the text. Used if `by` imports the whole module. */
 function useWords(file, text, by) {
   if (file === undefined) return
   for (const { name } of exportsOf(file))
@@ -67,7 +73,7 @@ for (const [path, { text, module }] of files) {
   for (const { entries } of module.staticExports)
     for (const { moduleRequest, importName } of entries)
       if (moduleRequest && importName.kind === 'Name') use(target(path, moduleRequest.value), importName.name, path)
-  // Count `import('./x.ts')` too, as a value or a type, and paths of dist/ in strings.
+  // Dynamic imports, import types and strings with paths of dist/ also use a module as a whole.
   for (const [, specifier] of text.matchAll(/\bimport\(\s*['"`](\.[^'"`]+)['"`]/g))
     useWords(target(path, specifier), text, path)
   for (const [, built] of text.matchAll(/\bdist\/([\w/-]+)\.js\b/g))

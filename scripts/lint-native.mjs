@@ -32,7 +32,8 @@ function compiles(compiler) {
   const addonApi = createRequire(import.meta.url)('node-addon-api').include_dir
   const flags = ['-std=c++20', '-fsyntax-only', '-fno-exceptions', '-Wall', '-Wextra', '-Werror', '-DNAPI_VERSION=8']
   flags.push('-DNODE_ADDON_API_DISABLE_CPP_EXCEPTIONS', '-isystem', headers(), '-isystem', join(root, addonApi))
-  // Each file has its own run, so that all warnings are shown. The files that include a header check it.
+  // Run the compiler for each source file separately and do not stop at a failure, so that the warnings of all files are shown. A header is
+  // checked with the sources that include it.
   return sources
     .filter((path) => /^(native|bench\/native)\//.test(path) && path.endsWith('.cc'))
     .map((path) => run(compiler, [...flags, path]))

@@ -1,7 +1,7 @@
 // lint-words.mjs - finds wording that is hard to read, in comments and in documents: `npm run lint:words -- [FILE...]`.
 //
-// Each rule has a pattern and the wording to use instead. Code in backticks and quoted text are not checked, because they repeat what
-// flanneld, the kernel or an operator writes. The exit code is 1 if a rule matches.
+// Each rule has a pattern to find, and a hint with better wording. Code in backticks and quoted text are not checked, because their words
+// come from flanneld, the kernel or an operator. The exit code is 1 if a pattern matches.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
@@ -10,15 +10,15 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 
-/** Files whose sentences are not weft's, or are a record of earlier versions. */
+/** Files that are not checked: other projects wrote them, or they record earlier versions of weft. */
 const EXCLUDED = /^(LICENSE|CHANGELOG\.md|bench\/results\/|test\/store\/vendor\/|package-lock\.json)/
 
 /**
  * @typedef {object} Rule
  * @property {string} name
- * @property {RegExp} pattern It has the flag `g`. `^` is the start of a comment or a paragraph.
- * @property {string} instead The wording to use instead.
- * @property {'comments'} [only] The rule does not apply to documents.
+ * @property {RegExp} pattern A pattern with the flag `g`. In it `^` matches the start of a comment or a paragraph.
+ * @property {string} instead The hint that is printed: the wording to use instead.
+ * @property {'comments'} [only] If present, the rule is applied to comments but not to documents.
  */
 
 /** @type {readonly Rule[]} */
@@ -118,15 +118,22 @@ const RULES = [
 ]
 
 /**
- * @typedef {object} Passage A comment or a paragraph without its marks.
- * @property {string} text Its lines, joined by newlines, so that a match can be located.
- * @property {number} line The number of its first line, from 1.
+ * @typedef {object} Passage A comment or a paragraph without comment or Markdown marks.
+ * @property {string} text The lines of the passage, joined by newlines, so that the line of a match can be counted.
+ * @property {number} line The line number in the file at which the passage starts, from 1.
  */
 
-/** Hides code spans, quoted text and addresses, and keeps the length of the text. @param {string} text */
+/**
+ * Replaces code spans, quoted text and URLs by blanks, so that no rule matches there. The length of the text does not change.
+ * @param {string} text
+ */
 const hidden = (text) => text.replaceAll(/`[^`]*`|"[^"\n]*"|https?:\/\/\S+/g, (part) => part.replaceAll(/[^\n]/g, '_'))
 
-/** Returns the comments of a source file. Consecutive `//` lines are one comment. @param {string} source @returns {Passage[]} */
+/**
+ * Returns the comments of a source file as passages. Consecutive `//` lines are one comment.
+ * @param {string} source
+ * @returns {Passage[]}
+ */
 function commentsOf(source) {
   const passages = []
   let open = false
@@ -166,14 +173,22 @@ function commentsOf(source) {
   return passages
 }
 
-/** Returns the names of the tests of a file. @param {string} source @returns {Passage[]} */
+/**
+ * Returns the names of the tests in a test file, which are checked like comments.
+ * @param {string} source
+ * @returns {Passage[]}
+ */
 const namesOfTests = (source) =>
   [...source.matchAll(/(?:\b(?:it|describe)(?:\.\w+)*|^ *[\])}]+\))\(\s*'((?:[^'\\\n]|\\.)+)',/gm)].map((match) => ({
     text: match[1],
     line: source.slice(0, match.index + match[0].indexOf("'")).split('\n').length,
   }))
 
-/** Returns the paragraphs, list items and table cells of a document; code blocks are left out. @param {string} source @returns {Passage[]} */
+/**
+ * Returns the paragraphs, list items and table cells of a document. Code blocks are left out.
+ * @param {string} source
+ * @returns {Passage[]}
+ */
 function paragraphsOf(source) {
   const passages = []
   let fenced = false

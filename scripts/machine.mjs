@@ -1,15 +1,16 @@
-// machine.mjs - the prerequisites of the commands on this machine: whether they are present, and how to get them.
+// machine.mjs - lists the programs and rights that the project's npm scripts need, checks which of them this machine has, and says how to
+// get the missing ones.
 //
-// setup.mjs uses this table to install missing packages, or refuses. The tests (test/support/needs.ts) use it to skip. It has no npm
-// dependencies, because setup.mjs installs those.
+// setup.mjs installs missing Debian packages, or fails with their names. The tests skip what the machine cannot run
+// (test/support/needs.ts). This file has no npm dependencies, because setup.mjs uses it before npm packages are installed.
 
 import { spawnSync } from 'node:child_process'
 import { closeSync, existsSync, openSync, readdirSync, readFileSync } from 'node:fs'
 import { basename, join } from 'node:path'
 
-/** The kinds of commands that a developer uses every day. */
+/** The kinds of npm scripts that a developer uses every day; `npm run setup` installs their prerequisites. */
 export const COMMON = ['demo', 'test', 'bench', 'lint']
-/** The kinds of tests that run only if the user names them. */
+/** The kinds of tests whose prerequisites are installed only if the user runs these tests by name. */
 const NAMED = [
   'stubborn',
   'soak',
@@ -26,29 +27,29 @@ const NAMED = [
   'broken',
 ]
 export const KINDS = [...COMMON, 'build', ...NAMED]
-/** The kinds that make hosts from network namespaces. */
+/** The kinds of npm scripts that simulate hosts with network namespaces. */
 const HOSTED = ['demo', 'test', 'bench', 'soak', 'paths', 'kube', 'kubelet', 'page', 'image', 'release', 'broken']
 
-/** Prerequisites that are not programs of a Debian package. */
+/** Names of prerequisites that are not programs from a Debian package. */
 export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
 export const KUBE_APISERVER = 'a real kube-apiserver'
 export const HELM = 'Helm'
 export const NODE = 'an architecture that the npm registry has Node.js for'
 
-/** The folders in which hosts keep CNI plugins. */
+/** The folders in which this file looks for CNI plugins: those of the variable CNI_PATH, and the usual folders of a Kubernetes node. */
 export const CNI_FOLDERS = [...(process.env.CNI_PATH ?? '').split(':'), '/opt/cni/bin', '/usr/lib/cni'].filter(Boolean)
 
-/** The folders that the dynamic linker's $LIB can stand for, with Debian's names of architectures. */
+/** The folders in which the dynamic linker searches if a path contains $LIB, on Debian and on other distributions. */
 const LIBRARY_FOLDERS = ['/usr/lib/x86_64-linux-gnu', '/usr/lib/aarch64-linux-gnu', '/usr/lib64', '/usr/lib']
 
 /**
  * @typedef {object} Need
- * @property {string} name The name of a command, unless `isThere` is present.
- * @property {readonly string[]} for The kinds that need it.
- * @property {boolean} [toBuild] Needed only to build the addon.
- * @property {() => boolean} [isThere] True if it is present.
- * @property {string | (() => string)} [package] The Debian package.
- * @property {() => string} [remedy] How to get it if there is no package.
+ * @property {string} name The name of the command to look for in PATH, or any name if `isThere` does the check.
+ * @property {readonly string[]} for The kinds of npm scripts that need it.
+ * @property {boolean} [toBuild] True if only a build of the addon needs it.
+ * @property {() => boolean} [isThere] Returns true if this machine has the prerequisite.
+ * @property {string | (() => string)} [package] The Debian package that provides it.
+ * @property {() => string} [remedy] Returns how to get the prerequisite if no Debian package provides it.
  */
 
 /** @type {readonly Need[]} */
@@ -115,7 +116,8 @@ export const NEEDS = [
     package: 'fonts-dejavu-core',
     for: ['page'],
   },
-  // Needed to build programs of Kubernetes from source (kube-build.mjs), and to query a server as an operator does.
+  // kube-build.mjs builds programs of Kubernetes from source with the following commands, and the tests query the API server with them as
+  // an operator does.
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['test', 'kube'] },
@@ -123,7 +125,8 @@ export const NEEDS = [
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // Must be last, because the check uses installed programs. `test` does not require it, and skips the tests that do.
+  // The entry for hosts must be the last one, because its check runs programs of the entries before it. The kind `test` does not require
+  // it: tests that need hosts are skipped.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,
@@ -142,7 +145,7 @@ export const NEEDS = [
     remedy: () => 'run it on amd64',
     for: ['release'],
   },
-  // run.mjs makes these.
+  // There is no package for these programs; run.mjs builds or downloads them.
   { name: KUBE_APISERVER, isThere: () => Boolean(process.env.WEFT_KUBE_APISERVER), remedy: byTestKube, for: [] },
   { name: HELM, isThere: () => Boolean(process.env.WEFT_HELM), remedy: byTestKube, for: [] },
 ]
@@ -151,26 +154,28 @@ function byTestKube() {
   return '`npm run test:kube` gets it'
 }
 
-/** Returns the need for a Go library. Debian's packages contain only its source.
+/**
+ * Returns the prerequisite for a Go library, which Debian packages as source, so its presence is checked by a path.
  * @param {string} path
  * @param {string} name
- * @returns {Need} */
+ * @returns {Need}
+ */
 function goLibrary(path, name) {
   const isThere = () => existsSync(join('/usr/share/gocode/src', path))
   return { name: `${path} for Go`, isThere, package: name, for: ['kube', 'kubelet'] }
 }
 
-/** Returns clang's resource folder, whose name is clang's version; undefined if clang is not installed. */
+/** Returns the folder of clang's own libraries, which is named after clang's version; undefined if clang is not installed. */
 function clangFolder() {
   const clang = find('clang++')
   return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
 }
 
-/** True if clang can link a fuzzer. Since version 14 the necessary library is in a separate package. */
+/** True if clang can link a fuzzer. Since clang 14 Debian has the libFuzzer library in a separate package. */
 function hasFuzzer() {
   const folder = clangFolder()
   const libraries = folder && join(folder, 'lib')
-  // The name is libclang_rt.fuzzer-x86_64.a, or libclang_rt.fuzzer.a in a folder of the target.
+  // The library is named libclang_rt.fuzzer-x86_64.a; in newer versions of clang it is libclang_rt.fuzzer.a in a folder per target.
   return (
     existsSync(libraries ?? '') &&
     readdirSync(libraries ?? '', { recursive: true, encoding: 'utf8' }).some((path) =>
@@ -179,28 +184,31 @@ function hasFuzzer() {
   )
 }
 
-/** Returns the package for the installed clang. Without clang, returns the one that belongs to Debian's package `clang`. */
+/**
+ * Returns the name of the Debian package with libFuzzer for the installed version of clang. If clang is not installed, assumes the version
+ * of Debian's package `clang`.
+ */
 function fuzzerPackage() {
   const folder = clangFolder()
   return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
 }
 
-/** Returns the remedy if tests cannot make hosts; undefined if they can. */
+/** Returns why tests cannot simulate hosts with network namespaces here, with the remedy; undefined if they can. */
 export function whyNoHosts() {
   if (process.getuid?.() !== 0) return 'run it as root'
   return whyNoDemo()
 }
 
-/** The bits of the capabilities that root needs to make hosts (linux/capability.h). */
+/** The capabilities that root needs to make network namespaces and TUN devices, with their bit numbers (linux/capability.h). */
 const NEEDED = { CAP_NET_ADMIN: 12n, CAP_SYS_ADMIN: 21n }
 const IN_CONTAINER = 'start the container with `docker run --privileged`, or run this on the host'
 
-/** The command by which an unprivileged user gets namespaces; lab/unprivileged.ts uses the same. */
+/** The command with which an unprivileged user runs a program as root of new namespaces. lab/unprivileged.ts uses the same command. */
 export const AS_ROOT_OF_OWN = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--']
 
 /**
- * Returns the reason why the demo cannot make its hosts here, with the remedy; undefined if it can. Root needs two capabilities. Any other
- * user needs a kernel that lets users make namespaces.
+ * Returns why the demo cannot simulate its hosts on this machine, with the remedy; undefined if it can. Root needs two capabilities. Other
+ * users need a kernel that lets unprivileged users make namespaces.
  * @param {{ isRoot?: boolean, status?: string, openTun?: () => void, unshare?: (command: string[]) => string | undefined }} [machine]
  */
 export function whyNoDemo({
@@ -218,7 +226,8 @@ export function whyNoDemo({
     openTun()
   } catch (error) {
     const { code } = /** @type {NodeJS.ErrnoException} */ (error)
-    // The kernel lets every user open it, but the file mode may not. A TUN in a user's own namespace cannot harm other users.
+    // The kernel lets every user open /dev/net/tun, but its file mode may forbid it. The remedy changes the mode. That is safe, because
+    // users can make TUN devices only in namespaces of their own.
     if (!isRoot && code === 'EACCES')
       return 'this user may not open /dev/net/tun; run it as root, or allow it, as root: chmod 0666 /dev/net/tun'
     return `/dev/net/tun cannot be opened (${code}); as root \`modprobe tun\`; a container needs --device /dev/net/tun, or --privileged`
@@ -243,7 +252,7 @@ function readStatus() {
  * @returns {string | undefined} */
 function tryToRun([file, ...args]) {
   const { status, stderr, error } = spawnSync(file, args, { encoding: 'utf8' })
-  // A missing program is installed later, or reported then.
+  // A program that is missing is not an error here, because setup installs it later or reports it then.
   if (error && 'code' in error && error.code === 'ENOENT') return undefined
   return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }
@@ -258,9 +267,11 @@ export function find(command) {
 /** @param {Need} need */
 export const isThere = (need) => (need.isThere ? need.isThere() : find(need.name) !== undefined)
 
-/** Lists the missing prerequisites of these kinds.
+/**
+ * Lists the prerequisites that this machine lacks for these kinds of npm scripts.
  * @param {readonly string[]} kinds
- * @param {boolean} mustBuild True if the addon has to be built. */
+ * @param {boolean} mustBuild True if the addon has to be built.
+ */
 export function missingFor(kinds, mustBuild) {
   const wanted = NEEDS.filter((need) => need.for.some((kind) => kinds.includes(kind)) && (mustBuild || !need.toBuild))
   return wanted.filter((need) => !isThere(need))
@@ -274,8 +285,10 @@ export const packagesOf = (needs) => [
 /** @param {readonly string[]} packages */
 export const installLine = (packages) => `apt-get install -y --no-install-recommends ${packages.join(' ')}`
 
-/** Describes how to get the missing prerequisites, as a part of a sentence.
- * @param {readonly Need[]} missing */
+/**
+ * Returns a clause for an error message that says how to get the missing prerequisites.
+ * @param {readonly Need[]} missing
+ */
 function remedyFor(missing) {
   const packages = packagesOf(missing)
   const install = find('apt-get')
@@ -286,11 +299,15 @@ function remedyFor(missing) {
 
 const LACKS = 'this machine lacks '
 
-/** Describes the missing prerequisites and how to get them.
- * @param {readonly Need[]} missing */
+/**
+ * Returns the text of an error message or a skip reason: the missing prerequisites and how to get them.
+ * @param {readonly Need[]} missing
+ */
 export const sayLack = (missing) =>
   `${LACKS}${[...new Set(missing.map(({ name }) => name))].join(', ')}: ${remedyFor(missing)}`
 
-/** True if a test with this skip reason is skipped because of a missing prerequisite.
- * @param {string} reason */
+/**
+ * True if a skip reason of a test names a missing prerequisite, as opposed to a choice of the user.
+ * @param {string} reason
+ */
 export const isLack = (reason) => reason.startsWith(LACKS)

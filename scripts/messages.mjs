@@ -1,8 +1,8 @@
 // messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy. It also writes the
 // table of findings in docs/weft-network.md.
 //
-// scripts/messages.txt has one entry for each message: the line as it is printed, its cause, and what to do if the code does not say it.
-// The remedies that the code has are read from its syntax tree, so the page repeats them to the letter.
+// scripts/messages.txt has one entry for each message: the line as weft prints it, its cause, and a remedy if the message itself has none.
+// Remedies that are part of a message are read from the syntax tree of the code, so docs/messages.md has exactly the same words.
 
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -11,17 +11,26 @@ import { parseAst } from 'rolldown/parseAst'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 
-/** Functions that take a message, and after it the remedy. */
+/** Names of the functions whose first argument is a message and whose second argument is its remedy. */
 const MAKERS = new Set(['fail', 'invalid'])
 
-/** Stands for a value that the code fills in. */
+/**
+ * Returns a marker for a value that the code inserts into a message when it runs. The private characters around the name cannot occur in a
+ * message.
+ */
 const hole = (name) => `\uE000${name}\uE001`
 const HOLE = /\uE000([^\uE001]*)\uE001/g
-/** A name in camel case as words: `listenPort` becomes `listen port`. A constant's name says nothing to an operator. */
+/**
+ * Returns a name in camel case as separate words, such as `listen port` for `listenPort`. Returns `...` for the name of a constant in
+ * capitals, which says nothing to an operator.
+ */
 const words = (name) => (/[a-z]/.test(name) ? name.replaceAll(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`) : '...')
 
-/** Returns the text of a string expression, with holes in it; undefined for any other expression.
- * @param {any} node @param {ReadonlyMap<string, any>} constants @returns {string | undefined} */
+/**
+ * Returns the text of a string expression, with a marker (`hole`) in place of each inserted value. Returns undefined if the expression is
+ * not a string.
+ * @param {any} node @param {ReadonlyMap<string, any>} constants @returns {string | undefined}
+ */
 function textOf(node, constants) {
   if (node?.type === 'Literal' && typeof node.value === 'string') return node.value
   if (node?.type === 'Identifier' && constants.has(node.name)) return textOf(constants.get(node.name), new Map())
@@ -32,7 +41,7 @@ function textOf(node, constants) {
   return left === undefined && right === undefined ? undefined : (left ?? hole('...')) + (right ?? hole('...'))
 }
 
-/** Returns what the page shows for an expression inside a template. */
+/** Returns the text that docs/messages.md shows in place of an expression `${...}` inside a template string. */
 function filledIn(node, constants) {
   if (node === undefined) return ''
   const constant = node.type === 'Identifier' ? textOf(node, constants) : undefined
@@ -41,7 +50,7 @@ function filledIn(node, constants) {
   return hole(node.type === 'MemberExpression' && !node.computed ? words(node.property.name) : '...')
 }
 
-/** Returns the remedies that an expression can be: of a conditional expression both. */
+/** Returns the remedies that an expression can have as its value; both branches of a conditional expression count. */
 function remediesOf(node, constants) {
   if (node?.type === 'ConditionalExpression')
     return [...remediesOf(node.consequent, constants), ...remediesOf(node.alternate, constants)]
@@ -60,7 +69,7 @@ function walk(node, visit) {
   }
 }
 
-/** Returns the message and the remedies of a call or a `new WeftError`; undefined for any other node. */
+/** Returns the message and the remedies of a call of `fail` or `invalid`, or of `new WeftError`; undefined for any other syntax node. */
 function messageOf(node, constants) {
   if (node.type === 'NewExpression' && node.callee.name === 'WeftError') {
     const remedy = node.arguments[2]?.properties?.find(({ key }) => key?.name === 'remedy')?.value
@@ -73,8 +82,10 @@ function messageOf(node, constants) {
   return { text: textOf(message, constants), remedies: remediesOf(remedy, constants) }
 }
 
-/** Returns each message of `src` whose words the code has in one place, with the remedies in the same call.
- * @returns {{ text: string, remedies: string[] }[]} */
+/**
+ * Returns each message of `src` that is written as one string in the code, with the remedies that the same call passes.
+ * @returns {{ text: string, remedies: string[] }[]}
+ */
 function codeMessages() {
   const found = []
   for (const path of readdirSync(join(root, 'src'), { recursive: true, encoding: 'utf8' }).toSorted()) {
@@ -96,14 +107,17 @@ function codeMessages() {
   return found
 }
 
-/** The words between the holes. A short part, such as a preposition, is in many lines and identifies none. */
+/**
+ * Returns the fixed texts between the inserted values of a message. Short texts, such as a preposition, occur in many messages and identify
+ * none, so they are left out.
+ */
 const fixedParts = (text, gap) =>
   text
     .split(gap)
     .map((part) => part.trim())
     .filter((part) => /[a-z]{3}/.test(part))
 
-/** True if `text` has all the parts, one after another. */
+/** True if `text` contains all of these parts in this order. */
 function hasInOrder(text, parts) {
   let from = 0
   for (const part of parts) {
@@ -114,12 +128,18 @@ function hasInOrder(text, parts) {
   return parts.length > 0
 }
 
-/** True if an entry is that of a message. A line that the table shortens, by three dots, lacks some words of the message. */
+/**
+ * True if a line of messages.txt describes this message of the code. If the line is abbreviated with `...`, it need not contain all of the
+ * message's words.
+ */
 const isLineOf = (line, text) =>
   hasInOrder(line, fixedParts(text, /\uE000[^\uE001]*\uE001/)) ||
   (line.includes('...') && hasInOrder(text, fixedParts(line, /<[^<>]+>|\.\.\./)))
 
-/** Reads the table. @returns {{ title: string, entries: { line: string, cause: string, remedy: string }[] }[]} */
+/**
+ * Reads the sections and entries of scripts/messages.txt.
+ * @returns {{ title: string, entries: { line: string, cause: string, remedy: string }[] }[]}
+ */
 function sections() {
   const found = []
   for (const block of readFileSync(join(root, 'scripts/messages.txt'), 'utf8').split(/\n{2,}/)) {
@@ -133,38 +153,58 @@ function sections() {
   return found
 }
 
-/** Writes a hole: in code as `<name>`, elsewhere in italics, because Markdown takes `<name>` for an element. */
+/**
+ * Returns the text with readable placeholders for inserted values: `<name>` inside code, and italics elsewhere, because Markdown would
+ * treat `<name>` as an HTML element.
+ */
 const showHoles = (text) =>
   text
     .split(/(`[^`]*`)/)
     .map((part) => part.replaceAll(HOLE, part.startsWith('`') ? '<$1>' : '*$1*').replaceAll('*...*', '…'))
     .join('')
 
-/** A remedy of the code, which is a clause, as a sentence. */
+/**
+ * True if a reader of the page would not know what a remedy of the code means: it has a value outside code, or one without a name. Such a
+ * remedy is not copied, and scripts/messages.txt must have one.
+ */
+const hasUnnamedValue = (remedy) =>
+  remedy
+    .split(/(`[^`]*`)/)
+    .some((part) => (part.startsWith('`') ? part.includes(hole('...')) : part.includes('\uE000')))
+
+/** Returns the sentences of a remedy that the entry's own remedy does not repeat. */
+const unlike = (remedy, own) => (own.includes(remedy.replace(/\.$/, '')) ? [] : [remedy])
+
+/** Returns a remedy as a sentence. In the code a remedy is a clause without a capital letter and a full stop. */
 const sentence = (clause) =>
   /^ip6?tables\b/.test(clause) ? `${clause}.` : `${clause[0].toUpperCase()}${clause.slice(1)}.`
 const code = (line) => (line.includes('`') ? `\`\` ${line} \`\`` : `\`${line}\``)
 const cell = (text) => text.replaceAll('|', String.raw`\|`)
 
-/** Returns the entries by section, with the remedies of the code in front of those of the table. */
+/** Returns all entries by section. In each entry the remedies from the code precede those of messages.txt. */
 export function messages() {
   const all = sections()
   const entries = all.flatMap((section) => section.entries)
   const remedies = new Map(entries.map((entry) => [entry, new Set()]))
+  /** The entries that must have a remedy of their own. */
+  const byHand = new Set()
   for (const message of codeMessages()) {
     if (message.remedies.length === 0) continue
     const fitting = entries.filter(({ line }) => isLineOf(line, message.text))
     const entry = fitting.toSorted((a, b) => a.line.length - b.line.length)[0]
-    if (entry) for (const remedy of message.remedies) remedies.get(entry).add(sentence(showHoles(remedy)))
+    for (const remedy of entry ? message.remedies : [])
+      if (hasUnnamedValue(remedy)) byHand.add(entry)
+      else for (const text of unlike(sentence(showHoles(remedy)), entry.remedy)) remedies.get(entry).add(text)
   }
   const whole = (entry) => ({
     ...entry,
-    remedy: [[...remedies.get(entry)].join(' Or: '), entry.remedy].filter(Boolean).join(' '),
+    remedy: byHand.has(entry)
+      ? entry.remedy
+      : [[...remedies.get(entry)].join(' Or: '), entry.remedy].filter(Boolean).join(' '),
   })
   return all.map((section) => ({ ...section, entries: section.entries.map(whole) }))
 }
 
-/** Returns the text of docs/messages.md. */
 export function page(all = messages()) {
   const tables = all.map(({ title, entries }) => {
     const rows = entries.map(({ line, cause, remedy }) => `| ${code(line)} | ${cell(cause)} | ${cell(remedy)} |`)
@@ -181,12 +221,12 @@ This page lists every error and every warning that weft can print, with its caus
 in. Search the page for a few words of the line that you see.
 
 - In the log, a line that begins with \`E\` is an error and one that begins with \`W\` is a warning.
-- An error ends a weftd that is starting, unless the line says that weftd waits or tries again. It never ends a weftd that forwards packets.
-- A remedy that the program knows follows the message after \`; \`. The last column repeats it.
-- A line that repeats is logged rarely. One line may stand for many attempts.
+- An error ends a weftd that is starting, unless the line or its cause says that weftd waits or tries again. An error never ends a weftd that forwards packets.
+- A remedy that the program knows follows the message after \`; \`. The last column of the tables repeats the remedy.
+- If the same event repeats, weftd logs it only rarely, so one line may stand for many events.
 `
 
-/** Returns docs/weft-network.md with the table of findings as the code has them. */
+/** Returns docs/weft-network.md with its table of findings replaced by the findings of the code. */
 function networkPage() {
   const rows = []
   walk(parseAst(readFileSync(join(root, 'src/report/network-findings.ts'), 'utf8'), { lang: 'ts' }), (node) => {

@@ -1,9 +1,9 @@
-// mutants-native.mjs - puts small mistakes into native/core and native/encap, one at a time, and checks whether the tests of the core and of
-// the packet loops notice them.
+// mutants-native.mjs - puts small mistakes (mutants) into native/core and native/encap, one at a time, and checks whether core_test or
+// walk_test fails.
 //
-// The operators change the text of the code, except comments and strings. A mutant that does not compile does not count. Programs are
-// compiled without sanitizers, and files that a mutant does not affect are not compiled again. The seed decides which mutants are tried.
-// Results are kept until a source or a test changes.
+// Regular expressions change the text of the code, except comments and strings. Mutants that do not compile are not counted. The test
+// programs are compiled without sanitizers, and only files that a mutant affects are compiled again. A seed chooses the mutants. Results
+// are kept until a source or a test changes.
 
 import { spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -11,17 +11,23 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync
 import { basename, dirname, join } from 'node:path'
 import { drawn } from './mutants-score.mjs'
 
-/** Node.js provides libcrypto to the addon; the test programs have to link it. */
+/** In the addon Node.js provides libcrypto. The test programs do not run in Node.js, so they link libcrypto themselves. */
 const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
-/** The test programs that can be linked without Node.js, and their arguments: a seed and the number of rounds. */
+/** The test programs that run without Node.js, with their arguments: the seed of random inputs and the number of rounds. */
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
 const COMPILE_MS = 300_000
-/** A mutant's program may run PATIENCE times as long as the program without a mistake, and at least LEAST_MS. */
+/**
+ * A test program that contains a mutant is ended, and the mutant counts as noticed, after PATIENCE times the duration of the unchanged
+ * program, but not before LEAST_MS.
+ */
 const PATIENCE = 10
 const LEAST_MS = 20_000
 
-/** The name of each operator, the pattern that it replaces, and the replacements. @type {[string, RegExp, string[]][]} */
+/**
+ * The kinds of mistakes: the name of each kind, the pattern in the code that it changes, and the texts that replace a match.
+ * @type {[string, RegExp, string[]][]}
+ */
 const OPERATORS = [
   ['relation', /(?<= )<(?= )/g, ['<=']],
   ['relation', /(?<= )<=(?= )/g, ['<']],
@@ -47,7 +53,8 @@ const OPERATORS = [
   ['truth', /\btrue\b/g, ['false']],
   ['truth', /\bfalse\b/g, ['true']],
   ['condition', /\bif \((?!constexpr)/g, ['if (false && ', 'if (true || ']],
-  // Matches a call, an assignment or a jump that is a whole line, but not a declaration.
+  // Matches a whole line that is a call, an assignment or a jump. A declaration is not matched, because a program without it would not
+  // compile.
   [
     'statement',
     /(?<=^ +)(?:(?:[\w.:>\]-]+(?:\[[^\]]*\])?(?: [-+|&^]?= [^;]+|\([^;]*\))|continue|break|\+\+[\w.]+|[\w.]+\+\+);)$/gm,
@@ -55,7 +62,10 @@ const OPERATORS = [
   ],
 ]
 
-/** Replaces comments, strings and preprocessor lines by spaces, so that the length stays the same. @param {string} text */
+/**
+ * Replaces comments, strings and preprocessor lines by spaces, so that they get no mutants and positions in the text do not change.
+ * @param {string} text
+ */
 function codeOf(text) {
   return text.replaceAll(
     /\/\/[^\n]*|\/\*[\s\S]*?\*\/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)+'(?!\w)|^#[^\n]*|static_assert\([^;]*;/gm,
@@ -84,7 +94,7 @@ export function mutantsOf(text, file) {
 }
 
 /**
- * Lists all mutants of an area, in the order that the seed decides.
+ * Lists all mutants of the files in an area (a folder of native/), in a random order that depends only on the seed.
  * @param {{ root: string, area: string, seed: string }} options
  */
 export function nativeMutants({ root, area, seed }) {
@@ -100,7 +110,12 @@ export function nativeMutants({ root, area, seed }) {
     .map(({ mutant }) => mutant)
 }
 
-/** Runs a command; resolves with its exit code, or with the signal that ended it. @param {string[]} command @param {{ cwd: string, limitMs: number }} options @returns {Promise<number | string>} */
+/**
+ * Runs a command and kills it after `limitMs`. Resolves with its exit code, or with the name of the signal that ended it.
+ * @param {string[]} command
+ * @param {{ cwd: string, limitMs: number }} options
+ * @returns {Promise<number | string>}
+ */
 function end([file, ...args], { cwd, limitMs }) {
   return new Promise((resolve, reject) => {
     const child = spawn(file, args, { cwd, stdio: 'ignore', timeout: limitMs, killSignal: 'SIGKILL' })
@@ -109,7 +124,7 @@ function end([file, ...args], { cwd, limitMs }) {
 }
 
 /**
- * Compiles the objects without a mistake, and records the sources of each object.
+ * Compiles the unchanged code, and records which source and header files each object file depends on.
  * @param {{ root: string, folder: string }} options
  */
 export async function createNativeTrials({ root, folder }) {
@@ -124,7 +139,7 @@ export async function createNativeTrials({ root, folder }) {
   const state = createHash('sha256')
   for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
   const key = state.digest('hex')
-  // The objects of the last run are valid if no source has changed.
+  // The object files of the last run can be used again if no source has changed since; the file `key` has a hash of the sources.
   const keyPath = join(before, 'key')
   const isBuilt = existsSync(keyPath) && readFileSync(keyPath, 'utf8') === key
   if (!isBuilt) rmSync(before, { recursive: true, force: true })
@@ -134,7 +149,10 @@ export async function createNativeTrials({ root, folder }) {
   const objectOf = (/** @type {string} */ source, /** @type {string} */ to) =>
     join(to, `${basename(dirname(source))}-${basename(source)}.o`)
 
-  /** The files from which each object was compiled. @type {Map<string, Set<string>>} */
+  /**
+   * The source and header files from which each object file was compiled, by the name of the object file.
+   * @type {Map<string, Set<string>>}
+   */
   const made = new Map()
   for (const source of [...shared, ...mains]) {
     const object = objectOf(source, before)
@@ -151,7 +169,10 @@ export async function createNativeTrials({ root, folder }) {
     )
   }
 
-  /** @param {string} name @param {string} to The folder of the mutant's objects, which take precedence. */
+  /**
+   * @param {string} name @param {string} to The folder with the object files of a mutant. An object file that is not there is taken from
+   *   the unchanged build.
+   */
   async function link(name, to) {
     const program = join(to, name)
     const objects = [...shared, `test/native/${name}.cc`].map((source) => {
@@ -176,14 +197,15 @@ export async function createNativeTrials({ root, folder }) {
   }
 
   /**
-   * Resolves with true if a test notices this mistake; undefined if it does not compile.
+   * Resolves with true if a test program fails with this mistake in the code, false if none fails, and undefined if the code does not
+   * compile.
    * @param {{ file: string, index: number, was: string, became: string }} mutant
    */
   async function isNoticed({ file, index, was, became }) {
     const to = join(folder, 'mutant')
     rmSync(to, { recursive: true, force: true })
     mkdirSync(join(to, 'tree'), { recursive: true })
-    // Copy the whole tree, because headers are searched next to the file that includes them.
+    // Copy the whole source tree, because the compiler searches headers first next to the file that includes them.
     if ((await end(['cp', '-r', '--parents', ...sources, join(to, 'tree')], { cwd: root, limitMs: COMPILE_MS })) !== 0)
       throw new Error('sources cannot be copied')
     const text = readFileSync(join(root, file), 'utf8')
@@ -201,7 +223,8 @@ export async function createNativeTrials({ root, folder }) {
     return false
   }
 
-  // If the copied tree lacked a file, mutants would not compile and would not be counted.
+  // Try an empty change first. It must compile and pass, because a file missing from the copied tree would make every mutant fail to
+  // compile.
   if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
     throw new Error('the copied tree without a mistake does not compile')
   writeFileSync(keyPath, key)

@@ -1,4 +1,5 @@
-// mutants-score.mjs - evaluates the mutants of an area: how many were noticed, and which survivors have no known reason.
+// mutants-score.mjs - evaluates the mutants (artificial mistakes) of an area of the code: how many made a test fail, and which unnoticed
+// ones (survivors) have no reason in test/mutants.json.
 
 import { createHash } from 'node:crypto'
 import { dirname } from 'node:path'
@@ -18,7 +19,8 @@ export const LEAST_PERCENT = 85
  */
 
 /**
- * A known survivor, identified by text because line numbers change. An entry without `was` or `became` matches any value.
+ * An entry of test/mutants.json: a mutant that no test notices, with the reason. It is identified by the text of its line, because line
+ * numbers change. If `was` or `became` is missing, the entry matches every change of that line.
  * @typedef {{ file: string, line: string, was?: string, became?: string, reason: string }} Known
  */
 
@@ -30,8 +32,8 @@ export const LEAST_PERCENT = 85
  * @property {number} percent
  * @property {boolean} isLow
  * @property {Mutant[]} survivors
- * @property {Mutant[]} unknown The survivors without a known entry.
- * @property {Known[]} stale The known entries that match no survivor.
+ * @property {Mutant[]} unknown The survivors that no entry of test/mutants.json matches.
+ * @property {Known[]} stale The entries of test/mutants.json that match no survivor.
  * @property {number} [minutes]
  */
 
@@ -46,8 +48,8 @@ const fits = (known, mutant) =>
  * @param {string} area
  * @param {readonly Mutant[]} mutants
  * @param {readonly Known[]} known The known survivors of all areas.
- * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: `mutants` has all mutants of the area; otherwise no entry counts as
- *   stale. `mayBeEmpty`: an area without mutants is accepted.
+ * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: true if `mutants` has all mutants of the area; if it has only a
+ *   sample, no entry is reported as stale. `mayBeEmpty`: if false, an area without mutants gets a score of 0% instead of 100%.
  * @returns {Score}
  */
 export function judge(area, mutants, known, { isWhole, mayBeEmpty = true }) {
@@ -88,5 +90,8 @@ export function scoreTable(scores) {
     .join('\n')
 }
 
-/** Returns a number from 0 to 1 that depends only on the text, so that samples are reproducible. @param {string} text */
+/**
+ * Returns a pseudo-random number from 0 to 1 that depends only on the text, so that a sample chosen with it can be reproduced.
+ * @param {string} text
+ */
 export const drawn = (text) => createHash('sha256').update(text).digest().readUInt32BE(0) / 2 ** 32

@@ -1,5 +1,5 @@
-// mutants-stryker.mjs - runs Stryker on the pure files of one area of src/. Stryker also loads two plugins from here: one ignores prose, one
-// reports progress.
+// mutants-stryker.mjs - runs the mutation tester Stryker on those files of one area of src/ that do no I/O. The file also has two plugins
+// that Stryker loads: one excludes sentences from mutation, the other reports progress.
 
 import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -7,17 +7,20 @@ import { fileURLToPath } from 'node:url'
 import { Stryker } from '@stryker-mutator/core'
 import { drawn } from './mutants-score.mjs'
 
-/** The options of the current run. They are global because Stryker creates the plugins itself. */
+/** The options of the current run. They are in a global variable because Stryker creates the plugins without arguments. */
 const run = {
   isProse: /** @type {(text: string) => boolean} */ (() => false),
   onPlan: /** @type {(total: number) => void} */ (() => {}),
   onTested: () => {},
 }
 
-/** Matches a sentence, as opposed to a name or a firewall rule: three consecutive words of letters. */
+/** Matches text with three consecutive words of letters. Such text is a sentence for people, not a name or a firewall rule. */
 const SENTENCE = /(^|\s)[\p{L}'’]+,? [\p{L}'’]+,? [\p{L}'’]+/u
 
-/** True if the string belongs to an error or a line of the log. @param {any} path */
+/**
+ * True if the string in the syntax tree is an argument of an error or of a log call.
+ * @param {any} path
+ */
 function isMessage(path) {
   return Boolean(
     path.findParent((/** @type {any} */ { node }) => {
@@ -27,7 +30,10 @@ function isMessage(path) {
   )
 }
 
-/** Returns the text of a string, or of a template that contains only names and their fields. @param {any} path */
+/**
+ * Returns the text of a string literal, or of a template string that inserts only variables and their fields.
+ * @param {any} path
+ */
 function textOf({ node }) {
   if (node.type === 'StringLiteral') return node.value
   if (node.type !== 'TemplateLiteral') return undefined
@@ -65,11 +71,14 @@ export const strykerPlugins = [
   },
 ]
 
-/** The number of lines in each block of a sample. Code that spans more lines is mutated only in a whole run. */
+/**
+ * A sample consists of blocks of this number of lines. Stryker mutates an expression only if it is inside one block, so longer ones are
+ * mutated only in a whole run.
+ */
 const LINES_TOGETHER = 8
 
 /**
- * Returns the line ranges to mutate, in Stryker's format.
+ * Returns the line ranges of a file that the sample includes, in Stryker's format `FILE:FIRST-LAST`.
  * @param {string} file @param {number} share @param {string} seed
  */
 function rangesOf(file, share, seed) {
@@ -80,10 +89,17 @@ function rangesOf(file, share, seed) {
     .map((first) => `${file}:${first}-${first + LINES_TOGETHER - 1}`)
 }
 
-/** Stryker's text for a file that cannot be loaded, or that throws outside of a test. Such a mutant counts as noticed. */
+/**
+ * The text in Stryker's result if the changed file cannot be loaded or throws outside of a test. Such a mutant counts as noticed by the
+ * tests.
+ */
 const OUTSIDE = 'An error occurred outside of a test run'
 
-/** Removes survivors in code that runs at import. Stryker knows no test that covers them, so it would not try new tests. @param {string} path */
+/**
+ * Deletes from Stryker's saved results the survivors in code that runs at import. Stryker knows no test that covers such code, so it would
+ * reuse the result even after tests were added.
+ * @param {string} path
+ */
 function forgetStaticSurvivors(path) {
   if (!existsSync(path)) return
   const known = JSON.parse(readFileSync(path, 'utf8'))
@@ -100,8 +116,9 @@ const collapse = (/** @type {string} */ text) => text.replaceAll(/\s+/g, ' ').tr
 /**
  * Runs the mutants of these files with these tests. Results of unchanged files and tests are taken from the last run.
  * @param {{ root: string, folder: string, area: string, files: string[], tests: string[], hasProse: boolean, share: number, seed: string,
- *   onPlan: (total: number) => void, onTested: () => void }} options `hasProse`: all sentences are ignored, not only those of
- *   errors and log lines. `share`: the fraction of the lines that is mutated, chosen by the seed.
+ *   onPlan: (total: number) => void, onTested: () => void }} options `hasProse`: true if no sentence is mutated; if false, only sentences
+ *   of errors and log lines are excluded. `share`: the fraction of the lines to mutate, from 0 to 1. `seed`: a text that chooses these
+ *   lines.
  */
 export async function mutateTypescript({ root, folder, area, files, tests, hasProse, share, seed, onPlan, onTested }) {
   Object.assign(run, {
@@ -110,7 +127,7 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     onTested,
   })
   process.env.WEFT_MUTANTS_TESTS = tests.join(',')
-  // Each sample has its own file, because Stryker would mix up its results with those of other lines.
+  // Each sample has its own results file, because Stryker would confuse its results with those of a sample of other lines.
   const incrementalFile = join(folder, `${area.replaceAll('/', '-')}${share < 1 ? `-${share}-${seed}` : ''}.json`)
   forgetStaticSurvivors(incrementalFile)
   const stryker = new Stryker({
@@ -126,9 +143,10 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     incremental: true,
     incrementalFile,
     tempDirName: join(folder, `sandbox-${process.pid}`),
-    // Keep the addon, because tests that load it could not be imported otherwise.
+    // Copy the compiled addon too, because test files that load it could not be imported without it.
     ignorePatterns: ['/build/*', '!/build/Release', '/dist', '/docs/images', '/bench/results'],
-    // Stryker rewrites tsconfig.json with an API that TypeScript 7 lacks. The copy needs no rewriting.
+    // Stryker would rewrite tsconfig.json with an API that TypeScript 7 lacks. The copied tsconfig.json works unchanged, so give Stryker
+    // none.
     tsconfigFile: 'none',
     allowEmpty: true,
     logLevel: 'error',
@@ -141,7 +159,7 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     .map(({ fileName, location: { start, end }, replacement, mutatorName, status, statusReason }) => {
       const file = fileName.slice(root.length + 1)
       if (!texts.has(file)) texts.set(file, readFileSync(fileName, 'utf8').split('\n'))
-      // Lines and columns count from 1.
+      // Stryker's line and column numbers start at 1.
       const part = texts.get(file).slice(start.line - 1, end.line)
       const line = collapse(part[0])
       part[part.length - 1] = part.at(-1).slice(0, end.column - 1)

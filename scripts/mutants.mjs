@@ -1,10 +1,10 @@
-// mutants.mjs - checks whether the tests notice small mistakes: `npm run test:mutants -- [AREA...]`.
+// mutants.mjs - checks whether the tests notice small mistakes (mutants) in the code: `npm run test:mutants -- [AREA...]`.
 //
-// An area is a folder of src/ or native/, or a file directly in src/. Stryker makes mutants of the pure files of src/
-// (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for native/core and
-// native/encap. A mutant that no test notices survives. test/mutants.json lists the known survivors with reasons. The command fails for
-// any other survivor, for an area with less than LEAST_PERCENT noticed mutants, and for an entry that matches no survivor. Unchanged
-// areas are not run again; build/mutants has their results.
+// An area is a folder of src/ or native/, or a file directly in src/. Stryker makes mutants of those files of src/ that do no I/O
+// (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for native/core and native/encap.
+// A mutant that no test notices survives. test/mutants.json lists the known survivors with reasons. The command fails if a mutant survives
+// without an entry there, if the tests of an area notice less than LEAST_PERCENT of its mutants, or if an entry matches no survivor. Areas
+// that have not changed are not run again; their results are in build/mutants.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -20,9 +20,9 @@ const folder = join(root, 'build/mutants')
 const knownPath = join(root, 'test/mutants.json')
 process.chdir(root)
 
-/** The tests of areas whose tests are not at the paths of their files. */
+/** Areas whose unit tests have other paths than their source files, each with those paths below test/unit/. */
 const TESTS = { net: ['net/nets'] }
-/** Areas with many sentences for people. Mutants of sentences are ignored, because wording is not behavior. */
+/** Areas with many sentences for people. Stryker does not change sentences there, because no test checks their wording. */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
 
@@ -36,7 +36,7 @@ const { isPure } = await import(join(root, 'dist/test/support/pure-files.js'))
 const files = readdirSync('src', { recursive: true, encoding: 'utf8' })
   .filter((file) => file.endsWith('.ts') && isPure(file))
   .toSorted()
-/** Returns the folder of a file; for a file directly in src/, its name without the ending. */
+/** Returns the area of a source file: its folder, or for a file directly in src/ its name without the ending. */
 const areaOf = (/** @type {string} */ file) => file.replace(file.includes('/') ? /\/[^/]*$/ : /\.ts$/, '')
 const areas = [...new Set(files.map(areaOf)), ...NATIVE.map((area) => `native/${area}`)]
 
@@ -71,7 +71,7 @@ const isOver = () => performance.now() >= endsAt
 /** @param {string} area @returns {Promise<Mutant[]>} */
 async function tryTypescript(area) {
   const own = files.filter((file) => areaOf(file) === area).map((file) => `src/${file}`)
-  // Other tests are left out, because they may start processes, which is too slow for each mutant.
+  // Only the unit tests of the area run, because other tests may start processes, which takes too long for each mutant.
   const tests = (TESTS[area] ?? own.map((file) => file.slice('src/'.length, -'.ts'.length))).map(
     (name) => `test/unit/${name}.test.ts`,
   )
@@ -108,7 +108,10 @@ async function tryNative(area) {
   trials ??= await createNativeTrials({ root, folder })
   const path = join(folder, `${area.replaceAll('/', '-')}.json`)
   const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')) : {}
-  /** @type {Record<string, boolean | null>} By mutant; null for one that does not compile. */
+  /**
+   * @type {Record<string, boolean | null>} True if a test noticed the mutant, false if none did, null if the mutant does not compile; by a
+   *   text that identifies the mutant.
+   */
   const outcomes = kept.state === trials.state ? kept.outcomes : {}
   const results = []
   for (const mutant of nativeMutants({ root, area: area.split('/')[1], seed: values.seed })) {
@@ -142,7 +145,8 @@ for (const area of wanted) {
     left.push(area)
     continue
   }
-  // A sample does not contain every known survivor. An area of types has no mutants, but an area of C++ without mutants is an error.
+  // A sample does not contain every known survivor, so it cannot show that an entry is stale. An area of TypeScript may contain only types
+  // and have no mutants, but C++ code always has some.
   const about = { isWhole: !isNative && share === 1, mayBeEmpty: !isNative }
   const score = { ...judge(area, mutants, known, about), minutes: minutesTaken }
   scores.push(score)

@@ -1,7 +1,8 @@
-// prepack.mjs - runs at `npm pack`: builds the contents of the package, and prebuilds the addon for this machine's architecture.
+// prepack.mjs - runs at `npm pack`: builds the contents of the npm package, and compiles the addon for this machine's architecture into
+// prebuilds/.
 //
-// Prebuilt addons of other architectures in prebuilds/ are packed too. All output goes to stderr, because npm writes the name of the package
-// to stdout.
+// Addons of other architectures that are already in prebuilds/ are packed too. All output of this script goes to stderr, because npm prints
+// only the package's file name to stdout.
 
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, mkdtempSync, readdirSync, rmSync, symlinkSync } from 'node:fs'
@@ -20,7 +21,7 @@ function run(script, args, env = {}) {
   if (status !== 0) throw new Error(`${script} failed`)
 }
 
-/** Removes compiled files whose source was deleted, because tsc keeps them. */
+/** Removes from dist/ the compiled files whose source file was deleted, because tsc does not remove them. */
 function removeStale() {
   const compiled = join(root, 'dist/src')
   for (const path of readdirSync(compiled, { recursive: true })) {
@@ -29,16 +30,17 @@ function removeStale() {
   }
 }
 
-/** Builds in a copy, because prebuildify empties build/, and a running daemon may use the existing one. */
+/** Compiles the addon in a copy of the project. prebuildify empties build/, and a running weftd may use the addon there. */
 function prebuild() {
   const copy = mkdtempSync(join(root, 'build/prebuild-')) // on the same file system, because the addon is renamed
   try {
     for (const name of ['binding.gyp', 'native', 'package.json'])
       cpSync(join(root, name), join(copy, name), { recursive: true })
     symlinkSync(join(root, 'node_modules'), join(copy, 'node_modules'))
-    // Node-API is the same for all versions of Node.js, but C libraries differ. Without glibc the addon is built from source.
+    // One compiled addon works with all versions of Node.js, because they share Node-API, but only with glibc. Tag it `glibc`, so that
+    // systems with another C library compile the addon.
     const target = ['--napi', '--tag-libc', '--strip', `--target=${process.versions.node}`]
-    // Use the headers next to the program, because node-gyp would download them again (as in setup.mjs).
+    // Use the C++ headers that were installed with Node.js, because node-gyp would download them again (as in setup.mjs).
     const prefix = dirname(dirname(process.execPath))
     const hasHeaders = existsSync(join(prefix, 'include/node/node_api.h'))
     run(join(root, 'node_modules/prebuildify/bin.js'), [...target, `--cwd=${copy}`, `--out=${root}`], {

@@ -1,14 +1,14 @@
-// progress.mjs - shows the progress of long work: a bar on a terminal, one line per step elsewhere.
+// progress.mjs - shows the progress of a long script: a progress bar on a terminal, or one line per step if stderr is not a terminal.
 //
-// It has no npm dependencies, because setup.mjs uses it while it installs those. While a bar is shown, other output of this process appears
-// above it. Output of child processes must be piped through this process, so that it does not break the bar.
+// This file has no npm dependencies, because setup.mjs uses it while it installs them. Other output of this process appears above the
+// progress bar. Output of child processes must be piped through this process, because direct output would garble the bar.
 
 import { spawn } from 'node:child_process'
 
 const CELLS = 20
 const LEAST_CELLS = 5
 const REDRAW_MS = 500
-/** The width of a terminal that reports no size, such as one that a program created. */
+/** The assumed width, in columns, of a terminal that reports no size, for example one that another program created. */
 const COLUMNS = 80
 
 /**
@@ -17,17 +17,19 @@ const COLUMNS = 80
  * @property {string} step The name of the current step.
  * @property {number} done
  * @property {number} total
- * @property {boolean} counted True if `total` is a number of steps. If false, the bar shows a percentage.
+ * @property {boolean} counted True if `total` is a number of steps, which the bar then shows. If false, the bar shows a percentage.
  * @property {number} elapsedMs
- * @property {number} [leftMs] The remaining time, if it is known.
+ * @property {number} [leftMs] The remaining time in ms; undefined if it is unknown.
  */
 
 /**
  * @typedef {object} Progress
- * @property {(step: string, size?: number) => void} now Ends the current step and starts the next one, with its size (1).
- * @property {(done: number, step: string) => void} reach Sets the amount of work done, for work that does not consist of consecutive steps.
- * @property {(line: string) => void} plain Writes a line if no bar is shown.
- * @property {() => void} end Removes the bar.
+ * @property {(step: string, size?: number) => void} now Ends the current step and starts the next one. `size` is its share of `total`, by
+ *   default 1.
+ * @property {(done: number, step: string) => void} reach Sets the amount of work done and the text of the step, for work whose parts
+ *   overlap.
+ * @property {(line: string) => void} plain Writes a line, but only if no progress bar is shown.
+ * @property {() => void} end Removes the bar from the terminal.
  */
 
 /**
@@ -38,7 +40,7 @@ const COLUMNS = 80
  */
 
 /**
- * True if a bar can be shown: on a terminal that can move its cursor. terminfo calls other terminals `dumb`.
+ * True if the stream is a terminal that can move its cursor, so that a progress bar can be redrawn. Terminals that cannot have TERM=dumb.
  * @param {Output} [stream]
  * @param {Record<string, string | undefined>} [environment]
  */
@@ -53,8 +55,8 @@ function duration(ms) {
 }
 
 /**
- * Returns the bar as one line, shorter than `columns`, because a terminal wraps after its last column. A narrow terminal gets fewer cells,
- * and the text is truncated.
+ * Returns the progress bar as one line. The line is shorter than `columns`, because a terminal starts a new line after its last column. On
+ * a narrow terminal the bar is shorter and the text is truncated.
  * @param {State} state
  * @param {number} columns
  * @param {boolean} colour
@@ -63,7 +65,7 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
   const share = total > 0 ? Math.min(1, Math.max(0, done / total)) : 0
   const place = counted ? `${Math.min(total, Math.floor(done) + 1)} of ${total}` : `${Math.floor(100 * share)}%`
   const left = leftMs === undefined ? '' : `, about ${duration(Math.max(1000, leftMs))} left`
-  // Control characters in a name would move the cursor.
+  // Replace control characters in the name of a step, because they could move the cursor.
   const text = ` ${place}, ${duration(elapsedMs)}${left}: ${step}`.replaceAll(/\p{Cc}/gu, ' ')
   const cells = Math.min(CELLS, Math.floor(columns / 4))
   const full = Math.floor(share * cells)
@@ -76,10 +78,10 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
 
 /**
  * Returns the amount of work done and the remaining time, at the pace of the finished steps. Before the first step is finished, uses the
- * sizes if they are seconds. The current step counts by its elapsed time, up to its size. If the last step takes longer, the remaining
- * time is unknown.
- * @param {{ done: number, size: number, total: number, pace: Pace, beforeMs: number, withinMs: number }} work `beforeMs`: the time
- *   of the finished work `done`. `withinMs`: the elapsed time of the current step.
+ * sizes if they are seconds. The current step counts by its elapsed time, up to its size. If the last step takes longer, the remaining time
+ * is unknown.
+ * @param {{ done: number, size: number, total: number, pace: Pace, beforeMs: number, withinMs: number }} work `beforeMs`: the duration of
+ *   all finished steps, in ms. `withinMs`: the elapsed time of the current step, in ms.
  */
 export function progressOf({ done, size, total, pace, beforeMs, withinMs }) {
   const unitMs = pace === 'unknown' ? undefined : done > 0 ? beforeMs / done : pace === 'seconds' ? 1000 : undefined
@@ -92,8 +94,8 @@ export function progressOf({ done, size, total, pace, beforeMs, withinMs }) {
  * @param {string} title
  * @param {object} options
  * @param {number} options.total The number of steps, or the sum of their sizes.
- * @param {Pace} [options.pace] The meaning of the sizes: approximate seconds; proportional to the time; unknown, so that the remaining time
- *   is not shown.
+ * @param {Pace} [options.pace] The meaning of the sizes: `seconds` if they are approximate seconds; `even` if they are proportional to the
+ *   duration; `unknown` if they say nothing about it, so that no remaining time is shown.
  * @param {Output} [options.stream]
  * @param {Record<string, string | undefined>} [options.environment]
  * @returns {Progress}
@@ -102,11 +104,14 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
   if (!canShowBar(stream, environment)) {
     return { now() {}, reach() {}, plain: (line) => void stream.write(`${line}\n`), end() {} }
   }
-  /** The start of the first step. */
+  /** The time at which the first step started, in ms of performance.now(). */
   let began = NaN
   const current = { step: '', size: 0, done: 0, since: NaN }
   let shown = ''
-  /** True if the last output does not end with a newline. The bar is then not drawn, because it would overwrite that line. */
+  /**
+   * True if the last output of the process did not end with a newline. The progress bar is then not drawn, because it would overwrite that
+   * output.
+   */
   let isOpen = false
   let isEnded = false
   const draw = () => {
@@ -126,8 +131,10 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
 
   const guarded = [...new Set([stream, process.stdout, process.stderr])].filter(({ isTTY }) => isTTY)
   const originals = guarded.map((each) => each.write)
-  /** Writes to the stream without `guarded`'s wrapper.
-   * @param {string} text */
+  /**
+   * Writes to the stream with its original function. `guarded` has replaced that function to keep other output above the bar.
+   * @param {string} text
+   */
   const write = (text) => void originals[0]?.call(stream, text)
   for (const [index, each] of guarded.entries()) {
     each.write = (/** @type {any[]} */ ...args) => {
@@ -148,7 +155,10 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
     for (const [index, each] of guarded.entries()) if (originals[index]) each.write = originals[index]
     process.off('exit', end).off('SIGINT', interrupted)
   }
-  /** Lets Ctrl-C end this process as usual, unless there are other listeners that decide. */
+  /**
+   * At Ctrl-C, removes the progress bar and then ends this process as usual. If the process has other listeners for the signal, they decide
+   * whether it ends.
+   */
   const interrupted = () => {
     end()
     if (process.listenerCount('SIGINT') === 0) process.kill(process.pid, 'SIGINT')
@@ -171,11 +181,12 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
 }
 
 /**
- * Runs a program and passes its output on, so that a bar stays intact. Resolves with its exit code, or null if a signal ended it. Rejects if
- * it cannot be started.
+ * Runs a program and copies its output to this process's output, so that a progress bar is not garbled. Resolves with the program's exit
+ * code, or null if a signal ended it. Rejects if the program cannot be started.
  * @param {string} file
  * @param {readonly string[]} args
- * @param {{ cwd?: string, env?: Record<string, string | undefined>, stdout?: Output, stderr?: Output }} [options] `stdout` and `stderr` receive its output.
+ * @param {{ cwd?: string, env?: Record<string, string | undefined>, stdout?: Output, stderr?: Output }} [options] `stdout` and `stderr`:
+ *   the streams that receive the program's output.
  * @returns {Promise<number | null>}
  */
 export function runAloud(file, args, { stdout = process.stdout, stderr = process.stderr, ...options } = {}) {

@@ -1,8 +1,9 @@
-// run.mjs - `npm run NAME` for tasks with prerequisites: sets them up, then runs the commands of tasks.mjs.
+// run.mjs - runs `npm run NAME` for tasks that have prerequisites: installs the prerequisites, then runs the commands that tasks.mjs lists
+// for the task.
 //
-// It ends with the exit code of the first command that fails. A shell script would continue after a failed $(...), and skip the requested
-// task. Words that a task does not accept are refused before anything is set up. vitest treats file names as
-// parts of paths and ignores names without a match, so each name must match a test file.
+// The exit code is that of the first command that fails. Arguments that a task does not accept are refused before anything is installed.
+// vitest treats a file name as a part of a path and ignores a name that matches no file, so this script checks that each name matches a
+// test file.
 
 import { spawn } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
@@ -25,7 +26,7 @@ const task = Object.hasOwn(TASKS, name)
   ? TASKS[name]
   : fail(`no such task; there is ${Object.keys(TASKS).join(', ')}`, 2)
 const { usage, accepts } = task
-// The words after `--` are a command that the user supplies (test:vm).
+// Arguments after a second `--` are a command that the user wants to run in a virtual machine (npm run test:vm).
 const own = words.includes('--') ? words.slice(0, words.indexOf('--')) : words
 const isHelp = own.some((word) => /^(-h|--help)$/.test(word))
 if (usage !== undefined) {
@@ -42,7 +43,7 @@ if ((task.commands.at(-1)[0] === 'vitest' || name === 'test:vm') && words[0] !==
   const files = readdirSync(join(root, 'test'), { recursive: true, encoding: 'utf8' })
     .filter((path) => path.endsWith('.test.ts'))
     .map((path) => `test/${path}`)
-  // A word that follows an option may be that option's value.
+  // An argument after an option may be the option's value, so it is not treated as a name of a test file.
   const isFilter = (word, at) => !word.startsWith('-') && !(words[at - 1] ?? '').startsWith('-')
   const strange = words.filter(isFilter).find((word) => {
     const part = word.replace(/:\d+$/, '').replace(`${root}/`, '').replace(/^\.\//, '')
@@ -72,13 +73,16 @@ const env = {
 }
 const node = (...args) => [process.execPath, ...args]
 
-/** Runs a command to its end, and forwards signals to it. Ends this process if it fails. Resolves with its output if `stdout` is `pipe`. */
+/**
+ * Runs a command until it ends, and forwards signals to it. Ends this process if the command fails. Resolves with the command's output if
+ * `stdout` is `pipe`.
+ */
 async function run([file, ...args], stdout = 'inherit') {
   const child = spawn(file, args, { cwd: root, stdio: ['inherit', stdout, 'inherit'], env })
   let written = ''
   child.stdout?.setEncoding('utf8').on('data', (text) => (written += text))
   const signals = ['SIGINT', 'SIGTERM', 'SIGHUP']
-  // SIGINT is not forwarded, because the terminal sends it to all processes itself.
+  // Do not forward SIGINT, because at Ctrl-C the terminal sends it to all processes itself.
   const forward = (signal) => void (signal === 'SIGINT' || child.kill(signal))
   for (const signal of signals) process.on(signal, forward)
   const end = await new Promise((resolve) => {
@@ -91,11 +95,11 @@ async function run([file, ...args], stdout = 'inherit') {
 }
 
 if (name === 'test' || name === 'test:whole') {
-  // If the user names a file, all of its tests run.
+  // If the user names test files, run all of their tests, not only those that test/selection.json chooses.
   if (words.length > 0) delete env.WEFT_SELECTION
   else process.stdout.write(`${forecast(root, name === 'test:whole')}\n`)
 }
-// If the task cannot run, it fails here, before anything is installed or built for it.
+// If this machine cannot simulate the hosts that the task needs, fail now, before anything is installed or built.
 const hindrance = task.makesHosts && !isHelp ? whyNoDemo() : undefined
 if (hindrance !== undefined) fail(hindrance)
 await run(node('scripts/setup.mjs', ...task.setup))

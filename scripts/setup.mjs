@@ -1,8 +1,8 @@
-// setup.mjs - prepares a fresh clone for the demo, the tests and the benchmarks. Does nothing if everything is present.
+// setup.mjs - prepares a fresh clone for the demo, the tests and the benchmarks. If nothing is missing, the script changes nothing.
 //
-// It has no npm dependencies, because it installs them. It has four steps, each of which is skipped if nothing is missing: system packages,
-// npm packages, the addon, the TypeScript. `node scripts/setup.mjs KIND...` installs the prerequisites of these kinds (machine.mjs); without
-// KIND, those of a developer's everyday commands.
+// The script has no npm dependencies, because it installs them. It installs Debian packages and npm packages, and compiles the addon and
+// TypeScript; it skips each step that is not necessary. `node scripts/setup.mjs KIND...` installs the prerequisites of these kinds of npm
+// scripts (machine.mjs). Without KIND it installs those of a developer's everyday commands.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -25,7 +25,10 @@ import { createProgress } from './progress.mjs'
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
-/** The services that these packages enable. They are disabled again, because tests do not need them. */
+/**
+ * System services that Debian enables when these packages are installed. Setup disables the services again, because the tests do not need
+ * them.
+ */
 const SERVICES = {
   'etcd-server': ['etcd.service'],
   prometheus: ['prometheus.service'],
@@ -37,10 +40,10 @@ function fail(message) {
   process.exit(1)
 }
 
-/** The progress bar; undefined until the number of steps is known. */
+/** The progress bar. It is undefined until the number of setup steps is known. */
 let progress
 
-/** Runs a step and writes one line about it. If the step fails, shows its whole output and ends setup. */
+/** Runs one step of setup and writes one line about it. If the step fails, prints its whole output and ends the process. */
 function step(title, file, args, { env = {} } = {}) {
   return new Promise((resolve) => {
     const began = performance.now()
@@ -67,7 +70,8 @@ const apt = find('apt-get')
 const mayInstall = apt !== undefined && process.getuid() === 0
 
 async function systemPackages(missing, kinds) {
-  // Prerequisites of tests alone are optional: those tests are skipped, with a message. All others are required.
+  // True if only tests need this prerequisite. If it cannot be installed, setup continues and those tests are skipped with a message. All
+  // other prerequisites are required.
   const isOnlyForTests = (need) => !need.toBuild && !need.for.some((kind) => kind !== 'test' && kinds.includes(kind))
   const hindering = missing.filter((need) => !isOnlyForTests(need))
   const packages = packagesOf(missing)
@@ -88,7 +92,10 @@ async function systemPackages(missing, kinds) {
   if (still.length > 0) fail(`installed, but still not found: ${still.map(({ name }) => name).join(', ')}`)
 }
 
-/** Prevents packages from starting their daemons during `install`, because tests run their own etcd (Debian policy manual 9.3.3.1). */
+/**
+ * Calls `install` with a policy that prevents Debian packages from starting their services, because tests start their own etcd (Debian
+ * policy manual 9.3.3.1).
+ */
 async function withoutServices(install) {
   const policy = '/usr/sbin/policy-rc.d'
   if (existsSync(policy)) return install()
@@ -101,7 +108,9 @@ async function withoutServices(install) {
   remove()
 }
 
-/** True if node_modules matches package-lock.json. npm records the installed packages in node_modules/.package-lock.json. */
+/**
+ * True if the packages in node_modules are those of package-lock.json. npm lists the installed packages in node_modules/.package-lock.json.
+ */
 function npmPackagesFit() {
   const read = (path) => JSON.parse(readFileSync(join(root, path), 'utf8')).packages
   const hidden = 'node_modules/.package-lock.json'
@@ -117,7 +126,10 @@ function npmPackagesFit() {
   )
 }
 
-/** Returns the time of the newest file or folder below `paths`, in ms. A folder's time changes when a file is deleted. */
+/**
+ * Returns the latest modification time of all files and folders below `paths`, in ms since 1970. Folders count because their time changes
+ * when a file is deleted.
+ */
 function newest(paths, wanted = () => true) {
   let latest = 0
   const visit = (path) => {
@@ -148,7 +160,7 @@ function addonFits() {
 async function buildAddon() {
   const began = Date.now() / 1000
   const gyp = join(root, 'node_modules/node-gyp/bin/node-gyp.js')
-  // Use the headers next to the program if they exist, because node-gyp would download them again.
+  // Use the C++ headers that were installed with Node.js if they exist, because node-gyp would download them again.
   const prefix = dirname(dirname(process.execPath))
   const headers = existsSync(join(prefix, 'include/node/node_api.h')) ? [`--nodedir=${prefix}`] : []
   const makefile = statSync(join(root, 'build/Makefile'), { throwIfNoEntry: false })
@@ -160,7 +172,8 @@ async function buildAddon() {
     '--jobs=max',
     ...headers,
   ])
-  // Set the time even if make rebuilt nothing, for example after a change of an unused header. Otherwise every setup would build again.
+  // Set the addon's time even if make did not rebuild it, for example because only an unused header changed. With the old time every later
+  // setup would run make again.
   utimesSync(addonPath, began, began)
 }
 
@@ -226,7 +239,8 @@ const kinds = process.argv.slice(2)
 const unknown = kinds.find((kind) => !KINDS.includes(kind))
 if (unknown !== undefined) fail(`unknown kind: ${unknown}; choose from ${KINDS.join(', ')}, or name none`)
 
-// If two npm scripts start simultaneously, the second waits for the first. flock locks the folder itself, so no lock file is left.
+// If two npm scripts start at the same time, the second waits until the first has finished setup. flock locks the project's folder itself,
+// so no lock file is left.
 if (process.env.WEFT_SETUP_LOCKED === root || !find('flock')) {
   await setup(kinds.length > 0 ? kinds : COMMON)
 } else {

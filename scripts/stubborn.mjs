@@ -1,8 +1,8 @@
 // stubborn.mjs - runs the tests repeatedly, with and without CPU load and CPU limits: `npm run test:stubborn -- [N] [FILE...]`.
 //
-// Without files it runs `npm test` N times (4): three times with an endless loop on each core, and then with a quarter of a core. With
-// files it runs only these N times (20), in four alternating modes: quiet, busy, with half a core, busy. At the end it lists the runs
-// that failed, and the files with their output.
+// Without FILE it runs `npm test` N times (default 4): three times while an endless loop occupies each core, then once limited to a quarter
+// of a core. With FILE it runs these test files N times (default 20), and changes the mode after each run: idle machine, busy machine, half
+// a core, busy machine. At the end the script lists the failed runs and the files that have their output.
 
 import { spawn } from 'node:child_process'
 import {
@@ -42,19 +42,19 @@ const times = counted ? Number(first) : files.length > 0 ? 20 : 4
 if (times < 1) fail('the number of runs must be 1 or more')
 const MODES =
   files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['busy', 'busy', 'busy', 'a quarter of a core']
-/** The modes that limit a run to a share of one core. */
+/** The modes in which a run may use only a share of one CPU core, with that share. */
 const SHARES = { 'half a core': 0.5, 'a quarter of a core': 0.25 }
 
-/** Starts an endless loop on each core. Returns a function that ends them. */
+/** Starts an endless loop on each CPU core, to make the machine busy. Returns a function that ends the loops. */
 function keepBusy() {
   const loops = Array.from({ length: availableParallelism() }, () =>
-    // --pdeathsig ends the loop if this process is killed.
+    // With --pdeathsig the kernel ends the loop if this script is killed.
     spawn('setpriv', ['--pdeathsig', 'KILL', 'sh', '-c', 'while :; do :; done'], { stdio: 'ignore' }),
   )
   return undo(() => loops.forEach((loop) => loop.kill('SIGKILL')))
 }
 
-/** Makes a cgroup below `parent`, and removes empty ones that interrupted runs left. */
+/** Makes a new cgroup below `parent`, and first removes empty cgroups that interrupted runs left there. */
 function newCgroup(parent) {
   for (const name of readdirSync(parent).filter((each) => each.startsWith(PREFIX)))
     try {
@@ -65,7 +65,10 @@ function newCgroup(parent) {
   return mkdtempSync(join(parent, PREFIX))
 }
 
-/** Makes a cgroup, of version 1 or 2, that is limited to this share of one core (cgroups(7)). */
+/**
+ * Makes a cgroup that may use only this share of one CPU core, in version 1 or 2 of cgroups (cgroups(7)). Returns the path of the cgroup's
+ * folder.
+ */
 function limitedCgroup(share) {
   const mounts = readFileSync('/proc/mounts', 'utf8').split('\n')
   const v1 = mounts.find((line) => / cgroup [^ ]*\bcpu\b/.test(line))?.split(' ')[1]
@@ -87,7 +90,7 @@ function limitedCgroup(share) {
   }
 }
 
-/** Removes the cgroup when the last process of the run has left it. */
+/** Waits until the last process of a run has left the cgroup, and then removes the cgroup. */
 async function removeCgroup(cgroup) {
   for (;;) {
     try {
@@ -99,7 +102,10 @@ async function removeCgroup(cgroup) {
   }
 }
 
-/** Runs the tests once. Resolves with the result, the duration in seconds, the failures and the last line. */
+/**
+ * Runs the tests once and writes their output to `path`. Resolves with the result, the duration in seconds, the failed tests and the last
+ * line.
+ */
 async function run(mode, path) {
   const command =
     files.length > 0

@@ -1,11 +1,20 @@
-// tasks.mjs - defines `npm run NAME`: the prerequisites (machine.mjs), the commands and their environment.
+// tasks.mjs - defines the tasks of `npm run NAME`: for each task its prerequisites (machine.mjs), its commands and their environment
+// variables.
 
-/** Runs the project's tests with vitest. Further words of the command line are appended to the last command. */
+/**
+ * Returns the command that runs the project's tests with vitest. run.mjs appends further arguments of the user to the last command of a
+ * task.
+ */
 const vitest = (...words) => ['vitest', 'run', ...words]
 const script = (path, ...words) => ['node', path, ...words]
-/** Multiplies the limit of every wait, because a busy machine needs longer. It does not slow a test whose event arrives. */
+/**
+ * WEFT_PATIENCE multiplies the time limit of every wait in a test, because a busy machine needs longer. Tests that succeed take no longer.
+ */
 const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
-/** A script that the user runs by name fails if the machine lacks something and a test is skipped for it (summary-reporter.ts). */
+/**
+ * With WEFT_REQUIRE a run fails if a test is skipped because the machine lacks something (summary-reporter.ts). It is set for scripts that
+ * the user runs by name.
+ */
 const STRICT = { ...PATIENT, WEFT_REQUIRE: '1' }
 const LONG = { ...STRICT, WEFT_LONG: '1' }
 
@@ -17,8 +26,8 @@ const LONG = { ...STRICT, WEFT_LONG: '1' }
  * @property {RegExp} [accepts] Matches each word that the task accepts. If it is missing, the task's script checks the words itself.
  * @property {boolean} [makesHosts] True if the task needs to make hosts. If that is impossible, it fails before anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
- * @property {Readonly<Record<string, string>>} [made] Environment variables, each with the script that makes a program and prints its path.
- *   The script does not run if the user has set the variable.
+ * @property {Readonly<Record<string, string>>} [made] Environment variables that contain the path of a program, each with the script that
+ *   builds the program and prints the path. The script does not run if the user has set the variable.
  */
 
 const NO_WORDS = { usage: '', accepts: /^$/ }
@@ -64,7 +73,7 @@ export const TASKS = {
     setup: ['lint'],
     commands: [script('scripts/alert-rules.mjs'), ['oxfmt'], script('scripts/lint-native.mjs', '--fix')],
   },
-  // `test` runs the tests that test/selection.json chooses, `test:whole` all tests.
+  // `npm test` runs the tests that test/selection.json chooses, because WEFT_SELECTION is set. `npm run test:whole` runs all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {
@@ -134,7 +143,7 @@ export const TASKS = {
   release: {
     ...NO_WORDS,
     setup: ['release'],
-    // Two simultaneous runs would write the same files, so the second one waits.
+    // Two releases at the same time would write the same files, so flock makes the second wait for the first.
     commands: [['flock', '--no-fork', 'scripts/release', ...script('scripts/release/main.mjs')]],
   },
   'release:test': {

@@ -1,8 +1,7 @@
 // test-all.mjs - `npm run test:all`: runs every test script of package.json, one after another, and ends with a table of results and times.
 //
-// It can be interrupted: scripts that have passed for exactly this tree are recorded in build/test-all and not run again. `-- --again`
-// runs everything.
-// The output of each script is in build/test-all/NAME.log.
+// The run can be interrupted and repeated: scripts that have passed are recorded in build/test-all, and are not run again as long as no
+// file of the project changes. `-- --again` runs all scripts. The output of each script is in build/test-all/NAME.log.
 
 import { spawn, spawnSync } from 'node:child_process'
 import { createWriteStream, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -15,7 +14,10 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/test-all')
 const STATE = join(folder, 'state.json')
 
-/** The order of the scripts, and their approximate minutes on two cores. They are used only for the progress bar and the first line. */
+/**
+ * The test scripts in the order in which they run, with their approximate duration in minutes on two cores. The durations are used only for
+ * the progress bar and the first line of output.
+ */
 const MINUTES = {
   'test:whole': 25,
   'test:paths': 10,
@@ -35,7 +37,7 @@ const MINUTES = {
 
 /** @typedef {{ code: number, line: string, seconds: number }} Result */
 
-/** Lists the test scripts of package.json except this one. Scripts that MINUTES does not list come last. */
+/** Lists the test scripts in package.json, except `test:all`. Scripts that MINUTES does not list come last. */
 function testScripts() {
   const { scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   const names = Object.keys(scripts).filter((name) => /^test:|:test$/.test(name) && name !== 'test:all')
@@ -44,7 +46,10 @@ function testScripts() {
   return [...known, ...names.filter((name) => place(name) < 0)]
 }
 
-/** Returns git's hash of the tree with all uncommitted changes; results count for this tree only. Empty without git. */
+/**
+ * Returns git's hash of all files of the project, including uncommitted changes. Recorded results are valid only for this hash. Returns an
+ * empty text if the folder is not a git repository.
+ */
 function treeName() {
   const index = join(folder, 'index')
   const git = (...args) =>
@@ -69,12 +74,14 @@ function keptResults(tree) {
   }
 }
 
-/** Runs a script to its end; resolves with its exit code, its last line and its time.
- * @returns {Promise<Result>} */
+/**
+ * Runs an npm script until it ends. Resolves with its exit code, its last line of output and its duration in seconds.
+ * @returns {Promise<Result>}
+ */
 async function run(name) {
   const log = createWriteStream(join(folder, `${name.replace(':', '-')}.log`))
   const began = performance.now()
-  // The script gets its own process group, so that an interruption ends everything that it started.
+  // Start the npm script in its own process group, so that at an interruption all processes that it started can be ended together.
   const child = spawn('npm', ['run', '--silent', name], {
     cwd: root,
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -104,7 +111,7 @@ const time = (seconds) =>
     ? `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, '0')}`
     : `${Math.floor(seconds / 3600)}:${String(Math.floor((seconds % 3600) / 60)).padStart(2, '0')}:${String(seconds % 60).padStart(2, '0')}`
 
-/** Makes one row per script: its result, its time as h:mm:ss or m:ss, and its last line. */
+/** Returns a table with one row per test script: its result, its duration as h:mm:ss or m:ss, and its last line of output. */
 function table(names, results) {
   return names.map((name) => {
     const result = results[name]

@@ -34,7 +34,7 @@ undo(() => rmSync(work, { recursive: true, force: true }))
 /** @returns {Entry[]} */
 const readTable = () => (existsSync(TABLE) ? JSON.parse(readFileSync(TABLE, 'utf8')) : [])
 
-/** Lists the test files that have their own entry, and `unit`. */
+/** Lists the test files that have their own line in test/selection.json, and `unit` for all files in test/unit. */
 function testFiles() {
   const below = (folder) =>
     readdirSync(join(root, 'test', folder))
@@ -43,7 +43,10 @@ function testFiles() {
   return ['unit', ...['', 'sim', 'native', 'store', 'kube', 'netns'].flatMap(below)]
 }
 
-/** Runs one entry; returns its CPU seconds, its elapsed seconds, and the functions of src/ that ran. */
+/**
+ * Runs the tests of one line of test/selection.json. Returns their CPU seconds, their elapsed seconds, and the functions of src/ that they
+ * called.
+ */
 function measure(file, isPart) {
   const costs = join(work, 'costs')
   const coverage = join(work, 'coverage')
@@ -77,7 +80,10 @@ function measure(file, isPart) {
   }
 }
 
-/** Reads V8's coverage files; returns the named functions of src/ that ran, as `src/FILE:NAME`. dist/src/X.js counts as src/X.ts. */
+/**
+ * Reads the coverage files that V8 wrote to `folder`. Returns the named functions of src/ that were called, as `src/FILE:NAME`. Functions
+ * in dist/src/X.js count as functions of src/X.ts.
+ */
 function calledFunctions(folder) {
   const called = new Set()
   for (const name of readdirSync(folder)) {
@@ -98,7 +104,7 @@ function calledFunctions(folder) {
   return called
 }
 
-/** Returns, for each test file, the rows of CONTRACT.md that no other test file covers. */
+/** Returns for each test file the rows of test/CONTRACT.md that this file covers and no other test file covers. */
 function contractRows() {
   const rows = new Map()
   for (const [, row, cell] of readFileSync(join(root, 'test/CONTRACT.md'), 'utf8').matchAll(
@@ -112,7 +118,7 @@ function contractRows() {
   return rows
 }
 
-/** True if the tests of the file are skipped on a machine that cannot make hosts (test/support/needs.ts). */
+/** True if the file's tests are skipped on a machine that cannot simulate hosts with network namespaces (test/support/needs.ts). */
 const needsHosts = (file) =>
   file !== 'unit' && /\bneeds\(.*\bHOSTS\b/.test(readFileSync(join(root, 'test', file), 'utf8'))
 
@@ -161,9 +167,9 @@ const table = files
   .filter((file) => known.has(file))
   .map((file) => {
     const { why, functions: before, rows: old, ...entry } = known.get(file)
-    // Files that the user did not name keep their values.
+    // If the user named test files, the lines of all other files keep their values.
     const alone = wanted.length > 0 && !wanted.includes(file) ? old : file === 'unit' ? undefined : rows.get(file)
-    // The functions that only one file calls are known only if all files were measured in one run.
+    // The number of functions that only one test file calls can be computed only if all files were measured in this run.
     const only =
       wanted.length > 0
         ? before

@@ -1,9 +1,10 @@
 // test-vm.mjs - runs tests on Debian's kernel in QEMU: `npm run test:vm -- [FILE...] [-t NAME]`, or `-- -- COMMAND...`.
 //
-// The machine is emulated. That needs no rights and no virtualization, but is ten to twenty times slower than this machine. Its root is this
-// machine's file system, read-only below a tmpfs (vm/initramfs). The command (vm/guest) runs with the same programs on another kernel. The
-// kernel is the package that `linux-image-amd64` depends on, unpacked into build/vm and never installed. Each part of the list gets its
-// own machine, so that it does not depend on earlier parts.
+// QEMU emulates the virtual machine, which needs no rights and no hardware virtualization, but is ten to twenty times slower than this
+// machine. The virtual machine sees this machine's file system; its changes go to a tmpfs above it and are lost (vm/initramfs). So the
+// command (vm/guest) runs the same programs on another kernel. The kernel comes from the Debian package that `linux-image-amd64` depends
+// on; it is unpacked into build/vm and never installed. Each run of tests gets a new virtual machine, so that it does not depend on earlier
+// runs.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -26,17 +27,20 @@ import { undo } from './undo.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const folder = join(root, 'build/vm')
-/** The factor by which the tests' time limits are multiplied in the machine. */
+/** The factor by which the tests' time limits are multiplied in the virtual machine, because emulation is slow. */
 const PATIENCE = 10
 const MEMORY_MIB = 4096
-/** The maximum run time of one machine. */
+/** The time limit for one virtual machine, in ms. */
 const LIMIT_MS = 20 * 60_000
-/** The kernel modules for the root file system: the virtio bus, the shared file system of this machine, the writable layer. */
+/**
+ * The kernel modules that mount the root file system: the virtio bus, 9p for this machine's files, and overlay for the writable layer above
+ * them.
+ */
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
 /**
- * The default runs, as arguments of vitest: the engine, because this kernel lacks features of newer ones, and the backends that need devices
- * that some kernels lack.
+ * The runs without arguments, as arguments of vitest: tests of the packet engine, because this kernel lacks features of newer kernels, and
+ * tests of backends whose devices some kernels lack.
  */
 const DEFAULT = [
   ['test/native/engines.test.ts'],
@@ -54,14 +58,16 @@ function fail(message) {
   process.exit(2)
 }
 
-/** Returns the stdout of a program. Fails if the program fails. */
+/** Returns the stdout of a program. Ends this script if the program fails. */
 function outputOf(command, args, cwd = root) {
   const { status, stdout, stderr, error } = spawnSync(command, args, { cwd, encoding: 'utf8' })
   if (status !== 0) fail(`${[command, ...args].join(' ')} failed: ${error?.message ?? stderr.trim()}`)
   return stdout
 }
 
-/** Returns the folder with Debian's current kernel package, which is downloaded and unpacked once. */
+/**
+ * Returns the folder with the unpacked package of Debian's current kernel. Downloads and unpacks the package if the folder does not exist.
+ */
 function unpackedKernel() {
   const name = /Depends: (linux-image-\S+)/.exec(outputOf('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
   if (name === undefined) fail('apt knows no linux-image-amd64; run apt-get update')
@@ -83,7 +89,10 @@ function unpackedKernel() {
 
 const versionOf = (unpacked) => readdirSync(join(unpacked, 'lib/modules'))[0]
 
-/** Packs the initramfs: busybox, the modules for the root in the order of loading, and the script. */
+/**
+ * Packs the initramfs, the first file system of the virtual machine: busybox, the modules for the root file system in loading order, and
+ * the start script.
+ */
 function packInitramfs(unpacked, to) {
   const tree = `${to}-tree`
   for (const each of ['bin', 'modules', 'proc', 'sys', 'dev', 'lower', 'upper', 'root'])
@@ -101,7 +110,10 @@ function packInitramfs(unpacked, to) {
 
 const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
 
-/** Runs a command in a new machine and shows its output. Resolves with the output, the exit code, the kernel and the duration. */
+/**
+ * Runs a command in a new virtual machine and shows its output. Resolves with the output, the exit code, the kernel's version and the
+ * duration.
+ */
 async function runThere(command, exchange) {
   const unpacked = unpackedKernel()
   const at = (name) => join(exchange, name)
@@ -125,7 +137,7 @@ async function runThere(command, exchange) {
     `local,path=${path},mount_tag=${tag},security_model=none,multidevs=remap${readonly ? ',readonly=on' : ''}`,
   ]
   const began = performance.now()
-  // --pdeathsig ends QEMU if this process is killed.
+  // With --pdeathsig the kernel ends QEMU if this script is killed.
   const qemu = spawn('setpriv', [
     '--pdeathsig',
     'KILL',
@@ -185,7 +197,10 @@ async function runThere(command, exchange) {
   }
 }
 
-/** Returns the counts in vitest's last line. A run without that line, or with another exit code than 0, counts as failed. */
+/**
+ * Returns the numbers of passed, failed and skipped tests from the last line of vitest. A run without that line, or with an exit code other
+ * than 0, counts as failed.
+ */
 function countsOf({ code, output }) {
   const last = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1)
   const [passed, failed, skipped] = last?.slice(1).map(Number) ?? [0, 0, 0]
@@ -206,7 +221,7 @@ if (args[0] === '--') {
   const parts = args.length > 0 ? [args] : DEFAULT
   const missing = parts.flat().find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
   if (missing !== undefined) fail(`there is no ${missing}`)
-  // Show each test when it ends, because a file takes minutes, and the output then shows which test hung.
+  // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test hangs.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
   const lines = []

@@ -1,8 +1,8 @@
-// undo.mjs - cleans up at the end of a script, even if it is interrupted.
+// undo.mjs - lets a script clean up when it ends, even if a signal interrupts the script.
 
 const cleanups = new Set()
 
-/** Calls `cleanup` when this process ends. The returned function calls it earlier. */
+/** Calls `cleanup` when this process ends. The returned function calls `cleanup` earlier, and only once. */
 export function undo(cleanup) {
   if (cleanups.size === 0) {
     process.once('exit', undoAll)

@@ -18,15 +18,15 @@ import { chooseExternalInterface, resumeExternal, type ExternalInterface } from 
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
-import type { Forwarding } from './node/loops/data-path.ts'
+import type { ForwardingNode } from './node/loops/data-path.ts'
 import { nextFor, wishesText, writeKnown } from './node/loops/last-known.ts'
-import type { Resumed } from './node/open.ts'
-import { createPossession } from './node/possession.ts'
-import { createKept, keptName } from './node/restart/kept.ts'
+import type { ResumedNode } from './node/open.ts'
+import { createOwnership } from './node/ownership.ts'
+import { earlierRun, keptName } from './node/restart/earlier-run.ts'
+import { enterHandover, type Inheritable, type HandoverParts } from './node/restart/handover.ts'
 import { lastKnownFile, readLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
-import { Superseded } from './node/restart/predecessor.ts'
+import { Superseded } from './node/restart/lender.ts'
 import { rendezvousAt } from './node/restart/rendezvous.ts'
-import { enterSuccession, type Inheritance, type SuccessionParts } from './node/restart/succession.ts'
 import { interfaceWishes, type DaemonOptions } from './options.ts'
 import { createEvents, type Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
@@ -49,28 +49,27 @@ export async function runDaemon(
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
   notifier?.forget(kept.map((_, place) => keptName(place)))
-  const possession = createPossession(log)
-  const start: Start = { options, log, stopping, notifier, events, possession, forwarding: undefined }
-  const succession = await enterSuccession(successionParts(start, kept))
+  const ownership = createOwnership(log)
+  const start: Start = { options, log, stopping, notifier, events, ownership, known: undefined, forwarding: undefined }
+  const handover = await enterHandover(handoverParts(start, kept))
   const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass
   try {
     const { startManager } = await import('./daemon.ts')
-    return await startManager(start, succession)
+    return await startManager(start, handover)
   } catch (error) {
     stopping.abort(error) // end the connections of successors
     throw error
   } finally {
     await endDataPath(start, stopping.signal.reason)
-    succession.close(start.forwarding === undefined)
+    handover.close(start.forwarding === undefined)
   }
 }
 
-function successionParts(start: Start, kept: readonly number[]): SuccessionParts<Resumed> {
-  const { options, log, stopping, possession } = start
+function handoverParts(start: Start, kept: readonly number[]): HandoverParts<ResumedNode> {
+  const { options, log, stopping, ownership } = start
   const store = storeNameOf(options)
   const calm = seldom(log)
   let left = kept
-  let known: LastKnown | undefined
   // Errors are ignored here, because the loop that maintains the file logs them.
   const write = async (): Promise<void> => {
     if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
@@ -79,34 +78,35 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
     log,
     stopping,
     rendezvous: rendezvousAt(options, (message) => log.warn(message)),
-    estate: {
+    lender: {
       write,
-      lend: () => possession.lend(),
-      release: () => possession.release(),
+      lend: () => ownership.lend(),
+      release: () => ownership.release(),
       about() {
         const { lease, attrs } = start.forwarding ?? {}
         const own = lease && attrs && { key: lease.key, publicIp: addressText(attrs.publicIp) }
         return { version: version(), store, lease: own, healthPort: options['healthz-port'] }
       },
       attend(isThere) {
-        possession.hasSuccessor = isThere
+        ownership.hasSuccessor = isThere
         if (!isThere) start.forwarding?.leaseDoubt.ring() // the successor may have written a lease that this process does not know
       },
-      refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and leaves nothing to others'),
+      refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
       async takeBack(why) {
-        log.warn(`The weftd that was to take over ${why}; forwarding again`)
-        await possession.takeBack()
+        log.warn(`The weftd that was taking over ${why}; forwarding again`)
+        await ownership.takeBack()
         await write()
       },
     },
-    async kept() {
-      known = await readLastKnown(lastKnownFile(options), log)
+    async earlierRun() {
+      const known = await readLastKnown(lastKnownFile(options), log)
+      start.known = known?.store === store ? known : undefined
       const fds = left
       left = []
-      return createKept(fds, known, store)
+      return earlierRun(fds, known, store)
     },
-    async resume(inheritance) {
-      const resumed = await resume(start, known, inheritance, calm)
+    async resume(inheritable) {
+      const resumed = await resume(start, inheritable, calm)
       if (typeof resumed !== 'string') start.forwarding = resumed
       return resumed
     },
@@ -127,19 +127,12 @@ function successionParts(start: Start, kept: readonly number[]): SuccessionParts
  * forwarding at the moment. Logs the reason. Repairs the data path until the node takes it over.
  */
 async function resume(
-  { options, stopping, possession, notifier }: Start,
-  known: LastKnown | undefined,
-  inheritance: Inheritance,
+  { options, stopping, ownership, notifier, known }: Start,
+  inheritable: Inheritable,
   log: Log,
-): Promise<Resumed | 'nothing' | 'failed'> {
-  if (
-    !known ||
-    known.isForCleanup ||
-    known.store !== storeNameOf(options) ||
-    (known.expiresAt ?? Infinity) <= Date.now()
-  )
-    return 'nothing'
-  if (possession.state.is !== 'closed') return 'failed' // a successor has the data path
+): Promise<ResumedNode | 'nothing' | 'failed'> {
+  if (!known || known.isForCleanup || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
+  if (ownership.state.is !== 'closed') return 'failed' // a successor has the data path
   let look: LookAhead | undefined
   const { signal } = stopping
   try {
@@ -150,20 +143,20 @@ async function resume(
     const silent = { ...log, info: () => {} }
     const external = await externalFor(known, options, familiesOf(networks), look.run, silent)
     const publishedBefore = async () => known.lease.attrs
-    const backend = await createBackend(config, external, options, log, publishedBefore, inheritance, look.run)
+    const backend = await createBackend(config, external, options, log, publishedBefore, inheritable, look.run)
     const attrs = await backend.prepare(signal)
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    const open = () => possession.open(() => backend.open(lease, signal, view, known.others))
+    const open = () => ownership.open(() => backend.open(lease, signal, view, known.others))
     await open()
-    if (!possession.dataPath) return 'failed' // a successor took the data path first
+    if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
-    log.info(`Forwarding to ${peers} peers as last known, until the store says what they are`)
+    log.info(`Forwarding to ${peers} peers as last known, until the store reports the present ones`)
     notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(options, known.config)
-    const forwarding: Forwarding = {
-      possession,
+    const forwarding: ForwardingNode = {
+      ownership,
       backend,
       next,
       log,
@@ -185,7 +178,9 @@ async function resume(
       external,
       hand: () => end(),
       async again() {
-        await open().catch((error: unknown) => log.error(`Cannot go on as last known: ${messageOf(error)}`))
+        await open().catch((error: unknown) =>
+          log.error(`Cannot forward with the last known state: ${messageOf(error)}`),
+        )
         end = lookAfter(forwarding, log)
       },
     })
@@ -193,11 +188,13 @@ async function resume(
     stopping.signal.throwIfAborted()
     // The file has a placeholder in place of a pre-shared key, and the backend rejects the placeholder.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
-      log.info('A secret of the network configuration is in the store alone: it is waited for before packets pass')
+      log.info(
+        'The network configuration has a secret, which is only in the store; no packets pass until the store answers',
+      )
       return 'nothing'
     }
     // This also covers a file whose content is invalid.
-    log.warn(`Cannot go on as the previous weftd did: ${messageOf(error)}; waiting for the store`)
+    log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {
     look?.forget()
@@ -225,7 +222,7 @@ async function externalFor(
 }
 
 /** Checks and repairs the data path until the returned function is called or the process stops. */
-function lookAfter(forwarding: Forwarding, log: Log): () => Promise<void> {
+function lookAfter(forwarding: ForwardingNode, log: Log): () => Promise<void> {
   const ended = new AbortController()
   const until = AbortSignal.any([forwarding.signal, ended.signal])
   const keep = async (): Promise<never> => {

@@ -156,14 +156,14 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
       const { addon } = await import('./host/addon.ts')
       return addon.notify
     })
-    const { takeKept } = await import('./node/restart/kept.ts')
+    const { takeKept } = await import('./node/restart/earlier-run.ts')
     const kept = takeKept(environment, process.pid)
     await runDaemon(options, log, stopping, context.notifier, kept, events).finally(() => clearTimeout(killing))
   } catch (error) {
-    const { Superseded } = await import('./node/restart/predecessor.ts')
+    const { Superseded } = await import('./node/restart/lender.ts')
     if (error instanceof Superseded) {
       log.info(`Ending: ${error.message}`)
-      error.tell()
+      error.confirm()
       if (process.pid === 1 || context.notifier) {
         log.info('Waiting to be stopped: whoever started this process would start it again')
         const free = error.how === 'end' ? untilFree(options, log) : new Promise<never>(() => {})
@@ -197,9 +197,9 @@ async function warnOfUnread(
     const isValue =
       /^(true|false|t|f|0|1)$/i.test(first) && last !== undefined && typeof FLAGS[last].default === 'boolean'
     const hint = isValue ? `write --${last}=${first}` : 'write flags before all other words, or leave these out'
-    const where = last === undefined ? 'which is the first' : `after --${last}`
+    const word = isValue ? `"${first}"` : last === undefined ? 'The first word' : `The word after --${last}`
     log.warn(
-      `Flags end at the first word that is none, ${where}: ${named === '' ? 'what follows' : named} ${lost.length > 1 ? 'have' : 'has'} no effect; ${hint}`,
+      `${word} is not a flag, so ${named === '' ? 'what follows' : named} ${lost.length > 1 ? 'have' : 'has'} no effect; ${hint}`,
     )
   }
   const unknown = unknownVariables(FLAGS, 'FLANNELD', environment)

@@ -39,6 +39,7 @@ const messages = [
   /\b(?:invalid|usage|prefixed)\(/,
   /\.(?:warn|error)\(/,
   /\bnotes\.push\(/,
+  /\bfailure(?::| =)(?=\s*(?:'[^'\n]*: '|"[^"\n]*: "|`[^`\n]*: `))/, // the tasks of node/exit-or-wait.ts
 ]
   .flatMap(literalsAfter)
   .filter((text) => fixedParts(text, HOLE).length > 0)
@@ -57,6 +58,11 @@ describe('docs/messages.md', () => {
   it('has a cause and a remedy for each line', () => {
     const incomplete = sections.flatMap((section) => section.entries.filter(({ cause, remedy }) => !cause || !remedy))
     expect(incomplete).toEqual([])
+  })
+
+  it('has no remedy in which only the program knows what to fill in', () => {
+    const remedies = sections.flatMap((section) => section.entries.map(({ remedy }) => remedy))
+    expect(remedies.filter((remedy) => /\*[a-z ]+\*|…|<\.\.\.>/.test(remedy))).toEqual([])
   })
 
   it.each([...new Set(messages)])('has: %s', (message) => {

@@ -1,4 +1,5 @@
-// junk.cc - acts as a host without a lease: sends packets that weftd refuses, at an even rate, until it is ended.
+// junk.cc - acts as a host that is not in the cluster: sends packets that weftd refuses, at an even rate, until it is
+// killed.
 //
 //   junk ADDRESS PORT RATE FROM LANES   sends RATE datagrams a second in small bursts, from the source ports FROM to
 //                                       FROM + LANES - 1 in turn. Each has an IPv4 packet from 10.5.0.9, which no node
@@ -53,7 +54,7 @@ int main(int argc, char** argv) {
     each.msg_hdr.msg_iovlen = 1;
   }
 
-  constexpr int64_t kTickNs = 50'000;  // as in traffic.cc
+  constexpr int64_t kTickNs = 50'000;  // the interval between two bursts, as in traffic.cc
   timespec start;
   clock_gettime(CLOCK_MONOTONIC, &start);
   int64_t sent = 0, batch = 0;
@@ -64,7 +65,7 @@ int main(int argc, char** argv) {
       const int fd = sockets[static_cast<size_t>(batch++ % lanes)].get();
       const auto count = static_cast<unsigned>(std::min<int64_t>(due - sent, kBatch));
       sendmmsg(fd, messages, count, MSG_DONTWAIT);
-      sent += count;  // packets that the kernel refused count as sent, like packets that a wire loses
+      sent += count;  // Datagrams that this kernel refused count as sent, like datagrams that the network loses.
     }
     const int64_t at = start.tv_nsec + ns;
     const timespec next{start.tv_sec + static_cast<time_t>(at / 1'000'000'000), static_cast<long>(at % 1'000'000'000)};

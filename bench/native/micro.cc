@@ -1,9 +1,10 @@
-// micro.cc - measures functions of native/ that do no I/O, and the speed of memory. Prints one JSON line for each.
+// micro.cc - measures functions of native/ that do no I/O, and the speed of memory. Prints one line of JSON per
+// function.
 //
 //   micro   {"name":"checksum","label":"1400 B","bytes":1400,"ns":...,"cycles":...,"clock":"cycles"}
 //
-// Cycles come from perf_event_open(2). If that is not allowed, they are ticks of the time-stamp counter of x86, which
-// has a fixed rate. Other machines have no cycles. Each function runs once in cache, on one buffer, and once out of
+// Cycles come from perf_event_open(2). Without permission for that, "cycles" are ticks of the x86 time-stamp counter,
+// which has a fixed rate; other processors give no cycles. Each function runs in cache, on one buffer, and out of
 // cache, on buffers in random order that together are larger than any cache.
 #include <linux/perf_event.h>
 #include <sys/ioctl.h>
@@ -36,7 +37,7 @@ constexpr size_t kArenaBytes = 256 << 20;
 constexpr uint64_t kRunNs = 10'000'000;
 constexpr size_t kSizes[] = {64, 1400, 65536};
 constexpr size_t kSegmentBytes = 1400;
-constexpr size_t kSegments = 46;  // the number of segments in an IPv4 packet of 64 KiB
+constexpr size_t kSegments = 46;  // the number of TCP segments in an IPv4 superpacket of 64 KiB
 
 uint64_t now_ns() {
   timespec time;
@@ -44,7 +45,7 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
 }
 
-/// Prevents the compiler from removing an unused result.
+/// Prevents the compiler from removing the computation of a result that is not used.
 template <typename T>
 void use(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
@@ -89,7 +90,7 @@ class Bench {
     for (size_t at = 0; at < arena_.size(); at += sizeof(uint64_t)) store(&arena_[at], random());
   }
 
-  /// Calls `once(buffer)` for buffers that start with the bytes of `content`, in cache and out of cache. `touched` is
+  /// Measures `once(buffer)` in cache and out of cache. Each buffer starts with the bytes of `content`. `touched` is
   /// the number of bytes that a call reads or writes.
   template <typename Once>
   void run(const char* name, const std::string& label, size_t bytes, size_t touched,
@@ -103,12 +104,13 @@ class Bench {
     measure(name, label + ", cold", touched, [&](size_t call) { once(&arena_[order[call % order.size()] * stride]); });
   }
 
-  /// Calls `once(n)` with n = 0, 1, 2, ... and prints the time of a call.
+  /// Calls `once(n)` with n = 0, 1, 2, ... and prints the mean time of a call.
   template <typename Once>
   void measure(const char* name, const std::string& label, size_t bytes, Once once) {
     size_t calls = 0;
     size_t batch = 1;
-    for (uint64_t start = now_ns(); now_ns() - start < kRunNs / 4; batch *= 2) {  // warms up and chooses the batch size
+    // warms up for a quarter of kRunNs, and doubles the number of calls per reading of the clock
+    for (uint64_t start = now_ns(); now_ns() - start < kRunNs / 4; batch *= 2) {
       for (size_t i = 0; i < batch; i++) once(calls++);
     }
     const size_t from = calls;
@@ -128,7 +130,7 @@ class Bench {
   std::vector<uint8_t> arena_;
 };
 
-/// A TCP superpacket over IPv4 with its virtio header, as a read of the TUN returns it.
+/// A TCP superpacket over IPv4 with its virtio header, as a read from the TUN returns it.
 struct Superpacket {
   VirtioHeader virtio{kVirtioNeedsCsum, kGsoTcp4, 40, kSegmentBytes, 20, 16};
   Packet packet;
@@ -138,7 +140,7 @@ struct Superpacket {
     std::fill_n(bytes.begin(), 40, uint8_t{0});
     bytes[0] = 0x45;
     store_be16(&bytes[2], static_cast<uint16_t>(bytes.size()));
-    bytes[6] = 0x40;  // DF
+    bytes[6] = 0x40;  // sets DF
     bytes[8] = 64;
     bytes[9] = IPPROTO_TCP;
     store_be32(&bytes[12], 0x0a050102);
@@ -149,7 +151,7 @@ struct Superpacket {
     read_packet(bytes.data(), bytes.size(), packet);
   }
 
-  /// Returns the segments of the superpacket one after another, all of one size.
+  /// Cuts the superpacket and returns its segments one after another in one buffer. All have the same size.
   std::vector<uint8_t> cut() {
     std::vector<uint8_t> result((40 + kSegmentBytes) * kSegments);
     uint8_t* at = result.data();
@@ -173,7 +175,8 @@ void memory(Bench& bench) {
       use(target[0]);
     });
     bench.run("read", label, size, size, {}, [&](const uint8_t* buffer) {
-      uint64_t a = 0, b = 0, c = 0, d = 0;  // four independent sums: additions to one sum would wait for each other
+      // Four sums, because each addition to a single sum would wait for the previous addition.
+      uint64_t a = 0, b = 0, c = 0, d = 0;
       size_t at = 0;
       for (; at + 32 <= size; at += 32) {
         a += load<uint64_t>(buffer + at);
@@ -217,13 +220,14 @@ void packets(Bench& bench) {
       read_packet(buffer + i * kPacket, kPacket, packet);
       coalescer.add(buffer + i * kPacket, packet, limits);
     }
-    if (coalescer.writes() != 1) std::abort();  // the packets were not joined, so the measurement would be wrong
+    if (coalescer.writes() != 1) std::abort();  // If the packets were not joined, the measurement is invalid.
     use(coalescer.write(0, iovecs.data()));
     coalescer.clear();
   });
 }
 
-/// Returns the records of `count` peers with a /24 each from 10.0.0.0, in the layout of src/path/engine/peers.ts.
+/// Returns the records of `count` peers with the subnets 10.0.0.0/24, 10.0.1.0/24 and so on, in the layout of
+/// src/path/engine/peers.ts.
 std::vector<uint8_t> peer_records(size_t count) {
   std::vector<uint8_t> records(count * sizeof(PeerRecord));
   for (size_t i = 0; i < count; i++) {

@@ -1,10 +1,10 @@
-// naive.cc - a tunnel that moves one packet with each system call, as flanneld's udp backend does (run_proxy in
-// pkg/backend/udp/proxy_amd64.c). The benchmark compares the native engine with it.
+// naive.cc - a simple tunnel that moves one packet with each system call, as flanneld's udp backend does (run_proxy in
+// pkg/backend/udp/proxy_amd64.c). The benchmark compares the native engine with this tunnel.
 //
 // `naive LOCAL REMOTE` takes two IPv4 addresses. It makes the TUN naive0, prints `ready`, and carries the TUN's packets
-// in UDP datagrams to and from REMOTE. One thread moves one packet in each direction by turns, and polls if there are
-// no packets. It checks the header of each packet and decrements its TTL. It uses no offloads, and does not check the
-// source of packets.
+// in UDP datagrams to and from REMOTE. One thread alternates between the two directions, one packet each, and polls if
+// there are no packets. It checks the header of each packet and decrements its TTL. It uses no offloads, and does not
+// check the source of packets.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -51,7 +51,7 @@ int open_tun() {
   return tun;
 }
 
-/// Returns the ones' complement sum over an IPv4 header: 0xffff if its checksum is right.
+/// Returns the ones' complement sum over an IPv4 header, which is 0xffff if the header's checksum is right.
 uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
   uint32_t sum = 0;
   for (ssize_t i = 0; i < bytes; i += 2) sum += static_cast<uint32_t>(header[i] << 8 | header[i + 1]);
@@ -59,7 +59,7 @@ uint32_t header_sum(const uint8_t* header, ssize_t bytes) {
   return sum;
 }
 
-/// Checks the header and decrements the TTL. Returns false if the packet must be dropped.
+/// Checks an IPv4 header and decrements its TTL. Returns false if the packet must be dropped.
 bool forward(uint8_t* packet, ssize_t bytes) {
   if (bytes < kIpv4HeaderBytes || packet[0] >> 4 != 4) return false;
   const ssize_t header_bytes = (packet[0] & 0xf) * 4;
@@ -67,7 +67,7 @@ bool forward(uint8_t* packet, ssize_t bytes) {
     return false;
   if (packet[8] <= 1) return false;
   packet[8]--;
-  // RFC 1624: the TTL is the high byte of its word, so the checksum grows by 0x100.
+  // The TTL is the high byte of its 16-bit word. So decrementing it by 1 adds 0x100 to the checksum (RFC 1624).
   uint32_t checksum = static_cast<uint32_t>(packet[10] << 8 | packet[11]) + 0x100;
   checksum = (checksum & 0xffff) + (checksum >> 16);
   packet[10] = static_cast<uint8_t>(checksum >> 8);
@@ -106,7 +106,7 @@ int main(int count, char** words) {
       bytes = recv(udp, packet, sizeof packet, 0);
       if (bytes > 0) {
         moved = true;
-        // A packet that the TUN refuses is lost.
+        // If the TUN refuses a packet, the packet is lost.
         if (forward(packet, bytes) && write(tun, packet, static_cast<size_t>(bytes)) < 0) continue;
       }
     }

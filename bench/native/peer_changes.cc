@@ -1,5 +1,5 @@
-// peer_changes.cc - measures the CPU time of a change of one peer in a peer table with COUNT peers. `peer_changes
-// COUNT` prints a line of JSON.
+// peer_changes.cc - `peer_changes COUNT` measures the CPU time of changing one peer in a table of COUNT peers, and
+// prints one line of JSON.
 #include <malloc.h>
 #include <time.h>
 

@@ -1,4 +1,5 @@
-// traffic.cc - the ends of measurements that iperf3 cannot make: paced UDP, and requests and answers of one byte.
+// traffic.cc - the two ends of measurements that iperf3 cannot make: UDP at an even rate, and requests and answers of
+// one byte.
 //
 //   traffic serve                           serves the other modes; prints `ready`
 //   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams with BYTES of payload, RATE a second or as fast as it can
@@ -8,7 +9,7 @@
 //   traffic crr ADDRESS SECONDS             a new connection for each byte and its answer
 //
 // All modes except serve print one line of JSON. A server serves one client at a time. The first byte of a connection
-// names its kind, so that `crr` needs the least possible work.
+// says which mode it is for, so that `crr` needs no further messages.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -34,22 +35,23 @@ namespace {
 using weft::Fd;
 
 constexpr uint16_t kPort = 5202;
-constexpr char kOnce = 'c';  // kinds of connection
+constexpr char kOnce = 'c';  // the first byte of a connection: what the client measures
 constexpr char kEcho = 'e';
 constexpr char kSink = 'u';
 constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
-/// The maximum number of datagrams in one system call.
+/// The maximum number of datagrams in one sendmmsg or recvmmsg call.
 constexpr size_t kBatch = 64;
-/// The interval at which the sender sends the datagrams that are due. It is short enough not to fill a queue, and long
+/// The interval at which the sender sends all datagrams that are due. It is short enough not to fill a queue, and long
 /// enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
-/// The maximum delay that a sender makes up for when it was not scheduled in time. More would be a burst. The sender
-/// reports the number of sent datagrams, which shows a rate that is too low.
+/// The maximum delay for which a sender compensates if the kernel did not schedule it in time. More would make a burst.
+/// The sender reports how many datagrams it sent, so a rate that is too low is visible.
 constexpr uint64_t kCatchUpNs = 500'000;
-/// The interval at which a polled sink checks its socket. No datagram wakes it, so it costs almost no CPU time.
+/// The interval at which a receiver with udp-polled reads its socket. No datagram wakes it, so it costs almost no CPU
+/// time.
 constexpr uint64_t kSinkTickNs = 500'000;
-/// How long a sink waits for more datagrams after the sender has finished.
+/// How long a receiver waits for late datagrams after the sender has finished.
 constexpr uint64_t kPatienceNs = 50'000'000;
 constexpr int kSinkBufferBytes = 128 << 20;
 constexpr int kSendBufferBytes = 8 << 20;
@@ -72,7 +74,7 @@ void sleep_until(uint64_t ns) {
   }
 }
 
-/// Returns the CPU time of this process, including the kernel's work for it.
+/// Returns the CPU time of this process in ns, including the kernel's work on its behalf.
 uint64_t cpu_ns() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -83,7 +85,8 @@ void set(int fd, int level, int option, int value, const char* what) {
   if (setsockopt(fd, level, option, &value, sizeof value) != 0) fail(what);
 }
 
-/// Sets the size of a socket buffer. Without CAP_NET_ADMIN the system's limit applies.
+/// Sets the size of a socket buffer with the option `forced`; without CAP_NET_ADMIN with `plain`, which the sysctl
+/// limits.
 void set_buffer(int fd, int forced, int plain, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
 }
@@ -102,7 +105,7 @@ Fd connect_to(int type, const weft::Address& address, uint16_t port) {
   return fd;
 }
 
-/// Opens a socket for both families, or for IPv4 if the host has no IPv6.
+/// Binds a socket to all IPv4 and IPv6 addresses, or to all IPv4 addresses if the host has no IPv6.
 Fd bind_any(int type, uint16_t port) {
   sockaddr_in6 both{};
   both.sin6_family = AF_INET6;
@@ -121,7 +124,7 @@ Fd bind_any(int type, uint16_t port) {
   return fd;
 }
 
-/// Returns false at the end of the stream.
+/// Reads exactly `size` bytes. Returns false if the stream ends before.
 bool read_all(int fd, void* bytes, size_t size) {
   const ssize_t got = recv(fd, bytes, size, MSG_WAITALL);
   if (got < 0) fail("recv");
@@ -132,15 +135,17 @@ void write_all(int fd, const void* bytes, size_t size) {
   if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
 }
 
-/// The counts of the sink. Both ends are this program on one machine, so the struct is sent as it is in memory.
+/// The counts of the receiver. Client and server are this program on one machine, so the struct is sent as it is in
+/// memory.
 struct Received {
   uint64_t datagrams = 0;
-  uint64_t reordered = 0;   // datagrams that arrived after a later one
-  uint64_t sink_drops = 0;  // datagrams that the full socket of the sink dropped; the path did carry them
+  uint64_t reordered = 0;  // datagrams that arrived after a datagram that was sent later
+  // datagrams that the receiver's full socket buffer dropped; the measured path did carry them
+  uint64_t sink_drops = 0;
   uint64_t cpu_ns = 0;
 };
 
-/// The start of each datagram, and the only part that the sink reads.
+/// The number of a datagram, which is at its start. The receiver reads only this.
 using Sequence = uint64_t;
 
 class Sink {
@@ -163,7 +168,7 @@ class Sink {
     return ntohs(local.port());
   }
 
-  /// Counts the datagrams in the socket.
+  /// Reads and counts the datagrams that wait in the socket.
   void drain() {
     for (;;) {
       const int count = recvmmsg(fd_.get(), messages_, kBatch, MSG_DONTWAIT, nullptr);
@@ -178,7 +183,7 @@ class Sink {
 
   Received result() const {
     Received result = received_;
-    uint32_t memory[9] = {};  // SO_MEMINFO, Linux 4.12: the ninth is drops
+    uint32_t memory[9] = {};  // SO_MEMINFO, Linux 4.12: the ninth value is the number of drops
     socklen_t size = sizeof memory;
     if (getsockopt(fd_.get(), SOL_SOCKET, SO_MEMINFO, memory, &size) == 0) result.sink_drops = memory[8];
     return result;
@@ -203,7 +208,7 @@ void serve_sink(int control, bool polled) {
     sink.drain();
     const ssize_t got = recv(control, &sent, sizeof sent, MSG_DONTWAIT);
     if (got == static_cast<ssize_t>(sizeof sent)) break;
-    if (got >= 0 || errno != EAGAIN) return;  // the client is gone
+    if (got >= 0 || errno != EAGAIN) return;  // the client has closed the connection
     if (polled) {
       sleep_until(now_ns() + kSinkTickNs);
     } else {
@@ -256,7 +261,7 @@ class Sender {
     }
   }
 
-  /// Returns how many of `count` datagrams the kernel took.
+  /// Sends `count` datagrams and returns how many of them the kernel accepted.
   size_t send(size_t count) {
     count = std::min(count, kBatch);
     for (size_t i = 0; i < count; i++) {
@@ -286,7 +291,7 @@ int send_udp(char sink, const weft::Address& address, uint64_t duration, size_t 
   uint16_t port;
   if (!read_all(control.get(), &port, sizeof port)) fail("the server ended");
   Sender sender(address, port, bytes);
-  prctl(PR_SET_TIMERSLACK, 1);  // the default 50 us would double a tick
+  prctl(PR_SET_TIMERSLACK, 1);  // in ns; the default of 50 us would double the interval kTickNs
 
   const uint64_t cpu = cpu_ns();
   const uint64_t start = now_ns();
@@ -317,7 +322,7 @@ int send_udp(char sink, const weft::Address& address, uint64_t duration, size_t 
   return 0;
 }
 
-/// Prints the number of requests a second, and percentiles of their duration.
+/// Prints the number of requests per second, and percentiles of their duration.
 int print_times(std::vector<uint64_t>& ns, uint64_t duration) {
   if (ns.empty()) fail("no answer");
   std::sort(ns.begin(), ns.end());
@@ -358,8 +363,8 @@ int connect_request_response(const weft::Address& address, uint64_t duration) {
   while (now < start + duration) {
     const uint64_t asked = now;
     const Fd fd = connect_to(SOCK_STREAM, address, kPort);
-    // The server closes first, and this end answers with a reset. Otherwise tens of thousands of connections would stay
-    // in TIME-WAIT.
+    // The server closes the connection first, and this client then resets it. Otherwise tens of thousands of
+    // connections would stay in TIME-WAIT.
     const linger reset{1, 0};
     if (setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0) fail("SO_LINGER");
     char byte = kOnce;

@@ -1,8 +1,8 @@
-// address.h - an IP address of either family in 16 bytes, and an address with a port as the kernel takes it.
+// address.h - an IPv4 or IPv6 address in 16 bytes, and an address with a port in the form of sockaddr.
 //
 // An IPv4 address is stored as an IPv4-mapped IPv6 address, in ::ffff:0:0/96 (RFC 4291 section 2.5.5.2). So one type,
-// one comparison and one hash serve both families (the idea comes from passt's inany.h). The bytes are in the order of
-// a packet header, and two words are compared. The address :: means "no address", because no host has it.
+// one comparison and one hash serve both families (passt's inany.h has the same idea). The bytes are in network order,
+// and two 64-bit words are compared at once. The address :: means "no address", because no host has it.
 #pragma once
 
 #include <netinet/in.h>
@@ -14,15 +14,15 @@ namespace weft {
 class Address {
  public:
   constexpr Address() = default;
-  /// `address` is in network order.
+  /// Makes an IPv4 address from 32 bits in network order.
   static constexpr Address v4(uint32_t address) { return {0, std::bit_cast<uint64_t>(Mapped{kMark, address})}; }
-  /// Reads 16 bytes in the order of a header. An IPv4-mapped address becomes the IPv4 address.
+  /// Reads an IPv6 address from 16 bytes in network order. An IPv4-mapped address becomes the IPv4 address.
   static Address v6(const uint8_t* bytes) { return {load<uint64_t>(bytes), load<uint64_t>(bytes + 8)}; }
 
   constexpr bool is_v4() const { return high_ == 0 && std::bit_cast<Mapped>(low_).mark == kMark; }
   /// The IPv4 address in network order; 0 for an IPv6 address.
   constexpr uint32_t ipv4() const { return is_v4() ? std::bit_cast<Mapped>(low_).address : 0; }
-  /// The two halves of the address, in memory order.
+  /// The two 64-bit halves of the address, each as loaded from memory without swapping bytes.
   constexpr uint64_t high() const { return high_; }
   constexpr uint64_t low() const { return low_; }
   static constexpr Address of_words(uint64_t high, uint64_t low) { return {high, low}; }
@@ -35,7 +35,8 @@ class Address {
   struct Mapped {
     uint32_t mark, address;
   };
-  /// The mark of an IPv4-mapped address: the last 16 of its 80 zero bits, then 16 one bits.
+  /// The 32 bits before the IPv4 address that mark an IPv4-mapped address: the last 16 of its 80 zero bits, then 16 one
+  /// bits.
   static constexpr uint32_t kMark = kLittleEndian ? 0xffff0000 : 0x0000ffff;
 
   constexpr Address(uint64_t high, uint64_t low) : high_(high), low_(low) {}
@@ -44,12 +45,12 @@ class Address {
 };
 static_assert(sizeof(Address) == 16);
 
-/// A network of either family. A default-constructed network contains no address.
+/// An IPv4 or IPv6 network. A default-constructed Net contains no address.
 struct Net {
   Address address = Address::of_words(UINT64_MAX, UINT64_MAX);  ///< The first address of the network.
   Address mask = {};
 
-  /// `bits` is the prefix length in the address's own family.
+  /// Makes the network of `address` with a prefix of `bits`: at most 32 for IPv4, at most 128 for IPv6.
   static Net of(const Address& address, size_t bits) {
     if (address.is_v4()) bits += 96;
     uint8_t mask[sizeof(Address)] = {};
@@ -58,7 +59,7 @@ struct Net {
     return {address.masked(wide), wide};
   }
   constexpr bool contains(const Address& other) const { return other.masked(mask) == address; }
-  /// False for a default-constructed network.
+  /// True for a real network; false for a default-constructed Net, which contains no address.
   constexpr explicit operator bool() const { return address.masked(mask) == address; }
 };
 
@@ -69,7 +70,7 @@ struct ByFamily {
   const T& of(const Address& address) const { return address.is_v4() ? ipv4 : ipv6; }
 };
 
-/// An address and a UDP port, in the form that system calls use.
+/// An address and a UDP port in a sockaddr, the form that system calls use.
 class SocketAddress {
  public:
   SocketAddress() : any_{} {}
@@ -85,10 +86,10 @@ class SocketAddress {
   }
 
   sa_family_t family() const { return any_.sin6_family; }
-  /// The port in network order. The port is at the same offset in both families.
+  /// The port in network order. It is at the same offset in sockaddr_in and sockaddr_in6.
   uint16_t port() const { return any_.sin6_port; }
   void set_port(uint16_t port_be) { any_.sin6_port = port_be; }
-  /// Returns :: if the kernel gave an address of another family.
+  /// Returns the IP address; :: if the kernel stored an address of a family other than IPv4 and IPv6.
   Address address() const {
     return family() == AF_INET    ? Address::v4(v4_.sin_addr.s_addr)
            : family() == AF_INET6 ? Address::v6(any_.sin6_addr.s6_addr)
@@ -97,12 +98,13 @@ class SocketAddress {
 
   sockaddr* raw() { return reinterpret_cast<sockaddr*>(&any_); }
   const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&any_); }
-  /// The number of bytes at raw() that are valid.
+  /// The length of the sockaddr at raw() in bytes, for system calls that read it.
   socklen_t size() const { return family() == AF_INET ? sizeof v4_ : sizeof any_; }
-  /// The number of bytes at raw() that the kernel may write.
+  /// The space at raw() in bytes, for system calls that write a sockaddr there.
   static constexpr socklen_t kRoom = sizeof(sockaddr_in6);
 
-  /// Family, port and, for IPv4, the address. Two IPv4 senders are the same if these words are equal.
+  /// Returns family, port and, for IPv4, the address in one word. Two IPv4 senders are the same if their words are
+  /// equal.
   uint64_t first_word() const { return load<uint64_t>(reinterpret_cast<const uint8_t*>(&any_)); }
 
   bool operator==(const SocketAddress& other) const {

@@ -7,11 +7,12 @@
 
 namespace weft {
 
-/// The generic cell rate algorithm (ITU-T I.371). The state is the time at which the bucket will be full again. Threads
-/// may share a bucket.
+/// The generic cell rate algorithm (ITU-T I.371). The state is only the time at which the bucket will be full of tokens
+/// again. Several threads may use one bucket.
 class Bucket {
  public:
-  /// Takes one token. Returns false if there is none. All times must be in the same unit.
+  /// Takes one token; returns false if the bucket is empty. `burst` is the bucket's size, and one token is added per
+  /// `every`. `now` and `every` have the same unit, which the caller chooses.
   bool take(int64_t now, int64_t every, int64_t burst) {
     int64_t full = full_.load(std::memory_order_relaxed);
     int64_t from;

@@ -1,17 +1,17 @@
 // checksum.h - the Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 //
-// Sums are in memory order: words are added without byte swapping on either endianness, and the folded result is stored
-// as it is (RFC 1071 section 2 B). Only the lengths and protocol numbers of a pseudo-header need swapping.
+// Sums are in memory order: words are added without swapping their bytes on any processor, and the folded result is
+// stored the same way (RFC 1071 section 2 B). Only the length and the protocol number of a pseudo-header need swapping.
 #pragma once
 
 #include "bytes.h"
 
 namespace weft {
 
-/// Adds `size` bytes to a running sum. Only the last piece of a sum may have an odd size.
+/// Adds `size` bytes to a running sum and returns the new sum. Only the last piece of a sum may have an odd size.
 uint64_t checksum_add(uint64_t sum, const uint8_t* bytes, size_t size);
 
-/// Folds a running sum to 16 bits, in memory order, without complementing it.
+/// Folds a running sum to the 16 bits of a checksum field in memory order. The caller must still complement it.
 inline uint16_t checksum_fold(uint64_t sum) {
   sum = (sum & 0xffffffff) + (sum >> 32);
   sum = (sum & 0xffffffff) + (sum >> 32);
@@ -20,8 +20,8 @@ inline uint16_t checksum_fold(uint64_t sum) {
   return static_cast<uint16_t>(sum);
 }
 
-/// Returns the sum of a TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1): the addresses as in the
-/// IP header, the protocol, and the length of header and payload. The length is at most 65535, because there are no
+/// Returns the sum of a TCP or UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1): source and destination
+/// address, the protocol, and the length of header and payload. The length is at most 65535, because weft refuses
 /// jumbograms.
 inline uint64_t pseudo_header_sum(const uint8_t* addresses, size_t addresses_size, uint8_t protocol, size_t length) {
   return checksum_add(0, addresses, addresses_size) + to_be16(protocol) + to_be16(static_cast<uint16_t>(length));
@@ -33,8 +33,8 @@ inline uint16_t ipv4_header_checksum(const uint8_t* header, size_t size) {
   return static_cast<uint16_t>(~checksum_fold(checksum_add(sum, header + 12, size - 12)));
 }
 
-/// True if an IPv4 header of `size` bytes has a correct checksum. The header must not be all zero. A sum folds to
-/// 0xffff exactly if it is a multiple of 0xffff, which the compiler tests with one multiplication.
+/// True if an IPv4 header of `size` bytes has a correct checksum. The header must not be all zero. The one's complement
+/// sum is 0xffff exactly if the plain sum is a multiple of 0xffff, which the compiler tests with one multiplication.
 inline bool is_ipv4_header_right(const uint8_t* header, size_t size) {
   uint64_t sum = uint64_t{load<uint32_t>(header)} + load<uint32_t>(header + 4) + load<uint32_t>(header + 8) +
                  load<uint32_t>(header + 12) + load<uint32_t>(header + 16);

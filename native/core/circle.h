@@ -1,20 +1,18 @@
-// circle.h - stops packets that would circle: datagrams of this host that the kernel routes back into the tunnel.
+// circle.h - drops packets that would loop forever: datagrams of this host that its kernel routes back into the tunnel.
 //
-// If a peer's address is reached through the tunnel itself, the datagrams for the peer come out of the TUN again. A
-// datagram may do so once on purpose: for a node behind another node. If it does so twice, it circles, or cannot be
-// distinguished from one that does. IP never ends such a circle, because each round makes a longer datagram with a
-// fresh TTL.
+// If a route leads to a peer's address through the tunnel itself, the datagrams for that peer come out of the TUN
+// again. A datagram may do so once on purpose, if one node is behind another node. A datagram that does so twice would
+// loop forever: each round wraps it in a longer datagram with a fresh TTL, so IP never ends the loop.
 //
-// One rule holds for all encapsulations and both families, because it uses addresses alone:
+// One rule works for all encapsulations and both IP families, because it compares only addresses:
 //
-//   A packet out of the TUN is dropped if a peer is at its destination, and if the datagram around it would go to an
-//   address that is in a peer's subnet too.
+// A packet from the TUN is dropped if its destination is a peer's address and the datagram around it would go to an
+// address inside a peer's subnet.
 //
-// The first condition recognises a datagram of this host by its destination. Its source does not identify it, since a
-// masquerade rule (flannel's own, for packets into the network) replaces address and port; its content does not, since
-// it may be sealed; its protocol does not, since IPsec may wrap it. The second condition means that the next datagram
-// would come back as well. So a packet is put into at most two datagrams: the second datagram goes to an address that
-// is in no peer's subnet.
+// The first condition recognises a datagram that this host sent earlier, by its destination. Its source does not
+// identify it, because a masquerade rule (also flannel's own) replaces address and port. Its content may be encrypted,
+// and IPsec may replace its protocol. The second condition means that the new datagram would come back as well. So a
+// packet is wrapped at most twice: the second datagram goes to an address that is in no peer's subnet.
 #pragma once
 
 #include "packet.h"
@@ -22,7 +20,7 @@
 
 namespace weft {
 
-/// Decides for the packets of one thread.
+/// Finds the packets of one thread that would loop forever, by the rule at the beginning of this file.
 class CircleGuard {
  public:
   void begin(const PeerTable& table) {
@@ -30,9 +28,9 @@ class CircleGuard {
     last_ = nullptr;
   }
 
-  /// True if the packet at `bytes`, for the peer at `endpoint`, must be dropped.
+  /// True if the packet at `bytes`, which would be sent to the peer at `endpoint`, must be dropped.
   bool stops(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) {
-    // Most packets of a turn have one endpoint, and hardly any endpoint is inside the network.
+    // The result for the last endpoint is remembered, because most packets of a batch go to the same peer.
     if (last_ != &endpoint) {
       last_ = &endpoint;
       leads_inside_ = table_->find(endpoint.address()) != nullptr;
@@ -43,7 +41,7 @@ class CircleGuard {
  private:
   const PeerTable* table_ = nullptr;
   const Endpoint* last_ = nullptr;
-  bool leads_inside_ = false;  // whether the address of the last endpoint is in a peer's subnet
+  bool leads_inside_ = false;  // true if a peer's subnet contains the address of last_
 };
 
 }  // namespace weft

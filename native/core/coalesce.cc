@@ -7,7 +7,7 @@
 
 namespace weft {
 
-/// A TCP or UDP packet that could take part in a run.
+/// A TCP or UDP packet that might be joined with other packets of its flow.
 struct Coalescer::Flow {
   uint8_t* bytes;
   uint8_t* transport;
@@ -16,14 +16,15 @@ struct Coalescer::Flow {
   uint8_t header_bytes;
   uint8_t version;
   bool tcp;
-  bool eligible;  ///< true if the packet may be joined with any other
-  bool ends_run;  ///< true if no packet may follow it in a run
-  bool open;      ///< true if the checksum field has the pseudo-header's sum only
+  bool eligible;  ///< true if the packet may be joined with other packets at all
+  bool ends_run;  ///< true if no packet may be joined after this one (TCP PSH)
+  bool open;      ///< true if the checksum is incomplete: its field has only the pseudo-header's sum
 };
 
 namespace {
 
-/// The IPv6 next headers behind which the transport header may follow (RFC 8200 section 4), and the fragment header.
+/// True for the IPv6 next headers that can precede the transport header (RFC 8200 section 4), including the fragment
+/// header. Packets with such a header are not joined.
 bool is_extension(uint8_t protocol) {
   return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_FRAGMENT ||
          protocol == IPPROTO_DSTOPTS;
@@ -33,7 +34,7 @@ bool equal(const uint8_t* a, const uint8_t* b, size_t from, size_t to) {
   return std::memcmp(a + from, b + from, to - from) == 0;
 }
 
-/// True if the IP headers agree in every field that a joined packet has only once. Neither header has options.
+/// True if two IP headers are equal in all fields that a joined packet can have only once. Neither header has options.
 bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   if (version == 4) {
     return load<uint16_t>(a) == load<uint16_t>(b) && load<uint32_t>(a + 6) == load<uint32_t>(b + 6) &&
@@ -42,7 +43,7 @@ bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   return load<uint32_t>(a) == load<uint32_t>(b) && load<uint16_t>(a + 6) == load<uint16_t>(b + 6) && equal(a, b, 8, 40);
 }
 
-/// The upper bits of the result are mixed best. A difference in the last byte of an address shows in no others.
+/// Hashes addresses and ports of a packet. Callers must use the upper bits, because the lower ones are mixed poorly.
 uint64_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t version) {
   uint64_t mix = load<uint32_t>(transport);
   if (version == 4) {
@@ -53,7 +54,7 @@ uint64_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t versi
   return mix * 0x9e3779b97f4a7c15ull;
 }
 
-/// Verifies the TCP or UDP checksum. An `open` packet has no checksum to verify.
+/// True if the TCP or UDP checksum is correct. An `open` packet has no complete checksum yet, and counts as correct.
 bool checksum_is_right(const uint8_t* bytes, const uint8_t* transport, uint32_t total, uint8_t version, bool tcp,
                        bool open) {
   if (open) return true;
@@ -97,7 +98,8 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   const bool tcp = packet.protocol == IPPROTO_TCP;
   const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
   if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
-    // The fragment may belong to any flow, so no run may continue past it.
+    // A fragment without ports may belong to any flow. To keep the order, no later packet is joined with an earlier
+    // one.
     std::fill(open_.begin(), open_.end(), kNone);
     start_run(bytes, packet.total, undone);
     return;
@@ -170,7 +172,8 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
   if (flow.payload_bytes > run.segment_bytes || run.total + flow.payload_bytes > 65535) return false;
   if (run.count >= (run.udp ? limits.udp_segments : kMaxRun)) return false;
   if (!same_network(head, flow.bytes, flow.version)) return false;
-  // Without DF, the receiver needs the identification to reassemble. With DF it has no meaning (RFC 6864 section 4.1).
+  // Without DF, receivers need the IPv4 identification to reassemble fragments, so it must stay consecutive. With DF it
+  // has no meaning (RFC 6864 section 4.1).
   if (flow.version == 4 && !(load_be16(head + 6) & kDontFragment) && load_be16(flow.bytes + 4) != run.next_id) {
     return false;
   }
@@ -185,7 +188,8 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
     if (!equal(head_transport, flow.transport, 18, tcp_bytes)) return false;  // urgent pointer, options
   }
   if (!run.verified) {
-    // Verified once: a damaged first packet can never be joined.
+    // The first packet is verified when a second one joins it. A damaged packet must not be joined, because joining
+    // computes a new checksum that would hide the damage.
     if (!checksum_is_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp,
                            pieces_[run.first].open)) {
       return false;
@@ -216,7 +220,8 @@ size_t Coalescer::write(size_t index, iovec* iov) {
   } else {
     store_be16(header + 4, transport_total);
   }
-  // The kernel completes the checksum of each segment from the pseudo-header's sum (virtio 1.2 section 5.1.6.2).
+  // The kernel computes the checksum of each segment, starting from the pseudo-header's sum in the checksum field
+  // (virtio 1.2 section 5.1.6.2).
   const size_t field = run.udp ? kUdpChecksum : kTcpChecksum;
   if (run.udp) store_be16(transport + 4, transport_total);
   if (!run.udp && run.push) transport[13] |= kPsh;

@@ -1,26 +1,26 @@
-// coalesce.h - joins received packets of one flow into superpackets, so that one write hands many packets to the
-// kernel.
+// coalesce.h - joins received packets of one flow into superpackets (TCP or UDP packets of up to 64 KiB under one
+// header), so that one write hands many packets to the kernel.
 //
-// The Coalescer is the inverse of segment.h, for the packets of one receive batch. Packets are added in order. Writes
-// come out in the order in which the first packet of each write came in. Packets of one flow never overtake each other:
-// a packet that may not join the open run of its flow closes that run and starts a write of its own. Nothing is held
-// beyond the batch.
+// The Coalescer is the inverse of segment.h. It works on the packets of one receive batch and holds none beyond it. The
+// caller adds the packets in order. Each resulting write takes the place of its first packet. Packets of one flow never
+// overtake each other: a packet that cannot be joined with its flow's unfinished superpacket ends that superpacket, and
+// starts a write of its own.
 //
-// A packet joins a run only if cutting the result again (segment.h, or the kernel) gives back the same packets. Only
-// the IPv4 identification of packets with DF may change, because it has no meaning there (RFC 6864 section 4.1). The
+// A packet is joined only if segmenting the result (by segment.h or the kernel) gives back the same packets. Only the
+// IPv4 identification of packets with DF may change, because it has no meaning there (RFC 6864 section 4.1). The
 // conditions are:
 //
 // - The IP headers agree in addresses, TOS or traffic class with ECN, TTL and DF; the ports are the same.
 // - TCP: acknowledgement, window, flags and options are the same, and the sequence number is the next one.
 // - UDP: the packet has a checksum.
-// - The payload has the size of the first one. A shorter payload ends the run, and so does PSH.
+// - The payload is as long as that of the first packet. A shorter payload, or PSH, ends the superpacket.
 // - The packet has no SYN, FIN, RST, URG or CWR, no IP options or extension headers, is not a fragment, and its payload
 //   is not empty.
 //
-// A joined packet gets new inner checksums. The IP header's checksum was verified before (inspect.h). The TCP or UDP
-// checksum is verified before two packets are joined, so that a damaged packet keeps the checksum that reveals the
-// damage. A packet that another kernel of this machine left without a checksum needs no verification. A superpacket
-// that another kernel left uncut is written as it is.
+// A superpacket gets a new inner checksum. The IP header's checksum was verified before (inspect.h). The TCP or UDP
+// checksum of each packet is verified before it is joined, because a new checksum would hide damage. A packet that
+// another kernel of this machine left without a checksum needs no verification. A superpacket that another kernel left
+// unsegmented is written unchanged.
 #pragma once
 
 #include <sys/uio.h>
@@ -35,7 +35,7 @@
 
 namespace weft {
 
-/// The kinds of packets that may be joined, and the maximum number of UDP packets in a run. The kernel's limit for UDP
+/// Which packets may be joined, and the maximum number of UDP packets in a superpacket. The kernel's limit for UDP
 /// (UDP_MAX_SEGMENTS) is 64 before Linux 6.9 and 128 since.
 struct CoalesceLimits {
   bool tcp = true;
@@ -45,10 +45,11 @@ struct CoalesceLimits {
 
 class Coalescer {
  public:
-  /// The capacity of one batch. add() must not be called when full().
+  /// The maximum number of packets and of writes in one batch. add() must not be called when full() is true.
   static constexpr size_t kMaxPackets = 2048;
   static constexpr size_t kMaxWrites = 512;
-  /// The number of iovecs of the longest write: the virtio header, the packet header, and a slice for each segment.
+  /// kMaxRun: the maximum number of packets in a superpacket. kMaxIovecs: the longest write has a virtio header, a
+  /// packet header, and one piece of payload per packet.
   static constexpr size_t kMaxRun = 512;
   static constexpr size_t kMaxIovecs = kMaxRun + 2;
 
@@ -56,24 +57,24 @@ class Coalescer {
 
   bool full() const { return packet_count_ == kMaxPackets || write_count_ == kMaxWrites; }
 
-  /// Adds a packet of `packet.total` bytes whose IP header was verified. `bytes` is borrowed until clear(). `undone`
-  /// describes a packet that lacks its checksum or is a superpacket.
+  /// Adds a packet of `packet.total` bytes whose IP header was verified. `bytes` must stay valid until clear().
+  /// `undone` says if the packet lacks its checksum or is a superpacket.
   void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone = {});
 
   size_t writes() const { return write_count_; }
 
-  /// The number of packets in write `index`. A superpacket that was not cut counts as its segments.
+  /// The number of packets in write `index`. A superpacket that arrived unsegmented counts as its segments.
   size_t run_packets(size_t index) const { return runs_[index].packets; }
   bool is_udp(size_t index) const { return runs_[index].udp; }
-  /// True if write `index` is a superpacket that came in uncut.
+  /// True if write `index` is a superpacket that arrived unsegmented from another kernel of this machine.
   bool is_uncut(size_t index) const { return runs_[index].packets > 1 && runs_[index].count == 1; }
-  /// True if write `index` is a single packet without a complete checksum.
+  /// True if write `index` is a single packet with an incomplete checksum.
   bool is_open(size_t index) const { return runs_[index].count == 1 && pieces_[runs_[index].first].open; }
-  /// Puts write `index` into `iov`, virtio header first, and returns the number of iovecs. They are valid until
-  /// clear().
+  /// Puts the pieces of write `index` into `iov`, the virtio header first. Returns the number of iovecs, which stay
+  /// valid until clear().
   size_t write(size_t index, iovec* iov);
-  /// Calls `each(header, payload)` for each packet of write `index`, to send the packets singly. Checksums are complete
-  /// and superpackets are cut. The payload may be empty.
+  /// Calls `each(header, payload)` for each single packet of write `index`, for a kernel that refused the superpacket.
+  /// Checksums are complete, and superpackets are segmented. The payload may be empty.
   template <typename Each>
   void each_packet(size_t index, Each each) {
     Packet packet;
@@ -105,7 +106,7 @@ class Coalescer {
     uint8_t* bytes;
     uint32_t next;
     uint16_t total;
-    bool open;  // The checksum field has the pseudo-header's sum only.
+    bool open;  // true if the checksum field has only the pseudo-header's sum
   };
   struct Run {
     uint32_t first, last;
@@ -129,12 +130,13 @@ class Coalescer {
 
   size_t packet_count_ = 0;
   size_t write_count_ = 0;
-  // These arrays stay untouched until they are used, so that an idle lane takes no memory.
+  // The kernel provides memory for these arrays only when they are written, so an idle thread uses none.
   std::unique_ptr<Piece[]> pieces_;
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;
   std::unique_ptr<uint8_t[]> headers_;  // kMaxHeadersBytes for each write
-  std::vector<uint32_t> open_;          // the open run for each hash of a flow; a collision only closes a run early
+  // The unfinished superpacket for each hash of a flow. Two flows with the same hash only end it early.
+  std::vector<uint32_t> open_;
 };
 
 }  // namespace weft

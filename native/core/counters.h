@@ -1,9 +1,10 @@
 // counters.h - the counters of the data path, with their names and descriptions. Each drop is counted under its reason
 // (drops.h).
 //
-// Counts of packets are inner packets as on the wire: a superpacket counts as its segments. A message that is dropped
-// before it is taken apart counts as one (rx_drop_socket_full, rx_drop_truncated). ICMP errors of weft are counted when
-// they were sent. Each loop has its own row, in memory that JavaScript reads. One thread at a time writes a counter.
+// Counts of packets are inner packets as on the wire: a superpacket counts as its segments. A message of several
+// datagrams that is dropped as a whole counts as one (rx_drop_socket_full, rx_drop_truncated). ICMP errors of weft are
+// counted when they were sent. Each loop thread has its own row of counters, in memory that JavaScript reads. Only one
+// thread at a time writes a counter.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@ namespace weft {
 
 // clang-format off
 #define WEFT_COUNTERS(X)                                                                             \
-  /* TUN to peers */                                                                                 \
+  /* counters of packets from the TUN to peers */                                                    \
   X(tx_packets,             "inner packets handed to the socket")                                    \
   X(tx_bytes,               "bytes of these packets, without UDP and outer headers")                 \
   X(tx_messages,            "messages that carried them: fewer than packets with udp-gso")           \
@@ -35,7 +36,7 @@ namespace weft {
   X(tx_time_exceeded_sent,  "ICMP time exceeded, sent into the TUN")                                 \
   X(tx_frag_needed_sent,    "ICMP fragmentation needed, sent into the TUN")                          \
   X(udp_gso_refusals,       "messages that had to be sent again as single datagrams")                \
-  /* peers to TUN */                                                                                 \
+  /* counters of packets from peers to the TUN */                                                    \
   X(rx_packets,             "inner packets written to the TUN")                                      \
   X(rx_bytes,               "bytes of these packets")                                                \
   X(rx_messages,            "messages read from the socket")                                         \
@@ -87,7 +88,7 @@ class CounterRow {
  public:
   explicit CounterRow(uint64_t* row) : row_(row) {}
   void add(Counter counter, uint64_t amount = 1) {
-    // There is only one writer, so a relaxed load and store suffice; no locked instruction is needed.
+    // Each counter has only one writer, so a relaxed load and store suffice, without a locked instruction.
     __atomic_store_n(&row_[counter], __atomic_load_n(&row_[counter], __ATOMIC_RELAXED) + amount, __ATOMIC_RELAXED);
   }
 

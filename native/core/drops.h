@@ -1,8 +1,8 @@
 // drops.h - counts the dropped packets of one direction by reason, and keeps the headers of the last ones for
 // JavaScript.
 //
-// The direction's thread writes and JavaScript's thread reads, without a lock. The number of drops that are kept per
-// second is limited, so that a flood of drops costs no more than a few drops. The counters have the full number.
+// The thread of this direction writes and JavaScript's thread reads, without a lock. The rate at which drops are kept
+// is limited, so that a flood of dropped packets costs little. The counters have the full number.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +23,14 @@ struct Dropped {
   std::span<const uint8_t> bytes = {};
   std::span<const uint8_t> more = {};  ///< the rest of the packet, if it is in a second piece
   Address peer = {};                   ///< the datagram's sender or receiver; :: if it is not known
-  /// The number of bytes at the beginning that belong to the encapsulation's header; 0 if it was removed.
+  /// How many bytes at the beginning are the encapsulation's header; 0 if it was removed.
   size_t encap_bytes = 0;
 };
 
 struct KeptDrop {
   static constexpr size_t kMaxBytes = 128;
 
-  int64_t at_us;  ///< when its turn began, on the monotonic clock
+  int64_t at_us;  ///< when the batch of the dropped packet began, on the monotonic clock
   Counter reason;
   uint32_t packets, length;
   Address peer;
@@ -41,15 +41,18 @@ struct KeptDrop {
 
 class Drops {
  public:
-  /// The number of drops that are kept. A burst of that many is allowed, then one per kEveryUs.
+  /// kSlots: how many of the last drops are kept, and the burst that may be kept at once. kEveryUs: the interval at
+  /// which further drops are kept.
   static constexpr uint64_t kSlots = 256;
   static constexpr int64_t kEveryUs = 1'000;
 
-  /// The monotonic clock. It is read at most once per turn, and only if the turn drops a packet.
+  /// Returns the monotonic time in microseconds. It is called at most once per batch, and only if the batch drops a
+  /// packet.
   using Clock = int64_t (*)();
 
-  /// The numbers of drops start at the current time in microseconds. Fewer drops are kept than microseconds pass, so
-  /// the numbers of an engine are higher than those of its predecessor. A reader can continue with the next engine.
+  /// Drops are numbered from the current time in microseconds. At most one drop per millisecond is kept after a burst,
+  /// so the numbers of an engine are higher than those of its predecessor, and a reader can continue with the next
+  /// engine.
   Drops(CounterRow counters, Clock now_us)
       : counters_(counters),
         now_us_(now_us),
@@ -58,15 +61,16 @@ class Drops {
         slots_(std::make_unique_for_overwrite<Slot[]>(kSlots)) {}
 
   void begin_turn() { turn_us_ = 0; }
-  /// Counts a drop, and keeps it if the limit allows. Called by the direction's thread, like begin_turn().
+  /// Counts a drop, and keeps its headers if the rate limit allows. Only the direction's thread may call this and
+  /// begin_turn().
   void add(const Dropped& dropped) {
     counters_.add(dropped.reason, dropped.packets);
     if (turn_us_ == 0) turn_us_ = now_us_();
     if (bucket_.take(turn_us_, kEveryUs, kSlots)) keep(dropped);
   }
 
-  /// Calls `each` with the kept drops from this number on, the oldest first, and returns the next number. Any thread
-  /// may call it.
+  /// Calls `each` with the kept drops whose number is at least `from`, the oldest first. Returns the number to pass
+  /// next time. Any thread may call it.
   template <typename Each>
   uint64_t read(uint64_t from, Each each) const {
     const uint64_t next = load(next_);
@@ -81,10 +85,11 @@ class Drops {
  private:
   static constexpr size_t kWords = KeptDrop::kMaxBytes / sizeof(uint64_t);
 
-  /// A sequence lock. `sequence` is odd while the slot is written, and encodes the number of the drop in the slot.
-  /// Words are stored with release and loaded with acquire order, so a reader that sees one word of a write also sees
-  /// its odd sequence (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012, but without
-  /// fences, which ThreadSanitizer does not support). No test detects a weaker order (test/native/orders.test.ts).
+  /// A kept drop under a sequence lock. `sequence` is odd while the slot is written, and otherwise shows which drop is
+  /// in it. Words are stored with release and loaded with acquire order, so a reader that sees one word of a write also
+  /// sees its odd sequence (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012, but
+  /// without fences, which ThreadSanitizer does not support). No test detects a weaker order
+  /// (test/native/orders.test.ts).
   struct Slot {
     uint64_t sequence;
     uint64_t at_us, numbers, about, peer[2];
@@ -118,7 +123,8 @@ class Drops {
     store(next_, number + 1);
   }
 
-  /// Returns false if the slot was overwritten in the meantime.
+  /// Copies drop `number` into `kept`. Returns false if a later drop has overwritten it, or overwrites it at the
+  /// moment.
   bool read_slot(uint64_t number, KeptDrop& kept) const {
     const Slot& slot = slots_[number % kSlots];
     if (load(slot.sequence) != sequence_of(number)) return false;
@@ -139,11 +145,12 @@ class Drops {
 
   CounterRow counters_;
   Clock now_us_;
-  int64_t turn_us_ = 0;  // the time when the turn began; 0 until it is first needed
+  int64_t turn_us_ = 0;  // when the current batch began; 0 until the time is needed
   Bucket bucket_;
   uint64_t first_;
-  uint64_t next_;                  // the number of the next drop
-  std::unique_ptr<Slot[]> slots_;  // untouched until it is used, so that a lane without drops takes no memory
+  uint64_t next_;  // the number of the next drop
+  // allocated but not written until used, so that a thread without drops uses no memory
+  std::unique_ptr<Slot[]> slots_;
 };
 
 }  // namespace weft

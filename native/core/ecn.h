@@ -1,12 +1,12 @@
-// ecn.h - copies congestion marks (RFC 3168 section 5) between the outer and the inner header, as RFC 6040 section 4
-// requires. So the inner packet's receiver learns of a mark that a router put on the outer header.
+// ecn.h - copies congestion marks (ECN, RFC 3168 section 5) between the outer and the inner header, as RFC 6040 section
+// 4 requires. So a mark that a router puts on the outer header reaches the receiver of the inner packet.
 #pragma once
 
 #include "packet.h"
 
 namespace weft {
 
-/// The two bits below the DSCP, in the TOS or the traffic class.
+/// The two ECN bits, which are the lowest bits of the IPv4 TOS and of the IPv6 traffic class.
 enum Ecn : uint8_t { kNotEct = 0, kEct1 = 1, kEct0 = 2, kCe = 3 };
 constexpr uint8_t kEcnMask = 3;
 
@@ -14,7 +14,7 @@ inline Ecn ecn_of(const uint8_t* bytes, const Packet& packet) {
   return static_cast<Ecn>((packet.version == 4 ? bytes[1] : bytes[1] >> 4) & kEcnMask);
 }
 
-/// Sets the mark of a packet's header, and updates the IPv4 checksum (RFC 1624 equation 3).
+/// Writes the ECN bits into an IP header, and updates the IPv4 header checksum (RFC 1624 equation 3).
 inline void set_ecn(uint8_t* bytes, const Packet& packet, Ecn ecn) {
   if (packet.version == 6) {
     bytes[1] = static_cast<uint8_t>((bytes[1] & ~(kEcnMask << 4)) | ecn << 4);

@@ -1,9 +1,8 @@
 // extensions.h - validates the extension headers of an IPv6 packet (RFC 8200 section 4), and finds the upper-layer
 // header behind them.
 //
-// Hardly any packet has extension headers. Only those are parsed that a router may meet before the transport header. An
-// authentication header, a mobility header and the like count as transport, because only the receiving host parses
-// them.
+// Hardly any packet has extension headers. Only headers that a router may meet before the transport header are parsed.
+// An authentication or mobility header counts as a transport header, because only the receiving host parses it.
 #pragma once
 
 #include "packet.h"
@@ -11,23 +10,25 @@
 namespace weft {
 
 struct Upper {
-  bool is_sound = false;  ///< If false, the other fields have no meaning.
-  bool fragment = false;  ///< True for any fragment, including the first, but not for an atomic fragment (RFC 6946).
-  bool later_fragment = false;  ///< True if the packet has no transport header, because it is not the first fragment.
+  bool is_sound = false;  ///< false if the headers are invalid; the other fields then have no meaning
+  /// true for any fragment, also the first; false for an atomic fragment, which is a whole packet (RFC 6946)
+  bool fragment = false;
+  /// true if the packet is a fragment other than the first, and so has no transport header
+  bool later_fragment = false;
   uint8_t protocol = 0;
   size_t offset = 0;  ///< The offset of the transport header from the packet's first byte; at most the packet's length.
 };
 
 namespace extensions {
 
-/// The maximum number of headers. No sender has a reason for more (RFC 8504 section 5.3 allows such limits for
-/// options).
+/// The maximum number of extension headers in a packet. No sender has a reason for more (RFC 8504 section 5.3
+/// recommends such a limit for options).
 constexpr size_t kMost = 8;
 constexpr size_t kBlockBytes = 8, kFragmentBytes = 8, kMaxPayloadBytes = 65535;
 constexpr uint8_t kHopByHop = 0, kRouting = 43, kFragment = 44, kDestination = 60;
 
-/// True if the options fill their header exactly (RFC 8200 section 4.2). Jumbograms (RFC 2675) are refused, because
-/// their length differs from the length field of the IP header.
+/// True if the options fill their extension header exactly (RFC 8200 section 4.2). Jumbograms (RFC 2675) are refused,
+/// because the length field of their IP header is 0.
 inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kPad1 = 0, kJumbo = 0xc2;
   while (at < end) {
@@ -41,11 +42,11 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   return true;
 }
 
-/// True if a routing header does not change the destination, which the filter relies on. Type 0 is refused (RFC 5095).
+/// True if a routing header leaves the destination unchanged, on which the filter relies. Type 0 is refused (RFC 5095).
 inline bool is_at_its_end(const uint8_t* header) { return header[2] != 0 && header[3] == 0; }
 
-/// The number of bytes of the transport header that a first fragment must have: the fixed part of that header (RFC
-/// 7112). With less, it would hide its ports and flags from firewalls.
+/// The number of transport header bytes that a first fragment must have: the fixed part of that header (RFC 7112). A
+/// shorter first fragment would hide its ports and flags from firewalls.
 inline size_t least_first_bytes(uint8_t protocol) {
   return protocol == IPPROTO_TCP ? kTcpHeaderBytes : protocol == IPPROTO_NONE ? 0 : kUdpHeaderBytes;
 }
@@ -75,14 +76,15 @@ inline Upper upper_of(const uint8_t* bytes, const Packet& packet) {
     const uint16_t word = load_be16(header + 2);
     const size_t offset = word & 0xfff8u, rest = packet.total - upper.offset;
     const bool more = word & 1;
-    if (offset == 0 && !more) continue;  // an atomic fragment
+    if (offset == 0 && !more) continue;  // an atomic fragment is a whole packet
     const bool is_second = upper.fragment;
     upper.fragment = true;
     if (is_second || rest == 0 || (more && rest % kBlockBytes != 0)) return upper;
     if (upper.offset - kFragmentBytes - kIpv6HeaderBytes + offset + rest > kMaxPayloadBytes) return upper;
     upper.later_fragment = offset > 0;
     if (!upper.later_fragment) continue;
-    // The first fragment must have the whole TCP header, so this fragment would overlap it (RFC 5722).
+    // The first fragment must contain the whole TCP header. A later fragment within those bytes would overwrite it (RFC
+    // 5722).
     upper.is_sound =
         upper.protocol != IPPROTO_TCP || offset >= (kTcpHeaderBytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
     return upper;

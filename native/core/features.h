@@ -1,8 +1,8 @@
-// features.h - the kernel offloads that the engine uses, each of which the kernel may refuse.
+// features.h - the kernel offloads that the engine uses. The kernel may refuse each of them.
 //
-// A feature is on when it was wanted and the kernel took it, and goes off at run time when the kernel refuses to do
-// what it had promised. Joining packets also needs the device's switches (io/tun.h), which an operator may change at
-// any time. The threads read the bits once per batch, and JavaScript reads them at any time.
+// A feature is on if weftd requested it and the kernel granted it. It goes off at run time if the kernel refuses to do
+// what it granted. Joining packets also needs the TUN's switches (io/tun.h), which an operator may change at any time.
+// The loop threads read the bits once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>
@@ -13,15 +13,18 @@
 namespace weft {
 
 enum Feature : uint32_t {
-  kTunHeader = 1 << 0,    ///< The TUN uses virtio headers. All other tun features need this one (Linux 2.6.27).
-  kTunCsum = 1 << 1,      ///< packets from the TUN may lack their checksum
-  kTunTso = 1 << 2,       ///< TCP superpackets from the TUN
-  kTunUso = 1 << 3,       ///< UDP superpackets from the TUN (Linux 6.2)
-  kUdpGso = 1 << 4,       ///< many datagrams in one message to the kernel, UDP_SEGMENT (Linux 4.18)
-  kUdpGro = 1 << 5,       ///< many datagrams in one message from the kernel, UDP_GRO (Linux 5.0)
-  kCoalesceTcp = 1 << 6,  ///< TCP packets joined for the TUN
-  kCoalesceUdp = 1 << 7,  ///< UDP packets joined for the TUN; the kernel must know USO
-  kTunSteering = 1 << 8,  ///< flows stay in order if they have fragments (io/steering.h); needs several lanes
+  /// The TUN puts a virtio header before each packet (Linux 2.6.27). All other TUN features need it.
+  kTunHeader = 1 << 0,
+  kTunCsum = 1 << 1,      ///< The TUN may deliver packets without their checksum.
+  kTunTso = 1 << 2,       ///< The TUN may deliver TCP superpackets.
+  kTunUso = 1 << 3,       ///< The TUN may deliver UDP superpackets (Linux 6.2).
+  kUdpGso = 1 << 4,       ///< A message to the kernel may contain many datagrams (UDP_SEGMENT, Linux 4.18).
+  kUdpGro = 1 << 5,       ///< A message from the kernel may contain many datagrams (UDP_GRO, Linux 5.0).
+  kCoalesceTcp = 1 << 6,  ///< The engine joins TCP packets before it writes them to the TUN.
+  /// The engine joins UDP packets before it writes them to the TUN, whose kernel must support USO.
+  kCoalesceUdp = 1 << 7,
+  /// Flows with fragments stay in order across TUN queues (io/steering.h); needs several loops.
+  kTunSteering = 1 << 8,
 };
 
 struct FeatureName {
@@ -43,17 +46,17 @@ constexpr std::array<FeatureName, 9> kFeatureNames{{
 
 constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;
 
-/// The features in use. Any thread may drop a feature for good. JavaScript's thread may suspend features and resume
-/// them.
+/// The features in use. Any thread may turn a feature off for the rest of the run. JavaScript's thread may suspend and
+/// resume features.
 class Features {
  public:
   explicit Features(uint32_t bits) : bits_(bits) {}
   bool has(Feature feature) const { return in_use() & feature; }
-  /// The granted features, less those that failed since.
+  /// The granted features that have not failed since.
   uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
-  /// The granted features that neither failed nor are suspended.
+  /// The granted features that have neither failed nor been suspended.
   uint32_t in_use() const { return bits() & ~held_.load(std::memory_order_relaxed); }
-  /// Adds features that the kernel granted later. Must be called before a thread runs.
+  /// Adds features that the kernel granted after the construction. Must be called before the loop threads run.
   void add(uint32_t features) { bits_.fetch_or(features, std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
   /// Suspends these features and resumes all others.

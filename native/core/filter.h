@@ -1,11 +1,10 @@
-// filter.h - decides which packets from peers enter: those whose source is genuine and whose destination is in this
-// node's subnet.
+// filter.h - decides which packets from peers may enter: the source must be genuine, and the destination must be in
+// this node's subnet.
 //
 // Without keys, the filter looks up the inner source address in the peer table, and compares the datagram's outer
-// source with that peer's address. It ignores ports, because peers may send from any port. So a sender that cannot use
-// a peer's address is kept out. On an underlay where hosts can forge addresses, a sender that knows the peers'
-// addresses is not. If the sender has proved its identity, the filter compares the session instead of the outer
-// address.
+// source with that peer's address. It ignores ports, because peers may send from any port. This stops hosts that cannot
+// use a peer's address, but not hosts on an underlay that lets them forge addresses. If the sender has proved its
+// identity by encryption, the filter compares the session instead of the outer address.
 #pragma once
 
 #include <optional>
@@ -17,24 +16,25 @@
 namespace weft {
 
 enum class VerifySource : uint8_t {
-  kOff,     ///< Accepts all packets, as flanneld does, except IPv6 packets with link-local addresses.
-  kInner,   ///< Checks the inner addresses only, for peers that send from another address than the one in their lease.
+  kOff,  ///< Accepts all packets, as flanneld does, except IPv6 packets with link-local addresses.
+  /// Checks only the inner addresses, because some peers send from another address than the one in their lease.
+  kInner,
   kStrict,  ///< Checks the outer source address too.
 };
 
 struct FilterOptions {
   VerifySource verify = VerifySource::kOff;
   ByFamily<Net> network = {};
-  ByFamily<Net> subnet = {};  ///< The subnets of this node, which include the TUN's own addresses.
+  ByFamily<Net> subnet = {};  ///< this node's subnets, which include the TUN's own addresses
 
-  /// True if a packet out of the TUN may have been sent by this node. Otherwise an ICMP error about it would go to a
-  /// peer that did not send the packet and would drop the error.
+  /// True if this node may have sent a packet from the TUN that has this source. Otherwise an ICMP error about the
+  /// packet would go to a peer that never sent it, and would drop the error.
   bool is_from_here(const Address& source) const {
     return verify == VerifySource::kOff || subnet.of(source).contains(source) || !network.of(source).contains(source);
   }
 };
 
-/// Used by one thread.
+/// Checks the packets of one thread.
 class Filter {
  public:
   Filter(const FilterOptions& options, UnknownSenders* unknown_senders)
@@ -44,20 +44,20 @@ class Filter {
     table_ = &table;
     forget();
   }
-  /// Begins a message: the packets that follow came in datagrams of this sender.
+  /// Begins a message: the packets checked from now on came in datagrams of this sender.
   void begin_message(const SocketAddress& sender) {
-    // Most messages of a batch come from the same sender.
+    // Most messages of a batch come from the same sender, whose earlier results are still valid.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
-  /// The packets that follow are from the peer with this session; 0 if there is no proof.
+  /// Sets the session that the packets checked from now on provably came from; 0 if there is no proof.
   void prove(uint32_t session) {
     if (session == session_) return;
     forget();
     session_ = session;
   }
 
-  /// Returns why a packet is dropped, or nothing if it may enter.
+  /// Returns the counter of the reason to drop a packet, or nothing if the packet may enter.
   std::optional<Counter> reason_to_drop(const uint8_t* bytes, const Packet& packet) {
     if (packet.version == 6) return reason_to_drop_ipv6(bytes, packet);
     if (options_.verify == VerifySource::kOff) {
@@ -76,15 +76,15 @@ class Filter {
     return {};
   }
 
-  /// The peer whose subnet has the source of the last packet that entered; null if no peer has it.
+  /// The peer whose subnet contains the source of the last packet that entered; null if there is no such peer.
   const Endpoint* peer() const { return peer_; }
 
  private:
-  /// A value that is not a 32-bit IPv4 address.
+  /// Marks source_ or destination_ as empty: no 32-bit IPv4 address has this value.
   static constexpr uint64_t kNone = UINT64_MAX;
 
   [[gnu::noinline]] void change_sender(const SocketAddress& sender) {
-    // 0 for IPv6, so that each message is compared in full
+    // The first word of an IPv6 sender has no address. 0 matches no sender, so each IPv6 message is compared in full.
     sender_ = sender.family() == AF_INET6 ? 0 : sender.first_word();
     const Address from = sender.address();
     if (!(from == from_)) forget();
@@ -96,7 +96,7 @@ class Filter {
     source6_.reset();
   }
 
-  /// Finds the peer of a packet, for `verify` off.
+  /// Finds the peer that owns a packet's source, if `verify` is off and nothing is checked.
   void look_up(const Packet& packet, const uint8_t* bytes) {
     const uint32_t source = load<uint32_t>(bytes + 12);
     if (source_ == source) return;
@@ -118,10 +118,11 @@ class Filter {
     return {};
   }
 
-  /// `at` points to the source address in the packet.
+  /// Returns the counter of the reason to drop packets from this inner source, if any. `at` points to the source in the
+  /// packet.
   std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
     peer_ = nullptr;
-    // An IPv4-mapped address in an IPv6 packet belongs to no host.
+    // An IPv4-mapped source in an IPv6 packet belongs to no host.
     if (source.is_v4() != (version == 4) || !is_one_host(source)) return k_rx_drop_spoofed_source;
     if (options_.verify != VerifySource::kOff && options_.subnet.of(version).contains(source)) {
       return k_rx_drop_spoofed_source;
@@ -130,8 +131,8 @@ class Filter {
     if (options_.verify == VerifySource::kOff) return {};
     if (peer_) return unless_sent_by(*peer_);
     if (session_ != 0) return k_rx_drop_unknown_sender;
-    // A node may send packets from its own address without masquerading them. It needs a subnet of this family to do
-    // so.
+    // A node may send packets into the network from its own address outside the network, if it does not masquerade
+    // them. It does so only in a family in which it has a subnet.
     const Net& network = options_.network.of(version);
     if (network && !network.contains(source) && table_->has_endpoint_at(from_, version)) return {};
     return k_rx_drop_unknown_sender;
@@ -152,13 +153,14 @@ class Filter {
   UnknownSenders* unknown_senders_;
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;
-  uint32_t session_ = 0;  // the session that was proved for the current packets
-  // The results for one packet hold for the next one of the same stream.
+  uint32_t session_ = 0;  // the session that the packets being checked provably came from; 0 without proof
+  // The following fields remember the results of the last checks, because the next packet usually belongs to the same
+  // stream.
   uint64_t sender_ = 0;
   Address from_;
-  uint64_t source_ = kNone;       // the last inner source that was accepted from this sender
-  uint64_t destination_ = kNone;  // the last inner destination that was found in this node's subnet
-  // The last accepted IPv6 addresses. They are optional, because any 128 bits may be in a packet.
+  uint64_t source_ = kNone;       // the inner source of the last accepted packet of this sender
+  uint64_t destination_ = kNone;  // the last inner destination that was in this node's subnet
+  // The last accepted IPv6 addresses. They are optional, because every 128-bit value may occur in a packet.
   std::optional<Address> source6_, destination6_;
 };
 

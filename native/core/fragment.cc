@@ -12,8 +12,7 @@ namespace {
 constexpr size_t kBlockBytes = 8;
 constexpr uint16_t kMoreFragments = 0x2000;
 
-/// Overwrites the options that only the first fragment may have (RFC 791 section 3.1, the copied flag) with
-/// no-operations.
+/// Replaces options that only the first fragment may have (RFC 791 section 3.1, the copied flag) with no-operations.
 void keep_copied_options(uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kCopied = 0x80;
   while (at < end && *at != kEnd) {
@@ -31,11 +30,11 @@ Fragmenter::Fragmenter(const Segment& packet, size_t ip_bytes, size_t mtu)
 
 Segment Fragmenter::next(uint8_t* header) {
   const bool first = offset_ == 0;
-  // The part of the first piece behind the IP header belongs to the first fragment.
+  // The header piece may have bytes behind the IP header. They belong to the first fragment.
   const size_t rest = packet_.header_bytes - ip_bytes_;
   const size_t header_bytes = first ? packet_.header_bytes : ip_bytes_;
   const size_t left = packet_.payload_bytes - offset_, before = first ? rest : 0;
-  // All fragments except the last have a multiple of 8 bytes.
+  // The length of every fragment except the last must be a multiple of 8 (RFC 791 section 3.2).
   const size_t size = before + left <= room_ ? left : room_ / kBlockBytes * kBlockBytes - before;
   std::memcpy(header, packet_.header, header_bytes);
   const uint16_t word = load_be16(header + 6);

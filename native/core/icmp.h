@@ -10,7 +10,7 @@
 namespace weft {
 
 struct IcmpError {
-  /// The type and code in one family.
+  /// The ICMP type and code of an error, which differ between IPv4 and IPv6.
   struct Kind {
     uint8_t type, code;
   };
@@ -21,35 +21,37 @@ constexpr IcmpError kNetUnreachable{{3, 0}, {1, 0}};
 constexpr IcmpError kTimeExceeded{{11, 0}, {3, 0}};
 constexpr IcmpError too_big(size_t mtu) { return {{3, 4}, {2, 0}, static_cast<uint16_t>(mtu)}; }
 
-/// The types of echo requests in ICMP and ICMPv6.
+/// The ICMP and ICMPv6 types of an echo request.
 constexpr uint8_t kEchoRequest = 8, kEchoRequest6 = 128;
 
-/// The minimum MTU of an IPv6 link (RFC 8200 section 5), which is also the maximum length of an error about an IPv6
-/// packet.
+/// The minimum MTU of an IPv6 link (RFC 8200 section 5), which is also the maximum length of an ICMPv6 error.
 constexpr size_t kLeastIpv6Mtu = 1280;
 constexpr size_t kMaxIcmpErrorBytes = kLeastIpv6Mtu;
-/// The maximum length of an error about an IPv4 packet (RFC 1812 section 4.3.2.3).
+/// The maximum length of an ICMP error about an IPv4 packet (RFC 1812 section 4.3.2.3).
 constexpr size_t kMaxIpv4ErrorBytes = 576;
 
-/// True if an ICMP error about the packet may be sent. False for a packet that is an ICMP error itself, for every
-/// fragment but the first, and for a packet that is not from one host to one other host (RFC 1122 section 3.2.2,
-/// RFC 1812 section 4.3.2.7, RFC 4443 section 2.4).
+/// True if an ICMP error about the packet may be sent. False for an ICMP error, for every fragment but the first, and
+/// if the source or the destination is not a single host (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.7, RFC 4443
+/// section 2.4).
 bool may_send_error_about(const uint8_t* bytes, const Packet& packet);
 
-/// Writes an ICMP error about the packet at `bytes` into `out`, which must have kMaxIcmpErrorBytes of room. Returns the
-/// length of the error, or 0 if none may be sent. `source` is the error's source address, of the packet's family.
+/// Writes an ICMP error about the packet at `bytes` into `out`, which must have space for kMaxIcmpErrorBytes. Returns
+/// the length of the error, or 0 if the rules forbid an error. `source` becomes the error's source address; its family
+/// must be that of the packet.
 ///
 /// An IPv4 error has TTL 8, identification 0 and no DF, like flanneld's net unreachable
-/// (pkg/backend/udp/proxy_amd64.c); an IPv6 error has hop limit 64. The error quotes as much of the packet as it has
-/// room for, whereas flanneld quotes the IP header and 8 bytes. Receivers need more: a tunnel in a container looks for
-/// its own header behind the UDP header, and an address translator for the TCP checksum.
+/// (pkg/backend/udp/proxy_amd64.c); an IPv6 error has hop limit 64. The error quotes as much of the packet as fits,
+/// whereas flanneld quotes the IP header and 8 bytes. Some receivers need more: a tunnel in a container looks for its
+/// own header behind the UDP header, and an address translator looks for the TCP checksum.
 ///
-/// An error is at most 28 bytes longer than its packet (48 over IPv6). So an attacker who forges source addresses makes
-/// this host send less than twice the bytes that the attacker sends, and never more than IcmpLimit allows.
+/// An error is at most 28 bytes longer than its packet (48 bytes over IPv6). So an attacker with forged source
+/// addresses makes this host send less than twice the bytes that the attacker sends, and never more than IcmpLimit
+/// allows.
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
-/// The kinds of errors. Each kind has its own limits, so that errors of one kind never use up the limit of another.
+/// The kinds of ICMP errors. Each kind has its own rate limits, so that errors of one kind never use up those of
+/// another.
 enum class IcmpKind : uint8_t {
   kOutward,  ///< errors about packets from the TUN, except kTooBig
   kTooBig,   ///< "fragmentation needed", without which a connection hangs
@@ -57,13 +59,14 @@ enum class IcmpKind : uint8_t {
   kKinds
 };
 
-/// Limits the ICMP errors of one kind (RFC 1812 section 4.3.2.8), for all threads together. Each sender has a limit.
-/// All senders outside this node's subnet also share a limit, so that they take no errors from this node's containers.
+/// Limits the rate of one kind of ICMP error (RFC 1812 section 4.3.2.8), for all threads together and without a lock.
+/// Each sender of packets has a limit. All senders outside this node's subnet also share a limit, so that they cannot
+/// use up the errors for this node's containers.
 ///
-/// A secret hash assigns one of many slots to each sender, so that an attacker cannot choose a sender that shares a
-/// slot with another. A new sender takes over the slot with a full bucket. So a sender with many addresses gets more
-/// errors, but takes none from others. Of 254 containers that all send too much, 6% share a slot with another one and
-/// exceed the limit. Shared by all loops, without a lock.
+/// A secret hash assigns one of 4096 slots to each sender, so that an attacker cannot choose a sender address that
+/// shares a slot with a victim. A new sender takes over the slot with a full bucket. So a sender with many addresses
+/// gets more errors, but takes none from other senders. If 254 containers all send too much, 6% of them share a slot
+/// and exceed the limit.
 class IcmpLimit {
  public:
   static constexpr int64_t kSenderBurst = 50, kSenderEveryMs = 10;
@@ -71,8 +74,8 @@ class IcmpLimit {
 
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
-  /// Takes one error about a packet of `sender`. `is_ours` is true if the sender is in this node's subnet. Returns
-  /// false if the limit is reached.
+  /// Takes the right to send one error about a packet of `sender`. `is_ours` is true if the sender is in this node's
+  /// subnet. Returns false if a limit is reached.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
     return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
            (is_ours || others_.take(now_ms, kEveryMs, kBurst));
@@ -81,13 +84,13 @@ class IcmpLimit {
  private:
   static constexpr size_t kSlotBits = 12;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// The maximum by which the clock of one thread is ahead of another thread's; each thread reads the clock right
-  /// before the call. The lower half of the time repeats after 49.7 days. The larger this value is, the longer such an
-  /// old word looks current.
+  /// How far the clock of one thread may be ahead of another thread's, because each thread reads the clock before the
+  /// call. Times are kept in 32 bits, which wrap around after 49.7 days; a larger value would make an old entry look
+  /// current for longer.
   static constexpr uint32_t kAheadMs = 1'024;
-  /// Reduces a sender to 32 bits: an IPv4 address itself, or a secret hash of an IPv6 address, which two addresses may
-  /// share. For senders outside this node's subnet only the upper 64 bits count, because a host can choose the lower 64
-  /// as it likes. All containers of this node have the same upper 64 bits.
+  /// Reduces a sender address to 32 bits: an IPv4 address itself, or a secret hash of an IPv6 address, which two
+  /// addresses may share. For senders outside this node's subnet only the upper 64 bits count, because a host can
+  /// choose the lower 64 freely. All containers of this node have the same upper 64 bits.
   uint32_t name_of(const Address& sender, bool is_ours) const {
     if (sender.is_v4()) return sender.ipv4();
     uint64_t mixed = (sender.high() ^ secret_) * 0x9e3779b97f4a7c15ull;
@@ -95,8 +98,8 @@ class IcmpLimit {
     return static_cast<uint32_t>((mixed ^ secret_ >> 32) * 0x9e3779b97f4a7c15ull >> 32);
   }
 
-  /// Returns how long the bucket will not be full. kAheadMs allows for a thread whose clock was ahead. A longer time
-  /// means that the word is weeks old.
+  /// Returns how many milliseconds remain until the bucket is full again. A value beyond the longest possible time
+  /// means that the entry is weeks old, so its bucket is full. kAheadMs allows for a thread whose clock was ahead.
   static uint32_t left_ms(uint64_t word, uint32_t now_ms) {
     const uint32_t left = static_cast<uint32_t>(word) - now_ms;
     return word == 0 || left > kLongestMs + kAheadMs ? 0 : left;
@@ -115,22 +118,22 @@ class IcmpLimit {
       const uint32_t left = word >> 32 == sender ? left_ms(word, now_ms) : 0;
       if (left > (kSenderBurst - 1) * kSenderEveryMs) return false;
       const uint64_t taken = uint64_t{sender} << 32 | static_cast<uint32_t>(now_ms + left + kSenderEveryMs);
-      // A failed exchange loads the word that another thread wrote.
+      // A failed compare_exchange loads the word that another thread wrote, and the loop tries again with it.
       if (slot.compare_exchange_weak(word, taken, std::memory_order_relaxed)) return true;
     }
   }
 
   uint64_t secret_;
-  /// Each word is a sender (upper half) and the lower half of the time at which its bucket will be full again, as in
-  /// Bucket; 0 if the slot is free.
+  /// The state of each slot: the sender in the upper 32 bits, and the lower 32 bits of the time in ms at which its
+  /// bucket will be full again, as in Bucket; 0 if the slot is free.
   std::array<std::atomic<uint64_t>, 1 << kSlotBits> slots_{};
   Bucket others_;
 };
 
-/// One limit for each kind of error.
+/// The rate limit of each kind of ICMP error.
 class IcmpLimits {
  public:
-  /// `secret` must be unpredictable for senders.
+  /// Senders must not be able to guess `secret`.
   explicit IcmpLimits(uint64_t secret) : limits_{IcmpLimit(secret), IcmpLimit(secret), IcmpLimit(secret)} {}
   IcmpLimit& operator[](IcmpKind kind) { return limits_[static_cast<size_t>(kind)]; }
 

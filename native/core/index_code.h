@@ -1,9 +1,10 @@
 // index_code.h - hides a session's number in the indices of WireGuard's messages.
 //
-// An index has 32 bits: the number of the peer, and 12 bits that distinguish its key pairs. A Feistel network over two
-// halves of 16 bits permutes them with a key, so that the index of one peer reveals neither the numbers nor the indices
-// of other peers. Its few multiplications are cheap enough for each packet. It is not a cipher that protects a secret:
-// if an attacker guesses an index, JavaScript looks at his message as at an answer, and he gains nothing else.
+// An index has 32 bits: 20 bits for the session of a peer, and 12 bits that distinguish its key pairs. A Feistel
+// network over two halves of 16 bits permutes indices with a key, so that a peer cannot derive other peers' indices or
+// the number of sessions from its own index. Four rounds of multiplications are cheap enough for each packet. This is
+// not encryption: an attacker who guesses an index only makes JavaScript examine his message as a possible handshake
+// response.
 //
 // src/path/backends/wireguard/indices.ts implements the same permutation.
 #pragma once
@@ -20,9 +21,9 @@ class IndexCode {
  public:
   static constexpr size_t kKeyBytes = 32;
 
-  /// Permutes with an all-zero key, so that the secret alone hides the numbers.
+  /// Uses an all-zero key for the permutation, so that only the secret hides the numbers.
   IndexCode(uint32_t secret = 0) : secret_(secret) {}
-  /// The key consists of little-endian 32-bit words.
+  /// Uses `key`, a list of little-endian 32-bit words, for the permutation.
   IndexCode(uint32_t secret, std::span<const uint8_t, kKeyBytes> key) : secret_(secret) {
     for (size_t at = 0; at < key_.size(); at++) key_[at] = load_le32(&key[4 * at]);
   }

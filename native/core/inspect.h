@@ -1,8 +1,8 @@
 // inspect.h - validates an IP packet from a peer, so that no malformed packet reaches the TUN.
 //
-// It checks what a router checks (RFC 1812 section 5.2.2), and fragments, options and extension headers. All of this is
-// in the IP header, which a superpacket has only once. Bytes beyond the length in the IP header are cut off, as the
-// kernel does (net/ipv4/ip_input.c, ip_rcv_core).
+// It applies a router's checks (RFC 1812 section 5.2.2), and also checks fragments, options and extension headers. All
+// of these are in the IP header, of which a superpacket has only one. Bytes beyond the length in the IP header are cut
+// off, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
 #pragma once
 
 #include <optional>
@@ -13,23 +13,23 @@
 
 namespace weft {
 
-/// True if an IPv4 fragment can be part of a packet.
+/// True if the length and the offset of an IPv4 fragment are possible and do not hide TCP flags.
 inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
   constexpr size_t kBlockBytes = 8, kMaxPacketBytes = 65535;
   constexpr size_t kLeastFirstTcpBytes = 16;
   const uint16_t word = load_be16(bytes + 6);
   const bool more = word & 0x2000;
   const size_t offset = (word & 0x1fff) * kBlockBytes, size = packet.total - packet.ip_bytes;
-  // All fragments except the last have a multiple of 8 bytes (RFC 791 section 3.2).
+  // The length of every fragment except the last must be a multiple of 8 (RFC 791 section 3.2).
   if (size == 0 || (more && size % kBlockBytes != 0)) return false;
   if (packet.ip_bytes + offset + size > kMaxPacketBytes) return false;
-  // A TCP header that is split over fragments hides its flags from a firewall (RFC 3128 section 3).
+  // A TCP header that is split over fragments would hide its flags from a firewall (RFC 3128 section 3).
   return packet.protocol != IPPROTO_TCP || (offset == 0 ? size >= kLeastFirstTcpBytes : offset > kBlockBytes);
 }
 
-/// True if the options of an IPv4 header (RFC 791 section 3.1) fit in it and contain no source route. A source route
-/// would send the packet elsewhere than to the destination that the filter checked (RFC 7126 sections 4.3 and 4.4). The
-/// kernel refuses source routes too, unless accept_source_route is set.
+/// True if the options of an IPv4 header (RFC 791 section 3.1) fit in it and contain no source route. With a source
+/// route the kernel would send the packet to a destination that the filter did not check (RFC 7126 sections 4.3 and
+/// 4.4). The kernel also refuses source routes, unless accept_source_route is set.
 inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kLooseRoute = 131, kStrictRoute = 137;
   while (at < end && *at != kEnd) {
@@ -44,8 +44,8 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   return true;
 }
 
-/// True for neighbour discovery messages (RFC 4861 section 4), which only hosts on the same link may send. A peer is
-/// not on a link of this host, and this host would act on such a message.
+/// True for neighbour discovery messages (RFC 4861 section 4), which only hosts on the same link may send. This host
+/// must not get them from peers, because it would obey them.
 inline bool is_of_a_link(const uint8_t* bytes, const Packet& packet, const Upper& upper) {
   constexpr uint8_t kRouterSolicitation = 133, kRedirect = 137;
   if (upper.protocol != IPPROTO_ICMPV6 || upper.later_fragment || upper.offset >= packet.total) return false;
@@ -60,7 +60,7 @@ inline std::optional<Counter> inspect_ipv6(const uint8_t* bytes, const Packet& p
   return {};
 }
 
-/// Reads the IP header of a packet from a peer. Returns why the packet must be dropped, or nothing.
+/// Reads the IP header of a packet from a peer into `packet`. Returns the counter of the reason to drop it, or nothing.
 inline std::optional<Counter> inspect(std::span<const uint8_t> bytes, Packet& packet) {
   if (!read_packet(bytes.data(), bytes.size(), packet)) return k_rx_drop_malformed;
   if (packet.version == 6) return inspect_ipv6(bytes.data(), packet);

@@ -1,10 +1,10 @@
-// mailbox.h - what the lanes hand to JavaScript for WireGuard: handshake messages, sessions that need a handshake,
-// sessions whose keys the peer has confirmed, and peers that roamed.
+// mailbox.h - what the loop threads hand to JavaScript for WireGuard: handshake messages, sessions that need a
+// handshake, sessions whose keys the peer has confirmed, and peers that sent from a new address.
 //
-// The number of messages is limited per origin, so that a flood of one origin takes no room from another origin. Within
-// an origin each sender address may have one message of each kind, and one session may have only a few answers waiting.
-// So a flood of answers to one session takes no room from the answers to other sessions, and JavaScript does no more
-// work than it chooses to take out.
+// Messages are classified by origin, and the number of waiting messages is limited per origin. So a flood from one
+// origin uses no space of another. Within an origin, each sender address may have one waiting message of each kind, and
+// each session a few answers. So a flood of answers to one session leaves space for answers to other sessions.
+// JavaScript decides how many messages it takes out.
 #pragma once
 
 #include <algorithm>
@@ -23,23 +23,25 @@ namespace weft {
 
 class Mailbox {
  public:
-  /// The length of the longest handshake message, in bytes.
+  /// The length of the longest handshake message (an initiation), in bytes. Longer messages are not WireGuard's.
   static constexpr size_t kMessageBytes = 148;
   static constexpr size_t kPlaces = 256;
-  /// The maximum number of waiting answers of one kind to one session. The peer could forge them, from any address.
+  /// The maximum number of waiting answers of one kind to one session. The session's peer could forge them from any
+  /// address.
   static constexpr size_t kPlacesOfSession = 4;
 
   struct ControlMessage {
     SocketAddress from;
     std::array<uint8_t, kMessageBytes> bytes;
     uint32_t size;
-    uint32_t session;  ///< The session whose handshake the message answers; 0 if it answers none.
+    uint32_t session;  ///< the session whose handshake the message answers; 0 if it answers none
   };
-  /// How the sender of a message is classified. Sender addresses may be forged. An answer names a 32-bit index that
-  /// only the peer was sent.
+  /// How weft classifies the sender of a message. Sender addresses may be forged. An answer (kAsked) names a 32-bit
+  /// index that this host sent only to the peer.
   enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
   static constexpr size_t kOrigins = 4;
-  /// A session, and the address that its peer sends from now. `session` may have been reused since.
+  /// A session and the address from which its peer now sends. When JavaScript reads this, `session` may already belong
+  /// to another peer.
   struct Moved {
     uint32_t session;
     SocketAddress to;
@@ -50,14 +52,15 @@ class Mailbox {
     std::vector<Moved> moved;
   };
 
-  /// `ring` is called by any thread when there is something to take.
+  /// `ring` is called, by any thread, when the mailbox has something new for JavaScript.
   explicit Mailbox(std::function<void()> ring) : ring_(std::move(ring)) {}
 
-  /// Adds a message. `session` is the one whose handshake it answers, or 0. Returns false if there is no room.
+  /// Adds a handshake message. `session` is the session whose handshake it answers, or 0. Returns false if the message
+  /// was discarded because of a limit.
   bool post(const SocketAddress& from, std::span<const uint8_t> message, Origin origin, uint32_t session = 0) {
     const std::lock_guard lock(lock_);
     std::vector<ControlMessage>& messages = messages_[static_cast<size_t>(origin)];
-    if (messages.size() >= kPlaces) return false;  // the usual exit during a flood
+    if (messages.size() >= kPlaces) return false;  // checked first, because it ends most calls in a flood
     size_t alike = 0;
     for (const ControlMessage& each : messages) {
       if (each.bytes[0] != message[0] || each.session != session) continue;
@@ -88,7 +91,8 @@ class Mailbox {
     ring_();
   }
 
-  /// Saves everything that JavaScript has not taken, except wanted handshakes: sessions request them again.
+  /// Saves everything that JavaScript has not taken, for the next engine. Requests for handshakes are not saved,
+  /// because sessions repeat them.
   void save(SecretWriter& out) {
     const std::lock_guard lock(lock_);
     for (const std::vector<ControlMessage>& messages : messages_) {
@@ -112,8 +116,8 @@ class Mailbox {
     ring_();
   }
 
-  /// Takes everything. Of the messages of unknown senders (kOther) it returns at most `most_of_others` and discards the
-  /// rest, because in a flood they are not worth the time. Called by JavaScript's thread.
+  /// Takes everything out. Of the messages of unknown senders (kOther) it returns at most `most_of_others` and discards
+  /// the rest, because in a flood they are not worth the time. Called by JavaScript's thread.
   Mail take(size_t most_of_others) {
     const std::lock_guard lock(lock_);
     Mail mail{{}, std::move(wanted_), std::move(confirmed_), std::move(moved_)};

@@ -1,6 +1,5 @@
-// mss.h - lowers the maximum segment size (MSS) that a TCP connection begins with (RFC 9293 section 3.7.1). So packets
-// fit the tunnel even if no ICMP error reaches the sender, as with containers that have a larger MTU, or firewalls that
-// drop ICMP.
+// mss.h - lowers the maximum segment size (MSS) in the SYN of TCP connections (RFC 9293 section 3.7.1). So packets fit
+// the tunnel even if no ICMP error reaches the sender, because a container has a larger MTU or a firewall drops ICMP.
 #pragma once
 
 #include "checksum.h"
@@ -8,20 +7,20 @@
 
 namespace weft {
 
-/// The length of the IP and TCP headers without options, which the MSS does not include (RFC 6691).
+/// The length of the IP and TCP headers without options. The MSS is the longest packet minus this length (RFC 6691).
 inline size_t mss_header_bytes(const Packet& packet) {
   return (packet.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes) + kTcpHeaderBytes;
 }
 
-/// True for a SYN, of either end of a connection. A TCP header behind IPv6 extension headers is not found.
+/// True for a SYN or a SYN-ACK. A TCP header behind IPv6 extension headers is not found.
 inline bool is_tcp_syn(const uint8_t* bytes, const Packet& packet) {
   return packet.protocol == IPPROTO_TCP && !packet.later_fragment &&
          packet.total >= packet.ip_bytes + kTcpHeaderBytes && (bytes[packet.ip_bytes + 13] & kSyn);
 }
 
-/// Lowers the MSS that a SYN announces to at most `mss`. The checksum is updated (RFC 1624 equation 3), unless the
-/// packet is `open`, that is, has no checksum yet. A SYN without the option stands for an MSS of 536, or 1220 over IPv6
-/// (RFC 9293), which always fits.
+/// Lowers the MSS option of a SYN to at most `mss`. The checksum is updated (RFC 1624 equation 3), unless the packet is
+/// `open`, that is, has no complete checksum yet. A SYN without the option means an MSS of 536, or 1220 over IPv6 (RFC
+/// 9293), which always fits.
 inline void clamp_mss(uint8_t* bytes, const Packet& packet, size_t mss, bool open) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kMss = 2, kMssBytes = 4;
   uint8_t* tcp = bytes + packet.ip_bytes;
@@ -39,7 +38,8 @@ inline void clamp_mss(uint8_t* bytes, const Packet& packet, size_t mss, bool ope
       const uint16_t now = static_cast<uint16_t>(mss);
       store_be16(tcp + at + 2, now);
       if (open) return;
-      // A value at an odd offset is split over two words of the checksum, so its bytes are swapped.
+      // The checksum adds words of 16 bits. An MSS at an odd offset is split over two words, so its bytes must be
+      // swapped.
       const auto as_summed = [at](uint16_t value) {
         return static_cast<uint16_t>(at % 2 == 0 ? value : (value << 8) | (value >> 8));
       };

@@ -10,37 +10,37 @@ constexpr size_t kIpv4HeaderBytes = 20;
 constexpr size_t kIpv6HeaderBytes = 40;
 constexpr size_t kTcpHeaderBytes = 20;
 constexpr size_t kUdpHeaderBytes = 8;
-/// The longest IPv4 header and TCP header together.
+/// The longest IPv4 header (60 bytes) and the longest TCP header (60 bytes) together.
 constexpr size_t kMaxHeadersBytes = 120;
-/// The maximum length of the extension headers of an IPv6 packet. No sender has a reason for more (extensions.h).
+/// The maximum length of all extension headers of an IPv6 packet. No sender has a reason for more (extensions.h).
 constexpr size_t kMaxExtensionBytes = 512;
-/// The longest headers of a superpacket, which each segment repeats: IPv6, extension headers and TCP.
+/// The maximum length of the headers of a superpacket, which each of its segments repeats: IPv6, extension headers and
+/// TCP.
 constexpr size_t kMaxCutHeadersBytes = kIpv6HeaderBytes + kMaxExtensionBytes + 60;
 
-/// The offsets of the checksum in a TCP and in a UDP header.
+/// The offset of the checksum field in a TCP header, and in a UDP header.
 constexpr size_t kTcpChecksum = 16;
 constexpr size_t kUdpChecksum = 6;
 
-/// A bit in the 16 bits of flags and fragment offset (RFC 791 section 3.1).
+/// The DF bit in the 16-bit field of flags and fragment offset (RFC 791 section 3.1).
 constexpr uint16_t kDontFragment = 0x4000;
 
 /// TCP flags, the 14th byte of the header (RFC 9293 section 3.1, RFC 3168 section 6.1).
 enum TcpFlag : uint8_t { kFin = 1, kSyn = 2, kRst = 4, kPsh = 8, kAck = 16, kUrg = 32, kEce = 64, kCwr = 128 };
 
-/// The fields of a packet's IP header. Offsets are from its first byte.
 struct Packet {
   uint8_t version = 0;   ///< 4 or 6
   uint8_t protocol = 0;  ///< the IPv4 protocol, or the first IPv6 next header
   uint8_t hop_limit = 0;
-  bool fragment = false;  ///< any IPv4 fragment, including the first; IPv6 fragments have protocol 44 instead
+  bool fragment = false;  ///< true for any IPv4 fragment, also the first; IPv6 fragments have protocol 44 instead
   bool later_fragment = false;
   uint16_t ip_bytes = 0;  ///< length of the IP header
-  uint32_t total = 0;     ///< length of the packet as its IP header says
+  uint32_t total = 0;     ///< length of the packet according to its IP header
 };
 
-/// Reads the IP header of `size` bytes at `bytes`. Bytes beyond the packet's own length are allowed. Returns false if
-/// the version is unknown, or if the lengths contradict each other or exceed `size`; `packet` has no meaning in that
-/// case.
+/// Reads the IP header of a packet at `bytes`, where `size` bytes are valid. Bytes beyond the packet's own length are
+/// allowed. Returns false if the version is unknown, or if the lengths contradict each other or exceed `size`; in that
+/// case `packet` has no meaning.
 inline bool read_packet(const uint8_t* bytes, size_t size, Packet& packet) {
   if (size < kIpv4HeaderBytes) return false;
   packet.version = bytes[0] >> 4;
@@ -76,7 +76,7 @@ inline Address destination_of(const uint8_t* bytes, const Packet& packet) {
 }
 
 /// True if an IPv4 address, in network order, can belong to one host (RFC 1122 section 3.2.1.3). Addresses from
-/// 240.0.0.0 count as hosts, because cloud providers assign them.
+/// 240.0.0.0 on count as hosts, because cloud providers assign them.
 inline bool is_one_host(uint32_t address) {
   const uint32_t host_order = to_be32(address);
   const uint8_t top = static_cast<uint8_t>(host_order >> 24);
@@ -94,7 +94,7 @@ inline bool is_one_host(const Address& address) {
   return bytes[0] != 0xff && !(bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80) && !is_mapped_or_zero;
 }
 
-/// Returns a pointer to the source address. The destination address follows it.
+/// Returns a pointer to the source address in an IP header. The destination address follows it directly.
 inline const uint8_t* source_address(const uint8_t* bytes, const Packet& packet) {
   return bytes + (packet.version == 4 ? 12 : 8);
 }
@@ -104,14 +104,14 @@ inline const uint8_t* destination_address(const uint8_t* bytes, const Packet& pa
 }
 
 /// True for a destination on the local link, to which no router forwards: multicast, broadcast, and IPv6 link-local
-/// addresses (RFC 1112, RFC 919, RFC 4291 section 2.5.6). The kernel sends such packets into each device by itself
-/// (router solicitations), and so do service discovery programs (mDNS).
+/// addresses (RFC 1112, RFC 919, RFC 4291 section 2.5.6). The kernel sends such packets into each device by itself, for
+/// example router solicitations, and so do mDNS programs.
 inline bool is_for_link(const uint8_t* destination, uint8_t version) {
   if (version == 4) return (destination[0] & 0xf0) == 0xe0 || load<uint32_t>(destination) == 0xffffffff;
   return destination[0] == 0xff || (destination[0] == 0xfe && (destination[1] & 0xc0) == 0x80);
 }
 
-/// Decrements the TTL or hop limit, which must not be 0.
+/// Decrements the TTL or hop limit, which must not be 0, and updates the IPv4 header checksum.
 inline void decrement_hop_limit(uint8_t* bytes, const Packet& packet) {
   if (packet.version == 4) {
     decrement_ipv4_ttl(bytes);

@@ -1,9 +1,9 @@
-// paged_map.h - a hash map that threads read while another thread changes it. The cost of a change hardly depends on
-// the map's size.
+// paged_map.h - a hash map that threads read without locks while one thread changes it. The cost of a change hardly
+// depends on the map's size.
 //
 // The hash of a key selects one of 1024 pages. Each page is a small open-addressing table, at most half full, which
-// grows and shrinks by itself. A change copies the page of the key and the list of pages. So readers of the old list
-// still find the old entries, until the old pages are freed (core/peers.h).
+// grows and shrinks by itself. A change copies the key's page and the list of pages. So readers of the old list still
+// find the old entries, until the old pages are freed (core/peers.h).
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,17 @@
 
 namespace weft {
 
-/// Pages that new readers cannot find, but that earlier readers may still use.
+/// Old pages and lists of pages. New readers cannot find them, but earlier readers may still use them, so they are
+/// freed later.
 using Garbage = std::vector<std::unique_ptr<void, void (*)(void*)>>;
 
-/// Multiplies by the golden ratio. Only the upper bits of the product depend on all bits of the key. The host bits of a
-/// subnet are zero, so the lower bits of the product are zero too.
+/// Hashes a key by multiplying it with the golden ratio. Callers must use the upper bits of the product: only these
+/// depend on all bits of the key. The host bits of a subnet are zero, and so are the lower bits of the product.
 constexpr uint64_t hash_of(uint64_t key) { return key * 0x9e3779b97f4a7c15ull; }
 constexpr uint64_t hash_of(uint32_t key) { return hash_of(uint64_t{key} << 32); }
 
-/// A key type needs hash_of(key), whose upper bits count. `Value{}` means that there is no entry.
+/// The map of Key to Value. Key needs hash_of(key), of which the upper bits are used. `Value{}` means that a key has no
+/// entry.
 template <typename Key, typename Value>
 class PagedMap {
   static constexpr int kPageBits = 10;
@@ -37,7 +39,7 @@ class PagedMap {
     Value value;
   };
 
-  /// The pages as readers see them; they never change.
+  /// The list of pages that readers search. It does not change after settle().
   class Pages {
    public:
     Value find(const Key& key) const {
@@ -71,18 +73,18 @@ class PagedMap {
     delete pages_;
   }
 
-  /// The current pages. After the next settle(), changes do not affect them.
+  /// The list of pages with all changes so far. Changes after the next settle() go to a copy of it.
   const Pages* pages() const { return pages_; }
   size_t size() const { return size_; }
   Value find(const Key& key) const { return pages_->find(key); }
 
-  /// Publishes the pages to readers: later changes work on copies.
+  /// Makes the current pages safe for readers: later changes work on copies.
   void settle() {
     is_own_ = false;
     own_.reset();
   }
 
-  /// Sets the value of a key, or removes the key if `value` is Value{}.
+  /// Sets the value of a key, or removes the key if `value` is Value{}. The pages that are replaced go to `garbage`.
   void put(const Key& key, Value value, Garbage& garbage) {
     const uint64_t hash = hash_of(key);
     Page& page = own_page(hash >> (64 - kPageBits), garbage);
@@ -97,7 +99,7 @@ class PagedMap {
     if (was_there) return;
     page.used++;
     size_++;
-    // No reader has this page yet, so it can be deleted immediately.
+    // This page is a copy that no reader has, so the smaller version can be deleted immediately.
     if (page.used > (page.mask() + 1) / 2) delete[] std::exchange(page, copy(page)).slots;
   }
 
@@ -110,12 +112,12 @@ class PagedMap {
     }
   }
 
-  /// The length of the longest run of occupied slots, which bounds the cost of a look-up.
+  /// Returns the length of the longest run of occupied slots, which bounds the cost of a look-up.
   size_t longest_run() const {
     size_t longest = 0;
     for (const Page& page : pages_->pages_) {
       size_t run = 0;
-      // The run may wrap around, so the page is scanned twice.
+      // A run may continue at the beginning of the page, so the page is scanned twice.
       for (size_t at = 0; at <= 2 * page.mask() + 1; at++) {
         run = page.slots[at & page.mask()].value == Value{} ? 0 : run + 1;
         longest = std::max(longest, run);
@@ -130,7 +132,7 @@ class PagedMap {
 
   static Page new_page(int bits) { return {new Slot[size_t{1} << bits](), 0, static_cast<uint8_t>(64 - bits)}; }
 
-  /// Copies a page, with room for one more entry and little room beyond that.
+  /// Copies a page into one that has space for one more entry, and is not much larger than needed.
   static Page copy(const Page& from) {
     const int wanted = std::bit_width(2 * from.used + 1);
     const int has = 64 - from.shift;
@@ -161,8 +163,8 @@ class PagedMap {
     return page;
   }
 
-  /// Removes the entry at `hole`, and moves up the entries behind it that a look-up would not find otherwise (Knuth,
-  /// The Art of Computer Programming, volume 3, section 6.4, algorithm R).
+  /// Empties slot `hole`, and moves up the entries behind it that a look-up would no longer find (Knuth, The Art of
+  /// Computer Programming, volume 3, section 6.4, algorithm R).
   void remove(Page& page, size_t hole) {
     for (size_t at = (hole + 1) & page.mask(); page.slots[at].value != Value{}; at = (at + 1) & page.mask()) {
       const size_t home = page.home(hash_of(page.slots[at].key));
@@ -176,8 +178,8 @@ class PagedMap {
   }
 
   Pages* pages_;
-  bool is_own_ = false;              // true if no reader has pages_
-  std::bitset<1 << kPageBits> own_;  // the pages that no reader has
+  bool is_own_ = false;              // true if pages_ is a copy that no reader has
+  std::bitset<1 << kPageBits> own_;  // the pages that are copies that no reader has
   size_t size_ = 0;
 };
 

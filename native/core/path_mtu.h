@@ -1,7 +1,6 @@
-// path_mtu.h - the MTU of the path to a peer, as the kernel last reported it. docs/path-mtu.md describes how weft uses
-// it.
+// path_mtu.h - the MTU of the path to a peer, as last queried from the kernel. docs/path-mtu.md describes its use.
 //
-// The state is one word, which any thread may read and write. If two threads write at the same time, one value is lost,
+// The state is one word, which any thread may read and write. If two threads write simultaneously, one value is lost,
 // and the kernel is queried again later.
 #pragma once
 
@@ -14,11 +13,12 @@ class PathMtu {
  public:
   /// The shortest interval between two queries of the kernel; a query costs two system calls.
   static constexpr int64_t kAskEveryMs = 500;
-  /// A packet of this size always fits. With the outer headers it does not exceed the smallest path MTU that Linux
-  /// accepts (net.ipv4.route.min_pmtu, 552).
+  /// A packet of this size in bytes always fits: with the outer headers it does not exceed the smallest path MTU that
+  /// Linux accepts (net.ipv4.route.min_pmtu, 552).
   static constexpr size_t kAlwaysFits = 500;
 
-  /// The length of the longest datagram with all headers, in bytes, as IPv4 counts them; 0 if it is not known.
+  /// The path MTU in bytes, including all headers. The MTU of an IPv6 path is stored 20 less, for its longer header; 0
+  /// if it is not known.
   size_t bytes() const { return read() & kBytes; }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();
@@ -28,7 +28,7 @@ class PathMtu {
     write((bytes < kBytes ? bytes : kBytes) | (read() & kAtOnce ? kDoubted : 0), now_ms);
   }
   /// True if the path MTU explains that the kernel refused a datagram of `bytes`: the datagram exceeds the known MTU,
-  /// or the MTU will be queried again immediately. False if that query has already confirmed that the datagram fits.
+  /// or the MTU will be queried again immediately. False if such a query has just confirmed that the datagram fits.
   bool explains(size_t bytes, int64_t now_ms) {
     const uint64_t word = read();
     const size_t known = word & kBytes;
@@ -38,8 +38,8 @@ class PathMtu {
     write(known | kAtOnce, now_ms);
     return true;
   }
-  /// Copies the state of another object. If a thread updates that one at the same time, its value is queried again
-  /// here.
+  /// Copies the state of `other`. If another thread updates `other` meanwhile, the copy is outdated until the next
+  /// query.
   void take_over(const PathMtu& other) { __atomic_store_n(&word_, other.read(), __ATOMIC_RELAXED); }
 
  private:

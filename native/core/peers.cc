@@ -7,7 +7,7 @@ namespace weft {
 
 namespace {
 
-/// Returns a word whose upper `bits` bits are ones; `bits` is limited to 0 to 64.
+/// Returns a word whose upper `bits` bits are ones; `bits` below 0 count as 0, above 64 as 64.
 uint64_t ones(int bits) { return bits <= 0 ? 0 : ~0ull << (64 - std::min(bits, 64)); }
 
 template <typename Key>
@@ -79,7 +79,8 @@ void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
   publish();
 }
 
-/// Puts an endpoint, unless an equal one is there already.
+/// Sets the endpoint of a subnet. If the subnet already has an equal endpoint, that object stays, and is only marked as
+/// part of the current set of records.
 template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& wanted) {
   Endpoint* before = subnets.find(prefix);
@@ -88,7 +89,7 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& w
     return;
   }
   Endpoint* endpoint = new_endpoint(wanted);
-  // Only the limit, the port or the MAC changed, so the path is the same.
+  // The peer has the same address, so its path MTU is still valid; only its limit, port or MAC changed.
   if (before && before->address() == wanted.address()) endpoint->path.take_over(before->path);
   put(subnets, prefix, endpoint, before);
 }
@@ -114,7 +115,7 @@ void PeerTables::count_host(const Address& address, uint64_t change) {
   hosts_.put(address, hosts_.find(address) + change, tables_.back().pages);
 }
 
-/// Removes the entries that no record of this whole set named.
+/// Removes the entries that were not in the last whole set of records.
 template <typename Key>
 void PeerTables::keep_only_round(Lengths<Key>& lengths) {
   for (auto& [bits, subnets] : lengths) {
@@ -138,7 +139,7 @@ Endpoint* PeerTables::new_endpoint(const Endpoint& wanted) {
   return endpoint;
 }
 
-/// Removes maps without entries, because each map costs each look-up a probe.
+/// Removes the maps of prefix lengths that no subnet has any more, because each map costs every look-up a probe.
 template <typename Key>
 void PeerTables::drop_empty(Lengths<Key>& lengths) {
   for (auto at = lengths.begin(); at != lengths.end();) {
@@ -147,7 +148,7 @@ void PeerTables::drop_empty(Lengths<Key>& lengths) {
       ++at;
       continue;
     }
-    // The previous table still uses its pages.
+    // The map is freed later, because readers of the published table still use its pages.
     auto* emptied = new Subnets<Key>(std::move(at->second));
     tables_.back().pages.push_back({emptied, [](void* old) { delete static_cast<Subnets<Key>*>(old); }});
     at = lengths.erase(at);
@@ -167,7 +168,8 @@ void PeerTables::publish() {
   free_unheld();
 }
 
-/// Frees tables in order, because earlier tables may also use the pages that a later one dropped.
+/// Frees tables that no reader uses, the oldest first. A table is kept as long as an older one is in use, because the
+/// older table may share pages that the newer one replaced.
 void PeerTables::free_unheld() {
   const auto is_held = [this](const PeerTable* table) {
     return std::any_of(hazards_.begin(), hazards_.end(),

@@ -1,7 +1,7 @@
 // peers.h - the peer table: it maps an inner destination to a UDP endpoint. All threads read it while one thread
 // changes it.
 //
-// The table has a hash map (paged_map.h) for each prefix length in use, and a look-up goes from the longest length to
+// The table has a hash map (paged_map.h) for each prefix length in use. A look-up tries the lengths from the longest to
 // the shortest. A network usually has one prefix length (SubnetLen), so a look-up is one multiplication and one probe,
 // however many peers there are. A table never changes once it is published: each change makes a new table, which shares
 // all unchanged pages with the previous one.
@@ -26,11 +26,12 @@
 namespace weft {
 
 /// A peer as JavaScript passes it, in the layout that src/path/engine/peers.ts writes and napi/layout.cc reports.
-/// Subnet and endpoint may be of different families. An IPv4 address is in the first 4 of its 16 bytes.
+/// Subnet and endpoint may be of different IP families. An IPv4 address is in the first 4 of the 16 bytes.
 struct PeerRecord {
-  /// Flag: the subnet has no peer any more. All fields except family, length and subnet are 0.
+  /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
-  /// Flag: datagrams to the peer must leave from the well-known port, because the peer replies to their source port.
+  /// Flag in `flags`: datagrams to the peer must leave from the well-known port, because the peer replies to their
+  /// source port.
   static constexpr uint8_t kFromKnownPort = 2;
 
   uint8_t subnet_family;  ///< 4 or 6
@@ -38,17 +39,17 @@ struct PeerRecord {
   uint8_t endpoint_family;
   uint8_t flags;
   uint8_t port[2];   ///< the endpoint's port, big-endian
-  uint8_t limit[2];  ///< the length of the longest packet that reaches the peer, big-endian; 0 if unknown
+  uint8_t limit[2];  ///< the length in bytes of the longest packet that reaches the peer, big-endian; 0 if unknown
   uint8_t subnet[16];
   uint8_t endpoint[16];
-  uint8_t encap[16];  ///< the encapsulation's facts about the peer
-  uint32_t slot;      ///< The slot for the peer's traffic counters, in host byte order; 0 for none.
-  /// A second address that the peer's datagrams may come from, in the layout of Address; 0 for none.
+  uint8_t encap[16];  ///< the encapsulation's parameters of the peer, for example MAC and VNI
+  uint32_t slot;      ///< the index of the peer's traffic counters, in host byte order; 0 for none
+  /// A second address that the peer's datagrams may come from, as 16 bytes like an Address; 0 for none.
   uint8_t other[16];
 
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
-  /// The slot, or 0 if the number is out of range.
+  /// The index of the traffic counters, or 0 if it is out of range.
   uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
 };
 static_assert(sizeof(PeerRecord) == 76 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
@@ -57,7 +58,7 @@ static_assert(offsetof(PeerRecord, subnet) == 8 && offsetof(PeerRecord, endpoint
 static_assert(offsetof(PeerRecord, encap) == 40 && offsetof(PeerRecord, slot) == 56);
 static_assert(offsetof(PeerRecord, other) == 60);
 
-/// Calls `each` with every whole record in `records`. The bytes may have any alignment.
+/// Calls `each` with every complete record in `records`, whose bytes may have any alignment.
 template <typename Each>
 void each_record(std::span<const uint8_t> records, Each each) {
   for (; records.size() >= sizeof(PeerRecord); records = records.subspan(sizeof(PeerRecord))) {
@@ -65,32 +66,32 @@ void each_record(std::span<const uint8_t> records, Each each) {
   }
 }
 
-/// The destination of a peer's datagrams. A peer has one Endpoint object, which stays the same in later tables unless
-/// the peer changes. So Endpoints are compared by their address in memory.
+/// The destination of the datagrams to a peer. A peer has one Endpoint object, which stays the same in later tables
+/// unless the peer changes. So two Endpoints are compared by their pointers.
 struct Endpoint {
   SocketAddress to;
-  /// The peer's address of the other family, which it may send from and may be reached at later; :: for none.
+  /// The peer's address of the other IP family, which it may send from, and which weftd may switch to; :: for none.
   Address other;
-  /// The encapsulation's facts about the peer, for example MAC and VNI for vxlan.
+  /// The encapsulation's parameters of the peer, for example MAC and VNI for vxlan.
   std::array<uint8_t, 16> encap;
-  /// The slot for the peer's traffic counters (traffic.h).
+  /// The index of the peer's traffic counters (traffic.h).
   uint32_t slot;
-  /// The length of the longest packet that reaches the peer, as probes found; 0 if no limit is known. The path MTU that
-  /// the kernel knows applies in addition.
+  /// The length of the longest packet that reaches the peer, as weft's probes found; 0 if the probes found no limit.
+  /// The kernel's path MTU applies in addition.
   uint16_t limit;
-  /// The number of the last whole set that contained the peer. Readers do not use it.
+  /// The number of the last complete set of records (set()) that contained the peer. Readers do not use it.
   uint16_t round;
-  /// True if datagrams to the peer must leave from the well-known port.
+  /// True if datagrams to the peer must leave from the well-known port, because the peer replies to their source port.
   bool is_from_known_port;
-  /// The path MTU, learnt while sending. It is kept as long as the peer has the address.
+  /// The kernel's path MTU to the peer, learnt while sending. It is kept as long as the peer has the same address.
   mutable PathMtu path;
 
   Address address() const { return to.address(); }
-  /// True if the peer's datagrams may come from this address, with any port.
+  /// True if the peer's datagrams may come from the address `from`, with any port.
   bool is_at(const Address& from) const { return address() == from || (other && other == from); }
 };
 
-/// A prefix of up to 128 bits, left-aligned, in host byte order.
+/// The first bits of an IPv6 address as two words in host byte order; the remaining bits are 0.
 struct Prefix {
   uint64_t high, low;
   bool operator==(const Prefix&) const = default;
@@ -103,12 +104,13 @@ constexpr uint64_t hash_of(const Address& key) { return hash_of(Prefix{key.high(
 
 class PeerTable {
  public:
-  /// Returns the endpoint for a destination in network order (4 bytes for version 4, 16 bytes for version 6), or null.
+  /// Returns the endpoint of the peer whose subnet contains a destination, or null. `destination` is in network order,
+  /// 4 bytes for version 4 and 16 bytes for version 6.
   const Endpoint* find(uint8_t version, const uint8_t* destination) const {
     return version == 4 ? find_in(v4_, read_ipv4(destination)) : find_in(v6_, read_ipv6(destination));
   }
 
-  /// Returns the endpoint of the peer whose subnet contains this address, or null.
+  /// Returns the endpoint of the peer whose subnet contains this address, or null if there is no such peer.
   const Endpoint* find(const Address& address) const {
     if (address.is_v4()) return find_in(v4_, to_be32(address.ipv4()));
     uint8_t bytes[sizeof(Address)];
@@ -128,8 +130,8 @@ class PeerTable {
   friend class PeerTables;
   template <typename Key>
   using Subnets = PagedMap<Key, Endpoint*>;
-  /// The number of peers at each address: those with IPv4 subnets in the lower half of the value, those with IPv6
-  /// subnets in the upper half.
+  /// The number of peers at each address: peers with an IPv4 subnet in the lower half of the value, peers with an IPv6
+  /// subnet in the upper half.
   using Hosts = PagedMap<Address, uint64_t>;
   static constexpr uint64_t one_of(uint8_t version) { return version == 4 ? 1 : uint64_t{1} << 32; }
   template <typename Key>
@@ -155,13 +157,14 @@ class PeerTable {
     return nullptr;
   }
 
-  std::vector<Length<uint32_t>> v4_;  // the longest prefix length first
+  std::vector<Length<uint32_t>> v4_;  // the longest prefix length first, as in v6_
   std::vector<Length<Prefix>> v6_;
   const Hosts::Pages* hosts_;
 };
 
-/// Publishes the current table without a lock. Each reading thread has a hazard pointer (Michael, "Hazard Pointers",
-/// 2004). Only JavaScript's thread changes tables.
+/// Publishes peer tables to reader threads without a lock. Each reading thread has a hazard pointer to the table that
+/// it uses (Michael, "Hazard Pointers", 2004), and tables without one are freed. Only JavaScript's thread changes
+/// tables.
 class PeerTables {
  public:
   class Reader {
@@ -169,8 +172,8 @@ class PeerTables {
     /// Returns the newest table, valid until the next acquire() or release() of this reader.
     ///
     /// The store to the hazard pointer and the load after it must both be seq_cst, and so must the store in publish()
-    /// and the loads in free_unheld(). Then at least one side sees the other side's store. With a weaker order the load
-    /// may happen before the store, and a table in use is freed. Tests cannot show this on processors that do not
+    /// and the loads in free_unheld(). Then at least one thread sees the other thread's store. With a weaker order the
+    /// load may happen before the store, and a table in use is freed. Tests cannot show this on processors that do not
     /// reorder these accesses (test/native/orders.test.ts).
     const PeerTable& acquire() {
       const PeerTable* table = tables_->current_.load(std::memory_order_acquire);
@@ -192,33 +195,33 @@ class PeerTables {
 
   explicit PeerTables(size_t readers, std::span<const uint8_t> records = {});
 
-  /// Returns reader `index`. One thread at a time may use it.
+  /// Returns reader `index`, which only one thread at a time may use.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
-  /// Replaces all peers by these records. If two records have the same subnet, the last one counts. A peer whose record
-  /// is unchanged keeps its Endpoint.
+  /// Replaces all peers by these records. If two records have the same subnet, the last record counts. A peer whose
+  /// record is unchanged keeps its Endpoint.
   void set(std::span<const uint8_t> records);
-  /// Applies these records in order: each adds, changes or removes a peer. All other peers stay.
+  /// Applies these records in order: each record adds, changes or removes a peer. All other peers stay.
   void change(std::span<const uint8_t> records);
 
-  /// Frees `garbage` once no reader has the current table or an earlier one.
+  /// Frees `garbage` once no reader uses the current table or an earlier one.
   void free_with_current(Garbage garbage);
 
   const PeerTable& current() const { return *tables_.back().table; }
   size_t size() const;
-  /// Returns the highest slot in these records, plus one.
+  /// Returns the highest traffic slot in these records, plus one.
   static uint32_t traffic_slots(std::span<const uint8_t> records);
-  /// The number of earlier tables that are kept because a reader still uses one of them.
+  /// The number of earlier tables that are not freed yet, because a reader still uses one of them.
   size_t kept() const { return tables_.size() - 1; }
   size_t longest_run() const;
 
  private:
   template <typename Key>
   using Subnets = PeerTable::Subnets<Key>;
-  /// The map for each prefix length, the longest length first.
+  /// The map of subnets for each prefix length, the longest length first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
-  /// A table, with the pages and endpoints that its successor does not use. They are freed once no reader has this
+  /// A table, with the pages and endpoints that the next table no longer uses. They are freed once no reader uses this
   /// table or an earlier one.
   struct Kept {
     std::unique_ptr<const PeerTable> table;
@@ -240,7 +243,7 @@ class PeerTables {
   void publish();
   void free_unheld();
 
-  std::deque<Endpoint> endpoints_;  // a deque, because endpoints must not move
+  std::deque<Endpoint> endpoints_;  // a deque, because readers point to its elements, which must not move
   std::vector<Endpoint*> free_;     // the unused elements of endpoints_
   Lengths<uint32_t> v4_;
   Lengths<Prefix> v6_;

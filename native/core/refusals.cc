@@ -1,4 +1,4 @@
-// refusals.cc - the table of reactions, and what is remembered.
+// refusals.cc - the table that says how weft reacts to each errno, and what it remembers about refusals.
 #include "refusals.h"
 
 #include <errno.h>
@@ -10,14 +10,15 @@ namespace weft {
 namespace {
 
 constexpr int kAnyError = 0;
-/// Joined or single packets.
+/// As `joined_by` of a rule: matches joined and single packets.
 constexpr uint32_t kAnything = 0;
 
 struct Rule {
   Way way;
   int error;
-  uint32_t joined_by;  ///< matches any of these features
-  size_t above;        ///< matches attempts with more packets than this
+  /// the rule matches if the packets were joined by any of these features; kAnything matches always
+  uint32_t joined_by;
+  size_t above;  ///< the rule matches attempts with more packets than this
   Consequence consequence;
 };
 
@@ -28,29 +29,29 @@ using enum Then;
 using enum Off;
 
 // clang-format off
-/// The first matching rule counts.
+/// The first rule that matches an attempt and its errno applies.
 constexpr Rule kRules[] = {
     // way   error      joined by     above            then     counted              off
     //
-    // The device of the route computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
+    // EIO: the route's device computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
     // udp_send_skb).
     {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
-    // The first rule: more segments than this kernel supports. The second rule: segments longer than the path MTU,
-    // before Linux 6.14. A blackhole route gives the same error, also for single packets (net/ipv4/fib_semantics.c,
-    // fib_props).
+    // EINVAL with more than kOldUdpSegments packets: the kernel supports fewer segments in one message. EINVAL
+    // otherwise: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL too, also for
+    // single packets (net/ipv4/fib_semantics.c, fib_props).
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
     {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
-    // Longer than the path MTU. The kernel may fragment single datagrams. It refuses a joined message only after
-    // copying it.
+    // EMSGSIZE: a datagram is longer than the path MTU. The kernel may still fragment single datagrams. A joined
+    // message is refused only after the kernel has copied it, so joining again would cost CPU time.
     {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
     {kPeers, ENOBUFS,   kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
     {kPeers, ENOMEM,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
     {kPeers, kAnyError, kAnything,    0,               {kDrop,   k_tx_drop_refused}},
-    // The device was deleted.
+    // EBADFD: the TUN was deleted, so the loop cannot continue.
     {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
-    // A TUN that is down refuses single packets too, so that says nothing about joining.
+    // If the TUN is down, it refuses single packets too. Such a refusal does not turn joining off.
     {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns}},
     {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature}},
     {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},

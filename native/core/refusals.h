@@ -1,9 +1,9 @@
-// refusals.h - the table of reactions when the kernel refuses a message to a peer or a write to the TUN.
+// refusals.h - how weft reacts if the kernel refuses a message to a peer or a write to the TUN.
 //
-// The immediate reaction is to drop the packets, or to hand them over again singly. If the kernel accepts single
-// packets after it refused joined ones, later packets are joined less or not at all. For the TUN this holds for the
-// rest of the run. For messages it holds only for one endpoint and for a limited time, because routes and devices on
-// the way to one peer say nothing about other peers, and they change.
+// Either the packets are dropped, or weft sends the joined packets again one by one. If the kernel accepts them singly,
+// later packets are joined less or not at all. For the TUN this holds for the rest of the run. For messages it holds
+// only for one peer and a limited time, because a route or device on the way to one peer says nothing about other
+// peers, and may change.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace weft {
 
-/// The maximum number of UDP segments in one superpacket, in both directions: 64 before Linux 6.9, 128 since
-/// (UDP_MAX_SEGMENTS, include/linux/udp.h).
+/// The maximum number of UDP segments in one superpacket, in both directions, before Linux 6.9 (kOldUdpSegments) and
+/// since (kUdpSegments; UDP_MAX_SEGMENTS, include/linux/udp.h).
 constexpr uint16_t kOldUdpSegments = 64;
 constexpr uint16_t kUdpSegments = 128;
 
@@ -28,36 +28,37 @@ struct Attempt {
 };
 
 enum class Then : uint8_t { kDrop, kSingly, kGiveUp };
-/// The features that a refusal turns off.
+/// The effect of a refusal on later packets. It turns off nothing, joining more than kOldUdpSegments UDP packets, or
+/// the feature that joined the packets.
 enum class Off : uint8_t {
   kNothing,
   kLongRuns,
   kFeature,
-  kUnlessPath,  ///< The feature, unless the path MTU of the endpoint explains the refusal.
+  kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the refusal
 };
 
-/// How long a refusal is remembered for an endpoint. After a peer is repaired, packets to it are joined again within a
+/// How long a refusal is remembered for one endpoint. After its path is repaired, packets are joined again within a
 /// minute.
 constexpr int64_t kRememberedMs = 30'000;
 
 struct Consequence {
   Then then;
-  Counter counted;  ///< Counted once if the packets are sent singly, and for each packet if they are dropped.
+  Counter counted;  ///< counted once if the packets are sent singly, and for each packet if they are dropped
   Off off = Off::kNothing;
 };
 
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// The state of one sender or writer after refusals. Used by one thread at a time. If a feature does not work at all,
-/// the shared Features are updated.
+/// Remembers which joined packets the kernel refused to one sender or writer. Used by one thread at a time. If the
+/// kernel refuses a feature completely, the feature is turned off in the shared Features.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
 
-  /// The maximum number of UDP packets in one write to the TUN.
+  /// The maximum number of UDP packets to join in one write to the TUN.
   uint16_t udp_segments() const { return udp_segments_; }
 
-  /// The maximum number of datagrams in one message to `endpoint`. `now_ms()` is called only if a refusal is
+  /// The maximum number of datagrams to join in one message to `endpoint`. Calls `now_ms()` only if a refusal is
   /// remembered.
   template <typename Clock>
   uint16_t udp_segments_to(const Endpoint& endpoint, Clock now_ms) const {
@@ -69,22 +70,23 @@ class Learnt {
     return others_until_ms_ > now ? 1 : kUdpSegments;
   }
 
-  /// Learns from a refused write to the TUN. `taken` is true if the kernel accepted any packet singly.
+  /// Learns from a refused write to the TUN. `taken` is true if the kernel then accepted any of the packets singly.
   void learn(const Consequence& consequence, const Attempt& attempt, bool taken);
-  /// Learns from a refused message to `endpoint`, whose longest datagram had `bytes` bytes with all headers.
+  /// Learns from a refused message to `endpoint`. `taken` is true if the kernel then accepted any datagram singly.
+  /// `bytes` is the length of the longest datagram with all headers.
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 
  private:
   /// The maximum number of endpoints that are remembered. If more endpoints refuse joined messages, the cause is a
-  /// policy of this host such as IPsec. In that case no messages are joined to any endpoint without an entry, because
-  /// each refused message is copied twice.
+  /// policy of this host such as IPsec. Then no messages are joined to any endpoint without an entry, because the
+  /// kernel copies each refused message in vain.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     SocketAddress to;
     uint16_t udp_segments;
     int64_t until_ms;
   };
-  /// Returns the index of `endpoint`, or used_ if it has no entry.
+  /// Returns the index of `endpoint` in refused_, or used_ if it is not there.
   size_t find(const Endpoint& endpoint) const {
     size_t at = 0;
     while (at < used_ && !(refused_[at].to == endpoint.to)) at++;

@@ -1,11 +1,12 @@
-// replay.h - remembers which counters of a key have arrived: a sliding window (RFC 6479).
+// replay.h - remembers which packet counters of a key have arrived, so that a replayed packet is refused: a sliding
+// window (RFC 6479).
 //
-// The window is as wide as all queues between two hosts can hold (docs/decisions/replay-window.md). All lanes of a
-// sender share one counter, and each lane has its own queues: in its socket, in the network, at the receiver. A packet
-// that waits in one lane is late by as many counters as the other lanes use in the meantime.
+// The window is as wide as all queues between two hosts can hold (docs/decisions/replay-window.md). All loop threads of
+// a sender share one counter, but each has its own queues: in its socket, in the network, at the receiver. While a
+// packet waits in the queue of one thread, the other threads use many later counters.
 //
-// Its memory grows with the greatest counter that has arrived: the window of a key that carried 1,000 packets takes
-// 128 bytes, that of a key that carried a million 128 KiB.
+// Its memory grows with the greatest counter that has arrived: 128 bytes for a key that carried 1,000 packets, 128 KiB
+// for a key that carried a million.
 #pragma once
 
 #include <algorithm>
@@ -22,20 +23,20 @@
 
 namespace weft {
 
-/// The window of one key. accept() may be called only for authenticated packets; otherwise anybody could move the
-/// window.
+/// The replay window of one key. accept() must be called only for authenticated packets; otherwise anybody could move
+/// the window.
 class ReplayWindow {
  public:
   static constexpr uint64_t kBits = 1 << 20;
-  /// A counter that is at most this far behind the greatest one is always recent enough.
+  /// A counter that is at most this far behind the greatest counter is always recent enough for accept().
   static constexpr uint64_t kWindow = kBits - 64;
 
-  /// Marks this counter as arrived. Returns true if it had not arrived before and is recent enough to know that.
+  /// Marks a counter as arrived. Returns false if it arrived before, or is so old that the window no longer knows.
   bool accept(uint64_t counter) {
     if (counter >= next_) {
       move_to(counter);
     } else if (counter / 64 + size_ <= (next_ - 1) / 64) {
-      return false;  // newer counters use its word
+      return false;  // newer counters use the word of this old counter
     }
     uint64_t& word = words()[counter / 64 % size_];
     const uint64_t bit = uint64_t{1} << counter % 64;
@@ -44,11 +45,12 @@ class ReplayWindow {
     return true;
   }
 
-  /// The bytes of memory in use in addition to the object itself.
+  /// The number of bytes allocated in addition to the object itself.
   size_t grown_bytes() const { return more_ ? size_ * sizeof(uint64_t) : 0; }
 
-  /// Saves the window, with each run of full words as its length, since nearly all counters of a busy key have arrived.
-  /// Otherwise a host with a thousand busy peers would copy 256 MiB while no process forwards.
+  /// Saves the window. Runs of full words are saved as their length only, because nearly all counters of a busy key
+  /// have arrived. Without that, a host with a thousand busy peers would copy 256 MiB during the hand-over, while no
+  /// process forwards.
   void save(SecretWriter& out) const {
     out.put(next_);
     out.put(size_);
@@ -63,7 +65,7 @@ class ReplayWindow {
       at = next;
     }
   }
-  /// Takes over a saved window; this window must be new. `in` refuses bytes that save() did not write.
+  /// Loads a window that save() wrote; this window must be new. `in` refuses bytes that save() cannot have written.
   void load(SecretReader& in) {
     const auto next = in.get<uint64_t>(), size = in.get<uint64_t>();
     if (size < kFirstWords || size > kMostWords || !std::has_single_bit(size)) return in.refuse();
@@ -84,7 +86,7 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may hold a counter: all words once the counters have wrapped around.
+  /// The number of words that may contain a counter; all words after the counters have wrapped around.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
@@ -92,29 +94,29 @@ class ReplayWindow {
   void move_to(uint64_t counter) {
     const uint64_t last = counter / 64;
     if (last >= size_ && size_ < kMostWords) grow(last >= kMostWords ? kMostWords : std::bit_ceil(last + 1));
-    // Clears the words that hold no counter below next_.
+    // Clears the words between the previous greatest counter and this one, which still have bits of old counters.
     const uint64_t first = (next_ + 63) / 64;
     for (uint64_t word = first; word <= last && word < first + size_; word++) words()[word % size_] = 0;
     next_ = counter + 1;
   }
 
-  /// Moves the words to more memory. If there is no memory, the window keeps its width: it may refuse late packets, but
-  /// accepts no packet twice, even if it finds memory later.
+  /// Moves the window to more memory. If there is no memory, the window keeps its width: it may refuse late packets,
+  /// but never accepts a packet twice, even if it gets memory later.
   void grow(uint64_t size) {
     std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());
     if (!more) return;
     const uint64_t end = (next_ + 63) / 64, begin = end > size_ ? end - size_ : 0;
     for (uint64_t word = begin; word < end; word++) more[word % size] = words()[word % size_];
-    // The window has forgotten which counters of earlier words arrived: it must refuse them all.
+    // The smaller window has forgotten which counters of these earlier words arrived, so all of them count as arrived.
     for (uint64_t word = end > size ? end - size : 0; word < begin; word++) more[word % size] = kFull;
     more_ = std::move(more);
     size_ = size;
   }
 
-  std::array<uint64_t, kFirstWords> first_{};  // in use until there is more_
+  std::array<uint64_t, kFirstWords> first_{};  // the window until more_ is allocated
   std::unique_ptr<uint64_t[]> more_;
   uint64_t size_ = kFirstWords;  // in words; a power of two
-  uint64_t next_ = 0;            // one more than the greatest counter that has arrived
+  uint64_t next_ = 0;            // the greatest counter that has arrived, plus one
 };
 
 }  // namespace weft

@@ -1,6 +1,6 @@
 // secret_bytes.h - byte buffers that are wiped when they are freed, with a writer and a reader for values.
 //
-// Values are in host byte order, because they never leave the host.
+// Values are in host byte order, because they never leave this host.
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// Wipes memory before it frees it, also when a vector grows.
+/// An allocator that wipes memory before it frees it, also when a vector grows.
 template <typename T>
 struct WipingAllocator {
   using value_type = T;
@@ -36,7 +36,7 @@ class SecretWriter {
   requires std::is_trivially_copyable_v<T>
   void put(const T& value) { put_bytes({reinterpret_cast<const uint8_t*>(&value), sizeof value}); }
   void put_bytes(std::span<const uint8_t> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
-  /// Writes the number of elements, then each element with `put_one`.
+  /// Writes the number of elements, then calls `put_one` to write each element.
   template <typename List, typename PutOne>
   void put_all(const List& list, PutOne put_one) {
     put(static_cast<uint32_t>(list.size()));
@@ -48,12 +48,13 @@ class SecretWriter {
   SecretBytes bytes_;
 };
 
-/// Reads untrusted bytes. After a value is missing or refused, all further values are zero, and is_good() is false.
+/// Reads untrusted bytes. Once a value was missing or refused, all further values are zero, and is_good() returns
+/// false.
 class SecretReader {
  public:
   explicit SecretReader(std::span<const uint8_t> bytes) : rest_(bytes) {}
 
-  /// Reads a value of a type for which any bytes are valid. bool is not such a type.
+  /// Reads a value of a type for which any bytes are valid. bool is not such a type; use get_flag().
   template <typename T>
   requires(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>) T get() {
     T value{};
@@ -62,14 +63,14 @@ class SecretReader {
     return value;
   }
   bool get_flag() { return get<uint8_t>() != 0; }
-  /// Returns an empty span if fewer than `size` bytes are left.
+  /// Returns the next `size` bytes. If fewer are left, refuses the input and returns an empty span.
   std::span<const uint8_t> get_bytes(size_t size) {
     if (size > rest_.size()) return refuse(), std::span<const uint8_t>();
     const std::span<const uint8_t> bytes = rest_.first(size);
     rest_ = rest_.subspan(size);
     return bytes;
   }
-  /// Reads a list that put_all wrote, calling `get_one` for each element.
+  /// Reads a list that put_all wrote: calls `get_one`, which must read one element, for each element.
   template <typename GetOne>
   void get_all(GetOne get_one) {
     for (auto left = get<uint32_t>(); left > 0 && is_good_; left--) get_one();
@@ -79,7 +80,7 @@ class SecretReader {
     rest_ = {};
   }
   bool is_good() const { return is_good_; }
-  /// True if all bytes were read and none were refused.
+  /// True if all bytes were read and no value was missing or refused.
   bool is_whole() const { return is_good_ && rest_.empty(); }
 
  private:

@@ -9,7 +9,8 @@ namespace weft {
 
 namespace {
 
-/// Returns the value for a checksum field. UDP must not send zero, which means "no checksum" (RFC 768).
+/// Returns the value of a TCP or UDP checksum field. In UDP a computed checksum of zero is sent as 0xffff, because zero
+/// means "no checksum" (RFC 768).
 uint16_t checksum_field(uint64_t sum, bool tcp) {
   const uint16_t field = static_cast<uint16_t>(~checksum_fold(sum));
   return field == 0 && !tcp ? 0xffff : field;
@@ -21,7 +22,7 @@ bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& p
   const size_t start = virtio.csum_start;
   const size_t field = start + virtio.csum_offset;
   if (start < packet.ip_bytes || field + 2 > packet.total) return false;
-  // The field already has the pseudo-header's sum, so a sum over the whole transport layer completes it.
+  // The field already contains the pseudo-header's sum, so the sum over header and payload is the complete checksum.
   const bool udp = virtio.csum_offset == kUdpChecksum;
   store(bytes + field, checksum_field(checksum_add(0, bytes + start, packet.total - start), !udp));
   return true;
@@ -32,7 +33,7 @@ bool Segmenter::begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& 
   tcp_ = type != kGsoUdp;
   if (tcp_ && type != (packet.version == 4 ? kGsoTcp4 : kGsoTcp6)) return false;
   if (virtio.gso_size == 0 || packet.fragment) return false;
-  // The checksum starts at the transport header, also behind IPv6 extension headers.
+  // Behind IPv6 extension headers, only csum_start says where the transport header is.
   transport_ = virtio.flags & kVirtioNeedsCsum ? virtio.csum_start : packet.ip_bytes;
   if (transport_ < packet.ip_bytes || (packet.version == 4 && transport_ != packet.ip_bytes)) return false;
   size_t transport_bytes = kUdpHeaderBytes;

@@ -1,6 +1,7 @@
-// segment.h - cuts a superpacket that the kernel left uncut into packets, and completes missing checksums.
+// segment.h - cuts a superpacket (TCP or UDP segments under one header) into single packets, and completes missing
+// checksums.
 //
-// A TUN with TSO and USO hands over up to 64 KiB under one header. Each segment gets its own header. The payload is not
+// A TUN with TSO and USO hands over superpackets of up to 64 KiB. Each segment gets its own header. The payload is not
 // copied: a segment points into the superpacket.
 #pragma once
 
@@ -12,7 +13,7 @@
 
 namespace weft {
 
-/// Describes a TCP or UDP packet whose checksum field has the pseudo-header's sum only.
+/// Returns the virtio header of a TCP or UDP packet whose checksum field contains only the pseudo-header's sum.
 inline VirtioHeader open_sum(const Packet& packet) {
   VirtioHeader virtio;
   virtio.flags = kVirtioNeedsCsum;
@@ -21,43 +22,43 @@ inline VirtioHeader open_sum(const Packet& packet) {
   return virtio;
 }
 
-/// Completes the checksum of a packet with kVirtioNeedsCsum and no GSO type. Returns false if the offsets are not
-/// behind the IP header and within the packet. A UDP checksum of zero becomes 0xffff (RFC 768).
+/// Completes the checksum of a packet with kVirtioNeedsCsum and no GSO type. Returns false if the offsets in `virtio`
+/// are not behind the IP header and within the packet. A UDP checksum of zero becomes 0xffff (RFC 768).
 bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
 struct Segment {
   uint8_t* header;  ///< in the caller's memory
   size_t header_bytes;
-  uint8_t* payload;  ///< inside the superpacket, and valid as long as it is
+  uint8_t* payload;  ///< inside the superpacket, so valid as long as the superpacket
   size_t payload_bytes;
 };
 
-/// Yields the segments of one superpacket, in order. The IPv4 identification increases by one, the TCP sequence number
-/// by the segment size. FIN and PSH are set on the last segment only, CWR on the first only (RFC 3168 section 6.1.2).
-/// All checksums are complete.
+/// Yields the segments of one superpacket, in order and with complete checksums. The IPv4 identification increases by
+/// one, the TCP sequence number by the segment size. FIN and PSH are set only on the last segment, CWR only on the
+/// first (RFC 3168 section 6.1.2).
 class Segmenter {
  public:
-  /// Begins with a superpacket of `packet.total` bytes. Returns false if it is malformed, or of a type that the TUN was
-  /// not configured for.
+  /// Begins with a superpacket of `packet.total` bytes. Returns false if it is malformed, or of a type that weft does
+  /// not request from the TUN.
   bool begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
-  /// The length of a segment's header; at most kMaxCutHeadersBytes.
+  /// The length of a segment's headers in bytes; at most kMaxCutHeadersBytes.
   size_t header_bytes() const { return header_bytes_; }
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
   bool is_tcp() const { return tcp_; }
-  /// True if the superpacket costs this host far more than its size suggests, because each segment costs the same,
-  /// however small it is. Up to kMostSmall tiny segments are carried, which is the kernel's limit for one UDP message
-  /// of a program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and
-  /// continues with fewer segments at a time after the drop.
+  /// True if the superpacket has more than kMostSmall segments of less than kSmallBytes. It is dropped, because each
+  /// segment costs the same CPU time, however small it is. kMostSmall is the kernel's limit for one UDP message of a
+  /// program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and after
+  /// the drop sends fewer segments at a time.
   bool is_costly() const { return gso_size_ < kSmallBytes && count() > kMostSmall; }
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
-  /// Limits the length of the segments of a TCP superpacket. Must be called before next(); `packet_bytes` must exceed
-  /// the header.
+  /// Limits the length of a segment of a TCP superpacket, headers included, to `packet_bytes`, which must exceed the
+  /// headers. Must be called before next().
   void limit(size_t packet_bytes) { gso_size_ = std::min(gso_size_, packet_bytes - header_bytes_); }
 
-  /// Writes the next segment's header to `header`, which must have header_bytes() of room. Must not be called when
-  /// done().
+  /// Writes the next segment's headers to `header`, which must have space for header_bytes(). Must not be called when
+  /// done() is true.
   Segment next(uint8_t* header);
 
  private:
@@ -69,19 +70,19 @@ class Segmenter {
   size_t header_bytes_;
   size_t payload_bytes_;
   size_t gso_size_;
-  size_t offset_;  // into the payload
+  size_t offset_;  // the number of payload bytes in earlier segments
   uint16_t index_;
   bool tcp_;
   uint64_t addresses_sum_;
 };
 
-/// Copies the first packet of a buffer read from the TUN to `to`, as far as there is room. The copy is as the packet
-/// would have been sent: cut from its superpacket, with its checksum complete. `packet` receives its shape. Copies a
-/// malformed packet unchanged.
+/// Copies the first packet of a buffer read from the TUN to `to`, as far as it fits. The copy looks as the packet would
+/// have been sent: as one segment, with a complete checksum; `packet` is set to its fields. A malformed packet is
+/// copied unchanged.
 std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
                                        std::span<uint8_t> to);
 
-/// Returns the number of packets in a buffer from the TUN; 1 if the buffer is malformed.
+/// Returns the number of packets in a buffer read from the TUN; 1 if the buffer is malformed.
 inline size_t count_packets(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
   Segmenter segments;
   return virtio.gso_type != kGsoNone && segments.begin(virtio, bytes, packet) ? segments.count() : 1;

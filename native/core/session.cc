@@ -10,7 +10,7 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-/// Reads a time of the monotonic clock, which all processes of a host share. A time in the future is refused.
+/// Reads a time in ms of the clock that all processes of a host share (CLOCK_BOOTTIME). Refuses a time in the future.
 int64_t load_time(SecretReader& in, int64_t now_ms) {
   const auto at = in.get<int64_t>();
   if (at < 0 || at > now_ms) in.refuse();
@@ -24,7 +24,7 @@ void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms)
   auto pair = std::make_unique<Pair>(number, keys, now_ms);
   if (keys.is_initiator) {
     replace_current(std::move(pair));
-    // The response has arrived, so later messages with its index are useless.
+    // The response to this host's initiation has arrived, so later messages with the same index are ignored.
     uint32_t& response = expected_[static_cast<size_t>(Expected::kResponse)];
     if (response == keys.own_index) response = 0;
   } else {
@@ -130,8 +130,8 @@ void Session::load(SecretReader& in, const std::function<uint64_t()>& next_numbe
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
   }
-  // If both ends initiated at the same time, the later pair must have the higher number, because accept() compares
-  // them.
+  // accept() takes the pair with the higher number as the newer one. If both ends initiated at the same time, either
+  // pair may be newer, so the two numbers may have to be swapped.
   if (current_ && next_ && current_->made_ms > next_->made_ms) std::swap(current_->number, next_->number);
   staged_.clear();
   in.get_all([&] {
@@ -228,8 +228,8 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     return accepted;
   }
   if (pair == next_.get()) {
-    // Both ends initiated at the same time, and this host's pair is newer. The peer seals with its own pair, and this
-    // host with its own.
+    // Both ends initiated at the same time, and this host's pair is newer. Each end continues to encrypt with the pair
+    // of its own handshake.
     if (current_ && current_->number > pair->number && current_->is_usable(now_ms))
       previous_ = std::move(next_);
     else

@@ -1,14 +1,14 @@
-// sessions.h - the sessions of all peers, by the number that JavaScript assigns to each public key.
+// sessions.h - the WireGuard sessions of all peers, by the number that JavaScript assigns to each public key.
 //
-// A peer's record names its session in the first 4 bytes of `encap`. A host with several subnets, or with subnets of
-// both families, has one session. The next byte says whether the peer sends from any port. Datagrams name a session
+// A peer's record names its session in the first 4 bytes of `encap`. A host with several subnets, or with an IPv4 and
+// an IPv6 subnet, has one session. The fifth byte says whether the peer sends from any port. Datagrams name a session
 // too: the index of a key pair contains the session's number, permuted with a key of this process (index_code.h). So
 // the session is found without a search, and an observer does not learn how many sessions there are.
 //
-// A session is created when a record or a key names it, and exists until the engine ends. If its peer is removed, the
-// session is wiped and its number may be reused. An engine that ends may save its sessions for a successor on this
-// host. A counter must never be used twice to seal, so only one engine may take over the saved sessions
-// (io/handover_state.h), and the engine that saved them must not seal any more.
+// A session is created when a peer's record or a new key names it, and exists until the engine ends. If its peer is
+// removed, the session is wiped and its number may be reused. An engine that ends may save its sessions for its
+// successor on this host. A counter must never be used twice for encryption. So only one engine may take over the saved
+// sessions (io/handover_state.h), and the engine that saved them must not encrypt any more.
 #pragma once
 
 #include <array>
@@ -29,15 +29,16 @@ namespace weft {
 
 class Sessions {
  public:
-  /// Session numbers are below this limit; 0 means none.
+  /// All session numbers are below this limit; 0 means "no session".
   static constexpr uint32_t kMaxSessions = 1 << 20;
-  /// The number of index bits that distinguish the key pairs of one session.
+  /// How many bits of an index distinguish the key pairs of one session; the upper bits are the session's number.
   static constexpr uint32_t kPairBits = 12;
-  /// The memory limit for all waiting packets: an eighth of a second at 1 Gbit/s. However many hosts do not answer,
-  /// they cost no more.
+  /// The memory limit for all packets that wait for keys: an eighth of a second at 1 Gbit/s. If many hosts do not
+  /// answer, their packets together cannot use more.
   static constexpr size_t kMaxStagedBytes = 16 << 20;
 
-  /// `ring_mail` is called when the mailbox has something, `ring_lane` when a lane has something to send.
+  /// `ring_mail` is called when the mailbox has something for JavaScript, `ring_lane` when a loop thread must send
+  /// waiting packets.
   Sessions(const IndexCode& indices, std::function<void()> ring_mail, std::function<void()> ring_lane)
       : indices_(indices), mailbox_(std::move(ring_mail)), ring_lane_(std::move(ring_lane)) {}
   Sessions(const Sessions&) = delete;
@@ -50,9 +51,9 @@ class Sessions {
   static bool has_any_port(const uint8_t* encap) { return encap[4] != 0; }
   uint32_t number_of_index(uint32_t own_index) const { return indices_.decode(own_index) >> kPairBits; }
 
-  // For JavaScript's thread, which publishes peer tables.
+  // The following functions may be called only from JavaScript's thread, which publishes peer tables.
 
-  /// Creates the sessions that these records name, and sets their addresses.
+  /// Creates the sessions that these records name, and sets the address of each peer.
   void keep(std::span<const uint8_t> records) {
     each_record(records, [&](const PeerRecord& record) {
       const uint32_t number = number_of(record.encap);
@@ -71,7 +72,7 @@ class Sessions {
     if (Session* session = of(number)) session->forget();
   }
 
-  /// Saves all sessions while no lane runs. The result contains keys.
+  /// Saves all sessions. Must be called while no loop thread runs. The result contains keys.
   SecretBytes save() {
     SecretWriter out;
     out.put(kForm);
@@ -87,10 +88,10 @@ class Sessions {
     mailbox_.save(out);
     return out.take();
   }
-  /// Continues with the sessions that another engine saved, as far as these records name them. Must be called before a
-  /// lane runs. Returns false and keeps nothing if the bytes are invalid.
+  /// Continues the sessions that another engine saved, if these records name them. Must be called before a loop thread
+  /// runs. Returns false and keeps no session if the bytes are invalid.
   bool take_over(std::span<const uint8_t> saved, std::span<const uint8_t> records, int64_t now_ms) {
-    std::unordered_map<uint32_t, uint32_t> slots;  // the traffic slot of each session
+    std::unordered_map<uint32_t, uint32_t> slots;  // the traffic slot of each session's peer, by session number
     each_record(records, [&](const PeerRecord& record) {
       if (!record.is_gone() && of(number_of(record.encap))) slots[number_of(record.encap)] = record.usable_slot();
     });
@@ -122,7 +123,7 @@ class Sessions {
     return false;
   }
 
-  // For any thread.
+  // The following functions may be called from any thread.
 
   Session* of(uint32_t number) const {
     if (number == 0 || number >= kMaxSessions) return nullptr;
@@ -136,13 +137,14 @@ class Sessions {
       for (uint32_t in = 0; chunk && in < kChunk; in++) each(at * kChunk + in, chunk[in]);
     }
   }
-  /// True for one lane in each interval of `every_ms`. That lane checks the timers of all sessions.
+  /// Returns true to one loop thread in each interval of `every_ms`. That thread then checks the timers of all
+  /// sessions.
   bool begin_look(int64_t now_ms, int64_t every_ms) {
     int64_t next_ms = next_look_ms_.load(std::memory_order_relaxed);
     return now_ms >= next_ms &&
            next_look_ms_.compare_exchange_strong(next_ms, now_ms + every_ms, std::memory_order_relaxed);
   }
-  /// Waiting packets of this session can be sent.
+  /// Makes a loop thread send the waiting packets of this session, or a keepalive if no packets wait.
   void make_ready(uint32_t number) {
     {
       const std::lock_guard lock(ready_lock_);
@@ -157,13 +159,13 @@ class Sessions {
     has_ready_.store(false, std::memory_order_relaxed);
     return std::exchange(ready_, {});
   }
-  /// Reserves memory for waiting packets. Returns false if none is left.
+  /// Reserves memory for a waiting packet. Returns false if the limit is reached.
   bool take_staged_bytes(size_t bytes, StagedBytes& share) {
     return StagedBytes::take(staged_bytes_, kMaxStagedBytes, bytes, share);
   }
   Mailbox& mailbox() { return mailbox_; }
-  /// True if the MAC of one more handshake message may be verified. All lanes together spend at most a few percent of a
-  /// core on this. Senders that are not peers have a rate limit of their own.
+  /// True if the MAC of one more handshake message may be verified. This rate limit keeps the cost of all threads
+  /// together below a few percent of a core. Senders that are not peers have a limit of their own.
   bool may_look(bool is_from_peer, int64_t now_ms) {
     constexpr int64_t kPeersPerSecond = 50'000, kOthersPerSecond = 10'000, kMicroseconds = 1'000'000;
     const int64_t rate = is_from_peer ? kPeersPerSecond : kOthersPerSecond;
@@ -172,8 +174,8 @@ class Sessions {
 
  private:
   static constexpr uint32_t kChunk = 1 << 8;
-  /// The version of the format that save() writes. It changes when the format changes, and also when the memory layout
-  /// of a value changes that is written as it is.
+  /// The version of the format that save() writes. It must change when the format changes, and when the memory layout
+  /// of a value changes that is written as raw bytes.
   static constexpr uint32_t kForm = 2;
   static_assert(sizeof(Mailbox::Moved) == 32);
   static_assert(sizeof(Mailbox::ControlMessage) == sizeof(SocketAddress) + Mailbox::kMessageBytes + 8);
@@ -192,9 +194,9 @@ class Sessions {
   std::vector<uint32_t> ready_;
   std::atomic<bool> has_ready_{false};
   std::atomic<int64_t> next_look_ms_{0};
-  std::array<Bucket, 2> looks_;          // rate limits for messages of unknown senders, and of peers
-  std::atomic<size_t> staged_bytes_{0};  // the memory of waiting packets, in sessions or in a lane that sends them
-  /// Chunks never move, because threads use them while new chunks are added.
+  std::array<Bucket, 2> looks_;  // the limits on verified MACs: [0] for senders that are not peers, [1] for peers
+  std::atomic<size_t> staged_bytes_{0};  // the memory of all waiting packets, also of those that a thread is sending
+  /// The sessions, in arrays of kChunk. These arrays never move, because threads use them while new arrays are added.
   std::array<std::atomic<Session*>, kMaxSessions / kChunk> chunks_{};
 };
 

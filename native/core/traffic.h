@@ -1,7 +1,9 @@
-// traffic.h - the traffic between this host and each peer, counted per loop. Readers sum over the loops.
+// traffic.h - counts the traffic between this host and each peer, per loop thread. Readers add the counts of all
+// threads.
 //
-// JavaScript assigns a slot to each peer, and the peer keeps it in later tables. Each loop has its own rows, so that no
-// thread waits for another. A row is written once per run of packets.
+// JavaScript assigns a slot (an index into the counters) to each peer, which keeps it in later tables. Each loop thread
+// has its own counters, so that no thread waits for another one. A thread adds to them once for each run of packets to
+// or from one peer.
 #pragma once
 
 #include <array>
@@ -12,25 +14,25 @@
 
 namespace weft {
 
-/// The traffic of one peer. Packets and bytes are those of inner packets, as in counters.h.
+/// The traffic between this host and one peer. Packets and bytes are those of inner packets, as in counters.h.
 struct Traffic {
   uint64_t tx_packets = 0, tx_bytes = 0;
-  uint64_t rx_packets = 0, rx_bytes = 0;  ///< the packets from the peer that entered
-  uint64_t last_received_ms =
-      0;  ///< when the last of them arrived, in milliseconds of the monotonic clock; 0 for never
+  uint64_t rx_packets = 0, rx_bytes = 0;  ///< the packets from the peer that the filter let in
+  /// When the last packet from the peer arrived, in ms of the monotonic clock; 0 for never.
+  uint64_t last_received_ms = 0;
 };
 
-/// The number of values that JavaScript gets per slot: packets and bytes sent, packets and bytes received, and
-/// milliseconds since the last packet was received.
+/// How many numbers JavaScript gets for each slot: packets and bytes sent, packets and bytes received, and milliseconds
+/// since the last packet was received.
 constexpr size_t kTrafficNumbers = 5;
 
 class TrafficRows {
  public:
-  /// Slot 0 belongs to no peer. It takes the counts of endpoints without a slot.
+  /// Slots must be below this number. Slot 0 belongs to no peer: it counts the traffic of endpoints without a slot.
   static constexpr uint32_t kMaxSlots = 1 << 24;
 
-  /// Allocates memory for slots below `count`. Called by the thread that publishes tables, before the first table that
-  /// uses these slots.
+  /// Allocates memory for the slots below `count`. Called by JavaScript's thread before it publishes the first peer
+  /// table that uses these slots.
   void make_room(uint32_t count) {
     for (uint32_t at = 0; at * kChunk < count && at < chunks_.size(); at++) {
       if (!chunks_[at]) chunks_[at] = new_chunk();
@@ -48,7 +50,7 @@ class TrafficRows {
     add(row.rx_bytes, bytes);
     __atomic_store_n(&row.last_received_ms, now_ms, __ATOMIC_RELAXED);
   }
-  /// Adds the counts of one slot to `sum`. Any thread may call it. A slot for which there was no memory counts as zero.
+  /// Adds the counts of one slot to `sum`. Any thread may call it. A slot without memory counts as zero.
   void sum(uint32_t slot, Traffic& sum) const {
     const Chunk& chunk = chunks_[slot / kChunk];
     if (!chunk) return;
@@ -68,8 +70,8 @@ class TrafficRows {
   };
   using Chunk = std::unique_ptr<Traffic[], Free>;
 
-  /// Zeroes that take no physical memory until they are written, because a loop has traffic with few of a million
-  /// peers. calloc gets chunks of this size from the kernel (mallopt(3), M_MMAP_THRESHOLD).
+  /// Allocates zeroed counters that use no physical memory until they are written, because a loop has traffic with few
+  /// of a million peers. calloc gets blocks of this size from the kernel (mallopt(3), M_MMAP_THRESHOLD).
   static Chunk new_chunk() { return Chunk(static_cast<Traffic*>(std::calloc(kChunk, sizeof(Traffic)))); }
 
   Traffic& row_of(uint32_t slot) {
@@ -77,12 +79,12 @@ class TrafficRows {
     return chunk ? chunk[slot % kChunk] : uncounted_;
   }
   static uint64_t load(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
-  /// There is one writer, as in CounterRow.
+  /// Adds without a locked instruction, because only one thread writes a counter.
   static void add(uint64_t& word, uint64_t amount) { __atomic_store_n(&word, load(word) + amount, __ATOMIC_RELAXED); }
 
-  /// The counts of slots for which calloc had no memory. sum() must not attribute them to a peer.
+  /// Counts the traffic of all slots for which calloc had no memory. sum() must not attribute it to any peer.
   Traffic uncounted_;
-  /// Chunks never move, because threads use them while new chunks are added.
+  /// The counters, in arrays of kChunk. These arrays never move, because threads use them while new arrays are added.
   std::array<Chunk, kMaxSlots / kChunk> chunks_{new_chunk()};
 };
 

@@ -1,9 +1,9 @@
 // unknown_senders.h - a small table, one per loop, of senders whose packets the filter refused, for JavaScript to
 // report.
 //
-// The loop's thread writes the table and JavaScript's thread empties it, without a lock. A hash of the sender selects
-// one of a few slots, and a new sender overwrites the previous one. So a sender that keeps sending appears sooner or
-// later, however many others there are. The counters have the number of dropped packets.
+// The loop's thread writes the table and JavaScript's thread empties it, without a lock. A hash of the sender's address
+// selects one of 64 slots, and a new sender overwrites the previous one. So every sender that keeps sending is reported
+// sooner or later, even among many. Only the counters have the number of dropped packets.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 namespace weft {
 
 struct UnknownSender {
-  Address from;                 ///< the datagram's outer source
-  Address source, destination;  ///< the packet's addresses
+  Address from;                 ///< the datagram's outer source address
+  Address source, destination;  ///< the addresses of the inner packet
   Counter reason;
 };
 
@@ -37,7 +37,8 @@ class UnknownSenders {
     store(slot.turn, turn_ | reason);
   }
 
-  /// Calls `each` with each entry, and removes it. Called by one thread, which need not be the one that calls note().
+  /// Calls `each` with each entry, and removes the entry. Only one thread at a time may call it, while another thread
+  /// calls note().
   template <typename Each>
   void take(Each each) {
     for (Slot& slot : slots_) {
@@ -45,7 +46,7 @@ class UnknownSenders {
       if (turn == 0) continue;
       const UnknownSender sender{slot.from.read(), slot.source.read(), slot.destination.read(),
                                  static_cast<Counter>((turn & kReason) - 1)};
-      // If the loop's thread is overwriting the slot, the new entry is taken next time.
+      // If the loop's thread overwrote the slot meanwhile, the new entry is left for the next call.
       if (!slot.turn.compare_exchange_strong(turn, 0, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
       each(sender);
     }
@@ -54,13 +55,13 @@ class UnknownSenders {
  private:
   static constexpr size_t kSlotBits = 6;
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  /// The fields of `turn`: the reason plus one, and above it a number that grows with each write, so that no two values
-  /// are equal.
+  /// The two fields of Slot::turn: in the lowest byte the reason plus one, above it a number that grows with each
+  /// write, so that a reader notices every write.
   static constexpr uint64_t kReason = 0xff, kTurn = 0x100;
   static_assert(kCounterCount < kReason);
 
-  /// Words are stored with release and loaded with acquire order, as in drops.h. A reader that has seen a word of a
-  /// later write does not find the earlier turn any more.
+  /// Words are stored with release and loaded with acquire order, as in drops.h. A reader that saw a word of a later
+  /// write then also sees that `turn` has changed.
   using Word = std::atomic<uint64_t>;
   static uint64_t load(const Word& word) { return word.load(std::memory_order_acquire); }
   static void store(Word& word, uint64_t value) { word.store(value, std::memory_order_release); }
@@ -73,7 +74,7 @@ class UnknownSenders {
     Address read() const { return Address::of_words(load(high), load(low)); }
   };
   struct Slot {
-    Word turn{0};  // 0 while the slot is free or being written
+    Word turn{0};  // 0 if the slot is empty or is being written
     Words from, source, destination;
   };
   std::array<Slot, 1 << kSlotBits> slots_;

@@ -1,16 +1,16 @@
-// waiting.h - how a thread waits for packets: it may poll for a short time before it sleeps.
+// waiting.h - how a loop thread waits for packets: it may poll for a short time before it sleeps.
 //
-// Waking a thread costs more than forwarding a lone packet, and a request with its answer wakes two threads on each
-// host. A thread that polls calls sched_yield() between looks, so the core goes to the program that sends the next
-// packet, and the thread is ready when the packet comes. In two cases polling is wrong, and the clock shows both:
+// Waking a thread costs more than forwarding one packet, and a request with its answer wakes two threads on each host.
+// A polling thread calls sched_yield() between its checks, so the core goes to the program that sends the next packet,
+// and the thread is ready when the packet comes. In two cases polling is wrong, and the clock shows both:
 //
-// - The last packets were far apart, so waiting for the next one is not worthwhile. An idle host pays nothing, and at
-//   most 1 / kNearWindows of a core is wasted. While packets come within the window, the thread does not sleep at all,
-//   and uses its core as far as no other program needs it. Refused packets do not count, so that senders who may not
-//   send cannot make a thread poll.
+// - The last packets were far apart, so the next one is not worth polling for. An idle host pays nothing, and a thread
+//   wastes at most 1 / kNearWindows of a core. While packets arrive at shorter intervals than the polling time, the
+//   thread does not sleep at all, and uses its core as far as no other program needs it. Refused packets do not count,
+//   so that senders who may not send cannot make a thread poll.
 // - Other programs need the core. A thread that yields to them waits for milliseconds, whereas a sleeping thread would
-//   preempt them when it wakes. After one such late turn the thread sleeps immediately for a while, and each further
-//   late turn doubles that time.
+//   preempt them when it wakes. After a yield that took too long, the thread does not poll for a while, and each
+//   further such yield doubles that time.
 //
 // KVM's halt polling uses only the first rule (Documentation/virt/kvm/halt-polling.rst), because there the core is not
 // shared.
@@ -23,20 +23,22 @@ namespace weft {
 
 class Waiting {
  public:
-  /// A yield that takes longer is late: more than the answering programs need, and less than a time slice.
+  /// A sched_yield() that takes longer is too long: other programs need the core. The value is more than the answering
+  /// programs need, and less than a time slice.
   static constexpr int64_t kLateUs = 300;
   static constexpr int64_t kShortestRestUs = 10'000;
   static constexpr int64_t kLongestRestUs = 1'000'000;
-  /// The maximum length of a sleep, in windows, for which polling would have been worthwhile.
+  /// The longest sleep, as a multiple of the polling time, for which polling would have been worthwhile.
   static constexpr int64_t kNearWindows = 25;
-  /// The number of consecutive yields in time after which the rest time returns to its minimum.
+  /// The number of consecutive short yields after which the time without polling is reset to its minimum.
   static constexpr int kGoodTurns = 256;
 
-  /// The window is how long the thread polls before it sleeps; 0 means that it always sleeps immediately.
+  /// `window_us` is how long the thread polls before it sleeps; 0 means that it always sleeps immediately.
   explicit Waiting(int64_t window_us) : window_us_(window_us) {}
 
-  /// Waits until `look(milliseconds)` returns something other than 0, and returns that. look() waits for at most that
-  /// time; -1 means forever. `clock` has `now_us()`, a monotonic clock, and `give_way()`.
+  /// Waits until `look(milliseconds)` returns something other than 0, and returns that. look() must wait for packets
+  /// for at most that time; -1 means forever. `clock` must have `now_us()`, a monotonic clock, and `give_way()`, which
+  /// yields the core.
   template <typename Look, typename Clock>
   int wait(const Look& look, const Clock& clock) {
     if (window_us_ == 0) return look(-1);
@@ -59,7 +61,7 @@ class Waiting {
     return found;
   }
 
-  /// Must be called if any of the packets found last were forwarded.
+  /// The caller must call this if it forwarded any of the packets that the last wait() found.
   void found_worth() {
     if (asleep_) near_ = woke_us_ - asleep_since_us_ <= kNearWindows * window_us_;
     asleep_ = false;
@@ -79,8 +81,8 @@ class Waiting {
 
   int64_t window_us_;
   bool near_ = true;
-  bool is_new_ = true;    // true until this wait has begun
-  int64_t start_us_ = 0;  // when this wait began
+  bool is_new_ = true;    // true until the next wait() sets start_us_
+  int64_t start_us_ = 0;  // when the current polling time began
   bool asleep_ = false;   // true if the thread has slept since found_worth()
   int64_t asleep_since_us_ = 0, woke_us_ = 0;
   int64_t rest_us_ = 0;

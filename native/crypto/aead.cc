@@ -12,7 +12,7 @@ namespace weft {
 
 namespace {
 
-// From openssl/evp.h.
+// The values of EVP_CTRL_AEAD_GET_TAG and EVP_CTRL_AEAD_SET_TAG in openssl/evp.h.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr size_t kNonceBytes = 12;
 
@@ -21,7 +21,7 @@ constexpr size_t kNonceBytes = 12;
 Key::Key(const uint8_t* bytes) { std::copy_n(bytes, kBytes, bytes_.begin()); }
 Key::~Key() { explicit_bzero(bytes_.data(), bytes_.size()); }
 
-/// The functions of evp.h in use. Opaque types are void here.
+/// The functions of openssl/evp.h that are used. OpenSSL's opaque types are void here.
 struct Aead::Library {
   void* (*new_context)();
   void (*free_context)(void*);
@@ -61,14 +61,14 @@ bool Aead::begin() {
 }
 
 void Aead::forget() {
-  // OpenSSL wipes key material when it frees a context.
+  // EVP_CIPHER_CTX_free also wipes the key material in the context.
   library_->free_context(std::exchange(context_, nullptr));
   key_number_ = 0;
   begin();
 }
 
 void Aead::use(uint64_t number, const Key& key) {
-  if (!context_ && !begin()) return;  // no memory; the next packet tries again
+  if (!context_ && !begin()) return;  // OpenSSL had no memory; the next packet tries again
   key_number_ = library_->init(context_, nullptr, nullptr, key.data(), nullptr, -1) == 1 ? number : 0;
 }
 
@@ -97,7 +97,7 @@ bool Aead::open(uint64_t counter, std::span<uint8_t> bytes) {
          library_->final(context_, &none, &size) == 1;
 }
 
-/// Verifies a known answer, with the same calls as for packets.
+/// Encrypts or decrypts a test vector with the calls that packets use. Returns true if the result is right.
 bool Aead::knows_answer() {
   uint8_t key[Key::kBytes];
   for (size_t at = 0; at < sizeof key; at++) key[at] = static_cast<uint8_t>(at);

@@ -1,12 +1,12 @@
-// aead.h - ChaCha20-Poly1305 (RFC 8439) with Node's OpenSSL. Each lane has one context per direction; while consecutive
-// packets use the same key, only the nonce changes.
+// aead.h - ChaCha20-Poly1305 (RFC 8439) with Node's OpenSSL. Each loop thread has one context for encryption and one
+// for decryption; while consecutive packets use the same key, only the nonce changes.
 //
-// The functions are found at run time (library.h). create() verifies a known answer, so that a Node.js without the
-// cipher (FIPS) is found before the first packet.
+// The OpenSSL functions are found by name at run time (library.h). create() checks a test vector, so that a Node.js
+// without the cipher (FIPS) is noticed before the first packet.
 //
-// A packet is sealed in place and in one piece, because OpenSSL's vectorised code works on whole blocks. Two pieces
-// cost 200 ns more than one; copying a payload of 1,372 bytes into one piece costs less than can be measured (sealing
-// takes 1.0 us for 1,424 bytes and 0.45 us for 64, on a Zen 4 at 2 GHz).
+// A packet is encrypted in place and in one piece, because OpenSSL's vectorised code works on whole blocks. Two pieces
+// cost 200 ns more than one piece; copying a payload of 1,372 bytes into one piece costs less than can be measured
+// (encryption takes 1.0 us for 1,424 bytes and 0.45 us for 64, on a Zen 4 at 2 GHz).
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace weft {
 
-/// A key of 32 bytes, wiped by the destructor.
+/// A key of 32 bytes, which the destructor wipes.
 class Key {
  public:
   static constexpr size_t kBytes = 32;
@@ -32,31 +32,32 @@ class Key {
   std::array<uint8_t, kBytes> bytes_{};
 };
 
-/// Seals or opens packets for one lane. Used by one thread at a time.
+/// Encrypts ("seals") or decrypts ("opens") packets. Used by one thread at a time.
 class Aead {
  public:
   static constexpr size_t kTagBytes = 16;
   enum class Way : bool { kOpen, kSeal };
 
-  /// Returns null if this process has no OpenSSL, if OpenSSL lacks the cipher, or if a known answer is wrong.
+  /// Returns null if this process has no OpenSSL, if OpenSSL lacks the cipher, or if a test vector gives a wrong
+  /// result.
   static std::unique_ptr<Aead> create(Way way);
   ~Aead();
   Aead(const Aead&) = delete;
   Aead& operator=(const Aead&) = delete;
 
-  /// The number of the key in use; 0 if there is none.
+  /// The number that use() gave to the key in use; 0 if there is no key.
   uint64_t key_number() const { return key_number_; }
-  /// Uses a key from now on. A number stands for one key as long as the process lives.
+  /// Sets the key for the following packets. As long as the process runs, `number` must always stand for the same key.
   void use(uint64_t number, const Key& key);
-  /// Wipes the key in use, and everything that OpenSSL derived from it. This frees and allocates memory, so it is not
-  /// for each packet.
+  /// Wipes the key in use and everything that OpenSSL derived from it. Frees and allocates memory, so it must not be
+  /// called for each packet.
   void forget();
 
-  /// Seals `bytes` in place, and writes the tag into the kTagBytes of room behind them. The nonce is four zero bytes
-  /// and the counter, little-endian. There is no additional authenticated data. Returns false if OpenSSL refused; the
-  /// bytes are undefined in that case.
+  /// Encrypts `bytes` in place, and writes the authentication tag into the kTagBytes of space behind them. The nonce is
+  /// four zero bytes and the little-endian counter. There is no additional authenticated data. Returns false if OpenSSL
+  /// refused; the bytes are undefined in that case.
   bool seal(uint64_t counter, std::span<uint8_t> bytes);
-  /// Opens in place what seal() made of `bytes`, with the tag behind them. Returns false if it is not authentic; the
+  /// Decrypts in place what seal() made of `bytes`, with the tag behind them. Returns false if the tag is wrong; the
   /// bytes are undefined in that case.
   bool open(uint64_t counter, std::span<uint8_t> bytes);
 

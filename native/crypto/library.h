@@ -1,14 +1,14 @@
-// library.h - finds functions of Node's OpenSSL in the process by name.
+// library.h - finds functions of Node's OpenSSL by name, with dlsym(3).
 //
-// Node exports OpenSSL's symbols to addons (doc/api/addons.md), so nothing is linked. OpenSSL keeps the prototypes
-// stable within major version 3. The callers find out before the first packet if a function is missing.
+// Node.js exports OpenSSL's symbols to addons (doc/api/addons.md), so the addon does not link OpenSSL. OpenSSL keeps
+// the prototypes stable within major version 3. If a function is missing, the callers notice before the first packet.
 #pragma once
 
 #include <dlfcn.h>
 
 namespace weft {
 
-/// Returns false if the process has no function of this name.
+/// Sets `function` to the function of this name. Returns false if the process has none.
 template <typename Function>
 bool find_in_process(Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));

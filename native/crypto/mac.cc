@@ -10,18 +10,18 @@ namespace weft {
 
 namespace {
 
-/// OSSL_PARAM of openssl/core.h. A list ends with an element without a name.
+/// The struct OSSL_PARAM of openssl/core.h. A list of parameters ends with an element without a name.
 struct Parameter {
   const char* name;
   unsigned type;
   void* data;
   size_t bytes, returned;
 };
-constexpr unsigned kUnsigned = 2;  // OSSL_PARAM_UNSIGNED_INTEGER
+constexpr unsigned kUnsigned = 2;  // The value of OSSL_PARAM_UNSIGNED_INTEGER in openssl/core_dispatch.h.
 
 }  // namespace
 
-/// The functions of evp.h in use. Opaque types are void here.
+/// The functions of openssl/evp.h that are used. OpenSSL's opaque types are void here.
 struct Mac::Library {
   void* (*fetch)(void*, const char*, const char*);
   void (*free)(void*);
@@ -67,7 +67,7 @@ bool Mac::begin(std::span<const uint8_t, kKeyBytes> key) {
   return context_ && library_->init(context_, key.data(), key.size(), parameters) == 1;
 }
 
-/// Starts a new computation with the same key.
+/// Computes the MAC of a message. EVP_MAC_init without a key starts again with the same key.
 bool Mac::compute(std::span<const uint8_t> message, uint8_t* mac) {
   size_t size = 0;
   return library_->init(context_, nullptr, 0, nullptr) == 1 &&
@@ -83,8 +83,8 @@ bool Mac::is_of(std::span<const uint8_t> message, std::span<const uint8_t, kByte
   return differs == 0;
 }
 
-/// Verifies a known answer twice, because the key must stay usable after a computation. The message has the length that
-/// mac1 covers in an initiation.
+/// Checks a test vector twice, because the key must stay usable after a computation. The message is as long as the part
+/// of a handshake initiation that mac1 covers.
 bool Mac::knows_answer() {
   static constexpr uint8_t kAnswer[kBytes] = {0x74, 0x89, 0x8d, 0x91, 0xd3, 0x7a, 0xef, 0xbb,
                                               0xee, 0x96, 0x8f, 0x85, 0x85, 0x0c, 0x95, 0xf1};

@@ -1,7 +1,7 @@
-// mac.h - keyed BLAKE2s with 16 bytes (RFC 7693) by Node's OpenSSL. It verifies the mac1 of WireGuard's handshakes,
-// which proves that the sender knows this host's public key.
+// mac.h - keyed BLAKE2s with 16 bytes of output (RFC 7693), computed by Node's OpenSSL. It verifies the field mac1 of
+// WireGuard's handshake messages, which proves that the sender knows this host's public key.
 //
-// The output length is part of the hash, so these are not the first 16 bytes of a 32-byte hash.
+// The output length is a parameter of BLAKE2s, so the MAC is not the beginning of a 32-byte hash.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,19 @@
 
 namespace weft {
 
-/// A MAC with one key. Used by one thread at a time.
+/// Computes MACs with one key. Used by one thread at a time.
 class Mac {
  public:
   static constexpr size_t kBytes = 16, kKeyBytes = 32;
 
-  /// Returns null if this process has no OpenSSL, if OpenSSL lacks BLAKE2s, or if a known answer is wrong.
+  /// Returns null if this process has no OpenSSL, if OpenSSL lacks BLAKE2s, or if a test vector gives a wrong result.
   static std::unique_ptr<Mac> create(std::span<const uint8_t, kKeyBytes> key);
   ~Mac();
   Mac(const Mac&) = delete;
   Mac& operator=(const Mac&) = delete;
 
-  /// True if `mac` is the MAC of the message. The comparison takes constant time.
+  /// True if `mac` is the right MAC of the message. The comparison takes constant time, so its duration reveals
+  /// nothing.
   bool is_of(std::span<const uint8_t> message, std::span<const uint8_t, kBytes> mac);
 
  private:

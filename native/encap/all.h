@@ -1,5 +1,5 @@
-// all.h - the table of encapsulations. engine.cc makes engines from it, and the tests of rules that hold for each
-// encapsulation (no circles, bounded turns) iterate over it. Each encapsulation has a file in encap/ and a line here.
+// all.h - the list of encapsulations. engine.cc makes engines from it, and tests of rules that hold for every
+// encapsulation iterate over it. Each encapsulation has a file in encap/ and an entry here.
 #pragma once
 
 #include <array>
@@ -12,12 +12,12 @@ namespace weft {
 
 template <Encapsulation... Each>
 struct EncapsulationList {
-  /// Calls `each` with every encapsulation as its template argument.
+  /// Calls `each` once for every encapsulation, with the encapsulation as template argument.
   template <typename Function>
   static void for_each(Function each) {
     (each.template operator()<Each>(), ...);
   }
-  /// Builds an array with one row per encapsulation; `each` makes the row.
+  /// Builds an array with one element per encapsulation, which `each` returns.
   template <typename Function>
   static constexpr auto rows(Function each) {
     return std::array{each.template operator()<Each>()...};

@@ -1,4 +1,5 @@
-// flannel_udp.h - flannel's udp backend: the payload of a datagram is the inner packet (pkg/backend/udp/proxy_amd64.c).
+// flannel_udp.h - flannel's udp backend: the payload of a datagram is the inner packet, without a header
+// (pkg/backend/udp/proxy_amd64.c).
 #pragma once
 
 #include <string_view>

@@ -1,18 +1,18 @@
 // vxlan.h - VXLAN (RFC 7348), compatible with the kernel's vxlan devices as flannel configures them: 8 bytes of VXLAN
-// header, 14 bytes of Ethernet header, the packet.
+// header, 14 bytes of Ethernet header, then the packet.
 //
-// All addresses are static: a peer's MAC is in its record, and there is no ARP (pkg/backend/vxlan/device.go). Like the
-// kernel, weft drops a frame whose MAC is not that of this host's device.
+// MAC addresses are static: a peer's MAC is in its record, and there is no ARP (pkg/backend/vxlan/device.go). Like the
+// kernel, weft drops a frame whose destination MAC is not this host's.
 //
-// A kernel's vxlan device that sends to a socket on the same machine, over veth or virtio, skips work that it does for
-// a wire. Observed with Linux 6.18:
+// If a kernel's vxlan device sends to a socket on the same machine, over veth or virtio, it skips work that it does for
+// a physical network. Observed with Linux 6.18:
 //
-// - TCP and UDP checksums have the pseudo-header's sum only, because the device that would complete them is never
-//   reached.
+// - TCP and UDP checksums contain only the pseudo-header's sum, because the packet never reaches a device that would
+//   complete them.
 // - A TCP superpacket arrives as one datagram without its segment size. weft assumes a size that fits every link of a
-//   container, because the kernel would refuse larger segments if it has to cut them.
-// - A UDP superpacket arrives as one datagram too. Its segment size is reported as the size of joined datagrams. The
-//   length in the inner packet's header distinguishes it from joined datagrams.
+//   container, because the kernel would drop larger segments after cutting them.
+// - A UDP superpacket arrives as one datagram too. Its segment size is reported where the size of joined datagrams
+//   would be (UDP_GRO). The length in the inner packet's header shows which of the two it is.
 #pragma once
 
 #include <string_view>
@@ -30,7 +30,8 @@ class Vxlan {
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
 
-  /// `own.encap` has the MAC (6 bytes) and the VNI (3 bytes, big-endian). A peer's record has the peer's MAC.
+  /// `own.encap` contains this host's MAC (6 bytes) and the VNI (3 bytes, big-endian). A peer's record contains the
+  /// peer's MAC.
   explicit Vxlan(const OwnEnd& own) : mtu_(own.mtu) {
     std::memcpy(own_mac_, own.encap.data(), kMacBytes);
     std::memcpy(vxlan_ + kVni, own.encap.data() + kMacBytes, kVniBytes);
@@ -67,7 +68,7 @@ class Vxlan {
 
   static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? kIpv4Type : kIpv6Type; }
 
-  /// Flags other than the VNI flag must be ignored (RFC 7348 section 5).
+  /// Only the flag of the VNI is checked, because other flags must be ignored (RFC 7348 section 5).
   bool is_ours(const uint8_t* bytes) const {
     const uint16_t type = load_be16(bytes + kEtherType);
     return (bytes[0] & kHasVni) && std::memcmp(bytes + kVni, vxlan_ + kVni, kVniBytes) == 0 &&
@@ -78,15 +79,15 @@ class Vxlan {
     return frame.size() > kHeaderBytes && read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet);
   }
 
-  /// True for a message that is a single packet although the kernel reports several datagrams.
+  /// True if the message is a single packet although the kernel reports several joined datagrams.
   static bool is_one(const Message& message) {
     Packet packet;
     return message.joined_bytes > 0 && message.joined_bytes < message.size &&
            read_inner({message.bytes, message.size}, packet) && kHeaderBytes + packet.total == message.size;
   }
 
-  /// Returns the work that a kernel left undone, which shows in the checksum field. If a complete packet has such a
-  /// value by chance, completing its checksum does not change it.
+  /// Returns the work that the sender's kernel left undone, as the checksum field shows. If a complete checksum looks
+  /// like an incomplete one by chance, completing it does not change it.
   VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
     const bool tcp = packet.protocol == IPPROTO_TCP;
     const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);

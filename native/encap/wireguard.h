@@ -1,11 +1,12 @@
-// wireguard.h - WireGuard's data messages: 16 bytes of header, the sealed packet, 16 bytes of tag.
+// wireguard.h - WireGuard's data messages: 16 bytes of header, the encrypted packet, 16 bytes of authentication tag.
 //
-// The format follows the white paper (section 5.4.6) and works with kernels, wireguard-go and others. Packets are not
-// padded: all implementations accept that, and packet lengths stay those that path MTU discovery found. The session
+// The format follows the white paper (section 5.4.6) and works with Linux, wireguard-go and others. Packets are not
+// padded: all implementations accept that, and packets keep the lengths that path MTU discovery found. The session
 // (core/session.h) has the keys, and decides when they may be used.
 //
-// Handshake messages go to JavaScript (core/mailbox.h). Only two kinds are passed on: initiations with a correct mac1,
-// whose senders know this host's public key (section 5.4.4), and answers that name the index of the last message.
+// Handshake messages go to JavaScript (core/mailbox.h), but only two kinds of them: initiations with a correct mac1,
+// whose senders know this host's public key (section 5.4.4), and answers with the index of this host's last handshake
+// message.
 #pragma once
 
 #include <memory>
@@ -26,19 +27,21 @@ class Wireguard {
   static constexpr size_t kTrailerBytes = Aead::kTagBytes;
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
-  /// No timer of the protocol is shorter than five seconds.
+  /// The interval at which timers are checked. The protocol's shortest timer is five seconds, so 500 ms are exact
+  /// enough.
   static constexpr int kTickMs = 500;
 
-  /// The offsets in `own.encap`; numbers are little-endian. The fields are: the secret that is mixed into indices, the
-  /// keepalive interval in milliseconds (0: none), the key of mac1 (derived from this host's public key), and the key
-  /// that permutes indices.
+  /// The offsets of the fields in `own.encap`, whose numbers are little-endian: the secret that is mixed into indices,
+  /// the keepalive interval in milliseconds (0: none), the key of mac1 (derived from this host's public key), and the
+  /// key that permutes indices.
   static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8, kIndexKey = 40;
 
   static IndexCode indices_of(const OwnEnd& own) {
     return {load_le32(&own.encap[kSecret]), std::span(own.encap).subspan<kIndexKey, IndexCode::kKeyBytes>()};
   }
 
-  /// The caller has checked that Aead::create() succeeds. If the MAC is unavailable, JavaScript gets all initiations.
+  /// The caller must have checked that Aead::create() succeeds. If Mac::create() fails, JavaScript gets all
+  /// initiations.
   Wireguard(const OwnEnd& own, Sessions& sessions)
       : sessions_(&sessions),
         keepalive_ms_(load_le32(&own.encap[kKeepalive])),
@@ -46,7 +49,8 @@ class Wireguard {
         opening_(Aead::create(Aead::Way::kOpen)),
         mac_(Mac::create(std::span(own.encap).subspan<kMacKey, Mac::kKeyBytes>())) {}
 
-  /// Must be called before JavaScript sends a message to a peer.
+  /// Notes that this host sends a handshake message, so that the peer's answer is accepted. Must be called before
+  /// JavaScript sends it.
   static void sends(Sessions& sessions, std::span<const uint8_t> message) {
     const Type type = type_of(message);
     if (type != kInitiation && type != kResponse) return;
@@ -72,7 +76,8 @@ class Wireguard {
     copy.assign(bytes.begin(), bytes.end());
     copy.resize(bytes.size() + kTrailerBytes);
     const bool kept = session->stage({std::move(copy), now_ms_, peer.slot, std::move(share)});
-    // If keys arrived since begin_seal(), the waiting packets were already sent, so this packet needs another trigger.
+    // Another thread may have installed keys and sent the waiting packets since begin_seal(), so this packet must be
+    // sent now.
     if (kept && session->may_seal(now_ms_)) sessions_->make_ready(number);
     return kept ? Sealed::kept() : Sealed::drop(k_tx_drop_no_session);
   }
@@ -82,7 +87,7 @@ class Wireguard {
     if (datagram.size() < kLeastBytes) return Opened::drop(k_rx_drop_malformed);
     const Type type = type_of(datagram);
     if (type == kNone) return Opened::drop(k_rx_drop_malformed);
-    // A handshake also shows the peer's current address.
+    // A handshake message would make JavaScript answer to this address, and the datagrams would go through the tunnel.
     if (type != kData && message.is_from_inside) return Opened::drop(k_rx_drop_handshake);
     if (type != kData) return Opened::control_message(datagram);
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
@@ -91,17 +96,20 @@ class Wireguard {
     std::optional<Counter> refused = k_rx_drop_no_session;
     if (session) refused = session->begin_open(*opening_, index, counter, now_ms_);
     if (!refused) opened_ms_ = now_ms_;
-    // A peer that uses keys which this host lost, for example by a restart, needs a new handshake.
+    // The peer may use keys that this host lost, for example in a restart. JavaScript gets the header and begins a
+    // handshake.
     if (refused == k_rx_drop_no_session) return Opened::drop(*refused, datagram.first(kHeaderBytes));
     if (refused) return Opened::drop(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
     if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
-    // A peer must not roam to an address inside the network, because datagrams to it would enter the tunnel again.
+    // If the sender's address is inside the network, the session keeps its address, because datagrams to the new
+    // address would go through the tunnel.
     const SocketAddress from = message.is_from_inside ? session->to() : *message.sender;
     const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
-    // On confirmation JavaScript sets the peer's address to that of its handshake. The sender of this packet is newer.
+    // On confirmation JavaScript sets the peer's address to the source of its handshake, which is older than this
+    // packet. So moved() must be called after confirm().
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);
@@ -110,8 +118,8 @@ class Wireguard {
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 
-  /// Hands a message to JavaScript, or returns why it is dropped. Data without a session is passed on only from peers;
-  /// from other senders it would take room from handshakes.
+  /// Hands a message to JavaScript, or returns the counter of the reason to drop it. Data for an unknown session is
+  /// handed over only if it comes from a peer; from other senders it would use the space of handshake messages.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
     using enum Mailbox::Origin;
     const auto post = [&](Mailbox::Origin origin, uint32_t session = 0) -> std::optional<Counter> {
@@ -124,7 +132,8 @@ class Wireguard {
       const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
       const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
-      // Only a host that has seen the last message can name its index, so a MAC would prove nothing more.
+      // Only a host that has received this host's last message knows its index, so verifying the MAC too would prove
+      // nothing more.
       return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;
@@ -134,7 +143,7 @@ class Wireguard {
     return post(is_from_peer ? kPeer : kOther);
   }
 
-  /// Wipes the keys that this lane has not used for a while. The session may have wiped them already.
+  /// Wipes this thread's copies of keys that it has not used for kRestMs. The session may have wiped its own already.
   void rest(int64_t now_ms) {
     if (now_ms - sealed_ms_ >= kRestMs && sealing_->key_number() != 0) sealing_->forget();
     if (now_ms - opened_ms_ >= kRestMs && opening_->key_number() != 0) opening_->forget();
@@ -157,11 +166,12 @@ class Wireguard {
   }
 
  private:
-  /// The first byte of a message; the three bytes behind it are zero. kNone is not a message type.
+  /// The types of WireGuard messages: the first byte, which three zero bytes follow. kNone stands for an invalid
+  /// message.
   enum Type : uint32_t { kNone, kInitiation, kResponse, kCookieReply, kData };
   static constexpr size_t kLeastBytes = kHeaderBytes + kTrailerBytes;
-  /// Keys of this lane that were not used for this time are wiped. It equals WireGuard's passive keepalive interval, so
-  /// the keys of a session in use stay.
+  /// A thread's copy of a key is wiped if it was not used for this time. The time equals WireGuard's interval for
+  /// passive keepalives, so the key of a session in use stays.
   static constexpr int64_t kRestMs = SessionLimits::kKeepaliveMs;
 
   static Type type_of(std::span<const uint8_t> message) {
@@ -171,7 +181,7 @@ class Wireguard {
     return type < kData && message.size() == kBytes[type] ? static_cast<Type>(type) : kNone;
   }
 
-  /// Takes a counter, and requests a handshake if the session needs one.
+  /// Takes a counter for a packet, and asks JavaScript for a handshake if the session needs one.
   Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
     const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
     if (grant.is_granted) sealed_ms_ = now_ms_;
@@ -179,7 +189,8 @@ class Wireguard {
     return grant;
   }
 
-  /// `bytes` begins with room for the header, and has room for the tag behind it.
+  /// Writes the header and encrypts the packet. `bytes` has space for the header before the packet, and space for the
+  /// tag behind it.
   bool finish(const Session::Grant& grant, std::span<uint8_t> bytes) {
     store_le32(&bytes[0], kData);
     store_le32(&bytes[4], grant.peer_index);
@@ -187,8 +198,8 @@ class Wireguard {
     return sealing_->seal(grant.counter, bytes.subspan(kHeaderBytes));
   }
 
-  /// Sends the packets that waited for keys. If none waited, sends a keepalive, which tells a responder that its keys
-  /// may be used.
+  /// Sends the packets that waited for keys. If no packets waited, sends a keepalive, from which the responder of the
+  /// handshake learns that it may use its new keys.
   template <typename Out>
   void send_waiting(uint32_t number, Out& out) {
     Session* session = sessions_->of(number);
@@ -217,8 +228,8 @@ class Wireguard {
   int64_t keepalive_ms_;
   std::unique_ptr<Aead> sealing_, opening_;
   std::unique_ptr<Mac> mac_;               // null if this process has no BLAKE2s
-  int64_t now_ms_ = 0;                     // when the turn began
-  int64_t sealed_ms_ = 0, opened_ms_ = 0;  // when a key was last used
+  int64_t now_ms_ = 0;                     // when the current batch began, in ms of session_ms()
+  int64_t sealed_ms_ = 0, opened_ms_ = 0;  // when this thread last used a key to encrypt and to decrypt
   int64_t next_look_ms_ = 0;
 };
 static_assert(Encapsulation<Wireguard> && HasSessions<Wireguard>);

@@ -16,14 +16,14 @@ inline int64_t microseconds_of(clockid_t clock) {
 
 inline int64_t monotonic_us() { return microseconds_of(CLOCK_MONOTONIC); }
 
-/// Microseconds since 1970.
+/// The wall clock, in microseconds since 1970.
 inline int64_t day_us() { return microseconds_of(CLOCK_REALTIME); }
 
 inline int64_t now_ms() { return monotonic_us() / 1'000; }
 
-/// The clock for the expiry of keys. It continues while the host is suspended, like the clock of the kernel's WireGuard
-/// (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns). A key pair must not outlive its three minutes
-/// because the host slept.
+/// The clock for the expiry of WireGuard keys, in ms. It continues while the host is suspended, like the clock of the
+/// kernel's WireGuard (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns), because a key pair must not
+/// outlive its three minutes by a suspension.
 inline int64_t session_ms() { return microseconds_of(CLOCK_BOOTTIME) / 1'000; }
 
 struct ThreadClock {

@@ -1,5 +1,5 @@
-// echo.cc - opens echo sockets, and writes and reads their messages. A request carries the time when it was sent, on
-// the clock that the kernel uses for timestamps of replies.
+// echo.cc - opens sockets for ICMP echo requests, and writes and reads their messages. A request contains the time when
+// it was sent, on the clock that the kernel uses for timestamps of replies.
 #include "echo.h"
 
 #include <errno.h>
@@ -22,17 +22,18 @@ namespace weft {
 
 namespace {
 
-/// An echo request or reply, which have the same layout in both protocols (RFC 792 page 14, RFC 4443 section 4).
+/// An echo request or an echo reply, which have the same layout in ICMP and ICMPv6 (RFC 792 page 14, RFC 4443 section
+/// 4).
 struct Message {
   uint8_t type;
   uint8_t code;
   uint16_t checksum;
   uint16_t id;
   uint16_t sequence;
-  /// The time in nanoseconds of CLOCK_REALTIME.
+  /// when the request was sent, in nanoseconds of CLOCK_REALTIME
   int64_t sent;
   uint32_t mark;
-  /// The IP version that the reply must be sent over; zeroes in requests that do not choose it.
+  /// The IP version over which the peer must send the reply, in each byte; zeroes if the request does not choose it.
   std::array<uint8_t, 4> outer;
 };
 static_assert(sizeof(Message) == 24);
@@ -44,7 +45,7 @@ struct Protocol {
   int number;
   uint8_t request, answer;
   size_t ip_bytes;        ///< the length of an IP header without options
-  const char* open_call;  ///< the name of the call in errors
+  const char* open_call;  ///< the name of the system call in errors
   const char* bind_call;
 };
 constexpr Protocol kIcmp{AF_INET,          IPPROTO_ICMP,  ICMP_ECHO,  ICMP_ECHOREPLY,
@@ -88,8 +89,9 @@ Failure let_in_answers(int fd, const Protocol& protocol) {
                     "setsockopt ICMP6_FILTER");
 }
 
-/// Sends requests unfragmented even if they exceed the path MTU that the kernel knows, because they probe that MTU. A
-/// request that exceeds the device's MTU is refused (net/ipv6/ip6_output.c, __ip6_append_data: ip6_sk_ignore_df).
+/// Makes the kernel send requests unfragmented even if they exceed its path MTU, because they probe that MTU. The
+/// kernel still refuses a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
+/// ip6_sk_ignore_df).
 void forbid_fragments(int fd, const Protocol& protocol) {
   const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
   if (protocol.family == AF_INET) {
@@ -130,10 +132,11 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
   request.sent = realtime();
   request.mark = echo.mark;
   std::vector<uint8_t> packet(std::max(bytes, protocol.ip_bytes + sizeof request) - protocol.ip_bytes);
-  // A ping socket has an identifier of its own. The kernel writes it, and the checksum (net/ipv4/ping.c).
+  // For a ping socket the kernel writes identifier and checksum (net/ipv4/ping.c).
   if (echo.raw) request.id = to_be16(static_cast<uint16_t>(getpid()));
   std::memcpy(packet.data(), &request, sizeof request);
-  // The checksum of ICMPv6 covers the addresses, so the kernel writes it (RFC 3542 section 3.1).
+  // The checksum of ICMPv6 covers the IP addresses, so the kernel writes it also for a raw socket (RFC 3542 section
+  // 3.1).
   if (echo.raw && protocol.family == AF_INET) {
     const uint16_t sum = static_cast<uint16_t>(~checksum_fold(checksum_add(0, packet.data(), packet.size())));
     store(packet.data() + offsetof(Message, checksum), sum);
@@ -160,7 +163,7 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
   const size_t size = protocol.ip_bytes + sizeof(Message);
   Message request{};
   request.type = protocol.request;
-  // The identifier of a ping socket is its port (net/ipv4/ping.c).
+  // The kernel stores the identifier of a ping socket as the port of its address (net/ipv4/ping.c).
   SocketAddress own;
   socklen_t own_size = SocketAddress::kRoom;
   if (!echo.raw && getsockname(echo.fd, own.raw(), &own_size) < 0) return 0;
@@ -198,10 +201,10 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
 
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room) {
   size_t count = 0;
-  // A raw socket gets the replies to all programs' requests. The limit keeps a flood of them from holding the caller
-  // here.
+  // A raw socket receives the replies to all programs' requests. The number of reads is limited, so that a flood of
+  // replies does not keep the caller here.
   for (size_t looks = 0; looks < room.size(); looks++) {
-    uint8_t bytes[128];  // longer replies are cut off
+    uint8_t bytes[128];  // the bytes of a longer reply beyond these are not needed
     alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(timespec))];
     SocketAddress from;
     iovec iov{bytes, sizeof bytes};
@@ -214,9 +217,9 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     message.msg_controllen = sizeof controls;
     const ssize_t got = recvmsg(echo.fd, &message, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) break;  // no more messages, or an error for an earlier request that will get no reply
+    if (got < 0) break;  // no more messages, or the ICMP error for an earlier request, which gets no reply
     const size_t size = static_cast<size_t>(got);
-    // A raw IPv4 socket gets the IP header too, a raw IPv6 socket does not (RFC 3542 section 3).
+    // A raw IPv4 socket receives the IP header too, a raw IPv6 socket does not (RFC 3542 section 3).
     const Protocol& protocol = from.family() == AF_INET6 ? kIcmpv6 : kIcmp;
     const bool has_header = echo.raw && protocol.family == AF_INET && size > 0;
     const size_t ip_bytes = has_header ? size_t{bytes[0]} % 16 * 4 : 0;
@@ -225,7 +228,7 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     std::memcpy(&answer, bytes + ip_bytes, sizeof answer);
     if (answer.type != protocol.answer || answer.mark != echo.mark) continue;
     const int64_t microseconds = (arrival_of(message) - answer.sent) / 1'000;
-    // The clock may have been set back since the request.
+    // The time is negative if the clock was set back since the request; 0 is reported then.
     room[count++] = {from.address(), to_be16(answer.sequence), microseconds < 0 ? 0 : microseconds};
   }
   return room.first(count);

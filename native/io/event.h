@@ -14,7 +14,7 @@ class Event {
  public:
   Event() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), error_(fd_ ? 0 : errno) {}
   Failure failure() const { return error_ == 0 ? Failure{} : SystemError{"eventfd", error_}; }
-  /// Readable from a signal() to the next clear(). Negative if the eventfd could not be created.
+  /// The eventfd, readable from a signal() to the next clear(); negative if it could not be created.
   int fd() const { return fd_.get(); }
   void signal() const {
     const uint64_t one = 1;

@@ -1,4 +1,4 @@
-// handover_state.cc - writes and reads the memfd: its format, its head, its body.
+// handover_state.cc - writes and reads the memfd that an engine hands over: its format, its head and its body.
 #include "handover_state.h"
 
 #include <fcntl.h>
@@ -16,10 +16,10 @@ namespace weft {
 
 namespace {
 
-/// The memory begins with this mark and the length of the head, each of 64 bits.
+/// The first 64 bits of the memfd, which identify the format. The length of the head follows in another 64 bits.
 constexpr uint64_t kMark = 0x31'74'73'75'71'65'62'77;
 constexpr size_t kStartBytes = 16;
-/// A limit that no set of sessions reaches.
+/// A memfd that claims to be longer than this is refused. Saved sessions never need as much.
 constexpr size_t kMostBytes = size_t{1} << 30;
 
 bool write_all(int fd, std::span<const uint8_t> bytes) {
@@ -45,7 +45,7 @@ struct Form {
   size_t size, head_bytes;
 };
 
-/// Returns nothing if the memory has another format, or is not a memfd that can be sealed.
+/// Reads the lengths of head and body. Returns nothing if the memfd has another format, or cannot be sealed.
 std::optional<Form> form_of(int fd) {
   struct stat about;
   std::array<uint8_t, kStartBytes> start;

@@ -1,4 +1,5 @@
-// linux_compat.h - kernel constants that the headers of a build machine may lack, each with its kernel version.
+// linux_compat.h - kernel constants that the build machine's headers may lack, each with the Linux version that added
+// it.
 #pragma once
 
 #include <linux/if_tun.h>

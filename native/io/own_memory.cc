@@ -1,9 +1,9 @@
-// own_memory.cc - unmaps program pages that only the start needed.
+// own_memory.cc - unmaps pages of the program's files that only the start of the process needed.
 //
-// A start runs much code of Node.js that never runs again, and its pages count as this process's memory until memory is
-// scarce. Only mappings of files without a written page are unmapped, which excludes pages that a debugger changed, and
-// code that Node.js moved to larger pages. The loader's lock is held, so that no other thread can unload a file and
-// reuse its addresses.
+// The start runs much code of Node.js that never runs again, and its pages count as this process's memory until memory
+// is scarce. Only file mappings without a modified page are unmapped, so breakpoints of a debugger and code that
+// Node.js moved to larger pages stay. The dynamic loader's lock is held meanwhile, so that no other thread can unload a
+// file and reuse its addresses.
 #include "own_memory.h"
 
 #include <inttypes.h>
@@ -25,7 +25,7 @@ struct Range {
   uintptr_t to;
 };
 
-/// Returns the mappings of files without a written page (proc_pid_smaps(5)).
+/// Returns this process's file mappings that have no modified page (proc_pid_smaps(5)).
 std::vector<Range> clean_mappings() {
   std::vector<Range> clean;
   const std::unique_ptr<FILE, int (*)(FILE*)> smaps(fopen("/proc/self/smaps", "re"), fclose);
@@ -50,7 +50,7 @@ std::vector<Range> clean_mappings() {
   return clean;
 }
 
-/// Unmaps the clean pages of the read-only segments of a program or a library.
+/// Unmaps the unmodified pages of a program's or library's read-only segments.
 int drop_segments(dl_phdr_info* info, size_t, void* clean) {
   for (ElfW(Half) at = 0; at < info->dlpi_phnum; at++) {
     const ElfW(Phdr)& segment = info->dlpi_phdr[at];

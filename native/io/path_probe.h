@@ -6,12 +6,13 @@
 
 namespace weft {
 
-/// Uses a socket that never sends. The socket is bound to the source address of the datagrams, because routes may
-/// depend on it. It is opened on the first query.
+/// Queries the path MTU with a UDP socket that never sends. It is bound to the source address of the tunnel's
+/// datagrams, because routes may depend on the source. The socket is opened on the first query.
 class PathProbe {
  public:
   explicit PathProbe(const SocketAddress& from) : from_(from.address(), 0) {}
-  /// Returns the path MTU in bytes; 0 if the kernel does not know it, or if the address is of another family.
+  /// Returns the kernel's path MTU to `to` in bytes. Returns 0 if the kernel does not know it, or if `to` and the
+  /// source address are of different IP families.
   size_t ask(const SocketAddress& to);
 
  private:

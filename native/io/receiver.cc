@@ -1,4 +1,4 @@
-// receiver.cc - calls recvmmsg and reads its control messages.
+// receiver.cc - calls recvmmsg and reads the control messages of each message.
 #include "receiver.h"
 
 #include <errno.h>
@@ -13,10 +13,10 @@ namespace weft {
 
 namespace {
 
-/// The room for two control messages: the size of joined datagrams, and the TOS or traffic class.
+/// The space for the two control messages of a message: the size of joined datagrams, and the TOS or traffic class.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(int));
 
-/// Returns how many messages the socket has dropped so far. Another engine may have used the socket before.
+/// Returns how many messages the socket has dropped since it was opened, perhaps by another engine.
 uint32_t drops_of(int socket) {
   uint32_t memory[SK_MEMINFO_VARS] = {};
   socklen_t size = sizeof memory;
@@ -24,10 +24,9 @@ uint32_t drops_of(int socket) {
   return memory[SK_MEMINFO_DROPS];
 }
 
-/// Reads the control messages: the size of joined datagrams, and their congestion mark. The mark is that of the first
-/// datagram. Linux 6.9 and later join only datagrams with the same TOS (net/ipv4/udp_offload.c,
-/// udp_gro_receive_segment), and so do stable versions since 5.15 that got the fix in May 2024. On older kernels the
-/// first mark counts for all.
+/// Reads the size of joined datagrams and their ECN mark, which is that of the first datagram. Linux 6.9 and later join
+/// only datagrams with the same TOS (net/ipv4/udp_offload.c, udp_gro_receive_segment), and so do stable versions since
+/// 5.15 with the fix of May 2024. On older kernels the mark of the first datagram counts for all joined datagrams.
 void read_controls(msghdr& header, Message& message) {
   for (cmsghdr* control = CMSG_FIRSTHDR(&header); control; control = CMSG_NXTHDR(&header, control)) {
     if (control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_GRO) {
@@ -58,8 +57,9 @@ Receiver::Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* d
       controls_(kMaxMessages * kControlBytes),
       senders_(kMaxMessages),
       whole_(kMaxMessages) {
-  // Set here and not when the socket is opened, because a predecessor may have opened it. If the kernel refuses, the
-  // outer mark is not copied. One of the two options fits the socket's family.
+  // IP_RECVTOS and IPV6_RECVTCLASS make the kernel report ECN marks; one of them fits the socket's family. They are set
+  // here and not when the socket is opened, because an older version of weftd may have opened the socket. If the kernel
+  // refuses, outer ECN marks are not copied.
   const int on = 1;
   setsockopt(socket_, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
   setsockopt(socket_, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
@@ -83,7 +83,7 @@ size_t Receiver::receive(Failure& failure) {
     count = recvmmsg(socket_, messages_.data(), static_cast<unsigned>(kMaxMessages), MSG_DONTWAIT, nullptr);
   } while (count < 0 && errno == EINTR);
   if (count < 0) {
-    // Errors such as ECONNREFUSED report an earlier send; the socket stays usable.
+    // Other errors such as ECONNREFUSED report that an earlier datagram could not be sent; the socket stays usable.
     if (errno == EBADF || errno == ENOTSOCK || errno == EFAULT) failure = SystemError{"recvmmsg", errno};
     return 0;
   }

@@ -1,4 +1,4 @@
-// receiver.h - receives messages from peers, a batch with one recvmmsg. With UDP_GRO each message may have several
+// receiver.h - receives messages from peers, a batch with each recvmmsg call. With UDP_GRO a message may have several
 // datagrams.
 #pragma once
 
@@ -21,18 +21,18 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `encap_bytes` is the length of the encapsulation's header.
+  /// `encap_bytes` is the length of the encapsulation's header, which Dropped records.
   Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* drops);
 
-  /// Receives up to a batch of messages, and returns their number. Does not block.
+  /// Receives a batch of messages and returns their number; 0 if none wait. Does not block.
   size_t receive(Failure& failure);
   /// The messages that were not truncated, valid until the next receive().
   std::span<Message> messages() { return {whole_.data(), whole_count_}; }
 
-  /// Counts the messages for which the socket's buffer had no room since the last call. This queries the kernel instead
-  /// of using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives in a message after
-  /// a drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix of CVE-2026-22977
-  /// covers another path).
+  /// Counts the messages that the kernel dropped since the last call because the socket's buffer was full. It queries
+  /// the kernel instead of using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives
+  /// in a message after a drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix
+  /// of CVE-2026-22977 covers another path).
   void count_overflow();
 
  private:
@@ -42,8 +42,9 @@ class Receiver {
   size_t encap_bytes_;
   CounterRow counters_;
   Drops* drops_;
-  uint32_t overflow_;  // The socket's drop count as of the last call; it wraps around like the kernel's counter.
-  std::unique_ptr<uint8_t[]> buffers_;  // untouched until it is used, so that an idle lane takes no memory
+  // the socket's drop count at the last count_overflow(); it wraps around like the kernel's counter
+  uint32_t overflow_;
+  std::unique_ptr<uint8_t[]> buffers_;  // not written until used, so that an idle thread uses no memory
   std::vector<mmsghdr> messages_;
   std::vector<iovec> iovecs_;
   std::vector<uint8_t> controls_;

@@ -1,4 +1,4 @@
-// sender.cc - gathers runs, sends them, and handles those that the kernel refuses.
+// sender.cc - joins datagrams into runs, sends them, and reacts if the kernel refuses.
 #include "sender.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@ namespace weft {
 
 namespace {
 
-/// The room for a run's control messages: the size of its datagrams, and the congestion mark.
+/// The space for the two control messages of a run: the size of its datagrams, and the ECN mark.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int));
 
 msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
@@ -36,8 +36,8 @@ void add_control(msghdr& header, uint8_t* room, int level, int type, T value) {
   header.msg_controllen += CMSG_SPACE(sizeof value);
 }
 
-/// Sets the congestion mark, with DSCP 0 like the kernel's vxlan device. For IPv4 the value is one byte, which has no
-/// byte order.
+/// Sets the ECN mark of the outer header, with DSCP 0 like the kernel's vxlan device. The value for IPv4 is a single
+/// byte, so byte order does not matter.
 void add_ecn(msghdr& header, uint8_t* room, const Endpoint& endpoint, Ecn ecn) {
   if (ecn == kNotEct) return;
   if (endpoint.to.family() == AF_INET6) return add_control(header, room, IPPROTO_IPV6, IPV6_TCLASS, int{ecn});
@@ -120,7 +120,7 @@ void Sender::send() {
     if (count > 0) {
       for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent], runs_[sent].datagrams, runs_[sent].bytes);
     } else if (!again(socket, errno)) {
-      // The kernel refused the first message. Handle it alone, then continue with the rest.
+      // The kernel refused the first of these messages, so it is handled alone. The loop then continues with the rest.
       refused(runs_[sent++], errno);
     }
   }
@@ -140,7 +140,7 @@ void Sender::refused(const Run& run, int error) {
   learnt_.learn(consequence, taken, *run.endpoint, kOuterBytes + run.datagram_bytes, now_ms());
 }
 
-/// Returns true if the kernel accepted any datagram.
+/// Sends the datagrams of a refused run one by one. Returns true if the kernel accepted any of them.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
   const int socket = socket_to(*run.endpoint);
@@ -159,7 +159,7 @@ bool Sender::send_singly(const Run& run) {
   return taken;
 }
 
-/// Calls `each` with the pieces of a datagram, header first, and its size.
+/// Calls `each` for each datagram of a run, with its pieces (header first) and its size.
 template <typename Each>
 void Sender::each_datagram(const Run& run, Each each) {
   iovec* iov = &iovecs_[run.first_iovec];

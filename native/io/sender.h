@@ -1,7 +1,7 @@
-// sender.h - sends datagrams to peers. Consecutive datagrams of one size to one endpoint form a run, which is one
-// message with UDP_SEGMENT. One sendmmsg sends all messages of a batch.
+// sender.h - sends datagrams to peers. Consecutive datagrams of one size to one peer form a run, which is sent as one
+// message with UDP_SEGMENT. One sendmmsg call sends all messages of a batch.
 //
-// Headers, payloads, trailers and endpoints are borrowed until they are sent. Nothing allocates or locks.
+// Headers, payloads, trailers and endpoints must stay valid until they are sent. No function allocates memory or locks.
 #pragma once
 
 #include <sys/socket.h>
@@ -22,8 +22,8 @@
 
 namespace weft {
 
-/// The sockets for one family: the lane's own, and one with the well-known port for datagrams that must come from that
-/// port. Both may be the same socket; -1 if there is none.
+/// The sockets of one IP family: the loop's own socket, and the socket with the well-known port for datagrams that must
+/// come from that port. Both may be the same socket; -1 if there is none.
 struct SendSockets {
   int own = -1;
   int known = -1;
@@ -31,30 +31,31 @@ struct SendSockets {
 
 class Sender {
  public:
-  /// Counters count inner packets without header and trailer. `max_room_bytes` is the maximum for one call of room().
-  /// `other` sends to peers of the other family.
+  /// `sockets` send to peers of one IP family, `other` to peers of the other family. `header_bytes` and `trailer_bytes`
+  /// are not counted as traffic. `max_room_bytes` is the maximum that a call of room() may request.
   Sender(SendSockets sockets, SendSockets other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
          Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
 
-  /// Reserves room for one more datagram, and returns `bytes` of memory for its header and its trailer. If the buffers
-  /// are full, it sends the gathered datagrams first, and they are no longer borrowed.
+  /// Returns `bytes` of memory for the header and the trailer of one more datagram. If the buffers are full, it first
+  /// sends the datagrams that were added, so their memory is no longer needed.
   uint8_t* room(size_t bytes);
-  /// Adds a datagram after room() was called for it. `ecn` is the mark for its outer header. `payload` may be empty.
-  /// The room for the trailer is behind `header`. A datagram that exceeds the maximum length is dropped.
+  /// Adds a datagram for which room() was called. `ecn` is the ECN mark for its outer header. `payload` may be empty.
+  /// The space for the trailer is behind `header`. A datagram that exceeds the maximum length is dropped.
   template <size_t kTrailerBytes>
   void add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload);
-  /// Sends the gathered datagrams. Once per batch it waits for a full socket buffer, for at most kPatienceMs. That
-  /// slows down senders of too many packets, and limits the delay of the other direction, which may share the thread.
+  /// Sends the datagrams that were added. If the socket buffer is full, it waits once per batch, for at most
+  /// kPatienceMs. The wait slows down programs that send too many packets. The limit matters because the other
+  /// direction may run in the same thread.
   void send();
-  /// Like send(), and ends the batch.
+  /// Sends like send(), and ends the batch: the next batch may wait again for a full socket buffer.
   void flush();
   size_t gathered() const { return gathered_; }
 
  private:
-  /// The maximum number of datagrams and messages between two sends.
+  /// The maximum number of datagrams, and of messages, that send() sends together.
   static constexpr size_t kMaxDatagrams = 2048;
   static constexpr size_t kMaxMessages = 256;
-  /// Header, payload, trailer.
+  /// The pieces of a datagram: header, payload and trailer.
   static constexpr size_t kMaxPieces = 3;
   static constexpr size_t kMaxIovecs = kMaxDatagrams * kMaxPieces;
   static constexpr int kPatienceMs = 10;
@@ -65,20 +66,21 @@ class Sender {
     uint32_t bytes;
     uint16_t datagram_bytes;  // the size of all datagrams except the last
     uint16_t datagrams;
-    uint16_t most;  // the maximum number of datagrams in this run
-    Ecn ecn;        // the mark of the common outer header
+    uint16_t most;  // the maximum number of datagrams that this run may get
+    Ecn ecn;        // the ECN mark of the outer header of all datagrams
   };
 
-  /// Returns the socket for an endpoint's family, and for the port that it requires.
+  /// Returns the socket of the endpoint's IP family that sends from the port that the endpoint requires.
   int socket_to(const Endpoint& endpoint) const {
     const SendSockets& sockets = other_.own < 0 || endpoint.to.family() == family_ ? sockets_ : other_;
     return endpoint.is_from_known_port ? sockets.known : sockets.own;
   }
-  /// The number of runs from `first` on that use the same socket.
+  /// Returns how many runs from `first` on use the same socket, so that one sendmmsg call can send them.
   size_t alike_from(size_t first) const;
 
   void prepare();
-  /// True if the caller must retry after this error: an interruption, or a full socket that was waited for.
+  /// True if the caller must try again after `error`: the call was interrupted, or the socket was full and this
+  /// function has waited for it.
   bool again(int socket, int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
@@ -88,16 +90,16 @@ class Sender {
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
   SendSockets sockets_, other_;
-  sa_family_t family_;                                 // the family of sockets_, if there are two families
+  sa_family_t family_;  // the IP family of sockets_; peers of the other family use other_
   size_t header_bytes_, trailer_bytes_, encap_bytes_;  // encap_bytes_ is the sum of the other two
   Features* features_;
   CounterRow counters_;
   Drops* drops_;
   TrafficRows* traffic_;
   Learnt learnt_;
-  bool waited_ = false;  // true if this batch has already waited for a full socket
+  bool waited_ = false;  // true if this batch has already waited for a full socket buffer
   size_t room_size_;
-  // Large buffers stay untouched until they are used, so that an idle lane takes no memory.
+  // These buffers are not written until they are used, so that an idle thread uses no memory.
   std::unique_ptr<uint8_t[]> room_;
   size_t room_used_ = 0;
   std::unique_ptr<iovec[]> iovecs_;
@@ -135,7 +137,8 @@ void Sender::add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, s
   }
   last->bytes += static_cast<uint32_t>(size);
   last->datagrams++;
-  if (size < last->datagram_bytes) last->most = last->datagrams;  // Only the last datagram of a run may be shorter.
+  // In a message with UDP_SEGMENT only the last datagram may be shorter, so a shorter datagram ends the run.
+  if (size < last->datagram_bytes) last->most = last->datagrams;
 }
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// steering.cc - assembles and loads the eBPF program that chooses the queue of a packet.
+// steering.cc - assembles and loads the eBPF program that chooses the TUN queue of a packet.
 #include "steering.h"
 
 #include <errno.h>
@@ -17,8 +17,8 @@ namespace weft {
 
 namespace {
 
-/// Assembles a program. Registers: r6 is the packet, r9 the factor of the hash, r7 and r8 hold values, loads write r0,
-/// and r1 is overwritten.
+/// Assembles an eBPF program. Register r6 points to the packet, r9 is the hash's factor, r7 and r8 hold values. Loads
+/// write to r0 and overwrite r1.
 class Assembler {
  public:
   using Label = size_t;
@@ -29,11 +29,12 @@ class Assembler {
     put({.code = BPF_LD | BPF_IMM | BPF_DW, .dst_reg = kFactor, .src_reg = 0, .off = 0, .imm = 0x7f4a7c15});
     put({.code = 0, .dst_reg = 0, .src_reg = 0, .off = 0, .imm = static_cast<int32_t>(0x9e3779b9)});
   }
-  /// Loads a field of the packet in host order. A packet that ends before it gets the first queue.
+  /// Loads the field at offset `at` of the packet, in host byte order. A packet that is too short for it goes to the
+  /// first queue.
   void load(uint8_t size, int32_t at) {
     put({.code = uint8_t(BPF_LD | BPF_ABS | size), .dst_reg = 0, .src_reg = 0, .off = 0, .imm = at});
   }
-  /// Likewise loads the field `at` bytes behind the offset in kValue.
+  /// Loads the field that is `at` bytes behind the offset in register kValue.
   void load_behind_value(uint8_t size, int32_t at) {
     put({.code = uint8_t(BPF_LD | BPF_IND | size), .dst_reg = 0, .src_reg = kValue, .off = 0, .imm = at});
   }
@@ -51,12 +52,13 @@ class Assembler {
     by_register(BPF_XOR, value, kLost);
     by_register(BPF_MUL, value, kFactor);
   }
-  /// Adds the loaded value to the sum, which does not depend on the order of the values.
+  /// Adds the loaded value to the hash sum. The sum is the same if source and destination are swapped.
   void add_loaded() {
     mix(kLoaded);
     by_register(BPF_ADD, kSum, kLoaded);
   }
-  /// Jumps to the place at which land() is called with the label. `operation` compares the loaded value with `number`.
+  /// Emits a jump that is taken if the comparison `operation` of the loaded value with `number` is true. Its target is
+  /// the instruction that follows land() with the returned label.
   Label jump(uint8_t operation, int32_t number) {
     put({.code = uint8_t(BPF_JMP | operation | BPF_K), .dst_reg = kLoaded, .src_reg = 0, .off = 0, .imm = number});
     return code_.size() - 1;
@@ -81,7 +83,8 @@ std::vector<bpf_insn> program() {
   a.load(BPF_B, 0);
   a.by_number(BPF_RSH, A::kLoaded, 4);
   const auto is_v6 = a.jump(BPF_JEQ, 6);
-  // IPv4: adds source and destination, and for unfragmented TCP both ports, behind a header of any length.
+  // For IPv4: adds source and destination to the sum. For unfragmented TCP, also adds both ports, behind a header of
+  // any length.
   for (const int32_t at : {12, 16}) {
     a.load(BPF_W, at);
     a.add_loaded();
@@ -101,7 +104,7 @@ std::vector<bpf_insn> program() {
   }
   const auto is_done = a.jump(BPF_JA, 0);
   a.land({is_v6});
-  // IPv6: adds each address as four words, in order, and the ports if TCP follows the header directly.
+  // For IPv6: adds each address as four words in order. If TCP follows the IP header directly, also adds both ports.
   for (const int32_t address : {8, 24}) {
     a.by_number(BPF_MOV, A::kValue, 0);
     for (const int32_t word : {0, 4, 8, 12}) {

@@ -1,4 +1,4 @@
-// thread.h - a thread whose creation may fail. std::thread would throw an exception.
+// thread.h - a thread whose creation may fail with an errno, whereas std::thread would throw an exception.
 #pragma once
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// The destructor joins the thread. The owner must make it end before.
+/// A thread that the destructor joins. The owner must first make the thread's function return.
 class Thread {
  public:
   Thread() = default;
@@ -22,9 +22,9 @@ class Thread {
   Thread& operator=(const Thread&) = delete;
   ~Thread() { join(); }
 
-  /// Starts the thread, once. `nice` is its nice value (setpriority(2)); 0 means that of the calling thread. The thread
-  /// blocks all signals, because they are for Node's main thread. Fails with EAGAIN if the number of threads is limited
-  /// (pids cgroup, RLIMIT_NPROC).
+  /// Starts the thread. May be called once. `nice` is its nice value (setpriority(2)); 0 means that of the calling
+  /// thread. The thread blocks all signals, because Node.js handles them in its main thread. Fails with EAGAIN if the
+  /// number of threads is limited (pids cgroup, RLIMIT_NPROC).
   Failure start(const std::string& name, int nice, std::function<void()> body) {
     body_ = std::move(body);
     nice_ = nice;
@@ -43,7 +43,8 @@ class Thread {
     begun_.acquire();
     return {};
   }
-  /// Why the thread does not run at `nice`; empty if it does. EACCES without CAP_SYS_NICE and RLIMIT_NICE.
+  /// Why the kernel refused the nice value of the thread; empty if it did not. EACCES if CAP_SYS_NICE and RLIMIT_NICE
+  /// are missing.
   Failure priority_refused() const {
     return priority_error_ == 0 ? Failure{} : SystemError{"setpriority", priority_error_};
   }
@@ -54,7 +55,8 @@ class Thread {
 
  private:
   void run() {
-    // 0 means the calling thread. On Linux each thread has its own nice value (setpriority(2), C library differences).
+    // The 0 in the call means the calling thread, because on Linux each thread has its own nice value (setpriority(2),
+    // C library differences).
     if (nice_ != 0 && setpriority(PRIO_PROCESS, 0, nice_) != 0) priority_error_ = errno;
     begun_.release();
     body_();

@@ -1,4 +1,4 @@
-// tun.cc - calls TUNSETIFF, TUNSETOFFLOAD and ethtool.
+// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and queries switches with ethtool ioctls.
 #include "tun.h"
 
 #include <errno.h>
@@ -21,8 +21,8 @@ namespace weft {
 
 namespace {
 
-/// Requests the offloads in `wanted`, then smaller sets until the kernel accepts one. Kernel versions would not tell,
-/// because vendor kernels differ. TSO needs CSUM; USO4 and USO6 need each other.
+/// Requests the offloads in `wanted`, then smaller sets until the kernel accepts one. The kernel version cannot tell
+/// which it supports, because vendors backport. TSO needs CSUM; USO4 and USO6 need each other.
 uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   if (!(wanted & kTunCsum)) return 0;
   const auto accepts = [fd](uint32_t features) {
@@ -38,7 +38,7 @@ uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   return 0;
 }
 
-/// One request to a device through SIOCETHTOOL: a command, followed by room for `count` elements of the answer.
+/// One query to a device through SIOCETHTOOL: a command, followed by space for `count` elements of the answer.
 template <typename Command, typename Element>
 class Question {
  public:
@@ -66,7 +66,8 @@ JoinSwitches join_switches(const std::string& device) {
   };
   JoinSwitches switches;
   const Fd socket_fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  // The position of a feature differs between kernels; its name does not.
+  // The number of an ethtool feature differs between kernel versions, so this code finds the number by the name of the
+  // feature.
   Question<ethtool_sset_info, uint32_t> size(ETHTOOL_GSSET_INFO, 1);
   size.head().sset_mask = uint64_t{1} << ETH_SS_FEATURES;
   if (!socket_fd || !size.ask(socket_fd.get(), device) || size.head().sset_mask == 0) return switches;
@@ -96,8 +97,8 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   if (!fd) return SystemError{"open /dev/net/tun", errno};
   ifreq request{};
   name.copy(request.ifr_name, IFNAMSIZ - 1);
-  // TUNSETOFFLOAD succeeds even without IFF_VNET_HDR. The packets would then lack checksums without a mark that says
-  // so. So offloads are requested only with the header.
+  // Offloads are requested only together with the virtio header. TUNSETOFFLOAD succeeds without IFF_VNET_HDR too, but
+  // then nothing would mark the packets that lack a checksum.
   const bool header = wanted & kTunHeader;
   request.ifr_flags = IFF_TUN | IFF_NO_PI;
   if (header) request.ifr_flags |= IFF_VNET_HDR;

@@ -1,4 +1,4 @@
-// tun_writer.cc - calls writev, and handles writes that the TUN refuses.
+// tun_writer.cc - calls writev, and reacts if the TUN refuses a write.
 #include "tun_writer.h"
 
 #include <errno.h>
@@ -33,8 +33,7 @@ Failure TunWriter::write(Coalescer& packets) {
       continue;
     }
     const size_t count = packets.write(i, iovecs_.data());
-    // Without virtio headers, no packets are joined and all checksums are complete, so the packet is written without a
-    // header.
+    // A TUN without virtio headers gets only single packets with complete checksums, so the header is skipped.
     const size_t skip = header_ ? 0 : 1;
     if (writev(tun_, iovecs_.data() + skip, static_cast<int>(count - skip)) < 0) {
       refused(packets, i, errno, failure);
@@ -63,17 +62,17 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // A superpacket that another kernel made says nothing about the packets that weft joins.
+  // weft learns only from the packets that it joined itself, not from a superpacket of another kernel.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// True if the TUN accepts a packet that another kernel left unfinished.
+/// False if write `index` lacks its checksum or is an unsegmented superpacket, and the TUN cannot accept that.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);
 }
 
-/// Returns true if the kernel accepted any packet.
+/// Writes the packets of a refused write one by one. Returns true if the kernel accepted any of them.
 bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
   packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {

@@ -1,4 +1,4 @@
-// tun_writer.h - writes joined or single packets to a TUN, each with its virtio header.
+// tun_writer.h - writes joined and single packets to a TUN, each behind its virtio header.
 #pragma once
 
 #include <span>
@@ -13,8 +13,8 @@
 
 namespace weft {
 
-/// Writes one complete packet, in one piece or with its payload in a second piece. `header` is true if the TUN uses
-/// virtio headers.
+/// Writes one complete packet, whose last part may be in `payload`. `header` is true if the TUN uses virtio headers.
+/// Returns false if the kernel refused the packet.
 bool write_packet(int tun, bool header, std::span<uint8_t> packet, std::span<uint8_t> payload = {});
 
 class TunWriter {
@@ -22,7 +22,7 @@ class TunWriter {
   TunWriter(int tun, Features* features, CounterRow counters, Drops* drops);
 
   CoalesceLimits limits() const;
-  /// Writes all packets in order and clears the Coalescer. Fails only if the TUN was deleted.
+  /// Writes all packets of a Coalescer in order, joined or singly, and clears it. Fails only if the TUN was deleted.
   Failure write(Coalescer& packets);
 
  private:

@@ -1,4 +1,4 @@
-// udp.cc - opens sockets and negotiates their options.
+// udp.cc - opens the UDP sockets and requests their options.
 #include "udp.h"
 
 #include <errno.h>
@@ -15,8 +15,8 @@ bool set_option(int fd, int level, int name, int value) {
   return setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-/// Sets a buffer size beyond the sysctl limit if allowed (CAP_NET_ADMIN in the initial user namespace), else up to the
-/// limit. Returns the granted size; the kernel reports twice that (socket(7)).
+/// Sets the size of a socket buffer: beyond the sysctl limit if this process may (CAP_NET_ADMIN in the initial user
+/// namespace), else up to the limit. Returns the granted size; the kernel itself reports twice that size (socket(7)).
 int set_buffer(int fd, int force, int ask, int bytes) {
   if (!set_option(fd, SOL_SOCKET, force, bytes)) set_option(fd, SOL_SOCKET, ask, bytes);
   int granted = 0;
@@ -32,18 +32,18 @@ Failure open_socket(const SocketAddress& address, Share share, int receive_buffe
   if (address.family() == AF_INET6 && !set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1)) {
     return SystemError{"setsockopt IPV6_V6ONLY", errno};
   }
-  // Derives the flow label from addresses and ports, so that routers can spread flows (RFC 6438). This is the kernel's
-  // default, unless net.ipv6.auto_flowlabels was changed.
+  // Makes the kernel derive the IPv6 flow label from addresses and ports, so that routers can spread flows (RFC 6438).
+  // This is the default, unless net.ipv6.auto_flowlabels was changed.
   if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_AUTOFLOWLABEL, 1);
   const auto let_share = [&] { return set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1); };
   if (share == Share::kJoin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.receive_buffer_bytes = set_buffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, receive_buffer_bytes);
   set_buffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, kSendBufferBytes);
   if (bind(fd.get(), address.raw(), address.size()) < 0) return SystemError{"bind", errno};
-  // The first socket becomes shareable only after bind(), so that two daemons cannot share one port.
+  // The first socket gets SO_REUSEPORT only after bind(), so that bind() fails if another daemon has the port.
   if (share == Share::kBegin && !let_share()) return SystemError{"setsockopt SO_REUSEPORT", errno};
   result.features = 0;
-  // A segment size of 0 changes nothing, and shows whether the option exists.
+  // Tests whether the kernel knows UDP_SEGMENT. A segment size of 0 leaves the socket unchanged.
   if ((wanted & kUdpGso) && set_option(fd.get(), IPPROTO_UDP, UDP_SEGMENT, 0)) result.features |= kUdpGso;
   if ((wanted & kUdpGro) && set_option(fd.get(), IPPROTO_UDP, UDP_GRO, 1)) result.features |= kUdpGro;
   result.fd = std::move(fd);
@@ -59,7 +59,8 @@ Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_b
 
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
   constexpr size_t kStride = 240;
-  // The socket is never read, so its receive buffer has the minimum size. Otherwise datagrams sent to it would pile up.
+  // Nothing reads this socket, so it gets the smallest receive buffer. Otherwise datagrams sent to it would fill
+  // memory.
   constexpr int kNothingBytes = 0;
   Failure failure;
   for (size_t port = to_be16(address.port()) + kStride + worker; port <= 0xffff; port += kStride) {
@@ -89,8 +90,8 @@ sa_family_t family_of(int socket) {
 }
 
 bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers) {
-  // Classic BPF on the headers before the datagram's payload (filter.txt, SKF_NET_OFF). It assumes no IPv4 options and
-  // no IPv6 extension headers. For IPv6 the last word of the source address counts.
+  // The program is classic BPF. Its offsets count from the IP header (filter.txt, SKF_NET_OFF), and assume no IPv4
+  // options and no IPv6 extension headers. Of an IPv6 source address only the last 32 bits count.
   constexpr uint32_t kHeaders = static_cast<uint32_t>(SKF_NET_OFF);
   const bool is_v4 = address.family() == AF_INET;
   const uint32_t source_address = kHeaders + (is_v4 ? 12 : 20), source_port = kHeaders + (is_v4 ? 20 : 40);

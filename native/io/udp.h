@@ -1,4 +1,4 @@
-// udp.h - opens the UDP sockets of the overlay.
+// udp.h - opens the UDP sockets that carry the tunnel's datagrams.
 #pragma once
 
 #include <span>
@@ -13,51 +13,54 @@ namespace weft {
 
 struct UdpSocket {
   Fd fd;
-  uint32_t features = 0;         ///< those of kUdpGso, kUdpGro that the kernel granted
-  int receive_buffer_bytes = 0;  ///< the size that the kernel granted
+  uint32_t features = 0;         ///< which of kUdpGso and kUdpGro the kernel granted
+  int receive_buffer_bytes = 0;  ///< the size of the receive buffer that the kernel granted
 };
 
-/// The receive buffer of all workers together, and the minimum for each. A 64-byte packet takes about 0.8 KB in the
-/// kernel's accounting. With 16 MiB eight TCP streams had no retransmissions, with less they had 28,000. Packets in the
-/// buffer delay later ones, so several lanes get a smaller buffer each.
+/// The receive buffer of all workers (loop threads) together, and the minimum for each worker. A 64-byte packet takes
+/// about 0.8 KB in the kernel's accounting. With 16 MiB eight TCP streams had no retransmissions, with less they had
+/// 28,000. Packets in the buffer delay later packets, so each of several workers gets a smaller buffer.
 constexpr int kReceiveBufferBytes = 16 << 20;
 constexpr int kLeastReceiveBufferBytes = 2 << 20;
 constexpr int kSendBufferBytes = 4 << 20;
 
-// How flows are assigned to workers. A TUN queue has whole flows, and worker k sends the packets of its queue from its
-// own source port: P + 240 n + k for the well-known port P, with the smallest n whose port is free. A receiver gives a
-// datagram from such a port to its worker (source port - P) modulo its number of workers. So a flow stays with one
-// worker on each side, and stays in order.
+// How flows are assigned to workers (loop threads). A TUN queue gets whole flows, and worker k sends the packets of its
+// queue from its own source port: P + 240 n + k for the well-known port P, with the smallest n whose port is free. A
+// receiver gives a datagram from such a port to its worker number (source port - P) modulo its number of workers. So a
+// flow stays with one worker on each side, and stays in order.
 //
-// io/steering.h chooses the queue of a flow, or else the kernel does. The kernel moves a flow to the queue to which its
-// other direction was written, so any other rule for the receiver could move a flow from worker to worker forever. 240
-// is a multiple of the usual numbers of workers. A datagram from P itself, as flannel and single workers send it, goes
-// to a worker chosen by source address.
+// io/steering.h or else the kernel chooses the queue of a flow. The kernel moves a flow to the queue to which its other
+// direction was written, so any other rule for the receiver could move a flow from worker to worker forever. 240 is a
+// multiple of the usual numbers of workers. A datagram from P itself, as flannel and single workers send it, goes to a
+// worker chosen by source address.
 
-/// Whether a socket shares its port with others of this process (SO_REUSEPORT).
+/// Whether a socket shares its port with other sockets of this process (SO_REUSEPORT).
 enum class Share : uint8_t {
   kNo,
-  kBegin,  ///< Later sockets may join this one. Fails if another process has the port, even if that one would share it.
+  /// The first socket of a group, whose port later sockets may share. Opening fails if another process has the port,
+  /// even if that process would share it.
+  kBegin,
   kJoin,
 };
 
-/// Opens and binds a socket, to be used with MSG_DONTWAIT.
+/// Opens and binds a UDP socket. The caller must use MSG_DONTWAIT to send and receive without blocking.
 Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                  UdpSocket& socket);
 
-/// Opens the sending socket of worker `worker`, if there are several workers.
+/// Opens the sending socket of worker number `worker`. Used only if there are several workers.
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
 /// Sends one datagram without blocking. Returns false if the kernel refused it.
 bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> datagram);
 
-/// Returns the address that a UDP socket is bound to; an empty address for any other socket.
+/// Returns the address that a UDP socket is bound to; an empty address for any other descriptor.
 SocketAddress bound_address(int socket);
 
 sa_family_t family_of(int socket);
 
-/// Attaches the rule above to the sockets that share `address`. All of them must be open, and `first` must be the first
-/// one. Returns false if the kernel refuses.
+/// Makes the kernel choose the receiving socket of a datagram by its source port: among the sockets that share
+/// `address`, port P + k goes to socket k modulo `workers`. All sockets must be open, and `first` must have been bound
+/// first. Returns false if the kernel refuses.
 bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// unix_socket.cc - addresses, and control messages with descriptors.
+// unix_socket.cc - Unix sockets: addresses, and control messages with descriptors.
 #include "unix_socket.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ struct Address {
 
 Failure to_address(std::string_view name, const char* call, Address& address) {
   address.un.sun_family = AF_UNIX;
-  // A path needs room for its terminating zero. An abstract name has no terminator; a zero byte replaces the '@'.
+  // A path needs space for its terminating zero. An abstract name has no terminator, and its '@' becomes a zero byte.
   const bool abstract = name.starts_with('@');
   if (name.size() + !abstract > sizeof address.un.sun_path) return SystemError{call, ENAMETOOLONG};
   name.copy(address.un.sun_path, name.size());
@@ -32,7 +32,7 @@ Failure to_address(std::string_view name, const char* call, Address& address) {
   return {};
 }
 
-/// A buffer for the descriptors of one message, with the alignment that cmsg(3) requires.
+/// The buffer for the descriptors in one message, with the alignment that cmsg(3) requires.
 union Control {
   cmsghdr header;
   std::array<char, CMSG_SPACE(kMostParcelFds * sizeof(int))> bytes;
@@ -83,7 +83,7 @@ Failure listen_at(std::string_view path, Fd& listener) {
   if (Failure failure = open_socket(SOCK_SEQPACKET, listener)) return failure;
   if (unlink(address.un.sun_path) < 0 && errno != ENOENT) return SystemError{"unlink", errno};
   if (bind(listener.get(), address.any(), address.bytes) < 0) return SystemError{"bind", errno};
-  // The mode is set before listen(), so that no other user can connect before.
+  // The mode is set before listen(), so that no other user can connect before that.
   if (chmod(address.un.sun_path, 0600) < 0) return SystemError{"chmod", errno};
   if (listen(listener.get(), 1) < 0) return SystemError{"listen", errno};
   return {};
@@ -132,7 +132,7 @@ Failure receive_parcel(int connection, Parcel& parcel) {
       parcel.fds.emplace_back(fd);
     }
   }
-  // Descriptors or text that did not fit are lost, so the message is incomplete.
+  // Descriptors or text that did not fit into the buffers are lost, so the whole message is refused.
   if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) return SystemError{"recvmsg", EMSGSIZE};
   text.resize(static_cast<size_t>(bytes));
   parcel.text = std::move(text);

@@ -1,30 +1,31 @@
-// classes.h - base class of the objects that JavaScript owns.
+// classes.h - the base class of the C++ objects that JavaScript owns.
 //
-// When the environment ends (a worker thread, process.exit), a cleanup hook stops every object that JavaScript has not
-// stopped, because the end of a worker unloads this code.
+// When a Node.js environment ends (a worker thread, process.exit), a cleanup hook stops every such object that
+// JavaScript has not stopped. Otherwise the object's threads would run on, although the end of a worker unloads this
+// code.
 #pragma once
 
 #include <napi.h>
 
 namespace weft {
 
-/// The constructors, stored per environment.
+/// The constructors of the JavaScript classes, stored per Node.js environment.
 struct Classes {
   Napi::FunctionReference engine;
   Napi::FunctionReference watcher;
 };
 
-/// Stops an object when the environment ends, unless it was stopped before.
+/// Calls shut_down() on the object when the Node.js environment ends, unless it was stopped before.
 template <typename T>
 class WithCleanup : public Napi::ObjectWrap<T> {
  public:
   explicit WithCleanup(const Napi::CallbackInfo& info) : Napi::ObjectWrap<T>(info), environment_(info.Env()) {
     napi_add_env_cleanup_hook(environment_, &WithCleanup::clean_up, static_cast<T*>(this));
-    this->Ref();  // keeps the object alive until release()
+    this->Ref();  // keeps the JavaScript object alive until release()
   }
 
  protected:
-  /// Must be called once, when the object is stopped.
+  /// Must be called exactly once, when the object is stopped. It lets JavaScript collect the object.
   void release() {
     napi_remove_env_cleanup_hook(environment_, &WithCleanup::clean_up, static_cast<T*>(this));
     this->Unref();

@@ -1,7 +1,7 @@
-// engine.cc - the engine's JavaScript interface: its arguments, its methods, and its end.
+// engine.cc - the JavaScript interface of the engine: its arguments, its methods, and its end.
 //
-// Threads never call into JavaScript. They signal an eventfd, which the event loop watches. JavaScript owns the
-// descriptors that it has as numbers.
+// The engine's threads never call JavaScript. They signal an eventfd, which the event loop watches. JavaScript owns the
+// descriptors that it has as numbers, until it passes them to runEngine().
 #include "engine.h"
 
 #include <errno.h>
@@ -18,9 +18,9 @@ namespace weft {
 
 namespace {
 
-/// Joins the threads in a thread of libuv's pool, because a hanging thread must not block the event loop. Then it
-/// closes the descriptors, or returns them with the saved sessions and `head`. If the engine has already ended, there
-/// is nothing to close or return.
+/// Joins the engine's threads in a thread of libuv's pool, because a hanging thread must not block the event loop. Then
+/// it closes the descriptors, or returns them with the saved sessions and `head`. If the engine has already ended,
+/// there is nothing to close or return.
 class EndWorker : public Napi::AsyncWorker {
  public:
   EndWorker(Napi::Env env, std::unique_ptr<Engine> engine, Napi::ObjectReference counters, bool give_back,
@@ -49,7 +49,7 @@ class EndWorker : public Napi::AsyncWorker {
 
  private:
   std::unique_ptr<Engine> engine_;
-  Napi::ObjectReference counters_;  // kept alive because the threads write into it
+  Napi::ObjectReference counters_;  // kept alive because the engine's threads write into it
   bool give_back_;
   std::vector<uint8_t> head_;
   Failure failure_;
@@ -243,7 +243,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
     mail_watcher_.reset();
     if (engine_) release();
     auto* worker = new EndWorker(env, std::move(engine_), std::move(counters_), give_back,
-                                 std::move(head));  // deletes itself when done
+                                 std::move(head));  // the EndWorker deletes itself when it is done
     worker->Queue();
     return worker->promise();
   }
@@ -253,7 +253,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
 
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Watcher> watcher_, mail_watcher_;
-  Napi::ObjectReference counters_;  // kept alive because the threads write into it
+  Napi::ObjectReference counters_;  // kept alive because the engine's threads write into it
   Napi::FunctionReference on_fault_, on_mail_;
 };
 

@@ -1,4 +1,4 @@
-// host.cc - the exports that need no engine: TUN, Unix sockets, echo requests, path MTU, process exit.
+// host.cc - the exports that do not need a running engine: TUN, Unix sockets, echo requests, path MTU, process exit.
 #include "host.h"
 
 #include <errno.h>
@@ -52,7 +52,7 @@ void notify_manager(const Napi::CallbackInfo& info) {
   if (Failure failure = notify(socket, message, fds)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
-/// Returns the descriptor that a call opened; undefined if nothing waited.
+/// Returns the descriptor that a call opened; undefined if the call failed with EAGAIN because nothing waited.
 Napi::Value to_value(Napi::Env env, const Failure& failure, Fd& fd) {
   if (!failure) return Napi::Number::New(env, fd.release());
   if (failure->number != EAGAIN) to_error(env, *failure).ThrowAsJavaScriptException();
@@ -67,7 +67,7 @@ Napi::Value listen_unix(const Napi::CallbackInfo& info) {
 
 Napi::Value connect_unix(const Napi::CallbackInfo& info) {
   Fd fd;
-  // EAGAIN is an error here too: the listener exists, but its queue is full.
+  // Connecting fails with EAGAIN if the listener's queue is full. Here this is an error, not "nothing waited".
   if (Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd)) {
     to_error(info.Env(), *failure).ThrowAsJavaScriptException();
     return info.Env().Undefined();

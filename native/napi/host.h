@@ -1,4 +1,4 @@
-// host.h - the exports that need no engine.
+// host.h - the exports that do not need a running engine.
 #pragma once
 
 #include <napi.h>

@@ -1,4 +1,4 @@
-// layout.h - the layouts and limits that both languages share.
+// layout.h - exports the layouts and limits that TypeScript shares with C++.
 #pragma once
 
 #include <napi.h>

@@ -1,4 +1,4 @@
-// lock.cc - open-file-description locks. They are taken immediately, or waited for in a thread of libuv's pool.
+// lock.cc - takes open-file-description locks, either at once or by waiting in a thread of libuv's pool.
 #include "lock.h"
 
 #include <errno.h>
@@ -43,7 +43,8 @@ class LockWorker : public Napi::AsyncWorker {
 };
 
 Napi::Value lock_file(const Napi::CallbackInfo& info) {
-  auto* worker = new LockWorker(info.Env(), info[0].As<Napi::Number>().Int32Value());  // deletes itself when done
+  // the LockWorker deletes itself when it is done
+  auto* worker = new LockWorker(info.Env(), info[0].As<Napi::Number>().Int32Value());
   worker->Queue();
   return worker->promise();
 }

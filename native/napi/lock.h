@@ -1,4 +1,4 @@
-// lock.h - locks on whole files.
+// lock.h - exports open-file-description locks on whole files.
 #pragma once
 
 #include <napi.h>

@@ -1,4 +1,4 @@
-// values.cc - converts values member by member.
+// values.cc - converts between JavaScript objects and the C++ types that correspond to addon.d.ts.
 #include "values.h"
 
 #include <arpa/inet.h>
@@ -51,7 +51,7 @@ Address to_address(const Napi::Value& value) {
   if (value.IsNumber()) return Address::v4(to_be32(value.As<Napi::Number>().Uint32Value()));
   if (value.IsBigInt()) {
     int sign;
-    uint64_t words[2] = {};  // the lower half first
+    uint64_t words[2] = {};  // the words of a bigint, the lower 64 bits first
     size_t count = std::size(words);
     value.As<Napi::BigInt>().ToWords(&sign, &count, words);
     return Address::of_words(to_be64(words[1]), to_be64(words[0]));
@@ -86,7 +86,7 @@ Net to_net(const Napi::Value& value) {
   return Net::of(to_address(net.Get("address")), net.Get("prefixLength").As<Napi::Number>().Uint32Value());
 }
 
-/// Reads the members of each family with `read`.
+/// Reads an object with the optional members `ipv4` and `ipv6`, each with `read`.
 template <typename T>
 ByFamily<T> by_family(const Napi::Value& value, T (*read)(const Napi::Value&)) {
   const auto given = value.As<Napi::Object>();

@@ -21,25 +21,25 @@ std::vector<std::string_view> names_of(uint32_t features);
 Napi::Array to_array(Napi::Env env, const std::vector<std::string_view>& names);
 std::vector<int> to_numbers(const Napi::Array& array);
 uint32_t features_of(const Napi::Array& names);
-/// Reads an address: a number is IPv4 in host order, a bigint is IPv6, a string is either. Returns :: for anything
-/// else.
+/// Reads an IP address: a number is IPv4 in host byte order, a bigint is IPv6, a string is either family. Returns ::
+/// for anything else.
 Address to_address(const Napi::Value& value);
-/// Returns a number for IPv4 (host order), a bigint for IPv6, or 0 for ::.
+/// Returns an IP address for JavaScript: a number for IPv4 (host byte order), a bigint for IPv6, 0 for ::.
 Napi::Value to_value(Napi::Env env, const Address& address);
-/// Formats an address like inet_ntop(3); :: becomes an empty string.
+/// Formats an IP address like inet_ntop(3); :: becomes an empty string.
 std::string to_text(const Address& address);
 ByFamily<Address> to_addresses(const Napi::Value& value);
 ByFamily<Net> to_nets(const Napi::Value& value);
 FilterOptions to_filter(const Napi::Object& filter);
-/// Copies the keys, which must have 32 bytes each. The caller wipes its own copies.
+/// Copies the keys, which must have 32 bytes each. The caller must wipe the originals.
 SessionKeys to_keys(const Napi::Object& given);
 Napi::Object to_object(Napi::Env env, const SocketAddress& address);
-/// `since_1970_us` is added to convert the monotonic time.
+/// Converts a kept drop. `since_1970_us` is added to its monotonic time, which gives microseconds since 1970.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
-/// Passes ownership of the descriptors to JavaScript.
+/// Converts descriptors to numbers. From now on JavaScript must close them.
 Napi::Object to_object(Napi::Env env, Descriptors descriptors);
-/// Takes ownership of the descriptors from JavaScript. Sets close-on-exec, because descriptors from another process may
-/// be inherited by commands.
+/// Takes over descriptors that JavaScript had as numbers. Sets close-on-exec, because they may come from another
+/// process, and commands that weftd starts must not inherit them.
 Descriptors to_descriptors(const Napi::Object& object);
 
 }  // namespace weft

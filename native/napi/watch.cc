@@ -1,4 +1,5 @@
-// watch.cc - watches a descriptor with a uv_poll. The environment does not end before libuv has closed the handle.
+// watch.cc - watches a descriptor with uv_poll. A cleanup hook delays the end of the Node.js environment until libuv
+// has closed the handle.
 #include "watch.h"
 
 #include <uv.h>
@@ -24,8 +25,8 @@ struct Watcher::State {
   uv_poll_t poll{};
   Napi::Env env;
   std::function<void(Napi::Env)> on_readable;
-  napi_async_cleanup_hook_handle hook = nullptr;  // keeps the environment alive until it is removed
-  std::shared_ptr<State> open;                    // a reference to itself, until libuv has closed the handle
+  napi_async_cleanup_hook_handle hook = nullptr;  // delays the end of the environment until it is removed
+  std::shared_ptr<State> open;                    // a reference to this State itself, until libuv has closed the handle
 };
 
 Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
@@ -41,7 +42,8 @@ Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_
     Napi::Env env = state->env;
     Napi::HandleScope scope(env);
     state->on_readable(env);
-    // An exception of the callback has no caller. If it stayed pending, the next call into the addon would throw it.
+    // An exception of the callback is reported as uncaught. If it stayed pending, the next call into the addon would
+    // throw it.
     if (env.IsExceptionPending()) napi_fatal_exception(env, env.GetAndClearPendingException().Value());
   });
   if (error == 0) return {};

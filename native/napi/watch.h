@@ -1,4 +1,4 @@
-// watch.h - watches descriptors on the event loop, for the engine's faults and for JavaScript.
+// watch.h - watches descriptors on Node's event loop, for the engine's failures and for JavaScript.
 #pragma once
 
 #include <napi.h>
@@ -12,7 +12,8 @@ namespace weft {
 
 class Watcher {
  public:
-  /// Fails if the descriptor cannot be polled, is invalid, or is already watched.
+  /// Calls `on_readable` when `fd` has input. Fails if the descriptor cannot be polled, is invalid, or is already
+  /// watched.
   static Failure start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_readable,
                        std::unique_ptr<Watcher>& result);
   ~Watcher();

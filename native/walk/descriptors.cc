@@ -1,4 +1,5 @@
-// descriptors.cc - opens the sockets and the TUN queues of all loops, and determines their common features.
+// descriptors.cc - opens the sockets and the TUN queues of all loop threads, and determines the features that all of
+// them have.
 #include "descriptors.h"
 
 #include <algorithm>
@@ -20,8 +21,8 @@ Failure open_sockets(const OpenOptions& options, LoopSockets& result) {
     if (!several) break;
     if (Failure failure = open_sender(options.bind_address, i, options.features, result.senders[i])) return failure;
   }
-  // If the kernel refuses, it spreads datagrams by its own hash of addresses and ports. That is less even, but keeps
-  // the order of flows too.
+  // If the kernel refuses, it spreads datagrams by its own hash of addresses and ports, which is less even, but also
+  // keeps each flow in order.
   if (several) spread_by_source(result.sockets[0], options.bind_address, options.workers);
   result.features = result.sockets[0].features;
   result.receive_buffer = {asked_bytes, result.sockets[0].receive_buffer_bytes};
@@ -42,7 +43,7 @@ Failure open_descriptors(const OpenOptions& options, Descriptors& result, Receiv
   }
   uint32_t granted = wanted & (kCoalesceTcp | kCoalesceUdp);
   granted |= tuns[0].features | opened.features;
-  // A kernel without USO refuses UDP superpackets in both directions.
+  // A kernel without USO neither sends nor accepts UDP superpackets on a TUN, so UDP packets must not be joined for it.
   if (!(granted & kTunUso) && (wanted & kTunUso)) granted &= ~kCoalesceUdp;
 
   receive_buffer = opened.receive_buffer;

@@ -1,4 +1,4 @@
-// descriptors.h - the descriptors that an engine needs. This process opens them, or inherits them from its predecessor.
+// descriptors.h - the descriptors that an engine needs. weftd opens them, or inherits them from the previous process.
 #pragma once
 
 #include <string>
@@ -13,20 +13,20 @@ namespace weft {
 struct LoopDescriptors {
   Fd tun;
   Fd socket;
-  Fd sender;        ///< none if the loop sends from its receiving socket
-  Fd other_socket;  ///< The two sockets of the other family; none if datagrams are of one family.
+  Fd sender;        ///< the sending socket; empty if the loop sends from its receiving socket
+  Fd other_socket;  ///< In a dual-stack underlay: the sockets of the second IP family; otherwise empty.
   Fd other_sender;
 };
 
 struct Descriptors {
-  std::string tun_name;   ///< the name that the kernel chose
-  uint32_t features = 0;  ///< the features that the kernel granted, except those that failed since
+  std::string tun_name;   ///< the interface name that the kernel chose
+  uint32_t features = 0;  ///< the features that the kernel granted and that have not failed since
   std::vector<LoopDescriptors> loops;
-  Fd handover_state;  ///< The saved sessions of the previous engine (io/handover_state.h); none if there are none.
+  Fd handover_state;  ///< the saved sessions of the previous engine (io/handover_state.h); empty if there are none
 };
 
 struct OpenOptions {
-  std::string tun_name;  ///< a name, or a pattern with %d
+  std::string tun_name;  ///< the interface name, or a pattern with %d
   SocketAddress bind_address;
   size_t workers = 1;
   uint32_t features = kAllFeatures;  ///< the requested features
@@ -37,12 +37,12 @@ struct ReceiveBuffer {
   int granted_bytes = 0;
 };
 
-/// The sockets of one family for all loops.
+/// The sockets of one IP family, for all loops.
 struct LoopSockets {
-  uint32_t features = 0;  ///< the socket features that the kernel granted
+  uint32_t features = 0;  ///< the socket features that the kernel granted to all sockets
   ReceiveBuffer receive_buffer;
   std::vector<UdpSocket> sockets;
-  std::vector<UdpSocket> senders;  ///< one per loop, or empty descriptors if there is a single loop
+  std::vector<UdpSocket> senders;  ///< one sending socket per loop; empty descriptors if there is a single loop
 };
 
 Failure open_sockets(const OpenOptions& options, LoopSockets& result);

@@ -1,4 +1,4 @@
-// direction.h - the interface of the two directions of a loop, and the data that both get.
+// direction.h - the interface of the two directions of a loop (egress and ingress), and the data that both get.
 #pragma once
 
 #include <algorithm>
@@ -14,60 +14,63 @@
 
 namespace weft {
 
-/// The environment of both directions. Everything here outlives them.
+/// The means that both directions of a loop share: descriptors, addresses, and objects that outlive the directions.
 struct Path {
   int tun = -1;
   int socket = -1;        ///< receives on the well-known port
-  int sender = -1;        ///< sends; the same as `socket`, or one with its own source port
-  int other_socket = -1;  ///< The two sockets of the other family; -1 if datagrams are of one family.
+  int sender = -1;        ///< the sending socket: `socket` itself, or a socket with a source port of its own
+  int other_socket = -1;  ///< in a dual-stack underlay: the two sockets of the second IP family; otherwise -1
   int other_sender = -1;
-  /// The sockets that send from the port that peers know, one per family; -1: use the lane's own. Packets of a session
-  /// share one counter, and a fair queue (fq) serves each socket in turn. So all lanes send them through one socket.
+  /// The sockets, one per IP family, that send from the port that peers know; -1 means the loop's own sockets. Used for
+  /// WireGuard: all threads share the counter of a session. A fair queue (fq) serves sockets by turns, so packets from
+  /// several sockets would arrive out of order.
   int known = -1;
   int other_known = -1;
-  ByFamily<Address> tun_address = {};  ///< the source addresses of ICMP errors to peers
-  /// The source addresses of ICMP errors into the TUN. The kernel would refuse its own IPv4 address as a source.
+  ByFamily<Address> tun_address = {};  ///< the TUN's own addresses, which ICMP errors to peers have as their source
+  /// The source addresses of ICMP errors that are written into the TUN. The IPv4 address must not be this host's own,
+  /// because the kernel drops packets from its own address.
   ByFamily<Address> network_address = {};
   Features* features = nullptr;
   CounterRow counters = CounterRow(nullptr);
   TrafficRows* traffic = nullptr;
-  Drops* tx_drops = nullptr;  ///< the drops of the egress
+  Drops* tx_drops = nullptr;  ///< the packets that the egress dropped
   Drops* rx_drops = nullptr;
   FilterOptions filter = {};
-  UnknownSenders* unknown_senders = nullptr;  ///< records whose packets were refused
+  UnknownSenders* unknown_senders = nullptr;  ///< the senders whose packets the filter refused
   IcmpLimits* icmp = nullptr;                 ///< shared by all loops
-  size_t clamp_mtu = 0;  ///< the TUN's MTU if the MSS of new connections is lowered to fit it; else 0
+  size_t clamp_mtu = 0;  ///< the TUN's MTU, if weft lowers the MSS in SYNs to fit it; 0 if it does not
 
   int known_socket() const { return known >= 0 ? known : socket; }
   int other_known_socket() const { return other_known >= 0 ? other_known : other_socket; }
 };
 
 struct Pump {
-  size_t items = 0;    ///< reads or messages
-  size_t carried = 0;  ///< packets or superpackets that were forwarded
-  size_t refused = 0;  ///< packets or superpackets that were dropped
-  Failure failure;     ///< set if the path cannot continue
+  size_t items = 0;    ///< the number of reads from the TUN, or of messages from the socket
+  size_t carried = 0;  ///< the number of forwarded packets and superpackets
+  size_t refused = 0;  ///< the number of dropped packets and superpackets
+  Failure failure;     ///< set if the loop cannot continue
 };
 
-/// Converts an endpoint's path MTU to the form that PathMtu stores. The MTU of an IPv6 path is reduced by the extra
-/// length of the IPv6 header, so that the rest of the code uses the overhead of IPv4. 0 means "unknown" and stays 0.
+/// Converts a path MTU to the form that PathMtu stores. The MTU of an IPv6 path is reduced by 20, the extra length of
+/// the IPv6 header, so that the rest of the code can always subtract IPv4 headers. 0 means "unknown" and stays 0.
 inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
   constexpr size_t kLongerBytes = kIpv6HeaderBytes - kIpv4HeaderBytes;
   return endpoint.to.family() == AF_INET6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
 }
 
-/// A path MTU that leaves less than this for a packet is implausible.
+/// The smallest plausible MTU for inner packets, in bytes. A path MTU that leaves less is ignored.
 constexpr size_t kLeastMtu = 256;
 
-/// Returns the length of the longest packet that fits in a datagram of `path_bytes` with `encap_bytes` around the
-/// packet. If the MTU is unknown (0) or implausibly small, the kernel fragments datagrams, and the maximum datagram
-/// size is the limit.
+/// Returns the length of the longest inner packet for a path MTU of `path_bytes`, if the encapsulation adds
+/// `encap_bytes`. If the MTU is unknown (0) or implausibly small, the kernel fragments datagrams, and the maximum
+/// datagram size is the limit.
 inline size_t longest_within(size_t path_bytes, size_t encap_bytes) {
   const size_t before = kOuterBytes + encap_bytes;
   return path_bytes >= before + kLeastMtu ? path_bytes - before : kMaxDatagramBytes - encap_bytes;
 }
 
-/// Returns the length of the longest packet to an endpoint, by the kernel's path MTU and by probes.
+/// Returns the length of the longest inner packet to an endpoint: the smaller of the kernel's path MTU and the limit
+/// that probes found.
 inline size_t longest_to(const Endpoint& endpoint, size_t encap_bytes) {
   const size_t known = longest_within(endpoint.path.bytes(), encap_bytes);
   return endpoint.limit == 0 ? known : std::min<size_t>(known, endpoint.limit);
@@ -76,17 +79,18 @@ inline size_t longest_to(const Endpoint& endpoint, size_t encap_bytes) {
 class Direction {
  public:
   virtual ~Direction() = default;
-  /// Moves one batch. Called by one thread at a time. It blocks only while a socket buffer is full, and for a limited
-  /// time (io/sender.h).
+  /// Forwards one batch of packets. Called by one thread at a time. It blocks only while a socket buffer is full, and
+  /// for a limited time (io/sender.h).
   virtual Pump pump() = 0;
-  /// Updates the counters that the kernel reports only on request. Called by the loop's thread from time to time.
+  /// Counts the packets that the kernel has dropped since the last call, by a query. The loop calls it when another
+  /// thread wakes it, and when it ends.
   virtual void count() {}
-  /// The longest interval between two calls of tick(), in milliseconds; -1 if tick() is not needed.
+  /// The longest time between two calls of tick(), in milliseconds; -1 if tick() does nothing.
   virtual int tick_ms() const { return -1; }
-  /// Runs the encapsulation's timers. Called by the loop's thread. Returns true if rest() of all directions must be
-  /// called.
+  /// Runs the encapsulation's timers. Called by the loop's thread. Returns true if the caller must then call rest() of
+  /// all directions.
   virtual bool tick() { return false; }
-  /// Wipes keys that the encapsulation has not used for a while. Called by the loop's thread.
+  /// Wipes copies of keys that the encapsulation has not used for a while. Called by the loop's thread.
   virtual void rest() {}
 };
 

@@ -1,16 +1,18 @@
-// egress.h - moves packets from the TUN to their peers. For each batch:
+// egress.h - sends packets from the TUN to their peers. It does the following for each batch:
 //
-// - read: up to 64 packets or 256 KiB, each with its virtio header. It stops earlier if the packets make many
+// - read: up to 64 packets or 256 KiB, each behind its virtio header. It stops earlier if the packets become many
 //   datagrams.
 // - decide: look up the endpoint of the inner destination. If there is none, an ICMP error goes back into the TUN. If
 //   the encapsulation routes, decrement the TTL.
 // - cut: turn a superpacket into pairs of header and payload slice, without copying the payload. Complete missing
 //   checksums.
-// - fit: if a packet exceeds the path MTU, cut it smaller, fragment it, or send an ICMP error back (docs/path-mtu.md).
-// - seal: the encapsulation adds its header and trailer, or refuses the packet.
+// - fit: if a packet exceeds the path MTU, segment it smaller, fragment it, or send an ICMP error back
+//   (docs/path-mtu.md).
+// - seal: the encapsulation adds its header and trailer and may encrypt the packet, or it refuses the packet.
 // - send: hand all datagrams of the batch to the kernel (io/sender.h).
 //
-// Packets stay in the read buffer during a turn, and nothing outlives a turn. Nothing allocates or locks.
+// Packets stay in the read buffer while their batch is processed, and no packet outlives its batch. No function
+// allocates memory or locks.
 #pragma once
 
 #include <errno.h>
@@ -60,7 +62,8 @@ class Egress final : public Direction {
     turn_ms_ = 0;
     size_t used = 0;
     while (pump.items < kMaxReads && used < kReadBudgetBytes && made_ < kEnoughMade) {
-      // Leave room for the encapsulation's header and trailer around each packet, also if the TUN uses virtio headers.
+      // Each packet is read with space before and behind it for the encapsulation's header and trailer, also if the TUN
+      // uses virtio headers.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
       if (size < 0) {
@@ -70,7 +73,8 @@ class Egress final : public Direction {
           pump.failure = SystemError{"read from the TUN", errno};
           break;
         }
-        // Any other errno concerns one packet, which the kernel has dropped (drivers/net/tun.c, tun_put_user).
+        // Any other errno of read() means that the kernel has dropped one packet (drivers/net/tun.c, tun_put_user), so
+        // reading goes on.
         drop({.reason = k_tx_drop_tun});
         pump.items++;
         continue;
@@ -94,12 +98,12 @@ class Egress final : public Direction {
  private:
   static constexpr size_t kMaxReads = 64;
   static constexpr size_t kReadBudgetBytes = 256 << 10;
-  /// The number of datagrams after which a turn reads no further packets. The last read adds at most 1,023 datagrams: a
-  /// superpacket of the smallest segments that are carried (Segmenter::is_costly).
+  /// The number of datagrams after which a batch reads no further packets. The last read may add 1,023 datagrams: a
+  /// superpacket of the smallest segments that weft carries (Segmenter::is_costly).
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
-  /// The room for a datagram's headers. If datagrams are sealed in one piece, also a share of the bytes that a turn
-  /// reads.
+  /// The maximum size of one call of room(), in bytes: the headers of a datagram. An encapsulation with sessions
+  /// encrypts a datagram in one piece, so it also needs a share of the bytes that a batch reads.
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
@@ -158,9 +162,9 @@ class Egress final : public Direction {
       const size_t ip_bytes = packet.ip_bytes;
       return send_fragments({bytes, ip_bytes, bytes + ip_bytes, packet.total - ip_bytes}, packet, *endpoint, mtu);
     }
-    // The packet must be alone in its message. If a message has several datagrams, the kernel allows routers to
+    // A path MTU probe must be alone in its message. If a message has several datagrams, the kernel allows routers to
     // fragment them (__ip_make_skb sets DF only if the whole message fits the path), and a fragmented probe says
-    // nothing about the path.
+    // nothing about the path MTU.
     const bool alone = is_path_question(bytes, packet);
     if (alone) sender_.send();
     uint8_t* start = bytes - Encap::kHeaderBytes;
@@ -175,7 +179,8 @@ class Egress final : public Direction {
     if (segments.is_costly()) return drop(k_tx_drop_malformed, virtio, bytes, packet, &endpoint);
     if (segments.packet_bytes() > mtu) {
       if (segments.is_tcp()) {
-        // If the path MTU hardly exceeds the headers, use the minimum MTU of IPv6 links instead.
+        // If the path MTU leaves hardly any payload beside the headers, the segments are made as long as the minimum
+        // IPv6 MTU, and the kernel fragments their datagrams.
         segments.limit(2 * segments.header_bytes() <= mtu ? mtu : std::max(mtu, kLeastIpv6Mtu));
       } else if (may_not_fragment(bytes, packet)) {
         if (segments.packet_bytes() > least_mtu(packet)) return refuse(mtu, virtio, bytes, packet, endpoint);
@@ -207,12 +212,14 @@ class Egress final : public Direction {
     }
   }
 
-  /// Returns room for a datagram's header and trailer, and for its payload if it is sealed in one piece.
+  /// Returns memory for a datagram's header and trailer, and also for its payload if the datagram is encrypted in one
+  /// piece.
   uint8_t* room(size_t header_bytes, size_t payload_bytes) {
     return sender_.room(header_bytes + (HasSessions<Encap> ? payload_bytes : 0) + Encap::kTrailerBytes);
   }
 
-  /// Seals a datagram and adds it to the batch. `first` begins with the header; room for the trailer follows it.
+  /// Seals a packet into a datagram and adds it to the batch. `first` begins with space for the encapsulation's header,
+  /// and space for the trailer follows it.
   void seal(const Endpoint& endpoint, const Packet& packet, Ecn ecn, std::span<uint8_t> first,
             std::span<uint8_t> payload) {
     made_++;
@@ -232,7 +239,8 @@ class Egress final : public Direction {
     sender_.template add<Encap::kTrailerBytes>(endpoint, ecn, first, payload);
   }
 
-  /// True for the answer to a probe over the family that this host does not currently use to reach the peer.
+  /// True for the reply to a probe that must be sent over the IP version that this host does not currently use for the
+  /// peer.
   bool goes_by_other(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) const {
     if (!endpoint.other || !(source_of(bytes, packet) == path_.tun_address.of(packet.version))) return false;
     return outer_of_answer(bytes, packet) == (endpoint.other.is_v4() ? 4 : 6);
@@ -244,7 +252,7 @@ class Egress final : public Direction {
     const std::span<const uint8_t> datagram(first.data(), first.size() + Encap::kTrailerBytes);
     const SocketAddress to(endpoint.other, endpoint.to.port());
     const bool known = endpoint.is_from_known_port;
-    // Sockets accept addresses of their own family only.
+    // A socket accepts addresses of its own IP family only, so the second call uses the socket of the other family.
     if (!send_now(known ? path_.other_known_socket() : path_.other_sender, to, datagram) &&
         !send_now(known ? path_.known_socket() : path_.sender, to, datagram)) {
       return drop({.reason = k_tx_drop_refused, .bytes = {bytes, packet.total}, .peer = endpoint.other});
@@ -263,7 +271,7 @@ class Egress final : public Direction {
     refused_++;
     path_.tx_drops->add(dropped);
   }
-  /// Drops a packet; a superpacket is dropped as a whole.
+  /// Counts a packet as dropped; a superpacket counts as all of its segments.
   void drop(Counter reason, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
             const Endpoint* endpoint = nullptr) {
     drop({.reason = reason,
@@ -272,12 +280,13 @@ class Egress final : public Direction {
           .peer = endpoint ? endpoint->address() : Address()});
   }
 
-  /// Routers must not fragment IPv6 packets (RFC 8200 section 5).
+  /// True if the packet has DF, or is IPv6, which routers must not fragment (RFC 8200 section 5).
   static bool may_not_fragment(const uint8_t* bytes, const Packet& packet) {
     return packet.version == 6 || (load_be16(bytes + 6) & kDontFragment);
   }
-  /// Packets up to this length are carried regardless of the path MTU. IPv6 senders do not send packets shorter
-  /// than 1280 bytes on request, so the kernel fragments the datagrams of such packets (RFC 2473 section 7.1).
+  /// Packets up to this length are sent regardless of the path MTU. IPv6 senders need not send packets shorter than
+  /// 1280 bytes, whatever an ICMP error says, so the kernel fragments the datagrams of such packets (RFC 2473 section
+  /// 7.1).
   static size_t least_mtu(const Packet& packet) { return packet.version == 6 ? kLeastIpv6Mtu : 0; }
 
   void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {
@@ -286,8 +295,8 @@ class Egress final : public Direction {
               k_tx_frag_needed_sent);
   }
 
-  /// True for an unfragmented echo request of this host, which probes whether a packet of its length arrives. No learnt
-  /// limit applies to it, because it is the way to find out that a limit has gone.
+  /// True for an unfragmented echo request of this host, which probes whether a packet of its length arrives. No limit
+  /// from earlier probes applies to it, because it must find out if the limit has gone.
   bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
     const bool v4 = packet.version == 4;
     const uint8_t protocol = v4 ? uint8_t{IPPROTO_ICMP} : uint8_t{IPPROTO_ICMPV6},
@@ -296,13 +305,14 @@ class Egress final : public Direction {
            bytes[packet.ip_bytes] == type && source_of(bytes, packet) == path_.tun_address.of(packet.version);
   }
 
-  /// Returns the length of the longest packet that the path to a peer accepts.
+  /// Returns the length of the longest packet that may be sent to a peer, by the kernel's path MTU and the limit that
+  /// probes found.
   size_t mtu_to(const Endpoint& endpoint) {
     ask_path(endpoint);
     return longest_to(endpoint, kEncapBytes<Encap>);
   }
 
-  /// Returns the length of the longest packet by the kernel's path MTU alone.
+  /// Returns the length of the longest packet that may be sent to a peer, by the kernel's path MTU only.
   size_t known_mtu(const Endpoint& endpoint) {
     ask_path(endpoint);
     return longest_within(endpoint.path.bytes(), kEncapBytes<Encap>);
@@ -317,8 +327,8 @@ class Egress final : public Direction {
     }
   }
 
-  /// Sends an ICMP error about a packet that was read from the TUN. For a superpacket the error quotes the first
-  /// packet, since the sender's system knows no other.
+  /// Sends an ICMP error about a packet from the TUN. For a superpacket the error quotes the first segment, because the
+  /// sender's system knows only segments.
   void send_icmp(IcmpKind kind, const IcmpError& error, const VirtioHeader& virtio, uint8_t* bytes, Packet packet,
                  Counter counter) {
     const Address sender = source_of(bytes, packet);
@@ -335,15 +345,15 @@ class Egress final : public Direction {
 
   Path path_;
   bool header_;                    // true if the TUN uses virtio headers
-  PathProbe probe_, other_probe_;  // one for peers of each family
-  int64_t turn_ms_ = 0;            // the time when the turn began; 0 until it is first needed
+  PathProbe probe_, other_probe_;  // for peers of one IP family and of the other
+  int64_t turn_ms_ = 0;            // when the current batch began; 0 until the time is needed
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;
   CircleGuard circles_;
   Encap encap_;
   Sender sender_;
-  size_t refused_ = 0, made_ = 0;     // the packets dropped and the datagrams made in this turn
-  std::unique_ptr<uint8_t[]> reads_;  // untouched until it is used, so that an idle lane takes no memory
+  size_t refused_ = 0, made_ = 0;     // the numbers of dropped packets and of datagrams in the current batch
+  std::unique_ptr<uint8_t[]> reads_;  // not written until used, so that an idle thread uses no memory
 };
 
 }  // namespace weft

@@ -1,7 +1,7 @@
-// ingress.h - moves packets from peers to the TUN. For each batch:
+// ingress.h - writes packets from peers to the TUN. It does the following for each batch:
 //
 // - receive: a batch of messages, each with one datagram or several (io/receiver.h).
-// - open: the encapsulation turns each datagram into a packet, a control message for JavaScript, or nothing.
+// - open: the encapsulation turns each datagram into a packet, a control message for JavaScript, a drop, or nothing.
 // - check: validate the inner packet (core/inspect.h), filter it by sender and destination (core/filter.h), copy the
 //   outer congestion mark (core/ecn.h), and decrement the TTL if the encapsulation routes.
 // - join: combine packets of one flow into superpackets (core/coalesce.h).
@@ -24,7 +24,7 @@ namespace weft {
 template <Encapsulation Encap>
 class Ingress final : public Direction {
  public:
-  /// The peer table reader must be exclusive to this object, because the other direction may run at the same time.
+  /// No other object may use the reader `peers`, because the other directions may run at the same time.
   Ingress(const Path& path, PeerTables::Reader peers, Encap encap)
       : path_(path),
         peers_(peers),
@@ -95,7 +95,7 @@ class Ingress final : public Direction {
   }
 
  private:
-  /// Sends for an encapsulation's timers, from the well-known port.
+  /// The functions with which an encapsulation's timers send datagrams from the well-known port, and count drops.
   struct Out {
     Ingress& self;
     void send(const SocketAddress& to, std::span<const uint8_t> datagram, size_t inner_bytes, uint32_t slot) {
@@ -109,8 +109,8 @@ class Ingress final : public Direction {
     void drop(Counter reason, size_t packets) { self.path_.tx_drops->add({.reason = reason, .packets = packets}); }
   };
 
-  /// True for an address that is inside the network and belongs to no peer (Message::is_from_inside). Hosts may have
-  /// addresses of the network that are in no subnet; that is so if this host's own address is inside the network.
+  /// True if `from` is inside the tunnel and belongs to no peer (Message::is_from_inside). If this host's own underlay
+  /// address is in the cluster's network, other hosts may also have addresses there that are in no subnet.
   bool is_from_inside(const Address& from) const {
     const Net& network = path_.filter.network.of(from);
     const bool is_inside = table_->find(from) || path_.filter.subnet.of(from).contains(from) ||
@@ -118,7 +118,7 @@ class Ingress final : public Direction {
     return is_inside && !table_->has_endpoint_at(from);
   }
 
-  /// Hands a message to JavaScript, or returns why it is dropped.
+  /// Hands a control message to JavaScript, or returns the counter of the reason to drop it.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message) {
     if constexpr (HasSessions<Encap>) {
       const bool is_peer = table_->has_endpoint_at(from.address(), 4) || table_->has_endpoint_at(from.address(), 6);
@@ -127,7 +127,7 @@ class Ingress final : public Direction {
     return {};
   }
 
-  /// Returns true if the packet is forwarded.
+  /// Checks an inner packet and adds it to the writes. Returns false if the packet was dropped.
   bool receive(const Message& message, std::span<uint8_t> bytes, const VirtioHeader& undone, Failure& failure) {
     Packet packet;
     if (const auto reason = inspect(bytes, packet)) {
@@ -138,7 +138,8 @@ class Ingress final : public Direction {
       drop(*reason, message, undone, bytes, packet);
       return false;
     }
-    // If the encapsulation does not copy marks to the outer header, the outer header gives no reason to drop.
+    // A congestion mark on the outer header is a reason to drop only if the encapsulation copies marks to the outer
+    // header.
     if (message.ecn != kNotEct && !take_ecn(message.ecn, bytes.data(), packet) && Encap::kCopiesEcn) {
       drop(k_rx_drop_congestion, message, undone, bytes, packet);
       return false;
@@ -160,13 +161,15 @@ class Ingress final : public Direction {
       if (Failure gone = writer_.write(coalescer_)) failure = gone;
     }
     CoalesceLimits limits = limits_;
-    // The kernel joins UDP for a socket of this host only if the socket requests it, which weftd cannot see.
+    // UDP packets to this host itself are not joined: the kernel passes a superpacket only to sockets that requested
+    // UDP_GRO, which weftd cannot see.
     limits.udp = limits.udp && packet.protocol == IPPROTO_UDP && !is_for_host(bytes.data(), packet);
     coalescer_.add(bytes.data(), packet, limits, undone);
     return true;
   }
 
-  /// True for the TUN's own address, and for the next address, which the bridge of containers has (subnet.env).
+  /// True for the two addresses of this host in its subnet: the TUN's own address and the next address, which the
+  /// bridge of the containers has (subnet.env).
   bool is_for_host(const uint8_t* bytes, const Packet& packet) const {
     const uint8_t* at = destination_address(bytes, packet);
     const Address to = packet.version == 4 ? Address::v4(load<uint32_t>(at)) : Address::v6(at);
@@ -188,7 +191,7 @@ class Ingress final : public Direction {
                          .peer = message.sender->address()});
   }
 
-  /// Lowers the MSS in a peer's SYN to the longest segment that this host can send to that peer.
+  /// Lowers the MSS in a peer's SYN, so that the segments that this host sends to the peer fit the path.
   void clamp(uint8_t* bytes, const Packet& packet, const VirtioHeader& undone) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     const size_t most = peer ? std::min(path_.clamp_mtu, longest_to(*peer, kEncapBytes<Encap>)) : path_.clamp_mtu;
@@ -203,8 +206,8 @@ class Ingress final : public Direction {
     received_ = {};
   }
 
-  /// Sends the error to the peer that owns the packet's source, at its endpoint. It never goes to the datagram's
-  /// sender, because both the outer and the inner source may be forged.
+  /// Sends an ICMP error to the peer whose subnet contains the packet's source, at the address in the peer table. It
+  /// never goes to the datagram's sender, because both the outer and the inner source may be forged.
   void send_time_exceeded(const uint8_t* bytes, const Packet& packet) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     uint8_t out[kEncapBytes<Encap> + kMaxIcmpErrorBytes];
@@ -220,7 +223,8 @@ class Ingress final : public Direction {
     if (send(peer->to, datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
-  /// A peer may send over one family and receive over the other. Sockets accept addresses of their own family only.
+  /// Sends a datagram from the well-known port of the receiver's IP family. A socket accepts addresses of its own
+  /// family only, and a peer may send over one family and receive over the other.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
     return send_now(path_.known_socket(), to, datagram) ||
            (path_.other_socket >= 0 && send_now(path_.other_known_socket(), to, datagram));
@@ -234,7 +238,7 @@ class Ingress final : public Direction {
   Path path_;
   ByFamily<Address> own_;  // the source addresses of this host's datagrams
   PeerTables::Reader peers_;
-  const PeerTable* table_ = nullptr;  // valid during a turn
+  const PeerTable* table_ = nullptr;  // valid while pump() runs
   Encap encap_;
   Filter filter_;
   Received received_;

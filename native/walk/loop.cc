@@ -1,4 +1,4 @@
-// loop.cc - the loop's thread.
+// loop.cc - the thread that runs a loop.
 #include "loop.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@ namespace weft {
 
 namespace {
 
-/// The loop's number follows. With two digits the name has at most 15 characters, the kernel's limit.
+/// The thread's name, which the loop's number follows. The kernel allows 15 characters.
 constexpr const char* kThreadName = "weft-loop";
 
 bool watch(const Fd& epoll, int fd) {
@@ -47,7 +47,7 @@ Failure Loop::start() {
 }
 
 ThreadRounds Loop::ask_thread() const {
-  // Read before the wake-up, so that at least one more round follows.
+  // The count must be read before the wake-up, because the woken thread increases it.
   ThreadRounds rounds{name_, rounds_.count()};
   wake_.signal();
   return rounds;

@@ -1,9 +1,9 @@
-// loop.h - one loop: a TUN queue, a socket for each family in use, and the thread that moves packets between them in
+// loop.h - one loop: a TUN queue, a socket for each IP family in use, and the thread that moves packets between them in
 // both directions.
 //
-// Several loops are lanes. A flow stays in its loop. The kernel's scheduler serves the loops' threads by the time that
-// each has used, so a loop with little to do runs immediately, however many packets wait in another loop. A lone packet
-// does not wait behind eight streams, and weft needs no fair queue of its own.
+// A flow always stays in one loop. The kernel's scheduler prefers threads that have used little CPU time, so a loop
+// with few packets runs immediately, however many packets wait in another loop. A single packet does not wait behind
+// eight streams in other loops, and weft needs no fair queue of its own.
 #pragma once
 
 #include <atomic>
@@ -16,19 +16,19 @@
 
 namespace weft {
 
-/// Holds the first failure of any loop, and reports it through an eventfd.
+/// Stores the first failure of any loop, and signals an eventfd when it happens.
 class Fault {
  public:
-  /// Why the eventfd could not be created; empty if it could.
+  /// Why the eventfd could not be created; empty if it was created.
   Failure failure() const { return event_.failure(); }
-  /// Becomes readable when a loop has failed.
+  /// The eventfd, which becomes readable when a loop has failed.
   int event() const { return event_.fd(); }
   void report(const SystemError& error) {
     if (reported_.exchange(true)) return;
     error_ = error;
     event_.signal();
   }
-  /// Valid once event() is readable.
+  /// The first failure. Valid once event() is readable.
   SystemError error() const { return error_; }
 
  private:
@@ -37,8 +37,8 @@ class Fault {
   SystemError error_{"", 0};
 };
 
-/// The number of rounds of a thread's loop. Only that thread writes it, so a plain store suffices. The alignment keeps
-/// it on a cache line that no other thread writes.
+/// Counts the iterations of a thread's loop, which shows whether the thread hangs. Only that thread writes the count,
+/// so a plain store suffices. The alignment keeps the count on a cache line that no other thread writes.
 class alignas(64) Rounds {
  public:
   void add() { count_.store(count() + 1, std::memory_order_relaxed); }
@@ -54,29 +54,31 @@ struct ThreadRounds {
 };
 
 struct LoopOptions {
-  int nice = 0;         ///< The thread's nice value (setpriority(2)); 0 means that of the process.
-  int64_t poll_us = 0;  ///< How long the thread polls before it sleeps, in microseconds (core/waiting.h).
+  int nice = 0;         ///< the thread's nice value (setpriority(2)); 0 means that of the process
+  int64_t poll_us = 0;  ///< how long the thread polls before it sleeps, in microseconds (core/waiting.h)
 };
 
 class Loop {
  public:
-  /// `other_ingress` receives from the path's second socket, if there is one.
+  /// `other_ingress` receives from the socket of the second IP family; null if there is none.
   Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
        const LoopOptions& options, Fault& fault, std::unique_ptr<Direction> other_ingress = nullptr);
   ~Loop();
 
   Failure start();
-  /// Why the thread does not run at the requested priority; empty if it does. Valid after start().
+  /// Why the kernel refused the nice value of the thread; empty if it did not. Valid after start().
   Failure priority_refused() const { return thread_.priority_refused(); }
   void stop();
-  /// Returns the number of rounds so far, then wakes the thread. If the thread is alive, the number increases.
+  /// Returns how many iterations the thread has made, then wakes it. If the thread does not hang, a later call returns
+  /// more.
   ThreadRounds ask_thread() const;
-  /// Wakes the thread, so that it sends what the encapsulation has ready.
+  /// Wakes the thread, so that it sends the packets for which the encapsulation now has keys.
   void wake() const { wake_.signal(); }
 
  private:
   void run();
-  /// Moves one batch and adds the result to `sum`. Reports a failure and returns false if the path cannot continue.
+  /// Forwards one batch in one direction, and adds the result to `sum`. If the loop cannot continue, reports the
+  /// failure and returns false.
   bool pump(Direction& direction, Pump& sum);
   void count_kernel_drops();
   void tick();

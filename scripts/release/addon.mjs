@@ -1,17 +1,19 @@
-// addon.mjs - builds the addon of an architecture, linked so that it runs with an older C library than this machine's.
+// addon.mjs - compiles the addon for one architecture, and links it to an old C library, so that it also runs on older systems.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
-/** The newest version of glibc that the addon may require. Node.js requires the same; the addon is linked with a newer one. */
+/** The newest version of glibc that the finished addon may require. It is the version that Node.js itself requires. */
 const GLIBC = [2, 28]
 
-/** Reads binding.gyp. It must be plain JSON, although node-gyp allows more. */
+/**
+ * Reads the build target from binding.gyp. The file must be plain JSON for this, although node-gyp also accepts comments and Python syntax.
+ */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
-/** Compiles and links the addon. Throws if it requires a newer glibc. */
+/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires a newer glibc than GLIBC. */
 export function buildAddon(root, architecture, target) {
   const { gnu } = architecture
   const system = sysroot(architecture)
@@ -31,7 +33,7 @@ export function buildAddon(root, architecture, target) {
       join(nodeRelease(architecture), 'include/node'),
       '-I',
       'node_modules/node-addon-api',
-      // Without these paths the compiler would first search this machine's libraries.
+      // Without --sysroot and -L the linker would find this machine's newer libraries first.
       `--sysroot=${system}`,
       `-L${system}/lib/${gnu}`,
       `-L${system}/usr/lib/${gnu}`,

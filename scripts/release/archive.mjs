@@ -1,4 +1,4 @@
-// archive.mjs - reproducible tar and gzip: the bytes depend only on names, modes and contents.
+// archive.mjs - makes reproducible tar and gzip files: their bytes depend only on the names, modes and contents of the packed files.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -6,7 +6,7 @@ import { gzipSync } from 'node:zlib'
 
 export const sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex')
 
-/** Returns a tar of a folder, or of `names` in it. All files belong to root and have the time SOURCE_DATE_EPOCH. */
+/** Returns a tar archive of a folder, or of only `names` in the folder. All entries belong to root and have the time SOURCE_DATE_EPOCH. */
 export const tarOf = (folder, ...names) =>
   execFileSync(
     'tar',
@@ -26,8 +26,8 @@ export const tarOf = (folder, ...names) =>
   )
 
 /**
- * Sets the time of a folder and everything in it to SOURCE_DATE_EPOCH. dpkg-deb and rpmbuild do that only for later times. With a wrong clock
- * there may be earlier times.
+ * Sets the times of a folder and of all files in it to SOURCE_DATE_EPOCH. dpkg-deb and rpmbuild only lower later times, so earlier times,
+ * from a clock that was wrong, would change the package.
  */
 export const date = (folder) =>
   execFileSync('find', [
@@ -40,5 +40,5 @@ export const date = (folder) =>
     '+',
   ])
 
-/** Compresses with gzip, without a file name and a time. */
+/** Compresses with gzip. The header contains no file name and no time, so that equal input gives equal output. */
 export const gzip = (bytes) => gzipSync(bytes, { level: 9 })

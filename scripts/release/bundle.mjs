@@ -1,7 +1,8 @@
-// bundle.mjs - bundles the whole program into one CommonJS file, for the executable (src/executable.ts), and lists the packages inside.
+// bundle.mjs - bundles weft and its npm packages into one CommonJS file for the single-file executable (src/executable.ts), and lists these
+// packages.
 //
-// Three modules load files at run time, and this file embeds those: the assets of src/base/assets.ts, etcd's protocol for etcd3, and the
-// package of 64-bit integers for protobufjs, without which large integers would lose digits.
+// Three modules normally load files at run time, so their files are embedded: the assets of src/base/assets.ts, the protocol definitions of
+// the package etcd3, and the package for 64-bit integers that protobufjs needs for exact large numbers.
 
 import { readFileSync } from 'node:fs'
 import { createRequire, SourceMap } from 'node:module'
@@ -16,7 +17,7 @@ const PROTOCOL = 'weft:etcd-protocol'
 const OPTIONAL = '@protobufjs/inquire'
 const LOADING = '(0, proto_loader_1.loadSync)(`${__dirname}/../proto/rpc.proto`'
 
-/** Returns etcd's protocol, which consists of several files, as JSON. */
+/** Returns the definitions of etcd's protocol as one JSON text. The package etcd3 has them in several files and loads them at run time. */
 function etcdProtocol(root) {
   const protobuf = require('protobufjs')
   const file = join(root, 'node_modules/etcd3/proto/rpc.proto')
@@ -45,8 +46,8 @@ const inside = (root) => ({
 })
 
 /**
- * Maps the lines of the bundle to the lines of weft's files. Each run of consecutive lines has three numbers: the first line in the bundle,
- * the index of the file or -1 if it does not belong to weft, and the first line in that file.
+ * Returns a table that maps lines of the bundle to lines of weft's source files, for stack traces. Each entry has three numbers: the first
+ * line of a block in the bundle, the index of its source file (-1 if the code is not weft's), and the block's first line in that file.
  */
 function linesOf(code, map) {
   const sources = new SourceMap(map)
@@ -67,8 +68,8 @@ function linesOf(code, map) {
 }
 
 /**
- * Replaces all other characters than ASCII by escapes, without changing the lines. V8 needs twice the memory for a program with a character
- * outside of Latin-1. Throws if a String.raw template contains such a character, because the escape would change its value.
+ * Replaces characters outside ASCII by escapes, without changing the number of lines. V8 uses twice the memory for a program that contains
+ * a character outside Latin-1. Throws if such a character is in a String.raw template, because an escape would change its value.
  */
 export function inAscii(code) {
   if (/String\.raw`[^`]*[^\0-\x7f]/.test(code))
@@ -78,15 +79,16 @@ export function inAscii(code) {
   return code.replace(/[^\0-\x7f]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }
 
-/** Returns the folders of the packages whose modules are in the bundle. */
+/** Returns the folders of the npm packages that have a module in the bundle. */
 const foldersOf = (root, ids) =>
   [...new Set(ids.flatMap((id) => /^(.*\/node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(id)?.[1] ?? []))]
     .map((folder) => relative(root, folder))
     .toSorted((a, b) => (a < b ? -1 : 1))
 
 /**
- * Bundles a clone whose TypeScript is built. Throws if an import cannot be resolved.
- * @returns {Promise<{ code: string, lines: string, packages: readonly { name: string, version: string, license: string, folder: string }[] }>}
+ * Bundles the compiled files in dist/ of the clone at `root`. Throws if an import cannot be resolved.
+ * @returns {Promise<{ code: string, lines: string, packages: readonly { name: string, version: string, license: string, folder: string }[]
+ *   }>}
  */
 export async function bundle(root) {
   const bundled = await rolldown({
@@ -95,7 +97,8 @@ export async function bundle(root) {
     platform: 'node',
     plugins: [inside(root)],
     onLog(level, log, handle) {
-      // An unresolved import would fail on a user's host. Packages that use eval are known, so that warning is suppressed.
+      // Fail on an unresolved import, because the program would fail on a user's host. Warnings about `eval` are not shown, because the
+      // packages that use it are known.
       if (log.code === 'UNRESOLVED_IMPORT') throw new Error(log.message)
       if (log.code !== 'EVAL') handle(level, log)
     },

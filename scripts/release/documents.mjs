@@ -1,15 +1,18 @@
-// documents.mjs - the documents in the Debian and the RPM package, at the paths by which messages and pages name them.
+// documents.mjs - collects the documents for the Debian and the RPM package. In the package their relative paths are the same as in the
+// repository, so paths in weft's messages stay valid.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-/** The folder of the documents in a package. A path in a message, such as `docs/doctor.md`, is relative to it. */
+/** The folder for documents in a package. Paths that weft's messages contain, such as `docs/doctor.md`, are relative to this folder. */
 const FOLDER = 'usr/share/doc/weft'
 const TOP = ['README.md', 'ARCHITECTURE.md', 'SECURITY.md']
 
-/** Returns the documents' texts by their paths in the package. Pictures are left out, as in the npm package.
+/**
+ * Returns the text of each document by its path in the package. Pictures are left out, as they are in the npm package.
  * @param {string} root
- * @returns {Record<string, string>} */
+ * @returns {Record<string, string>}
+ */
 export function documents(root) {
   const below = readdirSync(join(root, 'docs'), { recursive: true, encoding: 'utf8' }).filter((name) =>
     name.endsWith('.md'),
@@ -18,6 +21,8 @@ export function documents(root) {
   return Object.fromEntries(names.map((name) => [join(FOLDER, name), readFileSync(join(root, name), 'utf8')]))
 }
 
-/** True for a URL that other people can open; the placeholder in publisher.json is not, until the publisher replaces it.
- * @param {string} url */
+/**
+ * True if the URL is on a public host. False for the placeholder in publisher.json, which is on localhost until the publisher replaces it.
+ * @param {string} url
+ */
 export const isPublic = (url) => new URL(url).hostname !== 'localhost'

@@ -1,20 +1,24 @@
-// embed.mjs - puts weft into the program of Node.js, in place of ICU's tables for most languages and encodings.
+// embed.mjs - puts weft's application into the executable file of Node.js, in the space of ICU's data tables for most languages and
+// encodings.
 //
-// Only the English tables stay, as in a Node.js configured with --with-intl=small-icu. weft follows them, and the rest of that space is cut
-// out. Node.js finds its application as a note of the ELF program (postject's postject-api.h). elf(5) describes the program headers,
-// source/common/ucmndata.h of ICU describes its tables.
+// Only ICU's English tables stay, as in a Node.js that was configured with --with-intl=small-icu. The application is placed after them, and
+// the rest of the space is removed. At start Node.js finds the application as an ELF note (postject-api.h of the project postject). For the
+// formats see elf(5), and source/common/ucmndata.h of ICU.
 
 const PT = { LOAD: 1, NOTE: 4, PHDR: 6 }
 const ENTRY_SIZE = 56
-/** The largest memory page of the supported architectures. */
+/** The largest size of a memory page on the supported architectures, in bytes. Segments must be aligned to it. */
 const PAGE = 0x10000
 const NAME = 'NODE_SEA_BLOB'
-/** Marks whether the program contains an application: the next character is 0 or 1. */
+/**
+ * The text in the Node.js executable before the character that says whether the executable contains an application: `1` if it does, else
+ * `0`.
+ */
 const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2:'
 
 const roundUp = (value, unit) => Math.ceil(value / unit) * unit
 
-/** Reads the program headers. Throws if it is not a little-endian ELF program of 64 bits. */
+/** Reads the program headers of an ELF file. Throws if the file is not a little-endian 64-bit ELF program. */
 function segmentsOf(program) {
   if (program.toString('latin1', 0, 6) !== '\x7fELF\x02\x01') throw new Error('it is not a 64-bit ELF program')
   const [table, count] = [Number(program.readBigUInt64LE(32)), program.readUInt16LE(56)]
@@ -44,17 +48,23 @@ function writeSegments(program, segments) {
     for (const [place, value] of [offset, address, address, size, memory, alignment].entries())
       program.writeBigUInt64LE(BigInt(value), at + 8 + place * 8)
   }
-  // Remove the table of sections, because it would be wrong. Only debuggers need it.
+  // Remove the reference to the table of sections, because this change makes the table wrong. Only debuggers need it.
   program.writeBigUInt64LE(0n, 40)
   program.writeUInt16LE(0, 60)
   program.writeUInt16LE(0, 62)
 }
 
-/** True for tables of other languages, of encodings other than Unicode, and of dictionaries for languages without spaces. */
+/**
+ * True for an ICU table that weft does not need: one for another language, for an encoding other than Unicode, or a dictionary for a
+ * language without spaces.
+ */
 const isForeign = (name) =>
   /\/(?!root\.|en[._])[a-z]{2,3}(?:_\w+)?\.res$/.test(name) || /\.(?:cnv|dict)$|\/translit\/|_cj\.brk$/.test(name)
 
-/** Returns ICU's tables without those of `isForeign`. The format is a header, the offsets sorted by name, the names, and the tables. */
+/**
+ * Returns ICU's data without the tables that `isForeign` selects. The data consist of a header, the offsets sorted by name, the names, and
+ * the tables.
+ */
 export function english(tables) {
   const start = tables.readUInt16LE(0)
   if (tables.toString('latin1', 12, 16) !== 'CmnD') throw new Error("these are not ICU's tables")
@@ -90,10 +100,10 @@ function noteOf(blob) {
 }
 
 /**
- * Returns the program with the application inside.
- * @param {Buffer} node The program of Node.js, which must not be relocatable.
- * @param {{ address: number, size: number }} icu The address and the size of ICU's tables in its memory.
- * @param {Buffer} blob The output of --experimental-sea-config.
+ * Returns the Node.js executable with the application inside.
+ * @param {Buffer} node The executable file of Node.js. It must be linked to fixed addresses (not position-independent).
+ * @param {{ address: number, size: number }} icu The address of ICU's tables when the program is loaded, and their size in bytes.
+ * @param {Buffer} blob The application, as `node --experimental-sea-config` wrote it.
  */
 export function embed(node, icu, blob) {
   const segments = segmentsOf(node)
@@ -126,7 +136,8 @@ export function embed(node, icu, blob) {
   const cut = to - from
   const moved = (segment) => (segment.offset >= offsetOf(to) ? { ...segment, offset: segment.offset - cut } : segment)
   const [ofTable, ofNotes] = [one(PT.PHDR), one(PT.NOTE)]
-  // The second half gets the entry of the program header table itself, which a program at a fixed address does not need.
+  // The segment with ICU's tables is split in two. The second half needs a program header, and takes that of the program header table
+  // (PT_PHDR), which a program at a fixed address does not need.
   const changed = segments
     .filter((segment) => segment !== ofTable)
     .flatMap((segment) => {

@@ -1,5 +1,5 @@
-// image-base.mjs - the files of Debian in the images: the programs that weft runs, their libraries, and the trusted certificate authorities.
-// They contain no package manager, because nothing is installed in a container.
+// image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries, and the trusted
+// certificate authorities. The images have no package manager, because nobody installs packages in a container of weft.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -18,7 +18,7 @@ import {
 import { dirname, join, relative } from 'node:path'
 import { made } from './inputs.mjs'
 
-/** The release of Debian. It gets updates until 2030. */
+/** The Debian release from which the images take programs and libraries. It gets security updates until 2030. */
 const DEBIAN = 'trixie'
 const PACKAGES = [
   'base-files',
@@ -33,18 +33,21 @@ const PACKAGES = [
   'util-linux',
   'wireguard-tools',
 ]
-/** The programs that weft and deploy/flanneld.sh run. */
+/** The programs of Debian that weft and the script deploy/flanneld.sh run in a container. */
 const PROGRAMS = ['bin/busybox', 'bin/ip', 'bin/setpriv', 'bin/wg', 'sbin/bridge', 'sbin/nft'].concat(
   ['nft', 'legacy'].map((kind) => `sbin/xtables-${kind}-multi`),
 )
-/** The commands of busybox: for deploy/flanneld.sh, and for a user who inspects a container. */
+/** The busybox commands that the images have, for deploy/flanneld.sh and for users who inspect a container. */
 const APPLETS = ['cat', 'cp', 'env', 'grep', 'head', 'id', 'ls', 'ps', 'sh', 'sleep', 'tail', 'test']
 const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpthread.so.0', 'libstdc++.so.6']
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
-/** Further names of the two files that implement all of iptables. */
+/** Matches additional names of iptables' two executables that the images do not need, such as arptables and iptables-translate. */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
-/** Files of packages that have no program in the image, so that these packages are listed too. gcc-14-base has the licenses of GCC's libraries. */
+/**
+ * Files from packages of which the image has no program. They are included so that the image's package list names these packages;
+ * gcc-14-base has the licenses of GCC's libraries.
+ */
 const FOR_OWNERS = [
   'usr/lib/os-release',
   'usr/sbin/update-ca-certificates',
@@ -53,13 +56,13 @@ const FOR_OWNERS = [
 ]
 const AUTHORITIES = 'usr/share/ca-certificates/mozilla'
 
-/** Returns the names of the libraries that an ELF file needs. */
+/** Returns the names of the shared libraries that an ELF file needs. */
 const librariesOf = (path) =>
   [...execFileSync('objdump', ['-p', path], { encoding: 'utf8' }).matchAll(/^ +NEEDED +(\S+)$/gm)].map(
     ([, name]) => name,
   )
 
-/** Returns the real paths in `root` of the programs, iptables' extensions, and their libraries. */
+/** Returns the real paths below `root` of all programs, of iptables' extensions, and of the shared libraries that they need. */
 function programsIn(root, gnu) {
   const libraries = join(root, 'usr/lib', gnu)
   const extensions = join(libraries, 'xtables')
@@ -76,7 +79,7 @@ function programsIn(root, gnu) {
   return found
 }
 
-/** Lists the packages whose archives are in this folder, each with its description and the paths of its files. */
+/** Lists the Debian packages in a folder of .deb files, each with its description and the paths of its files. */
 const packagesIn = (archives) =>
   readdirSync(archives)
     .filter((name) => name.endsWith('.deb'))
@@ -86,12 +89,13 @@ const packagesIn = (archives) =>
       const paths = execFileSync('sh', ['-c', list, path], { encoding: 'utf8', maxBuffer: 2 ** 26 }).split('\n')
       return {
         control: execFileSync('dpkg-deb', ['--field', path], { encoding: 'utf8' }),
-        // Some packages name files below /lib that are below /usr/lib after the merge.
+        // Some packages list files in /bin, /sbin or /lib. In this release these are links to /usr/bin, /usr/sbin and /usr/lib, so adapt
+        // the paths.
         paths: paths.map((each) => each.replace(/^\.\//, '').replace(/^(?=s?bin\/|lib(?:64)?\/)/, 'usr/')),
       }
     })
 
-/** Removes the files in `folder` for which `isKept` returns false, and the folders that become empty, except `root`. */
+/** Deletes the files in `folder` for which `isKept` returns false, and then the folders that have become empty, except `root`. */
 function prune(root, folder, isKept) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -102,13 +106,13 @@ function prune(root, folder, isKept) {
 }
 
 /**
- * Returns a folder with these files. `var/lib/dpkg/status.d` lists the packages that they belong to, for scanners that search images for
- * vulnerabilities.
+ * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian packages of these
+ * files, for programs that scan images for vulnerabilities.
  * @param {import('./inputs.mjs').Architecture} architecture
  */
 export const imageBase = ({ debian, gnu }) =>
   made(`${DEBIAN}-image-${debian}`, (folder) => {
-    // Use the real path, because links are compared by real paths.
+    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real paths.
     const root = realpathSync(folder)
     const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
     execFileSync('mmdebstrap', [...options, `--include=${PACKAGES.join(',')}`, DEBIAN, root], {

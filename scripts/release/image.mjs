@@ -1,8 +1,8 @@
-// image.mjs - builds the container images of the executable, one per architecture below a common index, as an archive in the OCI image layout
-// (github.com/opencontainers/image-spec, image-layout.md).
+// image.mjs - builds a container image with the executable for each architecture, and a common index of the images, as one archive in the
+// OCI image layout (github.com/opencontainers/image-spec, image-layout.md).
 //
-// An image has two layers: Debian's programs that weft runs, with their libraries (image-base.mjs), and weft itself at flanneld's path. It
-// detects the kind of iptables in the same way as the image of deploy/Dockerfile, and users can run either one.
+// An image has two layers: Debian programs that weft runs, with their libraries (image-base.mjs), and weft itself at the path of flanneld.
+// The image detects the kind of iptables in the same way as the image that deploy/Dockerfile builds, so users can run either image.
 
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -13,7 +13,7 @@ const TYPE = 'application/vnd.oci.image'
 const FAMILIES = ['iptables', 'ip6tables']
 const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
 
-/** Makes the files of the second layer in `tree`, which is emptied first. */
+/** Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and licenses. */
 function layTree({ root, tree, executable, addon, licences }) {
   rmSync(tree, { recursive: true, force: true })
   const at = (path) => {
@@ -25,7 +25,8 @@ function layTree({ root, tree, executable, addon, licences }) {
     chmodSync(join(tree, path), 0o755)
   }
   program(executable, 'opt/weft/bin/weftd')
-  // The addon is a separate file, so that the container needs no writable folder that allows executable mappings.
+  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from which code may be
+  // loaded.
   program(addon, 'opt/weft/bin/weft.node')
   for (const name of ['weft', 'flanneld']) symlinkSync('weftd', at(`opt/weft/bin/${name}`))
   for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
@@ -41,7 +42,7 @@ function layTree({ root, tree, executable, addon, licences }) {
   writeFileSync(at('usr/share/doc/weft/copyright'), licences)
 }
 
-/** Returns a function that stores a file by its digest and returns its descriptor. */
+/** Returns a function that stores bytes in the image layout under their digest and returns their OCI descriptor. */
 function blobStore(layout) {
   rmSync(layout, { recursive: true, force: true })
   mkdirSync(join(layout, 'blobs/sha256'), { recursive: true })
@@ -52,7 +53,7 @@ function blobStore(layout) {
   }
 }
 
-/** Returns the image's configuration, which `docker inspect` and registries show. */
+/** Returns the OCI configuration of an image, which `docker inspect` and registries show. */
 function configOf({ version, publisher, architecture, digests }) {
   const created = new Date(Number(process.env.SOURCE_DATE_EPOCH) * 1000).toISOString()
   const label = (name) => `org.opencontainers.image.${name}`
@@ -61,7 +62,8 @@ function configOf({ version, publisher, architecture, digests }) {
     architecture: architecture.debian,
     os: 'linux',
     config: {
-      // The user is root, because root owns /run/flannel on the host. The container needs only CAP_NET_ADMIN and /dev/net/tun.
+      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs only CAP_NET_ADMIN,
+      // and the device /dev/net/tun.
       Env: [
         'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',
@@ -87,9 +89,10 @@ function configOf({ version, publisher, architecture, digests }) {
 const json = (value) => Buffer.from(JSON.stringify(value))
 
 /**
- * Writes the archive to `target`.
- * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences: string, builds: readonly { architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[], target: string }} from
- * @returns {string} The digest of the index, which names the image for all architectures.
+ * Writes the archive with the images to the file `target`.
+ * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences: string, builds: readonly {
+ *   architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[], target: string }} from
+ * @returns {string} The digest of the common index, by which users can refer to the image on every architecture.
  */
 export function buildImage({ root, work, version, publisher, licences, builds, target }) {
   const layout = join(work, 'layout')
@@ -109,7 +112,7 @@ export function buildImage({ root, work, version, publisher, licences, builds, t
   })
   const mediaType = `${TYPE}.index.v1+json`
   const index = blob(json({ schemaVersion: 2, mediaType, manifests }), mediaType)
-  // podman and containerd use these annotations to name the imported image.
+  // podman and containerd name the imported image by these two annotations, each of which uses another format.
   const name = `${publisher.image}:${version}`
   const annotations = { 'org.opencontainers.image.ref.name': name, 'io.containerd.image.name': name }
   const named = { ...index, annotations }

@@ -1,5 +1,5 @@
-// inputs.mjs - the inputs of a release besides this clone and its npm packages: releases of Node.js, and the C library to which the addons are
-// linked. They are fetched once into ~/.cache/weft or $XDG_CACHE_HOME/weft; after that no network is needed.
+// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and the C library to
+// which the addons are linked. They are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a second release needs no network.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -19,11 +19,12 @@ import {
 import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
 
-/** The version of Node.js in the release, as packed by the npm registry. */
+/** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
 export const NODE_VERSION = '24.21.0'
 
 /**
- * An architecture: its name in Node.js, in Debian and in the compiler, an emulator for it, and npm's integrity of the package of NODE_VERSION.
+ * An architecture of a release: its name in Node.js (`name`), in Debian (`debian`) and in the compiler (`gnu`), the emulator that runs its
+ * programs (`qemu`), and npm's checksum of the Node.js package (`integrity`).
  * @typedef {{ name: string, debian: string, gnu: string, qemu?: string, integrity: string }} Architecture
  * @type {readonly Architecture[]}
  */
@@ -43,16 +44,16 @@ export const ARCHITECTURES = [
   },
 ]
 
-/** The oldest Debian on which the addon runs, with glibc 2.31. Node.js itself needs 2.28. */
+/** The oldest Debian release on which the addon must run; it has glibc 2.31. Node.js needs glibc 2.28. */
 const DEBIAN = 'bullseye'
-/** Debian's mirrors no longer have the updates of this release, but they still have the release itself. */
+/** Debian's mirrors have deleted the updates of this old release, so only the packages of the release itself are used. */
 const MIRROR = 'http://deb.debian.org/debian'
 
-/** Relative paths must be ignored (XDG Base Directory Specification). */
+/** Ignore XDG_CACHE_HOME if it is a relative path, as the XDG Base Directory Specification requires. */
 const { XDG_CACHE_HOME = '' } = process.env
 const cache = join(isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : join(homedir(), '.cache'), 'weft')
 
-/** Removes the folders that killed runs left unfinished. */
+/** Removes from the cache the unfinished folders of runs that were killed. */
 function removeUnfinished() {
   for (const name of readdirSync(cache)) {
     const pid = /^new-(\d+)-/.exec(name)?.[1]
@@ -60,7 +61,10 @@ function removeUnfinished() {
   }
 }
 
-/** Makes a folder of the cache atomically, unless it exists; returns its path. */
+/**
+ * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is then renamed, so that
+ * an incomplete folder is never used.
+ */
 export function made(name, make) {
   const folder = join(cache, name)
   if (existsSync(folder)) return folder
@@ -79,7 +83,10 @@ export function made(name, make) {
   return folder
 }
 
-/** Returns the folder of Node.js for an architecture: bin/node, include/node, LICENSE. Throws if the checksum of the package differs. */
+/**
+ * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads it if necessary. Throws if the
+ * checksum of the npm package differs from `integrity`.
+ */
 export function nodeRelease({ name, integrity }) {
   return made(`node-${NODE_VERSION}-${name}`, (folder) => {
     const pack = ['pack', '--loglevel=error', `node-linux-${name}@${NODE_VERSION}`, '--pack-destination', folder]
@@ -91,7 +98,7 @@ export function nodeRelease({ name, integrity }) {
   })
 }
 
-/** Makes absolute links relative, because absolute links would lead out of the folder. */
+/** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
 function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -104,7 +111,10 @@ function relinkAll(root, folder) {
   }
 }
 
-/** Returns a folder with headers and libraries of the oldest Debian, for the linker and for an emulator. */
+/**
+ * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that runs foreign
+ * programs.
+ */
 export function sysroot({ debian }) {
   return made(`${DEBIAN}-${debian}`, (folder) => {
     const include = '--include=libc6-dev,libstdc++6,libgcc-s1'

@@ -1,11 +1,12 @@
-// kubernetes.mjs - writes the manifest and the chart for Kubernetes, with the digest of the image of the same release.
+// kubernetes.mjs - writes the Kubernetes manifest and the Helm chart of a release, both of which refer to the container image of this
+// release by its digest.
 
 import { execFileSync } from 'node:child_process'
 import { cpSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { gzip, tarOf } from './archive.mjs'
 
-/** Replaces a text. Throws if it does not occur exactly `times` times. */
+/** Replaces a text in a file's content. Throws if the text does not occur exactly `times` times. */
 function replaced(text, from, to, times) {
   const parts = text.split(from)
   if (parts.length !== times + 1) throw new Error(`${from} occurs ${parts.length - 1} times instead of ${times}`)
@@ -13,19 +14,19 @@ function replaced(text, from, to, times) {
 }
 
 /**
- * Writes the text of weft.yaml to `manifest` and the chart to `chart`. The digest is part of the tag, so that a user who sets another tag gets
- * another image.
+ * Writes the manifest weft.yaml to the file `manifest`, and the packed Helm chart to the file `chart`. The chart's setting for the tag
+ * includes the digest, so that a user who sets another tag does not keep the digest of this release.
  * @param {{ root: string, work: string, version: string, image: string, digest: string, manifest: string, chart: string }} from
  */
 export function buildKubernetes({ root, work, version, image, digest, manifest, chart }) {
   const source = readFileSync(join(root, 'deploy/kubernetes/weft.yaml'), 'utf8')
   const whole = `${image}:${version}@${digest}`
   writeFileSync(manifest, replaced(source, `image: weft:${version}`, `image: ${whole}`, 2))
-  // Helm requires a folder with the name of the chart.
+  // Helm requires that the folder in the archive has the name of the chart.
   const folder = join(work, 'chart/flannel')
   rmSync(folder, { recursive: true, force: true })
   cpSync(join(root, 'deploy/charts/weft'), folder, { recursive: true })
-  // Set the modes, which otherwise depend on the umask of the clone.
+  // Set the file modes, because git takes them from the umask of the user who cloned the repository.
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', folder])
   const values = join(folder, 'values.yaml')
   const own = `    repository: weft\n    tag: ${version}\n`

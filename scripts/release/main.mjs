@@ -1,5 +1,5 @@
-// main.mjs - `npm run release`: makes the files to publish in release/: executables, packages, images, files for Kubernetes, checksums and
-// lists of components.
+// main.mjs - `npm run release`: makes the files to publish in the folder release/: executables, packages, container images, files for
+// Kubernetes, checksums and lists of components.
 //
 // The release is reproducible: the same commit gives the same bytes, in any folder and for any user.
 
@@ -27,13 +27,15 @@ import { isVersion } from './version.mjs'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 const release = join(root, 'release')
-/** The folder in which the release is made. It replaces release/ only when it is complete. */
+/** The temporary folder in which the release is made. It replaces release/ only after all files are complete. */
 const out = join(root, 'build/release/new')
 const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
 const publisher = { ...JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8')), ...wanted() }
 const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
 
-/** Reads the option that overrides publisher.json: `--image REGISTRY/weft`, the image's name in the manifest and the chart. */
+/**
+ * Reads the command line. `--image REGISTRY/weft` sets the image name in the manifest and the chart, in place of the one in publisher.json.
+ */
 function wanted() {
   const fail = (message) => {
     process.stderr.write(`release: ${message}; write --image REGISTRY/weft, such as --image ghcr.io/somebody/weft\n`)
@@ -46,7 +48,8 @@ function wanted() {
     fail(error.message)
   }
   if (image === undefined) return {}
-  // The name must have no tag, because the version is appended as the tag (distribution/reference).
+  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar of image names in
+  // the project distribution/reference.
   if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
     fail(`${JSON.stringify(image)} is not the name of an image without a tag`)
   return { image }
@@ -62,7 +65,7 @@ function releaseNotes() {
 }
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
-/** Returns the texts of the licenses of everything in the executable. */
+/** Returns the license texts of all software in the executable. */
 function licences(packages) {
   const textOf = ({ folder }) => {
     const file = readdirSync(join(root, folder)).find((name) => /^licen[cs]e/i.test(name))
@@ -81,14 +84,17 @@ function licences(packages) {
   return all.map(([title, text]) => `${'='.repeat(78)}\n${title}\n${'='.repeat(78)}\n\n${text.trim()}\n`).join('\n')
 }
 
-/** Writes the list of components of a file of the release (CycloneDX 1.6). */
+/** Writes the list of the software components in one file of the release, in the format CycloneDX 1.6. */
 function writeMaterials(name, description, components) {
   const component = { type: 'application', name: 'weft', version, description }
   const bom = { bomFormat: 'CycloneDX', specVersion: '1.6', version: 1, metadata: { component }, components }
   writeFileSync(join(out, `${name}.cdx.json`), `${JSON.stringify(bom, null, 2)}\n`)
 }
 
-/** Replaces release/ by the new release. The old one is first renamed, so that release/ is never incomplete, and then removed. */
+/**
+ * Replaces the folder release/ by the new release. The old folder is first renamed, and deleted only after the new one is in place, so that
+ * release/ is never incomplete.
+ */
 function publish() {
   const before = join(root, 'build/release/before')
   rmSync(before, { recursive: true, force: true })
@@ -99,7 +105,10 @@ function publish() {
 
 const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
 
-/** Returns the time for all files of the release in seconds since 1970: that of the commit, or SOURCE_DATE_EPOCH (reproducible-builds.org). */
+/**
+ * Returns the time that all files of the release get, in seconds since 1970: SOURCE_DATE_EPOCH if it is set (reproducible-builds.org), else
+ * the time of the commit.
+ */
 function time() {
   const { stdout, stderr } = git('log', '-1', '--format=%ct')
   const seconds = process.env.SOURCE_DATE_EPOCH || stdout?.trim()

@@ -1,11 +1,15 @@
-// materials.mjs - lists the components inside the files of a release, in the format of CycloneDX 1.6 (cyclonedx.org/docs/1.6/json).
+// materials.mjs - lists the software components inside each file of a release, in the format of CycloneDX 1.6
+// (cyclonedx.org/docs/1.6/json).
 
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { NODE_VERSION } from './inputs.mjs'
 
-/** Returns the licenses. In SPDX one license has an id; several licenses, or one with an exception, are an expression. */
+/**
+ * Returns the license field of a component in CycloneDX. A single SPDX license is an `id`. Several licenses, or a license with an
+ * exception, are an `expression`.
+ */
 const licencesOf = (license) =>
   /^[\w.+-]+$/.test(license) ? [{ license: { id: license } }] : [{ expression: license }]
 
@@ -17,7 +21,7 @@ export const library = ({ name, version, license }) => ({
   purl: `pkg:npm/${name.replace('@', '%40')}@${version}`,
 })
 
-/** Returns the components of an executable that are not npm packages. */
+/** Returns the components of an executable that do not come from npm, such as Node.js. */
 export const runtime = () => [
   { type: 'application', name: 'node', version: NODE_VERSION, purl: `pkg:generic/node@${NODE_VERSION}` },
   ...compiled(),
@@ -32,7 +36,7 @@ export const compiled = () => [
   },
 ]
 
-/** Returns the components of the Debian packages in `folder`, from its var/lib/dpkg/status.d. */
+/** Returns one component for each Debian package in the image folder `folder`, as listed in its var/lib/dpkg/status.d. */
 export const debianPackages = (folder) =>
   readdirSync(join(folder, 'var/lib/dpkg/status.d'))
     .toSorted()

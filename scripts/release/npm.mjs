@@ -1,17 +1,20 @@
-// npm.mjs - builds the npm package: the files of `npm pack`, with all dependencies and the addon of each architecture.
+// npm.mjs - builds the npm package for the release: the files of `npm pack`, all npm dependencies, and the compiled addon for each
+// architecture.
 //
-// It can be installed without the registry and with `--ignore-scripts`. It always has the dependencies that package-lock.json names.
+// The package can be installed without access to the npm registry and with `--ignore-scripts`. Its dependencies have the versions of
+// package-lock.json.
 
 import { execFileSync } from 'node:child_process'
 import { chmodSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { basename, dirname, join } from 'node:path'
 import { gzip, tarOf } from './archive.mjs'
 
-/** False for types, source maps and manuals, which are not needed at run time. Licenses are always kept. */
+/** False for type declarations, source maps and manuals, which weft does not need at run time. License files are always kept. */
 const isKept = (path) => /^licen[cs]e/i.test(basename(path)) || !/\.(?:[cm]?ts|map|md|markdown)$/i.test(path)
 
 /**
- * Lists all direct and indirect dependencies with name, version, license and folder, like bundle.mjs.
+ * Lists the direct and indirect npm dependencies, each with its name, version, license and folder, in the same form as the list of
+ * bundle.mjs.
  */
 export function dependencies(root) {
   const { packages } = JSON.parse(readFileSync(join(root, 'package-lock.json'), 'utf8'))
@@ -25,7 +28,10 @@ export function dependencies(root) {
     }))
 }
 
-/** Makes its package.json, with exact versions of the bundled dependencies, and only the script that runs at installation. */
+/**
+ * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and of the npm scripts only the one that
+ * runs at installation.
+ */
 function manifest(root, publisher, packages) {
   const { devDependencies: _, ...own } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   const versions = new Map(packages.map(({ folder, version }) => [folder, version]))
@@ -45,8 +51,10 @@ function manifest(root, publisher, packages) {
 }
 
 /**
- * Writes the package to `target`. `addons` are paths by the architecture's name in Node.js.
- * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string, string>>, target: string }} from
+ * Writes the npm package to the file `target`. `addons` has the path of the compiled addon for each architecture, by the name of the
+ * architecture in Node.js.
+ * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string, string>>, target:
+ *   string }} from
  */
 export function buildNpm({ root, work, publisher, addons, target }) {
   const tree = join(work, 'package')
@@ -66,7 +74,7 @@ export function buildNpm({ root, work, publisher, addons, target }) {
   for (const { folder } of packages)
     cpSync(join(root, folder), join(tree, folder), {
       recursive: true,
-      // Skip nested packages: the list has its own entry for each one that is needed.
+      // Skip node_modules folders inside a dependency, because `packages` has a separate entry for each nested package that is needed.
       filter: (path) => isKept(path) && !path.slice(join(root, folder).length).split('/').includes('node_modules'),
     })
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', tree])

@@ -9,14 +9,17 @@ import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
 const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
-/** The paths that differ from those of the Debian package. */
+/** The paths at which the RPM package installs files that the Debian package has elsewhere. */
 const PLACES = [
   ['usr/share/zsh/vendor-completions/', 'usr/share/zsh/site-functions/'],
   ['usr/share/doc/weft/copyright', 'usr/share/licenses/weft/LICENCES'],
 ]
 const placeOf = (path) => PLACES.reduce((at, [from, to]) => at.replace(from, to), path)
 
-/** Makes the package's scripts. Debian passes words to them; rpm passes the number of versions that will be installed. */
+/**
+ * Returns the scripts that rpm runs at installation and removal, made from those of the Debian package. dpkg passes a word such as `remove`
+ * as the argument; rpm passes the number of versions that will remain installed.
+ */
 const scriptsOf = (prerm) => `
 %post
 if [ -d /run/systemd/system ]; then
@@ -33,7 +36,10 @@ if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi
 if [ "$1" -eq 0 ]; then rm -rf /run/weft; fi
 `
 
-/** Writes the package into the folder `out`; returns its name. `texts` are file contents by their paths in the Debian package. */
+/**
+ * Writes the RPM package into the folder `out` and returns its file name. `texts` are the contents of additional files, by their paths in
+ * the Debian package.
+ */
 export function buildRpm({ root, work, architecture, version, publisher, executable, texts, out }) {
   const top = join(work, 'rpm')
   const tree = join(top, 'tree')
@@ -83,7 +89,7 @@ export function buildRpm({ root, work, architecture, version, publisher, executa
     buildroot: tree,
     _rpmdir: out,
     _rpmfilename: `weft-${version}.${target}.rpm`,
-    // Do not strip, analyze or compress the files.
+    // Disable rpmbuild's steps that strip and compress the installed files and search them for dependencies.
     __os_install_post: '%{nil}',
     _build_id_links: 'none',
     debug_package: '%{nil}',

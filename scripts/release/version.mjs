@@ -1,5 +1,6 @@
-// version.mjs - the version in all files that contain it. `npm run release:cut -- 0.2.0` writes it. `node scripts/release/version.mjs check
-// v0.2.0` refuses a tag that differs from it, and a clone whose publisher.json has placeholders.
+// version.mjs - writes and checks the version of weft in all files that contain it. `npm run release:cut -- 0.2.0` writes a new version.
+// `node scripts/release/version.mjs check v0.2.0` fails if the git tag differs from the version, or if publisher.json still has
+// placeholders.
 
 import { readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -7,7 +8,9 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 
-/** True for three numbers. npm, dpkg and rpm all accept and order them in the same way. */
+/**
+ * True if the text is a version of three numbers, such as 0.2.0. npm, dpkg and rpm all accept such versions and order them in the same way.
+ */
 export const isVersion = (text) => /^(?:0|[1-9]\d{0,8})(?:\.(?:0|[1-9]\d{0,8})){2}$/.test(text)
 const isBelow = (one, other) => {
   const [a, b] = [one, other].map((version) => version.split('.').map(Number))
@@ -16,7 +19,7 @@ const isBelow = (one, other) => {
 }
 
 /**
- * The files with the version: each with the text before the version, and the number of occurrences.
+ * The files that contain weft's version, each with the text that precedes the version and the number of times it occurs.
  * @type {readonly (readonly [file: string, before: string, times: number])[]}
  */
 export const PLACES = [
@@ -35,20 +38,23 @@ export const PLACES = [
 const read = (path) => readFileSync(join(root, path), 'utf8')
 export const currentVersion = () => JSON.parse(read('package.json')).version
 
-/** Lists the places that do not have this version, one line each. */
+/** Lists, one line each, the places in files that contain another version than the given one. */
 export const otherVersions = (version) =>
   PLACES.filter(([path, before, times]) => read(path).split(before + version).length !== times + 1).map(
     ([path, before]) => `${path}: ${before.trim()} is not followed by ${version}`,
   )
 
-/** Returns the version, the date and the text of the changelog's first section. */
+/** Returns the version, the date and the text of the topmost section in CHANGELOG.md. */
 function firstSection() {
   const [, version, day, text] = /^## (\S+) \((.*?)\)\n(.*?)(?=^## |$(?![^]))/ms.exec(read('CHANGELOG.md')) ?? []
   if (!text) throw new Error('CHANGELOG.md does not begin with a section `## VERSION (unreleased)`')
   return { version, day, text }
 }
 
-/** Writes the version to each place, and the version and the date into the changelog's heading. */
+/**
+ * Makes a new version: writes it into all files of PLACES, and writes the version and today's date into the topmost heading of
+ * CHANGELOG.md.
+ */
 function cut(version, day = new Date().toISOString().slice(0, 10)) {
   if (!isVersion(version)) throw new Error(`${JSON.stringify(version)} is not a version such as 0.2.0`)
   const section = firstSection()
@@ -68,7 +74,7 @@ function cut(version, day = new Date().toISOString().slice(0, 10)) {
 
 const publisher = () => JSON.parse(read('scripts/release/publisher.json'))
 
-/** Lists the reasons, one line each, why this clone must not be published with this tag and this publisher. */
+/** Returns the reasons, one line each, why this clone must not be published with this git tag and these publisher's settings. */
 export function whyNot(tag, by = publisher()) {
   const version = currentVersion()
   const { day, version: newest } = firstSection()

@@ -233,7 +233,7 @@ async function addressToStartWith(
   return alike.find(isSource)?.address ?? preferred
 }
 
-/** Describes all interfaces, each with its addresses and the reason why it was not chosen; `otherwise` is the reason of a suitable one. */
+/** Describes all interfaces but the loopback device, each with its addresses and the reason why it was not chosen; `otherwise` is the reason of a suitable one. */
 async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
   const faultOf = async (link: Link, family: Family): Promise<string[]> => {
     if (preferredAddress(link, family) !== undefined) return []
@@ -242,7 +242,6 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
     return [setting === undefined ? SAYS[family].none : `no IPv6 by ${setting}`]
   }
   const reasonOf = async (link: Link): Promise<string> => {
-    if (link.loopback) return 'loopback'
     const ofAddresses = await Promise.all(families.map((family) => faultOf(link, family)))
     const faults = [...(link.up ? [] : ['down']), ...ofAddresses.flat(), ...(link.mtu === 0 ? ['MTU 0'] : [])]
     return faults.length === 0 || (faults.length === 1 && !link.up)
@@ -253,7 +252,9 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
     const state = typeof address === 'number' ? '' : deprecated ? '(deprecated)' : tentative ? '(tentative)' : ''
     return formatAddress(address) + state
   }
-  const descriptions = links.map(async (link) => {
+  // An address of the loopback device cannot be that of a node.
+  const others = links.filter(({ loopback }) => !loopback)
+  const descriptions = others.map(async (link) => {
     const addresses = families.flatMap((family) => addressesOf(link, family)).map(textOf)
     return `${link.name}:[${addresses.join(' ')}] (${await reasonOf(link)})`
   })
@@ -373,7 +374,9 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
 
 async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: string): Promise<string> {
   const remedies = failures.flatMap(({ remedy }) => remedy ?? [])
-  return [...remedies, `name one with --iface: ${await describeCandidates(host, otherwise)}`].join(', or ')
+  const candidates = await describeCandidates(host, otherwise)
+  const naming = candidates === '' ? 'give the host an interface' : `name one with --iface: ${candidates}`
+  return [...remedies, naming].join(', or ')
 }
 
 /** Adds the addresses that the wish did not determine. Throws WeftError INTERFACE if the interface lacks a family. */

@@ -1,6 +1,6 @@
-// ask-nodes.ts - asks the other nodes how they are, over the network, at the address at which their hosts are probed.
+// ask-nodes.ts - queries the views of the other nodes over the network, at the addresses at which their hosts are probed.
 //
-// Whatever another node does costs it a deadline and no more: it is slow, it sends without end, it sends junk.
+// Each query has a time limit and a size limit, so a node that answers slowly, endlessly or with invalid data does no harm.
 
 import { createHash, timingSafeEqual } from 'node:crypto'
 import { readFile } from 'node:fs/promises'
@@ -19,25 +19,25 @@ import type { Status } from '../report/status.ts'
 import { readView, viewOf } from '../report/view.ts'
 import type { Node } from './node.ts'
 
-/** A node has so long for its answer, from the first packet to the last. */
+/** The time limit of one query, from the first packet to the last. */
 const PATIENCE_MS = 1_500
-/** That time is counted by ticks, of which one that comes late is one all the same: nobody is late because this node was busy, up to twice the time. */
+/** The time limit is counted in ticks, so that a busy event loop of this node does not make answers late. Twice the time limit is the maximum. */
 const TICK_MS = 100
-/** So many are asked at a time that none is late because this node is busy with the others; one that is slow leaves its place to the next. */
+/** The number of queries that run at once without making each other late. A query that takes SLOW_MS does not count any more, up to MOST_UNDER_WAY. */
 const AT_ONCE = 32
 const SLOW_MS = 50
 const MOST_UNDER_WAY = 256
-/** Of more peers so many are asked, those that do not answer probes first: what all say of all has the square of their number. */
+/** The maximum number of peers that are queried, silent peers first. The size of all answers grows with the square of this number. */
 const MOST_ASKED = 500
-/** The longest answer: the view of 2,000 peers has a quarter of it. */
+/** The maximum length of an answer. A view of 2,000 peers has a quarter of it. */
 const MOST_BYTES = 1 << 20
 
 type NetworkOptions = Pick<DaemonOptions, 'status-network' | 'status-token-file'>
 
-/** The path at which a node tells its view. */
+/** The path at which a node serves its view. */
 const VIEW_PATH = '/view.json'
 
-/** The token that nodes show one another; undefined where none is set. Rejects where there is to be one and it cannot be read. */
+/** Reads the token that nodes send to each other; undefined if no file is set. Rejects if the file cannot be read or is empty. */
 export async function readToken({ 'status-token-file': file }: NetworkOptions): Promise<Secret | undefined> {
   if (file === '') return undefined
   const token = new Secret((await readFile(file, 'utf8')).trim())
@@ -45,23 +45,23 @@ export async function readToken({ 'status-token-file': file }: NetworkOptions): 
   return token
 }
 
-/** True when the header shows this token; it takes as long whatever is shown. */
+/** True if the header has this token. The time of the comparison does not depend on the header. */
 export function showsToken(header: string | undefined, token: Secret): boolean {
   const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
   return timingSafeEqual(digest(header ?? ''), digest(bearer(token)))
 }
 const bearer = (token: Secret): string => `Bearer ${token.reveal()}`
 
-/** Whom to ask: from this address, at that. */
+/** The source and the destination of a query. */
 interface Target {
   readonly from: Address
   readonly to: Address
 }
 
-/** Who asks a second time within so long hears what the first one did. */
+/** The time for which a report is reused. */
 const FRESH_MS = 1_000
 
-/** Asking all nodes, for all who want to know: once at a time. Undefined where nodes do not tell one another. */
+/** Creates the queries of all nodes, of which one runs at a time. Returns undefined if nodes do not serve their views (`--status-network 0`). */
 export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQuery | undefined {
   if (node.options['status-network'] === 0) return undefined
   let latest: { readonly until: number; readonly report: Promise<NetworkReport> } | undefined
@@ -80,7 +80,7 @@ export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQu
   }
 }
 
-/** Asks all peers, and this node itself. Never rejects for what others do. */
+/** Queries all peers and this node itself. Failures of other nodes become part of the report. */
 export async function askNetwork(
   node: Node,
   own: () => Promise<Status>,
@@ -100,7 +100,7 @@ export async function askNetwork(
     view: viewOf(await own(), at),
     clock: { aheadMs: 0, uncertainMs: 0 },
   }
-  const peers = new Map(node.possession.dataPath?.peers().map((peer) => [peer.key, peer]))
+  const peers = new Map(node.ownership.dataPath?.peers().map((peer) => [peer.key, peer]))
   const all = [...view.values()].filter(({ key }) => key !== lease.key)
   const others = all.length > most ? chosen(all, node).slice(0, most) : all
   const leases = new Set([lease.key, ...others.map(({ key }) => key)])
@@ -122,7 +122,7 @@ export async function askNetwork(
           ? ({ kind: 'refused', why: `the token of this node cannot be read: ${token}` } as const)
           : target
             ? await ask(target, options['status-network'], token, signal)
-            : ({ kind: 'silent', why: 'the data path of this node has no way to it' } as const)
+            : ({ kind: 'silent', why: 'the data path of this node has no path to it' } as const)
       const told = { view: undefined, clock: undefined, why: null, ...about, ...answer }
       const seen = told.view?.seen.filter((sight) => leases.has(sight.lease)) ?? []
       asked.push(told.view ? { ...told, view: { ...told.view, seen } } : told)
@@ -139,7 +139,7 @@ export async function askNetwork(
 const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
   backendType === own ? undefined : backendType
 
-/** Those that do not answer first, then any. */
+/** Sorts the leases: silent peers first, then the others in random order. */
 function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   const isSilent = ({ key }: Lease): boolean =>
     FAMILIES.some((family) => probes?.[family]?.results().get(key)?.isAnswering === false)
@@ -147,7 +147,7 @@ function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   return drawn.toSorted((a, b) => a.rank - b.rank).map(({ lease }) => lease)
 }
 
-/** Resolves when it is somebody's turn, with what is to be called when that is over. */
+/** Returns a function that waits for a turn. It resolves with the function that ends the turn. */
 function createTurns(): () => Promise<() => void> {
   let [busy, underWay] = [0, 0]
   const waiting: (() => void)[] = []
@@ -179,8 +179,8 @@ function createTurns(): () => Promise<() => void> {
   }
 }
 
-/** By a family that it answers by, else by the first that both have. */
-function targetOf({ possession: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
+/** Returns the addresses of a family over which the peer answers, else of the first family that both nodes have. */
+function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
   const targets = FAMILIES.flatMap((family: Family) => {
     const [from, to] = [dataPath?.probeSource?.[family], peer?.[family]?.probe]
     const isAnswering = probes?.[family]?.results().get(peer?.key ?? '')?.isAnswering ?? false
@@ -191,7 +191,7 @@ function targetOf({ possession: { dataPath }, probes }: Node, peer: PathPeer | u
 
 type Answer = Pick<QueriedNode, 'kind'> & Partial<Pick<QueriedNode, 'why' | 'view' | 'clock'>>
 
-/** Resolves with what it answered, whatever that is. */
+/** Sends the query. Resolves with the answer or the reason why there is none; never rejects. */
 function ask({ from, to }: Target, port: number, token: Secret | undefined, signal: AbortSignal): Promise<Answer> {
   return new Promise((resolve) => {
     const [sentAt, sent] = [Date.now(), performance.now()]
@@ -216,22 +216,22 @@ function ask({ from, to }: Target, port: number, token: Secret | undefined, sign
     let ticks = 0
     const timer = setInterval(() => {
       const isLate = ++ticks * TICK_MS >= PATIENCE_MS || performance.now() - sent >= 2 * PATIENCE_MS
-      if (isLate) silent(`it says nothing for ${PATIENCE_MS / 1000} s`)
+      if (isLate) silent(`no answer within ${PATIENCE_MS / 1000} s`)
     }, TICK_MS)
     asking.on('error', (error: NodeJS.ErrnoException) => {
-      if (error.code === 'ECONNREFUSED') end({ kind: 'closed', why: 'nobody tells a status there' })
+      if (error.code === 'ECONNREFUSED') end({ kind: 'closed', why: 'no weftd serves a status there' })
       else if (error.code?.startsWith('HPE_')) end({ kind: 'junk', why: 'it does not speak HTTP' })
       else silent(messageOf(error))
     })
     asking.on('response', (response) => {
-      // From the first byte of the answer: a long one takes long.
+      // Measured to the first byte, because a long answer takes longer.
       const tookMs = performance.now() - sent
       const parts: Buffer[] = []
       let length = 0
       response.on('data', (part: Buffer) => {
         parts.push(part)
         length += part.length
-        if (length > MOST_BYTES) end({ kind: 'junk', why: `it tells more than ${MOST_BYTES >> 10} KiB` })
+        if (length > MOST_BYTES) end({ kind: 'junk', why: `its answer has more than ${MOST_BYTES >> 10} KiB` })
       })
       response.on('error', (error) => silent(messageOf(error)))
       response.on('end', () => {

@@ -1,4 +1,4 @@
-// choose.ts - subnet manager, backend and engine by name: all the variants there are. What is not chosen is not loaded.
+// choose.ts - creates the subnet manager, the backend and the engine that flags and configuration name. Loads no other variant.
 
 import { WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -15,9 +15,9 @@ import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from 
 import type { Backend, BackendParts } from '../path/contract.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
 import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
-import type { Inheritance } from './restart/succession.ts'
+import type { Inheritable } from './restart/handover.ts'
 
-/** The subnet manager that the flags name. Does not contact its store, but to find out in a pod which node this is. */
+/** Creates the subnet manager that the flags name. Contacts the store only in a pod, to find out which node this is. */
 export async function createSubnetManager(
   options: DaemonOptions,
   log: Log,
@@ -41,12 +41,18 @@ export async function createSubnetManager(
   return storeKindOf(options) === 'etcd' ? managerOf(store, log) : managerOf(store)
 }
 
-/** The store that they name. Does not contact it. */
+/** Creates the store that the flags name. Does not contact it. */
 export async function createStore(options: StoreOptions, log: Log): Promise<Store> {
   switch (storeKindOf(options)) {
     case 'directory': {
       const { createDirectoryStore } = await import('../control/store/directory/directory.ts')
-      return createDirectoryStore({ directory: options['lease-dir'] })
+      return createDirectoryStore({
+        directory: options['lease-dir'],
+        onMade: (path) =>
+          log.warn(
+            `Made the lease directory ${path}, which was missing; if it is shared, check that it is mounted, and that --lease-dir is right`,
+          ),
+      })
     }
     case 'etcd':
       return createEtcd(options, log)
@@ -55,12 +61,12 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
 
 async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
   const { createEtcdStore } = await import('../control/store/etcd/etcd.ts')
-  // A user in the URL is left out, as flanneld's client leaves it out.
+  // A user name in the URL is ignored, as in flanneld.
   const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
   const isPlain = (endpoint: string): boolean =>
     caFile === '' ? !/^\s*https:/.test(endpoint) : /^\s*http:/.test(endpoint)
-  // flanneld's words and condition (registry.go, newTlsConfig), but where TLS is spoken all the same: they would not be true.
+  // The words and the condition are flanneld's (registry.go, newTlsConfig), without the cases in which TLS is used nevertheless.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
   return createEtcdStore({
@@ -75,7 +81,7 @@ async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
   })
 }
 
-/** The parts that any backend may be made of. */
+/** The parts that a backend can use. */
 interface AllParts<T extends BackendType> extends BackendParts<T>, Pick<TunnelOptions, 'startEngine' | 'persistence'> {
   readonly publishedBefore: VxlanBackendOptions['publishedBefore']
 }
@@ -97,8 +103,8 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
 }
 
 /**
- * Checks the type and the options of the `Backend` object, and that it carries a family of the network, for whoever is about to put a
- * configuration; warns of a family that it does not carry. Throws WeftError CONFIG.
+ * Checks the type and the options of a configuration's `Backend` object, and that the backend carries a family of the network. Warns of a
+ * family that it does not carry. Throws WeftError CONFIG.
  */
 export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   const type = knownType(config.backendType)
@@ -106,17 +112,17 @@ export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): voi
   if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
 }
 
-/** The backend that the network configuration names. Throws WeftError CONFIG for one that there is not. */
+/** Creates the backend that the network configuration names. Throws WeftError CONFIG if its type or options are wrong. */
 export async function createBackend(
   config: NetworkConfig,
   external: ExternalInterface,
   options: DaemonOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
-  inheritance: Pick<Inheritance, 'take' | 'tunNames'>,
+  inheritable: Inheritable,
   run = runCommand,
 ): Promise<Backend> {
-  const persistence = persistenceOf(options, inheritance)
+  const persistence = persistenceOf(options, inheritable)
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
   const parts = { config, external, startEngine, persistence, publishedBefore, run, log }
   return makeBackend(knownType(config.backendType), parts)
@@ -149,17 +155,14 @@ function knownType(type: string): BackendType {
   throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor(type) })
 }
 
-function persistenceOf(
-  { engine, persist, workers, without }: DaemonOptions,
-  inheritance: Pick<Inheritance, 'take' | 'tunNames'>,
-): Persistence {
+function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inheritable: Inheritable): Persistence {
   const isNative = engine === 'native'
   return {
     persist,
-    tunNames: inheritance.tunNames,
+    tunNames: inheritable.tunNames,
     isMultiQueue: isNative && workers > 1,
-    // The other engines go on with nobody's descriptors.
-    inherit: (wanted) => inheritance.take({ ...wanted, without, workers: isNative ? workers : 0 }),
+    // The other engines cannot use inherited descriptors, and 0 workers match none.
+    inherit: (wanted) => inheritable.take({ ...wanted, without, workers: isNative ? workers : 0 }),
   }
 }
 

@@ -1,4 +1,4 @@
-// drops.ts - the packets that a node dropped last: what /drops.json has, from its data path.
+// drops.ts - reports the packets that the data path dropped last, for /drops.json.
 
 import { addon } from '../host/addon.ts'
 import { formatAddress } from '../net/address.ts'
@@ -14,13 +14,13 @@ const TEXTS: ReadonlyMap<string, string> = new Map(
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
-/** The kept packets that are later than what was told with this `next`. */
+/** Reports the kept packets since the report that returned this `next`. */
 export function dropsReportOf(
-  { possession: { dataPath }, config, names }: Pick<Node, 'possession' | 'config' | 'names'>,
+  { ownership: { dataPath }, config, names }: Pick<Node, 'ownership' | 'config' | 'names'>,
   after: DropsReport['next'],
 ): DropsReport {
   const carrier = dataPath?.carrier()
-  // Before the packets: what is dropped in between is told now, and counted the next time.
+  // The counters are read first. A packet that is dropped in between is reported now and counted in the next report.
   const counts = Object.entries(dataPath?.counters() ?? {}).filter(([name]) => TEXTS.has(name))
   const { packets, next } = dataPath?.drops?.(after) ?? { packets: [], next: [] }
   return {

@@ -1,4 +1,4 @@
-// end.ts - what becomes of the data path, and of the node, when the process ends: it stays for the next process, or nothing of it does.
+// end.ts - ends the data path and the node: leaves them to the next process, or removes the node from the network.
 
 import { describeError, messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -8,53 +8,53 @@ import { limited } from '../host/bell.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import type { Notifier } from '../report/notify.ts'
-import { writeKnown, type Knowing } from './loops/last-known.ts'
+import { writeKnown, type KnownParts } from './loops/last-known.ts'
 import type { Node } from './node.ts'
-import type { Possession } from './possession.ts'
-import { keptName } from './restart/kept.ts'
+import type { Ownership } from './ownership.ts'
+import { keptName } from './restart/earlier-run.ts'
 import { removeLastKnown } from './restart/last-known.ts'
+import { Superseded } from './restart/lender.ts'
 import { packPaths } from './restart/open-path.ts'
-import { Superseded } from './restart/predecessor.ts'
 
-/** The store may take this long to take the lease back. */
+/** The time limit for the store to delete the lease. */
 const RELEASE_MS = 3_000
 /** The time limit to withdraw a published route. With RELEASE_MS it is less than LEAVE_MS of restart/protocol.ts. */
 const WITHDRAW_MS = 10_000
 
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
-/** The node that ends, and what the next process is to know of it. */
+/** The data path that ends, and the facts for the last-known file. */
 interface Ending {
-  readonly possession: Possession
-  /** The node, or what forwards as last known; undefined where neither is. */
-  readonly forwarding: Knowing | undefined
+  readonly ownership: Ownership
+  /** The node, or the node that forwards with the last known state; undefined if there is neither. */
+  readonly forwarding: KnownParts | undefined
   readonly notifier?: Notifier | undefined
   readonly log: Log
 }
 
-/** Ends the data path: it is for the next process, the open paths in the service manager's keeping. Again it changes nothing. */
+/** Ends the data path and writes the last known state. If possible, the service manager keeps the open paths. Idempotent. */
 export async function endDataPath(ending: Ending, reason: unknown): Promise<void> {
   if (isLeaving(reason)) return closeDataPath(ending)
-  const { possession, forwarding, notifier, log } = ending
-  await possession.end(async (paths) => {
+  const { ownership, forwarding, notifier, log } = ending
+  await ownership.end(async (paths) => {
     const kept = await giveToManager(paths, notifier)
     await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
-      log.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
+      log.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
     )
   })
 }
 
 /** The withdrawals so far, because the data path is ended twice when a node leaves. */
-const withdrawals = new WeakMap<Possession, Promise<boolean>>()
+const withdrawals = new WeakMap<Ownership, Promise<boolean>>()
 
 /** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot; the node leaves all the same. */
-function withdraw(known: Knowing, log: Log): Promise<boolean> {
-  const withdrawal = withdrawals.get(known.possession) ?? withdrawOnce(known, log)
-  withdrawals.set(known.possession, withdrawal)
+function withdraw(known: KnownParts, log: Log): Promise<boolean> {
+  const withdrawal = withdrawals.get(known.ownership) ?? withdrawOnce(known, log)
+  withdrawals.set(known.ownership, withdrawal)
   return withdrawal
 }
 
-async function withdrawOnce({ backend, lease }: Knowing, log: Log): Promise<boolean> {
+async function withdrawOnce({ backend, lease }: KnownParts, log: Log): Promise<boolean> {
   if (!backend?.withdraw) return true
   const late = () => new Error(`no answer within ${WITHDRAW_MS / 1000} s`)
   try {
@@ -70,14 +70,14 @@ async function withdrawOnce({ backend, lease }: Knowing, log: Log): Promise<bool
 }
 
 /** Ends the data path for good, and leaves nothing to the next process. */
-async function closeDataPath({ possession, forwarding, log }: Pick<Ending, 'possession' | 'forwarding' | 'log'>) {
-  await possession.close()
+async function closeDataPath({ ownership, forwarding, log }: Pick<Ending, 'ownership' | 'forwarding' | 'log'>) {
+  await ownership.close()
   // The file stays if the route could not be withdrawn, because `weft cleanup` needs it to try again.
   const isWithdrawn = !forwarding || (await withdraw(forwarding, log))
   if (forwarding?.next && isWithdrawn) await removeLastKnown(forwarding.next.lastKnown)
 }
 
-/** Closes paths; their descriptions if the service manager keeps them open. */
+/** Closes the paths in this process. Returns their descriptions if the service manager keeps them open. */
 async function giveToManager(
   paths: readonly OpenPath[],
   notifier: Notifier | undefined,
@@ -86,7 +86,7 @@ async function giveToManager(
   try {
     if (fds.length === 0 || !notifier || notifier.keeps < fds.length) return undefined
     if (!(await notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) }))))) return undefined
-    // The device lasts for as long as its queues are kept: over a restart, and not when the service is stopped.
+    // The device exists as long as its queues are kept, that is, until the service is stopped.
     for (const { tun } of paths.flatMap(({ loops }) => loops)) addon.setTunPersistent(tun, false)
     return descriptions
   } catch {
@@ -96,10 +96,10 @@ async function giveToManager(
   }
 }
 
-/** Ends a node, which leaves its network where that is the reason. */
+/** Ends a node. If the reason is `weftd --leave`, the node leaves its network. */
 export async function endNode(node: Node, reason: unknown): Promise<void> {
   await endDataPath({ ...node, forwarding: node }, reason)
-  if (isLeaving(reason)) await giveLeaseBack(node)
+  if (isLeaving(reason)) (reason as Superseded).isLeaseBack = await giveLeaseBack(node)
 }
 
 /** Ends a node that could not become ready, and gives back its lease, which is new. */
@@ -110,20 +110,24 @@ export async function endUnusedNode(node: Node): Promise<void> {
   await giveNewLeaseBack(node, node.lease)
 }
 
-async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<void> {
-  if (!manager.holder(config).release)
-    return log.info('This node has left; its lease ends with the node of the cluster')
+/** Gives the lease back to the store. Returns the value for Superseded.isLeaseBack. */
+async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<boolean | undefined> {
+  if (!manager.holder(config).release) {
+    log.info('This node has left; its lease ends with the node of the cluster')
+    return undefined
+  }
   const isBack = await isReleased({ manager, config, log }, lease, async (signal) => {
-    // What two hosts with one public IP notice each other by; what stays of it is nobody's.
+    // A claim that remains in the store does no harm.
     if (claimed) await manager.unclaim?.(claimed.address, claimed.value, signal)
   })
   if (isBack) log.info('This node has left the network')
+  return isBack
 }
 
 /** Gives back a lease that this process has just created, because the node cannot forward. The lease would attract packets for a day. */
 export async function giveNewLeaseBack(parts: Releasing, lease: OwnLease): Promise<void> {
   if (!parts.manager.holder(parts.config).release) return
-  if (await isReleased(parts, lease)) parts.log.info('The new lease is given back, since this node cannot forward')
+  if (await isReleased(parts, lease)) parts.log.info('The new lease is given back, because this node cannot forward')
 }
 
 type Releasing = Pick<Node, 'manager' | 'config' | 'log'>

@@ -128,7 +128,7 @@ async function requireDevice(
   if (await isTunOpen(name, found.ifindex ?? 0, found.flags ?? []))
     throw new WeftError('DEVICE', `another process forwards through ${name}`, {
       remedy:
-        'stop it; if it is the weftd of another network on this host, give one of the two a backend of another type',
+        'stop that process; if it is the weftd of another network on this host, give one of the two networks a backend of another type',
     })
 }
 

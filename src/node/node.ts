@@ -1,4 +1,4 @@
-// node.ts - a node in the network: what its loops share.
+// node.ts - the state of a node in the network, which its loops share.
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -20,9 +20,9 @@ import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
 import type { Probes } from './loops/probe-schedule.ts'
-import type { Possession } from './possession.ts'
+import type { Ownership } from './ownership.ts'
 
-/** A loop checks what it keeps this often when nothing tells it to. */
+/** The interval at which a loop checks its fact if no event makes it check earlier. */
 export const RESYNC_MS = 5_000
 /** How long a slow step, such as the device of one family or the firewall at the start, delays the other steps. */
 export const LATE_MS = 1_000
@@ -42,7 +42,7 @@ export interface NodeParts {
   readonly manager: SubnetManager
   readonly config: NetworkConfig
   readonly backend: Backend
-  /** The external interface's, as it was chosen at the start. */
+  /** The name of the external interface that was chosen at the start. */
   readonly externalName?: string
   /** Checks whether this node had an address, because a lease with such a public IP may be its own. */
   readonly isMine?: IsMine
@@ -55,37 +55,37 @@ export interface NodeParts {
   readonly leftovers?:
     | { readonly earlier: Nets; readonly run: Run; readonly others?: () => Promise<readonly OtherDaemon[]> }
     | undefined
-  /** Peers are not asked whether they answer where it is left out. */
+  /** Opens a socket for echo requests. If left out, the node sends no probes. */
   readonly openEcho?: OpenEcho
-  /** Reads the kernel's settings, which are not looked at where it is left out. */
+  /** Reads the kernel's settings. If left out, the node does not check them. */
   readonly readSysctl?: ReadSysctl
-  /** Gives memory back that the start alone needed. */
+  /** Returns memory to the kernel that only the start needed. */
   readonly giveBackMemory?: () => void
   readonly log: Log
   readonly signal: AbortSignal
-  /** The place where the node reports its state; left out when nobody asks. */
+  /** The object through which the HTTP server gets the node's state. */
   readonly health?: Health
-  /** The state for the process after this one; left out when nothing outlives this one. */
+  /** The facts that the last-known file needs; left out with `--persist=false`. */
   readonly next?: Next | undefined
-  /** The service manager, if there is one that wants to know. */
+  /** The service manager, if it asked for notifications. */
   readonly notifier?: Notifier | undefined
 }
 
-/** The state that is kept for the process after this one. */
+/** The part of the last known state that does not change while the process runs, and the files of the state. */
 export interface Next {
-  /** The network configuration's text without its secrets, and which store's it is. */
+  /** The network configuration's text without its secrets, and the name of its store. */
   readonly config: string
   readonly store: string
-  /** The flags about the external interface, as text. */
+  /** The flags about the external interface, as text (wishesText). */
   readonly wishes: string
-  /** The file of what is known (node/restart/last-known.ts), and of what befell the peers. */
+  /** The paths of the last-known file (node/restart/last-known.ts) and of the file of the peers' events. */
   readonly lastKnown: string
   readonly events: string
-  /** Resolves when no process before this one writes them any more. */
+  /** Resolves when no earlier process writes these files any more. */
   readonly free: Promise<void>
 }
 
-/** The peers that somebody has not looked at since they were applied, by lease key; all, where `keys` is undefined. */
+/** The lease keys of the applied peers that a loop has not handled yet. If `keys` is undefined, that is all peers. */
 interface Unseen {
   keys: Set<string> | undefined
 }
@@ -95,7 +95,7 @@ export function touch(unseen: Unseen, keys: ReadonlySet<string> | undefined): vo
   else for (const key of keys) unseen.keys?.add(key)
 }
 
-/** Takes the keys that are still to be looked at: they count as seen from here on. */
+/** Returns the keys that are not handled yet, and marks them as handled. */
 export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
   const { keys } = unseen
   unseen.keys = new Set()
@@ -103,31 +103,31 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 }
 
 export interface Node extends NodeParts {
-  readonly possession: Possession
+  readonly ownership: Ownership
   lease: OwnLease
-  /** The attributes that the lease is to have; the next renewal writes them. */
+  /** The attributes that the lease must have; the next renewal writes them. */
   attrs: LeaseAttrs
-  /** All leases that are believed, our own among them. */
+  /** All accepted leases, including this node's own. */
   view: PeerView
-  /** What is given again at the next look: `all` where the data path could not take it, `rest` where a part of it is behind. */
+  /** The peers that the next check applies again: `all` if the data path refused them, `rest` if a part of the data path is behind. */
   unapplied: 'all' | 'rest' | undefined
-  /** The key of our own lease when peers were given last, which is none of theirs; undefined until then, when there is no view to give. */
+  /** The key of this node's own lease when peers were last applied; undefined before the first time. */
   ownApplied: string | undefined
   /** The state of following the leases. */
   readonly following: FollowState
-  /** The time by performance.now() when the node came to be. */
+  /** The time, by performance.now(), when the node was created. */
   readonly since: number
-  /** Rung when the store says that our own lease is not what we wrote. */
+  /** Rings when the store's value of this node's own lease differs from the one that this node wrote. */
   readonly leaseDoubt: Bell
-  /** Rung when our own lease was lost: with it the configuration may be gone. */
+  /** Rings when this node's own lease was lost, because the configuration may be gone too. */
   readonly configDoubt: Bell
-  /** True while the store has no network configuration, though this node has one from there. */
+  /** True while the store has no network configuration, although this node got one from it. */
   isConfigGone: boolean
-  /** True while the store has another network configuration than the one that this node runs by, its secrets among what is compared. */
+  /** True while the store's network configuration differs from the one that this node uses, secrets included. */
   isConfigOther: boolean
-  /** Rung when there is something that the process after this one should know. */
+  /** Rings when the last known state has changed, so that its file must be written. */
   readonly learnt: Bell
-  /** The longest packet that containers might send when the node came to be. */
+  /** The MTU of the data path when the node was created. */
   readonly mtuAtStart: number | undefined
   /** The number of repairs since the start. */
   repaired: number
@@ -135,41 +135,41 @@ export interface Node extends NodeParts {
   readonly lackingSince: Map<Family, number>
   /** The families that subnet.env omits although the node has a subnet of them. */
   leftOut: string
-  /** The text of subnet.env as it was last written. */
+  /** The text that was last written to subnet.env. */
   published: string | undefined
-  /** True while subnet.env stands as it was last to be written. */
+  /** True if the last write of subnet.env succeeded. */
   isPublished: boolean
-  /** True once the file was written; it never goes back, as flanneld's. */
+  /** True once subnet.env was written; as with flanneld, it never becomes false again. */
   isReady: boolean
   threads: Threads
-  /** The peers' answers by the families that they are asked by; undefined while they are not asked. */
+  /** The results of the probes, by inner family; undefined while the node sends no probes. */
   probes: ByFamily<Pick<Probes, 'results' | 'result' | 'takeNews' | 'intervalMs'>> | undefined
-  /** What befell the peers, and the last hour; undefined until it is remembered. */
+  /** The peers' events and the last hour; undefined until the loop of the memory runs. */
   memory: Memory | undefined
-  /** The longest packets that reach the peers, by the families that they are searched by. */
+  /** The longest packets that reach the peers, by inner family. */
   lengths: ByFamily<Pick<PathSearch, 'lengths' | 'length' | 'takeNews'>>
-  /** The peers that probes.ts and path-search.ts have still to look at. */
+  /** The peers that probes.ts and path-search.ts have not handled yet. */
   readonly unprobed: Unseen
   readonly unsearched: Unseen
-  /** The keys of leases that were written since the last probes, which shows that their hosts live. */
+  /** The keys of leases that were written since the last probes. A written lease shows that its host lives. */
   readonly written: Set<string>
-  /** What this node has claimed of its public IP (loops/duplicate-node.ts). */
+  /** The claim on the public IP that this node wrote into the store (loops/duplicate-node.ts). */
   claimed: { readonly address: string; readonly value: string } | undefined
-  /** The name of another host that uses our public IP, as it says itself. */
-  twin: string | undefined
-  /** The families that this host does not forward, whatever weftd does. */
+  /** The name of another host that uses this node's public IP, as that host wrote it. */
+  duplicate: string | undefined
+  /** The families for which this host's kernel does not forward packets. */
   unforwarded: readonly Family[]
-  /** The routes that wrongly lead packets past the data path: each with its log line, the public part of that line, and the reason. */
+  /** The routes that wrongly bypass the data path, each with its log line, the public part of that line, and the reason. */
   pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
-  /** Resolves when the firewall's rules were set for the first time, or could not be. */
+  /** Settles when the firewall's rules were set for the first time or could not be set. */
   raising: Promise<void>
-  /** The reason why the firewall's rules could not be kept right at the last look. */
+  /** Why the last check could not set the firewall's rules; undefined if it could. */
   rulesTrouble: string | undefined
-  /** The names of hosts by their public IPs, as they say themselves. */
+  /** The host names by public IP, as the hosts wrote them. */
   readonly names: Map<string, string>
-  /** Rung when a lease came whose host may have a name. */
+  /** Rings when a new lease came, because its host may have a name. */
   readonly newcomers: Bell
-  /** The time when each lease of the view came, by its key, in ms since the epoch. */
+  /** The time when each lease of the view was first seen, by its key, in ms since the epoch. */
   readonly cameAt: Map<string, number>
 }
 
@@ -177,12 +177,12 @@ export function createNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
-  possession: Possession,
+  ownership: Ownership,
   view: PeerView,
 ): Node {
   return {
     ...parts,
-    possession,
+    ownership,
     lease,
     attrs,
     view,
@@ -199,12 +199,12 @@ export function createNode(
     probes: undefined,
     lengths: {},
     memory: undefined,
-    twin: undefined,
+    duplicate: undefined,
     pastPath: [],
     unforwarded: [],
     rulesTrouble: undefined,
     claimed: undefined,
-    mtuAtStart: possession.dataPath?.mtu,
+    mtuAtStart: ownership.dataPath?.mtu,
     unprobed: { keys: undefined },
     unsearched: { keys: undefined },
     written: new Set(),

@@ -1,4 +1,4 @@
-// open.ts - a node comes to forward: it goes on with what forwards as last known, or opens its own.
+// open.ts - opens the data path of a node, or continues with the data path that forwards with the last known state.
 
 import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
@@ -11,77 +11,82 @@ import type { ExternalInterface } from '../host/external-interface.ts'
 import { isNamedBy } from '../host/links.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
-import type { Forwarding } from './loops/data-path.ts'
+import type { ForwardingNode } from './loops/data-path.ts'
 import type { NeedsHost } from './needs.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
-import { untilOurs, type Possession } from './possession.ts'
+import { untilOurs, type Ownership } from './ownership.ts'
+import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
-import type { Succession } from './restart/succession.ts'
 
-/** The data path that forwards as last known, and all that it was opened with. */
-export interface Resumed extends Forwarding {
+/** The node that forwards with the last known state, and the facts that its data path was opened with. */
+export interface ResumedNode extends ForwardingNode {
   readonly config: NetworkConfig
   readonly external: ExternalInterface
-  /** Ends its being looked after, for a node that does so from then on. */
+  /** Ends the loop that repairs the data path, so that the node's own loop can. */
   hand(): Promise<void>
   /** Reopens the resumed data path and looks after it again, because the node could not open its own. */
   again(): Promise<void>
 }
 
-/** The state before a node exists: whoever forwards until then. */
-export interface Before {
-  readonly possession: Possession
-  readonly succession: Omit<Succession<Resumed>, 'free' | 'resumed' | 'close'>
-  /** A backend of this node, always the same one for the same. */
+/** The parts that exist before the node. */
+export interface StartParts {
+  readonly ownership: Ownership
+  readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter' | 'predecessorPid'>
+  /** Returns the backend with an operator's public IP (lease.ts), and always the same result for the same backend. */
   readonly amend: (backend: Backend) => Backend
-  /** The store's name, as storeNameOf gives it. */
+  /** The store's name (storeNameOf). */
   readonly store: string
-  /** True when what was resumed is for the present network configuration and external interface. */
-  readonly fits: (resumed: Resumed | undefined) => boolean
+  /** True if the resumed node has the present network configuration and external interface. */
+  readonly fits: (resumed: ResumedNode | undefined) => boolean
   /** Checks that a prepared backend can be opened on this host. Throws WeftError with the obstacle. */
   readonly permit: (backend: Backend, host: Omit<NeedsHost, 'run'>) => Promise<void>
-  /** Is given the node, which answers to successors from then on. */
+  /** Publishes the missing fact. */
+  readonly publish?: (waitsFor: string) => void
+  /** Called with the node, which answers successors from then on. */
   readonly onNode: (node: Node) => void
 }
 
-/** True when what was resumed is for this network configuration and this external interface. */
+/** Returns a function that checks whether a resumed node has this network configuration and external interface. */
 export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
-  // Compares with the configuration as last known, which is without secrets: a start with one waits for the store, and resumes nothing.
+  // The last known configuration has no secrets. A configuration with a secret is never resumed.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
-  return (resumed: Resumed | undefined): resumed is Resumed =>
+  return (resumed: ResumedNode | undefined): resumed is ResumedNode =>
     isDeepStrictEqual(resumed?.config, known) &&
     isDeepStrictEqual(resumed?.backend.external ?? resumed?.external, external)
 }
 
-/** A backend goes on with a TUN that it has a name for; any other would be in its way, and keep the route. */
+/** True if the backend can use this TUN. Any other TUN would block it and keep the route. */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left)) === true
 
-/** Returns a node that forwards, for this lease. `clear` removes what is in the way, once nothing forwards any more. */
+/**
+ * Opens the data path for this lease, or continues with the resumed one, and returns the node. `clear` removes obstacles once nothing
+ * forwards any more.
+ */
 export async function openNode(
   parts: NodeParts,
   lease: OwnLease,
   attrs: LeaseAttrs,
-  resumed: Resumed | undefined,
-  before: Before,
+  resumed: ResumedNode | undefined,
+  before: StartParts,
   clear: () => Promise<void> = async () => {},
 ): Promise<Node> {
   const { config, options, signal, log } = parts
-  const { possession, succession, fits, amend } = before
+  const { ownership, handover, fits, amend } = before
   await resumed?.hand()
   const known = resumed ? undefined : await knownBefore(options, lease, before, log)
   const view = resumed?.view ?? known?.view ?? new Map()
   for (;;) {
-    await untilOurs(possession, signal)
-    const goesOn = resumed && possession.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
+    await untilOurs(ownership, signal)
+    const goesOn = resumed && ownership.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
     const backend = goesOn ? amend(resumed.backend) : parts.backend
     if (!goesOn) {
-      if (resumed) log.warn(`What was last known is out of date; the data path is opened again`)
-      await possession.close()
-      if (possession.state.is !== 'closed') continue // a successor came first, and what it was lent is open here
+      if (resumed) log.warn('The last known state is out of date; the data path is opened again')
+      await ownership.close()
+      if (ownership.state.is !== 'closed') continue // a successor came first, and the lent path is open here
       try {
-        await possession.open(async () => {
-          for (const left of succession.tunNames)
+        await ownership.open(async () => {
+          for (const left of handover.tunNames)
             if (!goesOnWith(backend, left))
               await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
           await clear()
@@ -93,20 +98,19 @@ export async function openNode(
         throw error
       }
     }
-    // Otherwise a successor came first.
-    if (possession.dataPath) return createNode({ ...parts, backend }, lease, attrs, possession, view)
+    // If there is no data path, a successor came first.
+    if (ownership.dataPath) return createNode({ ...parts, backend }, lease, attrs, ownership, view)
   }
 }
 
 /**
- * The leases that the weftd before believes, or believed, and by what it reaches them: one that runs writes it when it is asked what it is.
- * One that has ended left it, and what it left open too, where the start had to wait for the store, as with a secret in the configuration:
- * sessions and packets in it are these peers'.
+ * Reads the leases and the underlay choices of the predecessor, which writes them when it receives `meet`. Also reads those of an ended
+ * process whose descriptors are kept, because their sessions and packets belong to these peers. Returns undefined if neither applies.
  */
 async function knownBefore(
   options: NodeParts['options'],
   { key }: OwnLease,
-  { store, succession: { isOnLoan, tunNames } }: Pick<Before, 'store' | 'succession'>,
+  { store, handover: { isOnLoan, tunNames } }: Pick<StartParts, 'store' | 'handover'>,
   log: Log,
 ): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
   if (!isOnLoan && tunNames.length === 0) return undefined

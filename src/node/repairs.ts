@@ -6,26 +6,26 @@ const LOGGED_A_MINUTE = 6
 
 /** Counts and logs what one loop repaired. */
 export interface RepairLog {
-  add(mended: string): void
+  add(repaired: string): void
   /** The number of repairs in the last minute. */
   lastMinute(): number
 }
 
-/** Counts in `total` what all of them repaired. Two programs that fight over an address must not fill the disk. */
+/** Counts in `total` the repairs of all loops. Logs only some of many repairs, so that a fight with another program does not fill the disk. */
 export function createRepairLog(total: { repaired: number }, log: Log): RepairLog {
   let repairs: number[] = []
   const lastMinute = (): number => {
     repairs = repairs.filter((at) => performance.now() - at < 60_000)
     return repairs.length
   }
-  const add = (mended: string): void => {
+  const add = (repaired: string): void => {
     repairs.push(performance.now())
     total.repaired++
     const times = lastMinute()
-    if (times <= LOGGED_A_MINUTE) log.warn(`Repaired: ${mended} (repair ${total.repaired} since the start)`)
+    if (times <= LOGGED_A_MINUTE) log.warn(`Repaired: ${repaired} (repair ${total.repaired} since the start)`)
     if (times === LOGGED_A_MINUTE + 1)
       log.warn(
-        `Repaired: ${mended}. That is ${times} repairs in a minute, of which no more are logged: another program may be undoing them`,
+        `Repaired: ${repaired}. That is ${times} repairs in a minute, and no more are logged: another program may be undoing them`,
       )
   }
   return { add, lastMinute }

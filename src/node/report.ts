@@ -1,4 +1,4 @@
-// report.ts - how a node is, in full: what /status.json has of it, from what its loops share.
+// report.ts - makes the status of a node for /status.json from the state that its loops share.
 
 import { hostname } from 'node:os'
 import { resolve } from 'node:path'
@@ -41,12 +41,12 @@ import { isHung, type Threads } from '../report/threads.ts'
 import type { PathLength } from './loops/path-lengths.ts'
 import type { Probed } from './loops/probe-schedule.ts'
 import type { Node } from './node.ts'
-import type { Possession } from './possession.ts'
+import type { Ownership } from './ownership.ts'
 
-/** The kernel is asked for each path: not for thousands. */
+/** The maximum number of peers whose path MTUs are read from the kernel, one system call each. */
 const MOST_PATHS = 500
 
-/** The part of the status that does not change; `version` is weft's. */
+/** Returns the part of the status that does not change. `version` is the version of weft. */
 export function daemonStatusOf(options: DaemonOptions, version: string): DaemonStatus {
   return {
     version,
@@ -81,34 +81,34 @@ function leasesOf(options: DaemonOptions): string {
   }
 }
 
-/** A daemon that has no node yet, and waits for this. */
-export const beginningOf = (waitsFor: string, possession: Possession, signal: AbortSignal): Beginning => ({
-  isForwarding: possession.dataPath !== undefined,
-  leaving: leavingOf(possession, signal),
+/** Describes a daemon that has no node yet, and the fact that it waits for. */
+export const beginningOf = (waitsFor: string, ownership: Ownership, signal: AbortSignal): Beginning => ({
+  isForwarding: ownership.dataPath !== undefined,
+  leaving: leavingOf(ownership, signal),
   waitsFor,
 })
 
-/** The report of a daemon that has no node yet: what it waits for, and what forwards meanwhile. */
-export const startingReportOf = (store: string, beginning: Beginning, possession: Possession): NodeReport =>
-  startingReport(store, beginning, beginning.isForwarding ? pathOf(possession, new Map(), 0) : null)
+/** Returns the report of a daemon that has no node yet, with the data path that forwards meanwhile. */
+export const startingReportOf = (store: string, beginning: Beginning, ownership: Ownership): NodeReport =>
+  startingReport(store, beginning, beginning.isForwarding ? pathOf(ownership, new Map(), 0) : null)
 
-/** Why this daemon does not go on; undefined while it does. */
-function leavingOf({ state }: Possession, signal: AbortSignal): string | undefined {
+/** Returns the reason why this daemon ends or has ended its work; undefined while it works. */
+function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefined {
   if (state.is === 'lent' || state.is === 'released') return 'another weftd takes over'
   return signal.aborted || state.is === 'ended' ? 'it stops' : undefined
 }
 
-/** Whatever is told of the node is told from this. */
+/** Returns the facts from which all reports about the node are made. */
 export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
-  const { lease, view, possession, threads, following, manager, options } = node
+  const { lease, view, ownership, threads, following, manager, options } = node
   return {
     at: performance.now(),
     subnet: lease.subnet,
-    isOpen: possession.dataPath !== undefined,
-    lacking: possession.dataPath?.lacking ?? {},
-    gone: possession.dataPath?.gone?.() ?? {},
+    isOpen: ownership.dataPath !== undefined,
+    lacking: ownership.dataPath?.lacking ?? {},
+    gone: ownership.dataPath?.gone?.() ?? {},
     threads,
-    leaving: leavingOf(possession, node.signal),
+    leaving: leavingOf(ownership, node.signal),
     host: hostTroubles(node),
     pastPath: node.pastPath,
     rules: node.rulesTrouble,
@@ -128,19 +128,19 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
   }
 }
 
-const hostTroubles = ({ twin, unforwarded, possession }: Node): readonly string[] => [
-  ...(possession.dataPath && countersOf(possession)['route_missing'] ? ['no route to this node is published'] : []),
-  ...(twin === undefined ? [] : [`${twin} uses the same public IP`]),
+const hostTroubles = ({ duplicate, unforwarded, ownership }: Node): readonly string[] => [
+  ...(ownership.dataPath && countersOf(ownership)['route_missing'] ? ['no route to this node is published'] : []),
+  ...(duplicate === undefined ? [] : [`${duplicate} uses the same public IP`]),
   ...unforwarded.map((family) => `the kernel does not forward ${FAMILY_NAMES[family]}`),
 ]
 
 type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'narrow'>
 
-/** Looking at thousands of peers takes a while: what was seen counts for this many times as long. */
+/** Counting thousands of peers takes a while, so a count is reused for this multiple of the time that it took. */
 const SEEN_FOR = 1_000
 const seen = new WeakMap<Node, PeersSeen & { readonly until: number }>()
 
-/** The peers that are not reached, as they were a moment ago; beside thousands some seconds ago. */
+/** Returns the number of peers that are not reached. The counts are cached, with thousands of peers for some seconds. */
 function peersSeen(node: Node): PeersSeen {
   const known = seen.get(node)
   const began = performance.now()
@@ -158,15 +158,14 @@ function countOf(list: readonly PeerStatus[]): PeersSeen {
 }
 
 const iso = (ms: number): string => new Date(ms).toISOString()
-/** Rounds to the milliseconds that mean something to a person. */
+/** Converts ms to seconds with three decimals. */
 const seconds = (ms: number): number => Math.round(ms) / 1000
 
 export async function reportOf(node: Node): Promise<NodeReport> {
-  // The kernel takes a while to say what passed. Who answered is looked at before, so that no peer answers from whom
-  // nothing has come yet.
+  // Reading the traffic takes a while. The probes are read first, so that no peer is reported as answering before its packets are counted.
   const probed = probedOf(node)
   const traffic = await trafficOf(node)
-  // From here on everything else is of one moment.
+  // All other facts are read without a pause, so that they match.
   const list = peersOf(node, traffic, performance.now(), { probed })
   const snapshot = snapshotOf(node, countOf(list))
   const { at, comparedAt } = snapshot
@@ -191,7 +190,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       publicIp: addressText(node.attrs.publicIp),
       ...ipv6Of(lease.subnet, node.attrs.publicIp),
       externalInterface: node.backend.external?.name ?? node.externalName ?? null,
-      twin: node.twin ?? null,
+      twin: node.duplicate ?? null,
     },
     config: configOf(node.config),
     lease: {
@@ -199,7 +198,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       expiresAt: lease.expiresAt === undefined ? null : iso(lease.expiresAt),
       published: JSON.parse(encodeLeaseValue(node.attrs)) as Record<string, unknown>,
     },
-    dataPath: pathOf(node.possession, node.threads, at, node),
+    dataPath: pathOf(node.ownership, node.threads, at, node),
     peers: countPeers(list, probeSecondsOf(node)),
     peerEvents: node.memory?.events.counts() ?? null,
     repairs: node.repaired,
@@ -229,17 +228,17 @@ export function configOf(config: NetworkConfig): NodeReport['config'] {
   }
 }
 
-/** The interval at which each peer is asked, in s; null while nobody is. */
+/** Returns the interval between probes of one peer, in s; null if no peer is probed. */
 function probeSecondsOf({ probes }: Node): number | null {
   const intervals = listed(probes ?? {}).map(({ intervalMs }) => intervalMs() / 1000)
   return intervals.length === 0 ? null : Math.max(...intervals)
 }
 
-/** The families that a data path is to carry of those that the network has. */
+/** Returns the families of the network that a data path carries. */
 const carriedBy = (dataPath: DataPath | undefined, config: NetworkConfig | undefined): readonly Family[] =>
   dataPath?.families ?? familiesOf(config ?? {})
 
-/** The device by which each family that is carried goes; null of one without. */
+/** Returns the device of each carried family; null for a family without one. */
 export function devicesOf(
   dataPath: DataPath | undefined,
   config: NetworkConfig | undefined,
@@ -251,7 +250,7 @@ export function devicesOf(
 }
 
 function pathOf(
-  { dataPath }: Possession,
+  { dataPath }: Ownership,
   threads: Threads,
   at: number,
   { config, mtuAtStart, memory }: Partial<Pick<Node, 'config' | 'mtuAtStart' | 'memory'>> = {},
@@ -285,14 +284,14 @@ function pathOf(
   }
 }
 
-/** The counters of the data path that is open; none while there is none. */
-export const countersOf = ({ dataPath }: Pick<Possession, 'dataPath'>): Readonly<Record<string, number>> =>
+/** Returns the counters of the open data path; none if no data path is open. */
+export const countersOf = ({ dataPath }: Pick<Ownership, 'dataPath'>): Readonly<Record<string, number>> =>
   Object.fromEntries(Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]))
 
 type AllProbed = ByFamily<ReadonlyMap<string, Probed>>
 const probedOf = ({ probes }: Node): AllProbed => ({ ipv4: probes?.ipv4?.results(), ipv6: probes?.ipv6?.results() })
 
-/** The kernel is asked for the paths of `mostPaths` peers at most. */
+/** Returns the status of each peer. Reads path MTUs from the kernel only with at most `mostPaths` peers, or for narrow paths. */
 function peersOf(
   node: Node,
   traffic: Traffic,
@@ -302,8 +301,8 @@ function peersOf(
     mostPaths = MOST_PATHS,
   }: { readonly probed?: AllProbed; readonly mostPaths?: number } = {},
 ): PeerStatus[] {
-  const { view, lease: own, following, possession } = node
-  const { dataPath } = possession
+  const { view, lease: own, following, ownership } = node
+  const { dataPath } = ownership
   const set = new Map(dataPath?.peers().map((peer) => [peer.key, peer]))
   const held = new Set(following.heldKeys ?? [])
   const isFew = view.size <= mostPaths
@@ -311,7 +310,7 @@ function peersOf(
   const families = new Set(carriedBy(dataPath, node.config))
   const seenOf = (lease: Lease): Seen => {
     const peer = set.get(lease.key)
-    // Where the kernel carries packets it looks after their paths itself.
+    // A data path in the kernel has no `pathMtu`.
     const pathMtuOf = (family: Family): number | undefined => {
       const mayBeNarrow = lengths[family]?.get(lease.key)?.isWhole === false
       return (isFew || mayBeNarrow) && peer?.[family] ? dataPath?.pathMtu?.(lease, family) : undefined
@@ -337,8 +336,8 @@ function peersOf(
 
 type Traffic = ReadonlyMap<string, PathTraffic>
 
-/** No traffic is known when the device that counted it is gone. */
-async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
+/** Returns no traffic if the device that counted it is gone. */
+async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   const nothing: Traffic = new Map()
   if (!dataPath?.traffic) return nothing
   return dataPath.traffic().catch((error: unknown) => {
@@ -347,7 +346,7 @@ async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
   })
 }
 
-/** The facts about a peer beside its lease. */
+/** The facts about a peer in addition to its lease. */
 interface Seen {
   readonly name: string | null
   readonly families: Readonly<Record<Family, PeerSide | null>>
@@ -359,7 +358,7 @@ interface Seen {
 const ago = (when: number | undefined, at: number): number | null =>
   when === undefined ? null : seconds(Math.max(0, at - when))
 
-/** One family's, by what the data path has of it; nothing passes without that. */
+/** Returns the status of a peer over one family. Without `side` the data path has no path to the peer. */
 function sideOf(
   side: PathSide | undefined,
   probed: Probed | undefined,
@@ -378,7 +377,7 @@ function sideOf(
   }
 }
 
-/** Of a peer that does not answer small requests nothing is said of long ones. */
+/** Returns the length that passes. A peer that does not answer small requests has no length. */
 function lengthOf(
   length: PathLength | undefined,
   probed: Probed | undefined,
@@ -394,7 +393,7 @@ function sessionOf(session: PeerSession | undefined): SessionStatus | null {
   const { publicKey, handshakeAt, ageMs, attempts, failure, stale, unconfirmed, txBytes, rxBytes } = session
   return {
     publicKey,
-    // By the clock of the day, as WireGuard's devices tell it: a clock that was set makes it another age.
+    // WireGuard's devices report handshakes by the wall clock, so the age is wrong after the clock was set.
     handshakeSecondsAgo: ago(handshakeAt, Date.now()),
     ageSeconds: ageMs === undefined ? null : seconds(ageMs),
     attempts: attempts ?? null,
@@ -406,7 +405,7 @@ function sessionOf(session: PeerSession | undefined): SessionStatus | null {
   }
 }
 
-/** Of a peer that nothing can go to. */
+/** The status of a peer to which no packet can be sent. */
 const NOTHING_KNOWN: PeerSide = {
   ...sideOf(undefined, undefined, undefined, 0),
   ...lengthOf(undefined, undefined, 0),

@@ -2,14 +2,17 @@
 // them. Pure.
 
 import { FAMILY_NAMES, listed } from '../net/address.ts'
+import { kindOf, publishers } from '../path/catalog.ts'
 import { CAUSES, readingOf, type Impairment } from './states.ts'
-import { conditionOf, sidesOf, titleOf, type Condition, type Status } from './status.ts'
+import { conditionOf, isSendingOnly, sidesOf, titleOf, type Condition, type PeerStatus, type Status } from './status.ts'
 
 /** The maximum number of peers that one line of text names. */
 const NAMED = 3
 
+type Seen = Pick<Status, 'state' | 'impairments' | 'peers'> & Partial<Pick<Status, 'config'>>
+
 /** Returns how the state of the node affects packets, as a part of a sentence. */
-export function packetsText(status: Pick<Status, 'state' | 'impairments' | 'peers'>): string {
+export function packetsText(status: Seen): string {
   const { state, impairments } = status
   if (state !== 'impaired') return readingOf(status).packets
   return CAUSES.filter((cause) => impairments.some(({ by }) => by === cause))
@@ -21,17 +24,29 @@ export function packetsText(status: Pick<Status, 'state' | 'impairments' | 'peer
     .join('; ')
 }
 
-function peersEffect({ peers }: Pick<Status, 'peers'>): string | undefined {
-  const of = (...conditions: readonly Condition[]): string => {
-    const all = (peers?.list ?? []).filter((peer) =>
-      listed(sidesOf(peer)).some((side) => conditions.includes(conditionOf(side))),
-    )
+function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string | undefined {
+  const having = (peer: PeerStatus, ...conditions: readonly Condition[]): boolean =>
+    listed(sidesOf(peer)).some((side) => conditions.includes(conditionOf(side)))
+  const of = (is: (peer: PeerStatus) => boolean): string => {
+    const all = (peers?.list ?? []).filter(is)
     const names = all.slice(0, NAMED).map(titleOf).join(', ')
     return all.length > NAMED ? `${names} and ${all.length - NAMED} more` : names
   }
-  const [lost, cut] = [of('silent', 'stored'), of('narrow')]
+  const isDoubtful = (peer: PeerStatus): boolean =>
+    !having(peer, 'stored') && having(peer, 'silent') && isSendingOnly(peer, peers?.probeSeconds ?? null)
+  const lost = of((peer) => having(peer, 'silent', 'stored') && !isDoubtful(peer))
+  const [doubtful, cut] = [of(isDoubtful), of((peer) => having(peer, 'narrow'))]
+  // During a change of the backend some nodes still publish the old type.
+  const own = config?.backendType ?? ''
+  const isOther = (peer: PeerStatus): boolean => having(peer, 'stored') && peer.type !== kindOf(own)?.published
+  const others = own === '' ? [] : (peers?.list ?? []).filter(isOther)
+  const types = [...new Set(others.map(({ type }) => publishers(type)))].join(', ')
   const parts = [
     ...(lost === '' ? [] : [`packets to ${lost} are lost`]),
+    ...(others.length > 0
+      ? [`${of(isOther)} ${others.length === 1 ? 'runs' : 'run'} ${types}, this node runs ${own}`]
+      : []),
+    ...(doubtful === '' ? [] : [`packets to ${doubtful} may be lost, or the firewall there drops the echo requests`]),
     ...(cut === '' ? [] : [`long packets to ${cut} are lost, short ones pass`]),
   ]
   return parts.length === 0 ? undefined : parts.join('; ')

@@ -71,7 +71,7 @@ export const NETWORK_FINDINGS = {
   'node-dead': {
     level: 'failure',
     means: 'a node answers neither status queries nor the probes of any other node',
-    fix: 'check that the host runs and is connected; then run `systemctl status weftd` and `weft doctor` on the host',
+    fix: 'check that the host runs and is connected; then run `systemctl status weftd` and `weft doctor` on the host, because its firewall may drop only the queries and the probes',
   },
   'node-cut-off': {
     level: 'failure',
@@ -126,8 +126,9 @@ export const NETWORK_FINDINGS = {
   },
   'node-refuses': {
     level: 'warning',
-    means: 'a node refuses to send its status to this node, or sends a status that this node cannot parse',
-    fix: 'use the same token in --status-token-file and the same version of weft on all nodes',
+    means:
+      'other nodes reach a node, but the node does not answer the query for its status, refuses it, or sends a status that this node cannot parse',
+    fix: 'accept the TCP port of --status-network from the network in the firewall of that host (`iptables -I INPUT -p tcp --dport 8287 -s NETWORK -j ACCEPT`); use the same token in --status-token-file and the same version of weft on all nodes',
   },
   'not-told': {
     level: 'note',

@@ -37,11 +37,13 @@ export interface NetworkReport {
   readonly findings: readonly NetworkFinding[]
 }
 
+/** Says which part of the pairs reach each other. Nodes with different backends cannot use each other's leases, and do not probe each other. */
 export const wholeText = (
-  { nodes, whole }: Pick<NetworkReport, 'nodes' | 'whole'>,
+  { nodes, matrix, whole }: Pick<NetworkReport, 'nodes' | 'matrix' | 'whole'>,
   percent: (part: number) => string,
 ): string =>
-  nodes.some(({ seenBy }) => seenBy > 0)
+  nodes.some(({ seenBy }) => seenBy > 0) &&
+  (matrix === null || matrix.some((row) => row?.some((cell) => cell?.[0] === 'reached' || cell?.[0] === 'silent')))
     ? `${percent(whole)} of the pairs that were probed reach each other`
     : 'no pair was probed yet'
 

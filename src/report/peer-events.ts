@@ -179,7 +179,7 @@ export function peerEventText(event: PeerEvent, duration: (seconds: number) => s
     case 'silent':
       return `no longer answers${by}`
     case 'one-way':
-      return `sends packets${by}, but packets to it are lost`
+      return `sends packets${by}, but does not answer: packets to it are lost, or its firewall drops the echo requests`
     case 'back':
       return `answers${by} again${after}`
     case 'moved':

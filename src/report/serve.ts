@@ -18,7 +18,7 @@ export interface ServedPlaces {
   readonly 'status-socket': string
 }
 
-/** The predecessor of this process: another weftd that ran when this one started. node/restart/succession.ts provides it. */
+/** The predecessor of this process: another weftd that ran when this one started. node/restart/handover.ts provides it. */
 export interface PredecessorState {
   readonly isSuccessor: boolean
   /** Resolves with the predecessor that still runs; undefined if it has ended. */

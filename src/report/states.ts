@@ -104,7 +104,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     words: 'its data path',
     ...CONTINUES,
     working: 0,
-    packets: 'no packets pass; weftd tries to open the data path again every five seconds',
+    packets: 'no packets pass; weftd tries to open the data path again every second',
     findings: ['data-path-down'],
   },
   bypass: {
@@ -151,7 +151,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...CONTINUES,
     working: 1,
     packets:
-      'packets to the peers listed as silent or not reached are lost; long packets to the peers listed as narrow are lost',
+      'packets to the peers listed as silent or not reached are lost, unless only the firewall of a silent peer drops the echo requests; long packets to the peers listed as narrow are lost',
     findings: ['peer-silent', 'peer-unusable', 'family-broken'],
   },
   store: {

@@ -350,6 +350,31 @@ export function placeIn(
   return { subnet: parseIpv4Net(subnet), publicIp: parseIpv4(publicIp) }
 }
 
+/** The default of --probe-interval, in seconds. */
+const PROBE_SECONDS = 10
+/**
+ * A peer that probes this node sends a packet per probe interval. The interval is the larger of the default and this node's. A peer is
+ * said to send if its last packet is younger than this number of intervals, so two probes may be lost.
+ */
+const RECENT_INTERVALS = 3
+
+/**
+ * True if packets of a peer arrive although it does not answer: one came recently, and after the first probe that was lost. Then the peer
+ * runs. Either packets to it are lost, or the firewall of its host drops the echo requests. `probeSeconds` is that of PeersStatus.
+ */
+export function isSendingOnly(
+  { state, heardSecondsAgo, unansweredSeconds }: PeerStatus,
+  probeSeconds: number | null,
+): boolean {
+  return (
+    state !== 'answering' &&
+    heardSecondsAgo !== null &&
+    heardSecondsAgo < RECENT_INTERVALS * Math.max(probeSeconds ?? 0, PROBE_SECONDS) &&
+    unansweredSeconds !== null &&
+    heardSecondsAgo + 1 < unansweredSeconds
+  )
+}
+
 /** Describes the condition of a peer. If its families differ, describes each family that does not answer. */
 export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) => string): string {
   const { ipv4, ipv6 } = sidesOf(peer)
@@ -390,9 +415,12 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
   }
 }
 
-/** Returns the fraction of the network that this node reaches; undefined if there are no peers, or if none was probed yet. */
-export const knownWhole = ({ whole, stored, answering, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
-  whole === 1 && (stored === 0 || (answering !== null && probed === 0)) ? undefined : whole
+/**
+ * Returns the fraction of the network that this node reaches; undefined if there are no peers, or if no probe shows whether the programmed
+ * peers answer.
+ */
+export const knownWhole = ({ whole, stored, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
+  whole === 1 && (stored === 0 || !probed) ? undefined : whole
 
 /** Lists the device names of a data path, each once; null if the data path has no device of its own. */
 export function devicesText({

@@ -1,6 +1,6 @@
 // checks.h - how the native tests report failures.
 //
-// Each check prints the condition that failed. Random tests take their seed from the command line and print it.
+// CHECK prints the condition that failed. Random tests take their seed from the command line and print it.
 #pragma once
 
 #include <cstdio>

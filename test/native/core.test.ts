@@ -1,4 +1,4 @@
-// core.test.ts - builds the tests of native/ that need no Node.js with sanitizers, and runs them.
+// core.test.ts - compiles the C++ tests of native/ that do not need Node.js, with sanitizers, and runs them.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -17,8 +17,8 @@ beforeAll(() => {
 afterAll(() => rmSync(folder, { recursive: true, force: true }))
 
 /**
- * How a program is compiled, and its arguments: a number of rounds, or a choice of tests. Optimising a build with
- * sanitizers takes three times as long as it saves.
+ * Compiler flags of a build, and the program's arguments: a number of rounds, or a choice of tests. The builds are not
+ * optimised, because optimising a build with sanitizers takes three times as long as it saves.
  */
 const MEMORY = [
   'address and undefined behaviour',
@@ -27,13 +27,13 @@ const MEMORY = [
 ] as const
 const THREADS = ['threads', ['-O0', '-fsanitize=thread'], 'threads'] as const
 const NOTHING = ['nothing, optimised as it is shipped', ['-O2'], '60'] as const
-/** `npm run test:fuzz` runs longer. */
+/** `npm run test:fuzz` sets WEFT_LONG, which adds builds that take longer. */
 const LONG = process.env['WEFT_LONG'] === '1' ? [NOTHING] : []
-/** The number of schedules of session_model. */
+/** session_model gets a number of schedules instead of rounds. */
 const FEW = [MEMORY[0], MEMORY[1], '100'] as const
 const MANY = LONG.map(([title, flags]) => [title, flags, '100000'] as const)
 
-/** Programs with sanitizers are slow on a slow machine. */
+/** Programs with sanitizers are slow on a slow machine, so they get as much time as a compilation. */
 const SLOW = { timeoutMs: BUILD_MS }
 
 // Most of the time goes to compiling, so the programs are compiled in parallel.
@@ -49,11 +49,12 @@ describe.concurrent.each([
     'passes its tests under sanitizers: %s',
     async (_title, flags, what) => {
       const program = join(folder, `${name}-${flags.join('').replaceAll(/\W/g, '')}`)
-      // Debug information without variables compiles faster, and is enough for the sanitizers' stacks.
+      // -g1 omits debug information about variables. It compiles faster, and is enough for the stacks that sanitizers
+      // print.
       await buildNative(name, program, ['-g1', ...flags])
       const seed = String(Date.now() % 1_000_000)
       const { code, stdout, stderr } = await execute([program, seed, what], SLOW)
-      // Tests that this user or kernel does not allow are skipped, with a line that says so.
+      // A program prints such a line for each test that it skips, because this user or kernel does not allow it.
       const leftOut = /^skipped: .*\n/gm
       const all = stdout + stderr
       for (const [line] of all.matchAll(leftOut)) process.stdout.write(`${name}: ${line}`)

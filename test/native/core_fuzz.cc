@@ -1,10 +1,10 @@
-// core_fuzz.cc - the fuzzer's entry point: the functions of core_jobs.h, sequences of refusals, saved sessions, and
-// both directions of a packet. scripts/fuzz.mjs builds and runs it.
+// core_fuzz.cc - the entry point for the fuzzer. It tests the functions of core_jobs.h, sequences of refusals, saved
+// sessions, and both directions of packets. scripts/fuzz.mjs builds and runs it.
 //
 // The first byte of an input selects the target. The rest consists of jobs, refusals, saved sessions, or messages for a
-// TUN or a socket. Each message is a length (uint16) and its bytes; for WireGuard it may be sealed here with the keys
-// of a session. No input may cause an access out of bounds. All packets that leave must be complete, and all packets
-// that reach the TUN must be valid.
+// TUN or a socket. Each message is a length (uint16) and its bytes; for WireGuard it may be encrypted here with the
+// keys of a session. No input may cause an access out of bounds. All packets that leave must be complete, and all
+// packets that reach the TUN must be valid.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -25,7 +25,7 @@ using namespace weft;
 
 namespace {
 
-/// A pair of connected message sockets, in place of a TUN and a UDP socket.
+/// A pair of connected Unix message sockets, which replaces a TUN or a UDP socket.
 struct Pair {
   explicit Pair(int type) {
     int fds[2];
@@ -46,7 +46,8 @@ void each_message(const uint8_t* bytes, size_t size, Each each) {
   }
 }
 
-/// Checks an IPv6 packet: its source is a host, and it is neither source-routed nor a neighbour discovery message.
+/// True if an IPv6 packet may enter: its source is a single host, and it is neither source-routed nor a neighbour
+/// discovery message.
 bool is_sound_ipv6(const uint8_t* bytes, size_t size) {
   const auto is_zero = [&](size_t from, size_t to) {
     return std::all_of(bytes + from, bytes + to, [](uint8_t byte) { return byte == 0; });
@@ -68,7 +69,7 @@ bool is_sound_ipv6(const uint8_t* bytes, size_t size) {
   }
 }
 
-/// Checks each packet that reaches the TUN, with rules that are written independently of native/.
+/// True if a packet may reach the TUN. The rules are written here again, independently of native/.
 bool is_sound(const uint8_t* bytes, size_t size) {
   if (bytes[0] >> 4 == 6) return is_sound_ipv6(bytes, size);
   const size_t header = (bytes[0] & 15) * 4u;
@@ -84,13 +85,13 @@ bool is_sound(const uint8_t* bytes, size_t size) {
   return true;
 }
 
-/// Returns the packet in a write to a TUN with virtio headers.
+/// Returns the packet behind the virtio header in a write to a TUN.
 std::span<uint8_t> behind_virtio(std::span<uint8_t> written) {
   return written.subspan(std::min(written.size(), sizeof(VirtioHeader)));
 }
 
-/// Reads all packets that came out, and checks that each has the length of its own header. `packet_in` finds the
-/// packet.
+/// Reads all packets that came out of a socket, and checks that each is as long as its header says. `packet_in` returns
+/// the packet in a message.
 template <typename PacketIn = std::identity>
 void expect_packets(int fd, PacketIn packet_in = {}, bool sound = false) {
   static std::vector<uint8_t> buffer(1 << 17);
@@ -103,21 +104,21 @@ void expect_packets(int fd, PacketIn packet_in = {}, bool sound = false) {
   }
 }
 
-/// Corrects the checksum of an IPv4 header, which mutations would hardly do.
+/// Corrects the checksum of an IPv4 header, because a mutation would hardly ever yield a correct one.
 void mend(uint8_t* bytes, size_t size) {
   const size_t header = size < 20 ? 0 : (bytes[0] & 15) * 4u;
   if (header >= 20 && header <= size) store(bytes + 10, ipv4_header_checksum(bytes, header));
 }
 
-/// UDP_SEGMENT is off for sending, because a Unix socket replaces the UDP socket.
+/// Unix sockets do not support UDP_SEGMENT.
 constexpr uint32_t kFeatures = kAllFeatures & ~kUdpGso;
 
 struct Setting {
   uint32_t features;
   FilterOptions filter;
 };
-/// Two configurations: all features, on a TUN that accepts everything; and the filter, on a TUN that accepts nothing
-/// joined. A Unix socket has no address, so all senders and the peer are at ::.
+/// Two configurations: all features, with a TUN that accepts everything; and the filter, with a TUN that refuses all
+/// joined packets. A Unix socket has no address, so all senders and the peer have the address ::.
 const Setting kSettings[] = {
     {kFeatures, {}},
     {kTunHeader,
@@ -127,11 +128,12 @@ const Setting kSettings[] = {
        Net::of(Address::of_words(kLittleEndian ? 0x80 : 1ull << 63, 0), 1)}}},
 };
 
-/// The source addresses of ICMP errors.
+/// The source addresses of ICMP errors to peers.
 const ByFamily<Address> kTunAddress{Address::v4(1), Address::of_words(0xfd, 1)};
 const ByFamily<Address> kNetworkAddress{Address::v4(2), Address::of_words(0xfd, 2)};
 
-/// Returns the packet in a VXLAN frame whose other bytes are 0, except the flag.
+/// Returns the parameters of this host. MAC and VNI are 0, so a VXLAN frame of zeroes, except the flag, is for this
+/// host.
 OwnEnd own_end() {
   OwnEnd own;
   own.mtu = 1450;
@@ -143,7 +145,7 @@ struct Keyless {
   Encap encapsulation() { return Encap(own_end()); }
 };
 
-/// The session with the peer. It has three pairs of keys: current, previous and next.
+/// The session with the peer, with three pairs of keys: current, previous and next.
 struct Keyed {
   static constexpr uint32_t kSession = 3;
   static constexpr uint64_t kPairs = 3, kInUse = 1;
@@ -166,7 +168,8 @@ struct Keyed {
             .send = Key(bytes),
             .receive = Key(bytes)};
   }
-  /// The first bytes select a counter near a frequent one, and the pair. The rest is sealed with them.
+  /// Encrypts a packet. The first bytes of the input select the pair of keys, and a counter near one that occurs often;
+  /// the rest of the input is the packet.
   std::vector<uint8_t> seal(const uint8_t* bytes, size_t size) {
     if (size < 3) return {bytes, bytes + size};
     const uint64_t counter = load<uint16_t>(bytes) * (bytes[2] & 128 ? 257u : 1u), pair = bytes[2] % kPairs;
@@ -181,7 +184,8 @@ struct Keyed {
     return datagram;
   }
 
-  /// Opens a packet that a lane sealed. Returns nothing unless it is authentic, with a counter above all earlier ones.
+  /// Decrypts a packet that the engine encrypted. Returns nothing unless it is authentic and its counter is above all
+  /// earlier ones.
   std::span<uint8_t> open(std::span<uint8_t> datagram) {
     constexpr size_t kAround = kEncapBytes<Wireguard>;
     if (datagram.size() <= kAround || load_le32(&datagram[0]) != 4) return {};
@@ -202,7 +206,7 @@ struct Keyed {
 template <typename Encap>
 using KeysOf = std::conditional_t<HasSessions<Encap>, Keyed, Keyless<Encap>>;
 
-/// The same peer address in both families.
+/// Returns the records of one peer, which has the same address for IPv4 and for IPv6.
 std::vector<uint8_t> one_peer() {
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
@@ -214,7 +218,7 @@ std::vector<uint8_t> one_peer() {
   return records;
 }
 
-/// The kept drops must not exceed the counted ones.
+/// Checks that no more drops were kept than counted.
 void expect_counted(const Drops& drops, std::vector<uint64_t> row) {
   drops.read(0, [&](const KeptDrop& kept) {
     if (kept.packets == 0 || row[kept.reason] < kept.packets || kept.size > kept.length) abort();
@@ -255,7 +259,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
     if constexpr (HasSessions<Encap>) {
       if (mended && length > 3) mend(&message[3], length - 3);
       if (mended) message = keys.seal(message.data(), message.size());
-      // Each counter must open only once. It has 8 bytes behind the index.
+      // The 8 bytes of the counter follow the index. No datagram may use a counter that an earlier one used.
       if (message.size() >= kEncapBytes<Encap>) sealed.emplace(message.begin() + 4, message.begin() + 16);
     } else if (mended && length > Encap::kHeaderBytes) {
       mend(&message[Encap::kHeaderBytes], length - Encap::kHeaderBytes);
@@ -277,7 +281,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   expect_counted(drops, row);
 }
 
-/// Sequences of refusals, eight bytes each. The reaction must be a valid one, and the retries must end.
+/// Reads refusals of eight bytes each. weft's reaction to each must be valid, and repeated refusals must end.
 void refuse(const uint8_t* bytes, size_t size) {
   Features features(kAllFeatures);
   Learnt learnt(&features);
@@ -307,7 +311,8 @@ void refuse(const uint8_t* bytes, size_t size) {
   }
 }
 
-/// Messages as from a socket with UDP_GRO. The first two bytes of each are the size of joined datagrams.
+/// Delivers messages like a socket with UDP_GRO. The first two bytes of each message are the size of the joined
+/// datagrams.
 void open_each(const uint8_t* bytes, size_t size) {
   const Vxlan vxlan(own_end());
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
@@ -324,7 +329,7 @@ void open_each(const uint8_t* bytes, size_t size) {
   });
 }
 
-/// `outer` is the family of the datagrams.
+/// Runs one direction on the input. `outer` is the IP family of the datagrams.
 template <typename Encap>
 void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer) {
   Pair tun(SOCK_SEQPACKET), lane(SOCK_SEQPACKET), known(SOCK_SEQPACKET);
@@ -332,8 +337,8 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   Features features(kFeatures);
   KeysOf<Encap> keys;
   PeerTables peers(2);
-  // One peer for all of IPv4 and one for all of IPv6; the second requires the well-known port. Connected Unix sockets
-  // ignore their addresses.
+  // One peer has all of IPv4, another all of IPv6. Datagrams to the second peer must leave from the well-known port.
+  // The sockets are connected, so they ignore these addresses.
   std::vector<uint8_t> records(2 * sizeof(PeerRecord));
   records[0] = 4;
   records[sizeof(PeerRecord)] = 6;
@@ -367,7 +372,7 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
     if (send(tun.outside.get(), at, length, 0) < 0) return;
     while (egress.pump().items > 0) {
       for (const auto& [pair, version] : {std::pair(&lane, 4), std::pair(&known, 6)}) {
-        // clang 14 cannot capture a structured binding without a copy.
+        // `version = version`, because clang 14 can capture a structured binding only as a copy.
         expect_packets(pair->outside.get(), [&, version = version](std::span<uint8_t> packet) {
           if constexpr (HasSessions<Encap>) packet = keys.open(packet);
           return packet.empty() || packet[0] >> 4 != version ? std::span<uint8_t>() : packet;
@@ -379,13 +384,13 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   expect_counted(drops, row);
 }
 
-/// Saved sessions that an engine takes over and uses. The first byte selects the time.
+/// Loads the input as saved sessions, and uses them. The first byte selects the time.
 void take_over(const uint8_t* bytes, size_t size) {
   static const auto sealing = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
   if (size == 0) return;
   std::vector<uint8_t> records = one_peer();
   for (const size_t at : {0, 1}) store_le32(&records[at * sizeof(PeerRecord) + offsetof(PeerRecord, encap)], 1 + at);
-  // The peer with the first session sends from any port.
+  // True: the peer of the first session sends from any port.
   records[offsetof(PeerRecord, encap) + 4] = 1;
   // on the heap, so that a sanitizer detects reads beyond the end
   const std::vector<uint8_t> saved(bytes + 1, bytes + size);
@@ -413,7 +418,7 @@ void take_over(const uint8_t* bytes, size_t size) {
   }
 }
 
-/// WireGuard is skipped without OpenSSL.
+/// True if OpenSSL is there. If not, WireGuard is not tested.
 bool has_keys() {
   static const bool has = Aead::create(Aead::Way::kSeal) && Aead::create(Aead::Way::kOpen);
   return has;

@@ -1,7 +1,7 @@
-// core_jobs.h - native/core behind one function on bytes, for the model test and the fuzzer.
+// core_jobs.h - makes native/core callable with bytes only, for the model test and the fuzzer.
 //
-// The input is a sequence of jobs, the output a sequence of answers, in this machine's byte order. A job is a byte that
-// selects it, and its arguments. A `packet` is a length (uint32) and its bytes. Truncated input ends the run.
+// The input is a sequence of jobs, the output a sequence of answers, in this machine's byte order. A job is one byte
+// that selects it, then its arguments. A `packet` is a length (uint32) and its bytes. The run ends at truncated input.
 //
 //   S virtio packet    cut a superpacket; answers the number of packets (uint32, or kRefused) and the packets
 //   F virtio packet    complete a checksum; answers as S, with one packet
@@ -96,7 +96,7 @@ class Jobs {
     uint32_t count;
     if (!take(count)) return;
     std::vector<std::vector<uint8_t>> packets;
-    static Coalescer coalescer;  // static, because it is large; it is empty again after each batch
+    static Coalescer coalescer;  // static, because it is large; each batch leaves it empty
     coalescer.clear();
     while (count-- > 0 && !coalescer.full()) {
       packets.emplace_back();
@@ -129,7 +129,8 @@ class Jobs {
   }
 
   void look_up(std::vector<uint8_t>& records) {
-    // JavaScript checks that records are whole and prefix lengths fit their family (addon.d.ts).
+    // The native code trusts JavaScript to pass whole records with prefix lengths that fit their family (addon.d.ts).
+    // So the input is changed to fulfil that.
     records.resize(records.size() / sizeof(PeerRecord) * sizeof(PeerRecord));
     for (size_t at = 0; at < records.size(); at += sizeof(PeerRecord)) {
       records[at] = records[at] % 2 ? 4 : 6;

@@ -1,5 +1,5 @@
-// core_steady.cc - counts allocations and locks while each direction carries 100,000 packets. core.test.ts builds and
-// runs it.
+// core_steady.cc - counts memory allocations and locks while egress and ingress carry 100,000 packets each: there must
+// be none. core.test.ts builds and runs it.
 //
 // malloc and pthread_mutex_lock are replaced for the whole program. Unix message sockets replace the TUN and the UDP
 // socket.
@@ -53,7 +53,7 @@ constexpr size_t kPayload = 1400, kSegments = 44, kHeaders = 40;
 
 int message_pair(int fds[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, fds); }
 
-/// IPv4 and TCP headers for `payload` zero bytes, with correct checksums.
+/// Writes IPv4 and TCP headers with correct checksums before a payload of zeroes.
 void write_headers(uint8_t* packet, size_t payload, uint32_t sequence) {
   const uint8_t headers[kHeaders] = {0x45, 0, 0, 0, 0, 1,  0x40, 0, 64, IPPROTO_TCP, 0, 0, 10, 5, 1,    2,    10, 5,
                                      2,    2, 4, 0, 0, 80, 0,    0, 0,  0,           0, 0, 0,  7, 0x50, kAck, 1,  0};
@@ -92,7 +92,7 @@ int main() {
   TrafficRows traffic;
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   IcmpLimits icmp{1};
-  // A Unix socket has no address, so all senders and the peer are at ::.
+  // A Unix socket has no address, so all senders and the peer have the address ::.
   const FilterOptions filter{VerifySource::kStrict,
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050000)), 16)},
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050200)), 24)}};
@@ -133,7 +133,7 @@ int main() {
     for (int i = 0; i < 16; i++, sequence += kPayload) {
       write_headers(datagram.data(), kPayload, sequence);
       if (i == 15) {
-        datagram[14] = 2;  // a source in this node's own subnet, so the packet is dropped
+        datagram[14] = 2;  // the inner source is in this node's own subnet, so the packet is dropped
         store(datagram.data() + 10, ipv4_header_checksum(datagram.data(), kIpv4HeaderBytes));
       }
       if (send(udp[1], datagram.data(), datagram.size(), 0) < 0) return 2;
@@ -143,7 +143,7 @@ int main() {
   }
   counting = false;
   if (row[k_rx_drop_spoofed_source] == 0) std::printf("nothing was dropped\n");
-  // Packets were joined, as on a busy machine.
+  // True if most packets were joined, as on a busy machine.
   const bool joined = row[k_tun_writes] * 10 < row[k_rx_packets];
   std::printf("%zu allocations, %zu locks%s\n", allocations, locks, joined ? "" : ", nothing joined");
   void* one = malloc(1);
@@ -155,7 +155,7 @@ int main() {
   free(one);
   if (allocations == 0 || locks == 0) std::printf("the counters count nothing\n");
 
-  // Without memory, a peer's traffic is not counted, and no other peer's counts change.
+  // If calloc has no memory, a peer's traffic is not counted, and the counts of other peers do not change.
   constexpr uint32_t kFar = 9'000;
   TrafficRows short_of_memory;
   has_memory = false;
@@ -173,7 +173,7 @@ int main() {
   short_of_memory.sum(1, of_first);
   if (of_far.tx_packets != 0 || of_far.last_received_ms != 0 || of_first.tx_packets != 1)
     std::printf("traffic is miscounted\n");
-  // The next table allocates the slots when there is memory again.
+  // When there is memory again, the next peer table makes the slots usable.
   short_of_memory.make_room(kFar + 1);
   short_of_memory.add_sent(kFar, 1, 100);
   short_of_memory.sum(kFar, of_far);

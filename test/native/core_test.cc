@@ -1,4 +1,4 @@
-// core_test.cc - table tests and property tests of native/core. core.test.ts builds them with sanitizers and runs them.
+// core_test.cc - table tests and property tests of native/core. core.test.ts builds and runs them with sanitizers.
 #include <arpa/inet.h>
 #include <errno.h>
 
@@ -28,7 +28,7 @@
 #include "../../native/core/waiting.h"
 #include "packets.h"
 
-/// Cuts a write into packets with segment.h, as the kernel would.
+/// Cuts a write into single packets with segment.h, as the kernel would.
 static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
   std::vector<Bytes> packets;
   const Packet packet = read(bytes);
@@ -47,8 +47,8 @@ static std::vector<Bytes> cut(const VirtioHeader& virtio, Bytes bytes) {
   return packets;
 }
 
-/// Checks the virtio header of a joined write (virtio 1.2 section 5.1.6.2): its transport checksum must be the
-/// pseudo-header's sum.
+/// Checks the virtio header of a joined write (virtio 1.2 section 5.1.6.2): the transport checksum field must contain
+/// the pseudo-header's sum.
 static void check_joined(const VirtioHeader& virtio, const Bytes& whole, size_t header_bytes,
                          size_t first_payload_bytes) {
   const bool v6 = whole[0] >> 4 == 6, tcp = whole[v6 ? 6u : 9u] == IPPROTO_TCP;
@@ -64,7 +64,7 @@ static void check_joined(const VirtioHeader& virtio, const Bytes& whole, size_t 
   CHECK(load_be16(&whole[at]) == reference_fold(pseudo));
 }
 
-/// Runs packets through a Coalescer. Returns each write with the packets that it is cut into again.
+/// Passes packets through a Coalescer. Returns for each write the packets into which segment.h cuts it again.
 static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, CoalesceLimits limits = {}) {
   static Coalescer coalescer;
   std::vector<std::vector<Bytes>> writes;
@@ -94,9 +94,7 @@ static std::vector<std::vector<Bytes>> coalesce(std::vector<Bytes>& packets, Coa
   return writes;
 }
 
-// ---- Tests ----
-
-/// Checksums and virtio fields match reference values.
+/// Checksums and virtio fields must equal reference values.
 static void test_numbers() {
   const uint8_t flags[] = {kFin, kSyn, kRst, kPsh, kAck, kUrg, kEce, kCwr};
   for (size_t bit = 0; bit < 8; bit++) CHECK(flags[bit] == 1 << bit);
@@ -107,7 +105,7 @@ static void test_numbers() {
   CHECK(std::memcmp(&nothing, zeroes, sizeof zeroes) == 0);
 }
 
-/// A folded sum equals the sum modulo 0xffff. Only a sum of zeroes folds to 0.
+/// A folded sum must equal the sum modulo 0xffff, except that it is 0 only for a sum of zeroes.
 static void test_fold() {
   const uint64_t edges[] = {0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff};
   for (const uint64_t a : edges) {
@@ -123,7 +121,7 @@ static void test_fold() {
 }
 
 static void test_checksum() {
-  // The largest sum leaves room for a few more words.
+  // Callers may add a few words to the largest sum without an overflow.
   for (const size_t size : {8u, 32u}) {
     const Bytes addresses(size, 0xff);
     const uint8_t last[4] = {0, IPPROTO_TCP, 0xff, 0xff};
@@ -137,7 +135,7 @@ static void test_checksum() {
     const uint16_t mine = checksum_fold(checksum_add(0, &bytes[at], size));
     const uint16_t theirs = to_be16(reference_fold(reference_sum(&bytes[at], size)));
     CHECK(mine == theirs || (mine == 0xffff && theirs == 0) || (mine == 0 && theirs == 0xffff));
-    // A sum can start from any value, and leaves room for words that are added without carry.
+    // A sum may start from any value, and callers may add a few words without carry.
     const uint64_t before = random_below(2) ? ~uint64_t{random_below(3)} : uint64_t{rng()} << 32 | rng();
     const uint64_t after = checksum_add(before, &bytes[at], size);
     CHECK(after % 0xffff == (before % 0xffff + theirs) % 0xffff && after < uint64_t{1} << 33);
@@ -173,7 +171,7 @@ static void test_read_packet() {
   }
 }
 
-/// Tests each length field, and each available size, at its limit and one off.
+/// Tests read_packet() with each length field and each available size at its limit, and one beyond.
 static void test_read_limits() {
   constexpr struct {
     const char* what;
@@ -249,7 +247,7 @@ static void test_read_limits() {
   context.clear();
 }
 
-/// Why a packet from a peer is dropped.
+/// Packets from a peer, each with the counter of the reason to drop it.
 static void test_inspect() {
   constexpr auto reason_of = [](const Bytes& bytes) {
     Packet packet;
@@ -321,7 +319,7 @@ static void test_inspect() {
     row.change(f);
     Bytes packet = build(f);
     CHECK(reason_of(packet) == row.reason);
-    packet.resize(packet.size() + 7);  // bytes behind the packet are ignored
+    packet.resize(packet.size() + 7);  // bytes behind the packet must be ignored
     CHECK(reason_of(packet) == row.reason);
     packet[10] ^= 1;
     CHECK(reason_of(packet) == k_rx_drop_checksum);
@@ -348,7 +346,7 @@ static void test_inspect() {
   }
   context = "each bit of a header";
   for (size_t bit = 0; bit < 8 * 32; bit++) {
-    if (bit == 5) continue;  // this bit would make it IPv6
+    if (bit == 5) continue;  // flipping this bit makes it an IPv6 packet
     Fields f;
     f.ip_options = Bytes(12, 1);
     Bytes packet = build(f);
@@ -359,10 +357,10 @@ static void test_inspect() {
   Fields f;
   f.id = 0;
   Bytes packet = build(f);
-  store_be16(&packet[4], load_be16(&packet[10]));  // the checksum becomes 0
+  store_be16(&packet[4], load_be16(&packet[10]));  // makes the header checksum 0
   store_be16(&packet[10], 0);
   CHECK(!reason_of(packet));
-  store_be16(&packet[10], 0xffff);  // flanneld's decrement may leave this value
+  store_be16(&packet[10], 0xffff);  // flanneld's way to decrement the TTL may leave this value
   CHECK(!reason_of(packet));
   context = "IPv6";
   f.v6 = true;
@@ -373,8 +371,8 @@ static void test_inspect() {
   context.clear();
 }
 
-/// Builds an IPv6 packet with extension headers. The last one names `protocol`, and `payload` bytes follow. `types` has
-/// the number of each header.
+/// Builds an IPv6 packet with extension headers. `headers` has the number and the content of each. The last header is
+/// followed by `protocol` and `payload` bytes.
 static Bytes with_extensions(const std::vector<std::pair<uint8_t, Bytes>>& headers, uint8_t protocol, size_t behind) {
   Fields f;
   f.v6 = true;
@@ -391,7 +389,7 @@ static Bytes with_extensions(const std::vector<std::pair<uint8_t, Bytes>>& heade
   return packet;
 }
 
-/// Why an IPv6 packet from a peer is dropped.
+/// IPv6 packets from a peer, each with the counter of the reason to drop it.
 static void test_inspect_ipv6() {
   constexpr uint8_t kHop = 0, kRouting = 43, kFragment = 44, kDestination = 60, kTcp = 6, kUdp = 17, kIcmp = 58;
   using Headers = std::vector<std::pair<uint8_t, Bytes>>;
@@ -492,7 +490,7 @@ static void test_inspect_ipv6() {
   const Bytes whole =
       with_extensions({{kHop, padding}, {kRouting, routing(4, 0)}, {kFragment, fragment(0, true)}}, kTcp, 24);
   for (size_t size = 40; size < whole.size(); size++) {
-    Bytes cut(whole.begin(), whole.begin() + static_cast<long>(size));  // nothing behind it may be read
+    Bytes cut(whole.begin(), whole.begin() + static_cast<long>(size));  // a sanitizer detects reads behind these bytes
     store_be16(&cut[4], static_cast<uint16_t>(size - 40));
     CHECK(reason_of(cut).has_value());
   }
@@ -510,7 +508,8 @@ static void test_inspect_ipv6() {
   context.clear();
 }
 
-/// ICMP errors about IPv6 packets of every length, byte by byte, and packets without an error.
+/// Compares ICMP errors about IPv6 packets of every length byte by byte, and tests packets about which no error may be
+/// sent.
 static void test_icmp_ipv6() {
   constexpr uint8_t kIcmp = 58;
   const Address source = ipv6(0x0a050100);
@@ -582,7 +581,7 @@ static void test_icmp_ipv6() {
   context.clear();
 }
 
-/// CircleGuard stops a packet if a peer is at its destination and the datagram around it would enter the tunnel too.
+/// CircleGuard must stop a packet if its destination is a peer's address and its datagram would enter the tunnel again.
 static void test_circle() {
   const auto peer = [](bool v6, uint32_t subnet, uint32_t endpoint, bool over_v6) {
     Bytes prefix(16);
@@ -601,8 +600,8 @@ static void test_circle() {
   constexpr uint32_t kOutside = 0xc0a84d02, kX = 0x0a050200, kY = 0x0a050300, kZ = 0x0a050400;
   struct Row {
     const char* what;
-    uint32_t x, y, z;  ///< the addresses of the peers of three subnets
-    uint32_t to;       ///< the packet's destination
+    uint32_t x, y, z;  ///< the addresses of three peers, each with a subnet
+    uint32_t to;       ///< the destination of the packet
     bool is_stopped;
   };
   constexpr Row kRows[] = {
@@ -627,7 +626,7 @@ static void test_circle() {
       PeerTables tables(1, records);
       CircleGuard guard;
       guard.begin(tables.current());
-      // Source and protocol do not matter, because NAT or IPsec may have changed them.
+      // The rule must ignore the source and the protocol, because NAT or IPsec may have changed them.
       for (const bool tcp : {false, true}) {
         for (const uint16_t fragment : {uint16_t{0}, uint16_t{0x2000}, uint16_t{5}}) {
           Fields f;
@@ -643,7 +642,7 @@ static void test_circle() {
       }
     }
   }
-  // Packets of one family may travel in datagrams of the other.
+  // IPv4 packets may be in IPv6 datagrams, and the reverse.
   context = "families that carry each other";
   Bytes records = peer(false, kX, kY + 9, true);
   const Bytes other = peer(true, kY, kX + 9, false);
@@ -664,7 +663,7 @@ static void test_circle() {
   context.clear();
 }
 
-/// Link-local and multicast destinations, at the edges of each range.
+/// Tests is_for_link() with link-local and multicast destinations at the edges of each range.
 static void test_for_link() {
   const auto v4 = [](uint8_t first, uint8_t last) {
     const uint8_t address[4] = {first, 255, 255, last};
@@ -721,8 +720,8 @@ static void test_peers() {
   }
 }
 
-/// A map finds all entries that were put and not removed, however full its pages are. Settled pages keep their old
-/// contents.
+/// A map must find all entries that were put and not removed, however full its pages are. Pages must not change after
+/// settle().
 static void test_paged_map() {
   for (const uint32_t stride : {1u, 256u, 65'536u}) {
     PagedMap<uint32_t, uint32_t> map;
@@ -738,7 +737,7 @@ static void test_paged_map() {
       }
       return wrong == 0;
     };
-    // Fills the map, changes it at random, and empties it.
+    // Fills the map, changes it randomly, and empties it.
     for (int step = 0; step < 12; step++) {
       for (int i = 0; i < 10'000; i++) {
         const uint32_t key = random_below(keys) * stride, most = step < 4 ? 10 : step < 8 ? 2 : 1;
@@ -766,7 +765,7 @@ static void test_paged_map() {
   }
 }
 
-/// A look-up takes few probes, regardless of the number of peers and of the bits in which their prefixes differ.
+/// A look-up must take few probes, regardless of the number of peers and of the bits in which their prefixes differ.
 static void test_peer_spread() {
   for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
     for (const uint8_t bits : {uint8_t{20}, uint8_t{24}, uint8_t{28}, uint8_t{56}, uint8_t{64}, uint8_t{96}}) {
@@ -792,14 +791,14 @@ static void test_peer_spread() {
   }
 }
 
-/// A record that removes a subnet's peer.
+/// Turns a peer's record into one that removes the peer.
 static Bytes gone(Bytes record) {
   record[3] = 1;
   return record;
 }
 
-/// After any sequence of set() and change(), the table equals the one that the remaining records would make. A peer
-/// with an unchanged address keeps its path MTU.
+/// After any sequence of set() and change(), the table must equal a table made from the remaining records. A peer with
+/// an unchanged address must keep its path MTU.
 static void test_peer_changes() {
   struct Entry {
     Bytes record;
@@ -808,11 +807,11 @@ static void test_peer_changes() {
   for (int round = 0; round < 30; round++) {
     PeerTables tables(1);
     PeerTables::Reader reader = tables.reader(0);
-    std::map<Bytes, Entry> model;  // keyed by family, prefix length and subnet
+    std::map<Bytes, Entry> model;  // the expected peers, by family, prefix length and subnet
     const auto name = [](const Bytes& r) { return Bytes{r[0], r[1], r[8], r[9], r[10], r[11], r[23]}; };
     const auto random_record = [&] {
       const uint8_t version = random_below(4) ? 4 : 6, width = version == 4 ? 32 : 128;
-      // Some subnets occur twice, and many have the same length.
+      // The choice of subnets is small, so that some occur twice and many have the same length.
       const uint8_t bits = random_below(4) ? width : static_cast<uint8_t>(width - 8);
       Bytes subnet(width / 8);
       subnet[0] = 10;
@@ -893,7 +892,7 @@ static void test_peer_changes() {
   }
 }
 
-/// After any number of changes, a whole set removes the peers that it does not name.
+/// After any number of changes, set() must remove the peers that its records do not name.
 static void test_peer_rounds() {
   PeerTables tables(0, record(4, 24, {10, 5, 2, 0}, 1));
   for (int i = 0; i < 65'535; i++) tables.change({});
@@ -902,7 +901,7 @@ static void test_peer_rounds() {
   CHECK(tables.size() == 0);
 }
 
-/// The memory of an old table is kept as long as a reader has that table, and no longer.
+/// The memory of an old table must be kept as long as a reader uses that table, and no longer.
 static void test_peer_release() {
   PeerTables tables(2);
   PeerTables::Reader first = tables.reader(0), second = tables.reader(1);
@@ -923,7 +922,7 @@ static void test_peer_release() {
   second.release();
   change(53);
   CHECK(tables.kept() == 0);
-  // A peer that moves often needs no more memory than two tables.
+  // A peer that changes often must not need more memory than two tables.
   std::set<const Endpoint*> places;
   for (uint32_t endpoint = 60; endpoint < 160; endpoint++) {
     change(endpoint);
@@ -932,7 +931,7 @@ static void test_peer_release() {
   CHECK(places.size() <= 50 + 2);
 }
 
-/// A reader's table never changes, for either family, whatever is changed in the meantime.
+/// The table that a reader has must not change, whatever set() and change() do meanwhile.
 static void test_peer_table_stays() {
   constexpr uint32_t kSubnets = 300;
   for (const uint8_t version : {uint8_t{4}, uint8_t{6}}) {
@@ -976,8 +975,8 @@ static void test_peer_table_stays() {
   }
 }
 
-/// Readers look up while the table changes. Sanitizers detect early frees. A reader sees either all or nothing of one
-/// change.
+/// Several threads look up peers while the table changes. A sanitizer detects memory that is freed too early. A reader
+/// must see all of a change or nothing of it.
 static void test_peer_replacement() {
   PeerTables tables(2);
   std::atomic<bool> done{false};
@@ -1026,10 +1025,10 @@ static void test_peer_replacement() {
   CHECK(wrong.load() == 0);
 }
 
-/// A peer's traffic is the sum over all loops. The last packet's time is the latest of all loops.
+/// A peer's traffic must be the sum over all loops, and the time of its last packet the latest of all loops.
 static void test_traffic() {
   TrafficRows first, second;
-  // The last slot of a chunk, the first of the next, and the last of all.
+  // The slots include the last one of an array, the first one of the next array, and the last one of all.
   for (const uint32_t slot : {1u, 4095u, 4096u, 65'536u, 1'000'000u, TrafficRows::kMaxSlots - 1}) {
     for (TrafficRows* rows : {&first, &second}) rows->make_room(slot + 1);
     Traffic sum;
@@ -1055,7 +1054,7 @@ static void test_traffic() {
     for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
     CHECK(sum.tx_packets == 7 && sum.tx_bytes == 70 && sum.last_received_ms == 9);
   }
-  // make_room() keeps the existing counts.
+  // make_room() must keep existing counts.
   for (const uint32_t slot : {1u, 4095u, 4096u, TrafficRows::kMaxSlots - 1}) {
     Traffic sum;
     for (const TrafficRows* rows : {&first, &second}) rows->sum(slot, sum);
@@ -1071,7 +1070,7 @@ static void test_traffic() {
   CHECK(PeerTables(0, records).current().find(4, address)->slot == 0);
 }
 
-/// An address has one family, however it was created, and is found in the networks that contain it.
+/// An address must have one family, however it was created, and must be found in each network that contains it.
 static void test_addresses() {
   const uint8_t bytes[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1};
   const Address v4 = ipv4(0xc0000201);
@@ -1115,7 +1114,7 @@ static void test_addresses() {
   }
 }
 
-/// A peer's subnet and endpoint may be of different families.
+/// A peer's subnet and endpoint may be of different IP families.
 static void test_families() {
   const uint8_t v6[16] = {0xfd, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (const uint8_t family : {4, 6}) {
@@ -1135,14 +1134,14 @@ static void test_families() {
   }
 }
 
-/// If false, `new (std::nothrow)` of arrays finds no memory.
+/// If false, `new (std::nothrow)` of arrays fails.
 static bool has_memory = true;
 void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
   return has_memory ? ::operator new[](size) : nullptr;
 }
 
-/// A window accepts each counter once and refuses only old ones, compared with a set of all counters. A counter within
-/// kWindow of the greatest one is accepted, even while the window is small.
+/// A window must accept each counter once and refuse only old ones; a set of all counters says what is right. A counter
+/// within kWindow of the greatest one must be accepted, even while the window is small.
 static void test_replay() {
   for (int round = 0; round < 6; round++) {
     ReplayWindow window;
@@ -1179,8 +1178,8 @@ static void test_replay() {
   }
 }
 
-/// A lane may be late by as much as the queues hold: half a million packets of seven lanes overtake one of the eighth.
-/// Each packet is accepted exactly once, in any order of the lanes.
+/// The packets of one loop may be late by as much as the queues hold: half a million packets of seven other loops
+/// overtake one of the eighth. Each packet must be accepted exactly once, in any order of the loops.
 static void test_replay_lanes() {
   constexpr uint64_t kPassed = 500'000, kWaiting = 5'000;
   ReplayWindow window;
@@ -1195,8 +1194,8 @@ static void test_replay_lanes() {
   for (uint64_t counter = 0; counter < kPassed; counter += 997) CHECK(!window.accept(counter));
 }
 
-/// A window takes no memory for a few packets, then an eighth of a byte per counter, up to 128 KiB. At each size it can
-/// be saved and loaded. Invalid bytes are refused.
+/// A window needs no extra memory for a few packets, then an eighth of a byte per counter, up to 128 KiB. At each size
+/// it can be saved and loaded. Invalid bytes must be refused.
 static void test_replay_memory() {
   ReplayWindow window;
   uint64_t next = 0;
@@ -1226,8 +1225,8 @@ static void test_replay_memory() {
   }
 }
 
-/// A saved window is small: almost empty if all counters arrived, and never longer than the window. Loading restores it
-/// for any pattern of gaps. Invalid lengths are refused.
+/// A saved window must be small: nearly empty if all counters have arrived, and never longer than the window. Loading
+/// must restore it for any pattern of gaps, and refuse invalid lengths.
 static void test_replay_saved_bytes() {
   for (const uint64_t gap : {0u, 64u, 1'000u, 7u}) {
     for (const uint64_t upto : {0u, 1u, 63u, 64u, 1'000u, 70'001u, 1'048'576u, 1'048'640u, 3'000'001u}) {
@@ -1256,8 +1255,8 @@ static void test_replay_saved_bytes() {
   }
 }
 
-/// A window that could not grow for lack of memory, and grows later, accepts no counter twice. It cannot know whether
-/// the counters in between arrived.
+/// If a window could not grow for lack of memory, and grows later, it must not accept a counter twice. It cannot know
+/// whether the counters in between arrived.
 static void test_replay_without_memory() {
   for (const uint64_t upto : {1'100u, 5'000u, 100'000u, 2'000'000u}) {
     ReplayWindow window;
@@ -1272,8 +1271,8 @@ static void test_replay_without_memory() {
   }
 }
 
-/// Indices are permuted as in JavaScript (test/unit/path/backends/wireguard/indices.test.ts has the same values), and
-/// can be decoded. Without a key they are only mixed with the secret.
+/// IndexCode must permute indices like the TypeScript code (test/unit/path/backends/wireguard/indices.test.ts has the
+/// same values), and decode them. Without a key, indices are only mixed with the secret.
 static void test_index_code() {
   uint8_t key[IndexCode::kKeyBytes];
   for (size_t at = 0; at < sizeof key; at++) key[at] = static_cast<uint8_t>(at * 73 + 41);
@@ -1289,7 +1288,7 @@ static void test_index_code() {
   }
 }
 
-/// A sealed packet opens. It does not if any byte, the counter or the key differs.
+/// An encrypted packet must decrypt, but not if any byte, the counter or the key differs.
 static void test_aead() {
   const auto seal = Aead::create(Aead::Way::kSeal), open = Aead::create(Aead::Way::kOpen);
   CHECK(seal && open && seal->key_number() == 0);
@@ -1297,7 +1296,7 @@ static void test_aead() {
   const Key key(bytes);
   bytes[0] = 2;
   const Key other(bytes);
-  CHECK(!seal->seal(0, {bytes, 0}));  // there is no key yet
+  CHECK(!seal->seal(0, {bytes, 0}));  // the Aead has no key yet
   seal->use(1, key);
   for (const size_t size : {0u, 1u, 15u, 16u, 63u, 64u, 65u, 1'424u, 65'000u}) {
     Bytes plain(size);
@@ -1322,7 +1321,7 @@ static void test_aead() {
   }
 }
 
-/// The rules of a session, with virtual time.
+/// Tests the rules of a session, with virtual time.
 static void test_session() {
   using Limits = SessionLimits;
   const auto lane = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
@@ -1339,7 +1338,9 @@ static void test_session() {
     return session.accept(index, counter, is_data, there, now);
   };
 
-  {  // An initiator requests new keys after two minutes, seals for three, and requests at most every five seconds.
+  // The initiator of a handshake requests new keys after two minutes, encrypts for three, and sends a request at most
+  // every five seconds.
+  {
     Session session;
     session.send_to(there, false);
     int64_t now = 1'000'000;
@@ -1359,21 +1360,21 @@ static void test_session() {
     CHECK(session.begin_open(*opening, 1, 0, now + Limits::kRejectAfterMs) == k_rx_drop_no_session);
     CHECK(session.begin_open(*opening, 1, Limits::kRejectAfterMessages, now) == k_rx_drop_replay);
   }
-  {  // A responder never requests a handshake because of the age of its keys.
+  {  // The responder of a handshake never requests a new one because of the age of its keys.
     Session session;
     make(session, false, 1, 1'000);
     CHECK(!session.begin_seal(*lane, true, 1'000).is_granted);
     CHECK(comes(session, 1, 0, 1'000).is_confirmed && !comes(session, 1, 1, 1'000).is_confirmed);
     CHECK(!session.begin_seal(*lane, true, 1'000 + Limits::kRejectAfterMs - 1).wants_handshake);
   }
-  {  // An initiator that only receives requests a handshake shortly before its keys expire, once per pair.
+  {  // An initiator that only receives data requests one handshake per pair, shortly before its keys expire.
     Session session;
     make(session, true, 1, 1'000);
     CHECK(!comes(session, 1, 0, 1'000 + 164'999).wants_handshake);
     CHECK(comes(session, 1, 1, 1'000 + 165'000).wants_handshake);
     CHECK(!comes(session, 1, 2, 1'000 + 175'000).wants_handshake);
   }
-  {  // Three pairs: packets in flight open with the previous pair; a fourth pair removes the oldest.
+  {  // Packets in flight must decrypt with the previous of three pairs; a fourth pair removes the oldest pair.
     Session session;
     make(session, true, 1, 1'000);
     make(session, true, 2, 2'000);
@@ -1384,22 +1385,25 @@ static void test_session() {
     CHECK(comes(session, 3, 0, 3'000).is_confirmed && session.begin_seal(*lane, true, 3'000).peer_index == 53);
     CHECK(!comes(session, 2, 0, 3'000).reason && comes(session, 2, 0, 3'000).reason == k_rx_drop_replay);
     CHECK(!comes(session, 3, 1, 3'000)
-               .reason);  // a late packet for the previous pair does not mean that the peer still uses it
-    // Both ends initiate at the same time: the peer's pair is kept beside this host's.
+               .reason);  // a late packet of the previous pair does not mean that the peer still uses that pair
+    // If both ends initiate simultaneously, the peer's pair must be kept in addition to this host's pair.
     make(session, false, 4, 4'000);
     make(session, true, 5, 4'000);
     CHECK(session.begin_seal(*lane, true, 4'000).peer_index == 55);
     for (const uint32_t index : {3, 4, 5}) CHECK(!session.begin_open(*opening, index, 0, 4'000));
     CHECK(comes(session, 4, 0, 4'000).is_confirmed && session.begin_seal(*lane, true, 4'000).peer_index == 55);
     CHECK(session.begin_open(*opening, 3, 0, 4'000).has_value());
-    // Again: the peer seals with its own new pair until it knows this host's, and not with this host's old pair.
+    // Both ends initiate again. Until the peer knows this host's new pair it encrypts with its own new pair, not with
+    // this host's old one.
     make(session, true, 6, 5'000);
     CHECK(!session.begin_open(*opening, 4, 1, 5'000) && session.begin_open(*opening, 5, 0, 5'000));
     CHECK(!comes(session, 6, 0, 5'000).reason);
     make(session, true, 7, 6'000);
     CHECK(!session.begin_open(*opening, 6, 1, 6'000) && session.begin_open(*opening, 4, 1, 6'000));
   }
-  {  // Unanswered data triggers a handshake after 15 seconds. Received data triggers a keepalive after 10.
+  // Data without a reply for 15 seconds must trigger a handshake. Received data must trigger a keepalive after 10
+  // seconds.
+  {
     Session session;
     make(session, true, 1, 1'000);
     CHECK(session.begin_seal(*lane, true, 1'000).is_granted);
@@ -1410,17 +1414,19 @@ static void test_session() {
     CHECK(!session.look(0, 51'999).keepalive && session.look(0, 52'000).keepalive);
     CHECK(session.begin_seal(*lane, false, 52'000).is_granted);
     CHECK(!session.look(0, 90'000).keepalive && !session.look(0, 90'000).wants_handshake);
-    comes(session, 1, 1, 90'000, false);  // a keepalive needs no reply
+    comes(session, 1, 1, 90'000, false);  // the peer expects no reply to a keepalive
     CHECK(!session.look(0, 110'000).keepalive);
     CHECK(!session.look(25'000, 114'999).keepalive && session.look(25'000, 115'000).keepalive);
   }
-  {  // With a persistent keepalive, a handshake is requested even if no data is sent, provided the peer has an address.
+  // With a persistent keepalive, a handshake must be requested even if no data is sent, provided that the peer has an
+  // address.
+  {
     Session session;
     CHECK(!session.look(25'000, 100'000).wants_handshake);
     session.send_to(there, false);
     CHECK(session.look(25'000, 100'000).wants_handshake && !session.look(25'000, 101'000).wants_handshake);
   }
-  {  // The session follows the peer's address with authenticated packets, and returns to the address of the record.
+  {  // The session must follow the source address of authenticated packets, and return to the address of a new record.
     Session session;
     session.send_to(there, false);
     make(session, true, 1, 1'000);
@@ -1430,7 +1436,7 @@ static void test_session() {
     session.send_to(there, false);
     CHECK(session.to() == there);
   }
-  {  // Packets of a peer that sends from any port do not change the address.
+  {  // Packets of a peer that sends from any port must not change its address.
     Session session;
     session.send_to(there, true);
     make(session, true, 1, 1'000);
@@ -1444,7 +1450,7 @@ static void test_session() {
     make(session, true, 1, 1'000);
     CHECK(session.accept(1, 0, true, lane, 1'000).has_moved && session.to() == lane);
   }
-  {  // Waiting packets and keys expire.
+  {  // Waiting packets and keys must expire.
     Session session;
     for (size_t i = 0; i < Limits::kMaxStaged; i++) CHECK(session.stage({{}, static_cast<int64_t>(i), 0}));
     CHECK(!session.stage({{}, 500, 0}));
@@ -1466,7 +1472,7 @@ static void test_session() {
   }
 }
 
-/// A session is found by the number in a record, and by the index in a datagram, while other threads create sessions.
+/// A session must be found by its number and by the index in a datagram, while other threads create sessions.
 static void test_sessions() {
   std::atomic<int> mail{0}, lane{0};
   Sessions sessions(
@@ -1529,7 +1535,7 @@ static void test_sessions() {
   for (std::thread& each : lanes) each.join();
 }
 
-/// Answers to one session never take the places of answers to another, from any sender address.
+/// Answers to one session must not use the space for answers to another session, from any sender address.
 static void test_mailbox() {
   using enum Mailbox::Origin;
   Mailbox mailbox([] {});
@@ -1540,13 +1546,13 @@ static void test_mailbox() {
   CHECK(places == Mailbox::kPlacesOfSession);
   CHECK(mailbox.post(at(1), cookie, kAsked, 7) && !mailbox.post(at(1), cookie, kAsked, 7));
   CHECK(mailbox.post(at(1), response, kAsked, 8) && !mailbox.post(at(1), response, kAsked, 8));
-  // Of messages that answer nothing, each host has one place.
+  // Each host may have one waiting message that answers no session.
   for (uint32_t host = 1; host < 200; host++) CHECK(mailbox.post(at(host), response, kOther));
   CHECK(!mailbox.post(at(1), response, kOther));
   CHECK(mailbox.take(0).control_messages.size() == Mailbox::kPlacesOfSession + 2);
 }
 
-/// A successor continues the saved sessions that its records name. Invalid bytes yield no sessions.
+/// The next engine must continue the saved sessions that its records name. Invalid bytes must yield no sessions.
 static void test_saved_sessions() {
   using Limits = SessionLimits;
   constexpr uint32_t kSecret = 0x12345678, kNamed = 7, kOther = 600;
@@ -1606,19 +1612,19 @@ static void test_saved_sessions() {
   CHECK(lane->seal(1, {text.data(), 10}));
   Aead& reader = *opening;
   reader.use(1'000'000, key(kNamed));
-  CHECK(reader.open(1, {text.data(), 10}));  // it is sealed with the sending key of that pair
+  CHECK(reader.open(1, {text.data(), 10}));  // it must be encrypted with the sending key of that pair
   CHECK(session.accept(kNamed, 1, true, there, kSavedMs).reason == k_rx_drop_replay);
   CHECK(session.accept(kNamed, 5, true, there, kSavedMs).reason == k_rx_drop_replay);
   CHECK(!session.accept(kNamed, 3, true, there, kSavedMs).reason);
   CHECK((heir->take_ready() == std::vector<uint32_t>{kNamed}));
   const std::vector<Staged> waiting = session.take_staged();
   CHECK(waiting.size() == 2 && waiting[1].datagram.size() == Limits::kAroundBytes + 1 && waiting[1].slot == 9);
-  // The pairs keep their age, and the peer's pair is still unconfirmed.
+  // The pairs must keep their age, and the peer's pair must still be unconfirmed.
   CHECK(session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs - 1).wants_handshake);
   CHECK(!session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs).is_granted);
   CHECK(session.accept(kNamed + 1, 0, true, there, kSavedMs).is_confirmed);
   CHECK(session.begin_seal(*lane, true, kSavedMs).peer_index == kNamed + 51);
-  // A session that no record names is dropped.
+  // A session that no record names must be dropped.
   CHECK(!heir->of(kOther) || heir->of(kOther)->is_empty());
   const Mailbox::Mail mail = heir->mailbox().take(9);
   CHECK(mail.control_messages.size() == 2 && mail.control_messages[0].size == 92 &&
@@ -1626,7 +1632,7 @@ static void test_saved_sessions() {
   CHECK((mail.confirmed == std::vector<uint32_t>{kOther}) && mail.wanted.empty());
   CHECK(mail.moved.size() == 1 && mail.moved[0].session == kNamed && mail.moved[0].to == there);
 
-  // A partial save is refused as a whole.
+  // If the saved bytes are truncated or changed, all of them must be refused.
   const auto is_refused_at = [&](int64_t now_ms, const SecretBytes& bytes) {
     auto sessions = fresh();
     sessions->keep(naming({kNamed, kOther}));
@@ -1648,10 +1654,10 @@ static void test_saved_sessions() {
   longer.push_back(0);
   another[0] ^= 2;
   CHECK(is_refused(longer) && is_refused(another));
-  // A time in the future is refused.
+  // Saved times that are in the future must be refused.
   CHECK(is_refused_at(kSavedMs - 1, saved));
   CHECK(!is_refused(saved_with(Limits::kMaxStaged)));
-  // If both ends initiated at the same time, the later pair stays the current one.
+  // If both ends initiated simultaneously, the later pair must stay the current one.
   for (const bool ours_is_later : {false, true}) {
     auto sessions = fresh();
     sessions->keep(naming({kNamed}));
@@ -1676,7 +1682,7 @@ static void test_saved_sessions() {
         in, [] { return uint64_t{1}; }, [](size_t, StagedBytes&) { return true; }, 0, kSavedMs);
     CHECK(!in.is_good() && two.is_empty());
   }
-  // Random bytes cause no read out of bounds, and an accepted save is usable.
+  // Random bytes must not cause a read out of bounds. If they are accepted, the sessions must be usable.
   for (int round = 0; round < 3'000; round++) {
     SecretBytes junk = saved;
     for (int changes = 1 + static_cast<int>(random_below(4)); changes > 0; changes--) {
@@ -1712,7 +1718,7 @@ static void test_endpoints() {
   }
   const uint8_t second[] = {10, 5, 1, 9};
   CHECK(table.find(4, second)->is_at(ipv4(0xc0000202)) && !table.find(4, second)->is_at(ipv4(0xc0000205)));
-  // A limit below the size that always fits is ignored.
+  // A limit below the packet size that always fits must be ignored.
   for (const uint16_t limit : {uint16_t{0}, uint16_t{499}, uint16_t{500}, uint16_t{65535}}) {
     Bytes limited = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
     store_be16(&limited[6], limit);
@@ -1723,7 +1729,8 @@ static void test_endpoints() {
   const PeerTables tables_v6(0, v6);
   const PeerTable& by_v6 = tables_v6.current();
   CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202), 4) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
-  // The second address of a peer counts as long as a record has it, whichever of the two is the endpoint.
+  // The second address of a peer must be found as long as a record has it, whichever of its two addresses is the
+  // endpoint.
   const auto has = [&](const PeerTables& of, const Address& address) {
     const bool is_at = of.current().find(4, second)->is_at(address);
     CHECK(of.current().has_endpoint_at(address, 4) == is_at);
@@ -1748,10 +1755,10 @@ static void test_endpoints() {
   CHECK(!both.current().has_endpoint_at(four, 4) && !both.current().has_endpoint_at(six, 4));
 }
 
-/// An IPv6 address with this number in both halves.
+/// Returns an IPv6 address that has this number in both halves.
 static Address v6_of(uint32_t number) { return Address::of_words(uint64_t{number} << 32 | 0xfd, number); }
 
-/// Each unknown sender is reported once, with consistent fields, while others are noted.
+/// Each unknown sender must be reported once, with fields that belong together, while another thread notes senders.
 static void test_strangers() {
   {
     UnknownSenders unknown_senders;
@@ -1776,7 +1783,7 @@ static void test_strangers() {
     unknown_senders.note({ipv4(1), ipv4(2), ipv4(3), k_rx_drop_destination});
     unknown_senders.take(count);
     CHECK(told == 1);
-    // Only a few of many senders are reported. The last one is among them.
+    // Of many senders only a few are reported, and the last one must be among them.
     told = 0;
     bool last = false;
     for (uint32_t i = 0; i < 100'000; i++) unknown_senders.note({ipv4(i), ipv4(i), ipv4(i), k_rx_drop_unknown_sender});
@@ -1807,7 +1814,7 @@ static void test_strangers() {
   CHECK(wrong == 0);
 }
 
-/// Which fields of drops are kept, for the last drops, and how many during a flood.
+/// Tests which fields of a drop are kept, how many drops are kept, and how many of a flood.
 static void test_drops() {
   static int64_t now_us;
   now_us = 5'000'000;
@@ -1845,7 +1852,7 @@ static void test_drops() {
   CHECK(read_from(next) == next && all.empty());
   CHECK(read_from(next - 1) == next && all.size() == 1 && all[0].encap_bytes == 22);
 
-  // A flood is counted in full. A burst is kept, then one drop per interval, each replacing the oldest.
+  // A flood must be counted in full. A burst is kept, then one drop per interval, each replacing the oldest.
   for (int i = 0; i < 100'000; i++) add({.reason = k_tx_drop_ttl});
   CHECK(row[k_tx_drop_ttl] == 100'000);
   CHECK(read_from(0) == first + Drops::kSlots && all.size() == Drops::kSlots && all[0].reason == k_tx_drop_no_route);
@@ -1857,7 +1864,7 @@ static void test_drops() {
   for (size_t i = 0; i < all.size(); i++) {
     CHECK(all[i].reason == (i < Drops::kSlots - 10 ? k_tx_drop_ttl : k_tx_drop_circle));
   }
-  // The clock is read once per turn. The numbers of the next engine are higher.
+  // The clock is read once per batch. The numbers of the next engine must be higher.
   now_us += 60'000'000;
   drops.begin_turn();
   drops.add({.reason = k_tx_drop_ttl});
@@ -1868,7 +1875,7 @@ static void test_drops() {
   CHECK(Drops(CounterRow(row.data()), [] { return now_us; }).read(0, [](const KeptDrop&) {}) > read_from(0));
 }
 
-/// Reads right after a machine's start, and of a datagram that ends within the encapsulation's header.
+/// Tests reads right after the machine's start, and drops of a datagram that ends within the encapsulation's header.
 static void test_drops_at_start() {
   std::vector<uint64_t> row(kCounterCount);
   Drops drops(CounterRow(row.data()), [] { return int64_t{3}; });
@@ -1885,9 +1892,9 @@ static void test_drops_at_start() {
   CHECK((sizes == std::vector<size_t>{22, 10, 0}));
 }
 
-/// Drops that are read while others are written are consistent and in order.
+/// Drops that are read while another thread writes must be complete and in order.
 static void test_drops_while_written() {
-  static std::atomic<int64_t> now_us;  // advances far enough that every drop is kept
+  static std::atomic<int64_t> now_us;  // the simulated time, which advances so fast that every drop is kept
   now_us = 1;
   std::vector<uint64_t> row(kCounterCount);
   Drops drops(CounterRow(row.data()), [] { return now_us += Drops::kEveryUs; });
@@ -1906,7 +1913,7 @@ static void test_drops_while_written() {
   size_t wrong = 0, told = 0;
   while (told < 100'000) {
     uint32_t last = 0;
-    // Begins at the oldest slot, which is the one that is overwritten.
+    // Reads from the oldest slot, which is the next one to be overwritten.
     drops.read(0, [&](const KeptDrop& kept) {
       told++;
       const uint32_t i = kept.packets;
@@ -1928,7 +1935,7 @@ static void test_segment_rules() {
     f.payload = 2500;
     f.flags = kAck | kPsh | kFin | kCwr;
     f.tcp_options = Bytes(12, 1);
-    f.sequence = 0xfffffff0;  // the sequence number wraps around
+    f.sequence = 0xfffffff0;  // so that the sequence number wraps around
     f.id = 0xffff;
     Bytes whole = build(f);
     VirtioHeader virtio;
@@ -1937,7 +1944,7 @@ static void test_segment_rules() {
     virtio.gso_size = 1000;
     virtio.csum_start = v6 ? 40 : 20;
     virtio.csum_offset = 16;
-    virtio.hdr_len = 3;  // a wrong value, which must be ignored
+    virtio.hdr_len = 3;  // a wrong value, which segment.h must ignore
     const auto packets = cut(virtio, whole);
     CHECK(packets.size() == 3);
     const size_t ip = v6 ? 40 : 20;
@@ -1959,7 +1966,7 @@ static void test_segment_rules() {
                        whole.begin() + static_cast<long>(ip + 32 + i * 1000)));
     }
   }
-  // Malformed superpackets.
+  // Malformed superpackets must be refused.
   struct Refusal {
     const char* why;
     uint8_t type;
@@ -1995,7 +2002,7 @@ static void test_segment_rules() {
     Segmenter segments;
     CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
   }
-  // Headers of the maximum length for IPv6, and one byte more.
+  // Headers of the maximum IPv6 length are accepted, one byte more is refused.
   for (const size_t more : {0u, 1u}) {
     Fields f;
     f.v6 = true;
@@ -2022,7 +2029,7 @@ static void test_segment_rules() {
     CHECK(!segments.begin(virtio, bytes.data(), read(bytes)));
   }
   context.clear();
-  // A checksum of 0 stays 0 for TCP; for UDP it would mean "no checksum".
+  // A computed checksum of 0 stays 0 for TCP. For UDP it becomes 0xffff, because 0 means "no checksum".
   for (const bool tcp : {true, false}) {
     Fields f;
     f.tcp = tcp;
@@ -2043,7 +2050,7 @@ static void test_segment_rules() {
     const auto packets = cut(virtio, cut_once);
     CHECK(packets.size() == 1 && packets[0] == right);
   }
-  // Missing checksums, with valid and invalid offsets.
+  // finish_checksum() must complete checksums, and refuse invalid offsets.
   for (const bool tcp : {true, false}) {
     Fields f;
     f.tcp = tcp;
@@ -2057,7 +2064,7 @@ static void test_segment_rules() {
     virtio.csum_offset = field;
     CHECK(finish_checksum(virtio, open.data(), read(open)));
     CHECK(open == right);
-    virtio.csum_offset = static_cast<uint16_t>(open.size() - 20 - 2);  // the last two bytes
+    virtio.csum_offset = static_cast<uint16_t>(open.size() - 20 - 2);  // the checksum would be the last two bytes
     CHECK(finish_checksum(virtio, open.data(), read(open)));
     virtio.csum_offset++;
     CHECK(!finish_checksum(virtio, open.data(), read(open)));
@@ -2066,12 +2073,12 @@ static void test_segment_rules() {
     CHECK(!finish_checksum(virtio, open.data(), read(open)));
     virtio.csum_start = static_cast<uint16_t>(open.size() - 1);
     CHECK(!finish_checksum(virtio, open.data(), read(open)));
-    virtio.csum_start = 19;  // inside the IP header
+    virtio.csum_start = 19;  // the checksum would start inside the IP header
     CHECK(!finish_checksum(virtio, open.data(), read(open)));
   }
 }
 
-/// Each reason not to join: two packets that would join, except for one change to the second.
+/// Tests each reason not to join two packets: they would be joined, except for one change to the second.
 static void test_coalesce_reasons() {
   struct Reason {
     const char* why;
@@ -2176,8 +2183,7 @@ static void test_coalesce_reasons() {
       size_t at = 0;
       for (const auto& write : writes) {
         for (Bytes packet : write) {
-          if (at < before.size() && !v6 &&
-              load_be16(&packet[6]) == 0x4000) {  // the identification has no meaning with DF
+          if (at < before.size() && !v6 && load_be16(&packet[6]) == 0x4000) {  // with DF the identification may differ
             store_be16(&packet[4], load_be16(&before[at][4]));
             store(&packet[10], ipv4_header_checksum(packet.data(), (packet[0] & 15) * 4u));
           }
@@ -2188,7 +2194,7 @@ static void test_coalesce_reasons() {
     }
   }
   context.clear();
-  // A damaged packet is never joined, and stays damaged.
+  // A damaged packet must not be joined, and must stay damaged.
   for (const size_t which : {0u, 1u, 2u}) {
     Fields f;
     std::vector<Bytes> packets;
@@ -2227,7 +2233,7 @@ static void test_coalesce_reasons() {
   no_tcp.tcp = false;
   stream.resize(300);
   CHECK(coalesce(stream, no_tcp).size() == 300);
-  // The longest IPv4 packet with all headers, and one byte more.
+  // Joins packets up to the longest IPv4 packet with all headers; one byte more must not be joined.
   for (const bool tcp : {true, false}) {
     const size_t headers = tcp ? 40 : 28;
     for (const size_t over : {0u, 1u, 2u}) {
@@ -2247,7 +2253,7 @@ static void test_coalesce_reasons() {
     }
   }
   context.clear();
-  // Each identification must be one more than the previous one, also for the third packet.
+  // Without DF each identification must be one more than the previous one, also that of the third packet.
   for (const uint16_t third : {102, 101}) {
     Fields f;
     f.fragment = 0;
@@ -2261,8 +2267,8 @@ static void test_coalesce_reasons() {
   }
 }
 
-/// Corrects the checksums of a packet after a change, and cuts it to its own length. Returns false if it is not a valid
-/// packet any more.
+/// Corrects the checksums of a packet after a change, and cuts it to the length in its header. Returns false if it is
+/// no longer a valid packet.
 static bool mend(Bytes& bytes) {
   Packet packet;
   if (!read_packet(bytes.data(), bytes.size(), packet)) return false;
@@ -2279,8 +2285,8 @@ static bool mend(Bytes& bytes) {
   return true;
 }
 
-/// Two packets, of which the second differs in one byte of its headers, or both are changed alike, must come out
-/// unchanged. Addresses and ports decide which slot of the flow table is used, so all values of each byte are tried.
+/// Two packets must come out unchanged if the second differs in one byte of its headers, or if both are changed
+/// equally. Addresses and ports select the slot of the flow table, so all values of each byte are tried.
 static void test_coalesce_bytes(int rounds) {
   enum class Changed { kSecond, kBoth };
   size_t joined = 0;
@@ -2317,7 +2323,7 @@ static void test_coalesce_bytes(int rounds) {
               joined += writes.size() == 1;
               for (const auto& write : writes) after.insert(after.end(), write.begin(), write.end());
               if (after.size() == 2 && before[1][0] >> 4 == 4 && (before[1][6] & 0x40)) {
-                // the identification has no meaning with DF
+                // with DF the identification may differ
                 std::copy_n(before[1].begin() + 4, 2, after[1].begin() + 4);
                 mend(after[1]);
               }
@@ -2335,8 +2341,8 @@ static void test_coalesce_bytes(int rounds) {
   CHECK(joined > 0);
 }
 
-/// A run continues past packets of other flows, but not past a packet that may belong to its flow: a fragment, or one
-/// with extension headers.
+/// A superpacket may continue past packets of other flows, but not past a packet that may belong to its own flow: a
+/// fragment, or a packet with extension headers.
 static void test_coalesce_past() {
   struct Row {
     const char* what;
@@ -2381,7 +2387,8 @@ static void test_coalesce_past() {
   context.clear();
 }
 
-/// A packet that another kernel left unfinished is written as it is or joined, and can be finished either way.
+/// A packet that another kernel left without a checksum or unsegmented is written unchanged or joined. Both ways it
+/// must be possible to complete it.
 static void test_coalesce_undone() {
   Coalescer coalescer;
   const auto singly = [&](size_t index) {
@@ -2409,7 +2416,7 @@ static void test_coalesce_undone() {
       f.tcp = tcp;
       std::vector<Bytes> right, undone;
       std::vector<VirtioHeader> headers;
-      // Two joined packets; a superpacket of two segments; one complete packet.
+      // The packets are: two that will be joined, a superpacket of two segments, and a complete packet.
       for (const size_t payload : {size_t{100}, size_t{100}, size_t{150}, size_t{100}}) {
         f.payload = payload;
         f.source_port = payload == 150 ? 5 : right.size() == 3 ? 6 : 1111;
@@ -2435,7 +2442,7 @@ static void test_coalesce_undone() {
       CHECK(iov[1].iov_base == undone[2].data() && iov[1].iov_len == undone[2].size());
       CHECK(singly(1) == expected && expected.size() == 2);
       CHECK((singly(0) == std::vector<Bytes>{right[0], right[1]}) && (singly(2) == std::vector<Bytes>{right[3]}));
-      // One packet without a checksum.
+      // A single packet without a checksum follows.
       coalescer.clear();
       Bytes alone = right[0];
       const VirtioHeader virtio = open(alone);
@@ -2447,7 +2454,7 @@ static void test_coalesce_undone() {
   context.clear();
 }
 
-/// Packets of flows that differ only in the address, interleaved, rarely hinder each other.
+/// Packets of flows that differ only in one address, in turn, must hardly hinder each other's joining.
 static void test_coalesce_beside() {
   constexpr uint32_t kStreams = 16, kEach = 4;
   for (const bool v6 : {false, true}) {
@@ -2463,12 +2470,12 @@ static void test_coalesce_beside() {
           packets.push_back(build(f));
         }
       }
-      CHECK(coalesce(packets).size() <= 2 * kStreams);  // two flows of 64 packets may share a slot
+      CHECK(coalesce(packets).size() <= 2 * kStreams);  // two flows of 64 packets may have the same hash
     }
   }
 }
 
-/// Mixed packets of many flows come out unchanged, each flow in its order.
+/// Packets of many flows in random order must come out unchanged, and each flow in its order.
 static void test_coalesce_property(int rounds) {
   for (int round = 0; round < rounds; round++) {
     std::vector<Fields> flows;
@@ -2527,7 +2534,7 @@ static void test_icmp() {
   CHECK(out[8] == 8 && out[9] == 1 && out[20] == 3 && load<uint32_t>(out + 12) == source.ipv4());
   CHECK(reference_fold(reference_sum(out, 20)) == 0xffff);
   CHECK(reference_fold(reference_sum(out + 20, whole - 20)) == 0xffff);
-  // The type and code follow RFC 792 and RFC 1191. The error goes to the packet's sender.
+  // Type and code must follow RFC 792 and RFC 1191, and the destination must be the packet's sender.
   struct Told {
     IcmpError error;
     uint8_t type, code;
@@ -2539,8 +2546,8 @@ static void test_icmp() {
     CHECK(out[20] == told.type && out[21] == told.code && load_be16(out + 24) == 0 && load_be16(out + 26) == told.mtu);
     CHECK(load_be32(out + 16) == f.source && std::equal(packet.begin(), packet.end(), out + 28));
   }
-  // The error is complete for long and short packets, independent of the earlier contents of the buffer, and nothing is
-  // written behind it.
+  // The error must be complete for long and short packets, independent of the buffer's earlier contents, and no byte
+  // behind it may be written.
   for (const size_t options : {0u, 12u, 40u}) {
     for (const size_t behind : {0u, 1u, 8u, 9u, 100u, 487u, 488u, 489u, 516u, 527u, 528u, 529u, 4'000u, 65'000u}) {
       context = std::to_string(options) + " bytes of options, " + std::to_string(behind) + " behind the header";
@@ -2584,7 +2591,7 @@ static void test_icmp() {
   context.clear();
 }
 
-/// Each feature has one bit and one name, and together they are all features.
+/// Each feature must have one bit and one name, and kAllFeatures must contain all of them.
 static void test_features() {
   uint32_t seen = 0;
   for (const FeatureName& each : kFeatureNames) {
@@ -2597,7 +2604,7 @@ static void test_features() {
   CHECK(seen == kAllFeatures);
 }
 
-/// The limits per sender and for all senders, for any number of threads.
+/// The limits per sender and for all senders must hold for any number of threads.
 static void test_icmp_limit() {
   constexpr uint64_t kSecret = 0x5eed;
   constexpr bool kOurs = true, kOthers = false;
@@ -2620,7 +2627,7 @@ static void test_icmp_limit() {
     for (uint32_t sender = 1; sender < 10'000; sender++) all += allowed(sender, 7'200'000, 1);
     CHECK(all == 500);
     // IPv6 senders that differ in one bit have separate limits. Outside this node's subnet only the first 64 bits
-    // count.
+    // distinguish senders.
     for (const uint64_t secret : {kSecret, uint64_t{0}}) {
       for (const bool is_ours : {kOurs, kOthers}) {
         IcmpLimit six(secret);
@@ -2628,7 +2635,7 @@ static void test_icmp_limit() {
           const uint64_t flip = uint64_t{1} << bit % 64, high = bit < 64 ? flip : 0, low = bit < 64 ? 0 : flip;
           int told = 0;
           for (int i = 0; i < 100; i++) told += six.allows(Address::of_words(0xfd ^ high, 1 ^ low), is_ours, 1'000);
-          // The first ten senders have used up the common limit.
+          // The first ten senders outside this node's subnet have used up the limit that all such senders share.
           CHECK(told == (is_ours ? 50 : bit < 10 ? 50 : 0));
         }
         int told = 0;
@@ -2636,18 +2643,18 @@ static void test_icmp_limit() {
         CHECK(told == (is_ours ? 1'000 : 50));
       }
     }
-    // Senders of this node's subnet are outside the common limit.
+    // The shared limit must not apply to senders in this node's subnet.
     for (uint32_t sender = 0x0a050100; sender < 0x0a050140; sender++) {
       CHECK(allowed_by(limit, sender, kOurs, 7'200'000, 1'000) == 50);
     }
     CHECK(allowed(20'000, 7'200'010, 1'000) == 10);
-    // Four threads share the limit.
+    // Four threads use the limit simultaneously.
     std::atomic<int> together{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; i++) threads.emplace_back([&] { together += allowed(7, 10'800'000, 1'000); });
     for (auto& thread : threads) thread.join();
     CHECK(together == 50);
-    // The clocks of threads differ slightly.
+    // Two threads whose clocks differ slightly share a limit.
     CHECK(allowed(9, 14'400'001, 1'000) == 50);
     CHECK(allowed(9, 14'400'000, 1'000) == 0);
     CHECK(allowed(9, 14'399'000, 1'000) == 0);
@@ -2661,14 +2668,14 @@ static void test_icmp_limit() {
     }
     for (auto& thread : threads) thread.join();
     CHECK(together == 50);
-    // Times beyond 32 bits of milliseconds, and a sender whose last error was weeks ago.
+    // Tests times that exceed 32 bits of milliseconds, and a sender whose last error was weeks ago.
     constexpr int64_t kWrap = int64_t{1} << 32;
     CHECK(allowed(8, kWrap - 5, 1'000) == 50);
     CHECK(allowed(8, kWrap + 5, 1'000) == 1);
     CHECK(allowed(8, kWrap + kWrap / 2 + 100, 1'000) == 50);
   }
-  // A sender of five packets per second gets an error for each, while one other sender floods, twelve senders, a whole
-  // subnet, or any number of addresses.
+  // A sender of five packets per second must get an error for each, while one sender, twelve senders, a whole subnet,
+  // or any number of addresses send too much.
   const auto told = [&](uint64_t secret, bool is_ours, auto others) {
     IcmpLimit limit(secret);
     int count = 0;
@@ -2711,11 +2718,11 @@ static void test_icmp_limit() {
   }
 }
 
-/// The mark that results from each pair of outer and inner mark (RFC 6040, figure 4).
+/// Tests the inner mark that results from each pair of outer and inner ECN mark (RFC 6040, figure 4).
 static void test_ecn() {
   constexpr int kDrop = -1;
   constexpr int expected[4][4] = {
-      // columns: outer Not-ECT, ECT(1), ECT(0), CE
+      // the columns are the outer mark: Not-ECT, ECT(1), ECT(0), CE
       {kNotEct, kNotEct, kNotEct, kDrop},
       {kEct1, kEct1, kEct1, kCe},
       {kEct0, kEct1, kEct0, kCe},
@@ -2734,7 +2741,7 @@ static void test_ecn() {
           CHECK(ecn_of(bytes.data(), packet) == inner);
           const bool goes_on = take_ecn(static_cast<Ecn>(outer), bytes.data(), packet);
           CHECK(goes_on == (expected[inner][outer] != kDrop));
-          // Only the mark and the checksum changed.
+          // Only the mark and the checksum may have changed.
           f.tos = static_cast<uint8_t>(dscp | (goes_on ? expected[inner][outer] : inner));
           CHECK(bytes == build(f));
         }
@@ -2744,7 +2751,7 @@ static void test_ecn() {
   context.clear();
 }
 
-/// The traffic of one peer in two loops.
+/// Sums the traffic of one peer in two loops.
 static void test_traffic_sums() {
   for (const bool turned : {false, true}) {
     TrafficRows first, second;
@@ -2755,16 +2762,16 @@ static void test_traffic_sums() {
     for (const TrafficRows* rows : {turned ? &second : &first, turned ? &first : &second}) rows->sum(0, sum);
     CHECK(sum.tx_packets == 1 && sum.tx_bytes == 100);
     CHECK(sum.rx_packets == 5 && sum.rx_bytes == 500);
-    CHECK(sum.last_received_ms == 6'000);  // the later time, in either order
+    CHECK(sum.last_received_ms == 6'000);  // the later time of the two loops, in either order
     TrafficRows silent;
     silent.sum(0, sum);
     CHECK(sum.last_received_ms == 6'000);
   }
 }
 
-/// The reaction to each refusal, and what is turned off afterwards. The table is the policy, row by row.
+/// Tests weft's reaction to each refusal, and what is turned off afterwards. The table contains every rule.
 static void test_refusals() {
-  enum class Effect { kNone, kLongRuns, kOff };  // applies to the endpoint of a message, or to the TUN
+  enum class Effect { kNone, kLongRuns, kOff };  // kLongRuns and kOff apply to the endpoint of a message, or to the TUN
   struct Row {
     Way way;
     int error;
@@ -2772,7 +2779,7 @@ static void test_refusals() {
     size_t packets;
     Then then;
     Counter counted;
-    Effect taken;  // the effect if any single packet was accepted; otherwise there is none
+    Effect taken;  // the effect if the kernel accepted any packet singly; otherwise there is no effect
   };
   constexpr Way kUp = Way::kPeers, kDown = Way::kTun;
   constexpr Effect kNone = Effect::kNone;
@@ -2842,8 +2849,8 @@ static void test_refusals() {
   context.clear();
 }
 
-/// Refusals of endpoints are remembered for less than a minute, for a limited number of endpoints, independently of
-/// each other.
+/// The refusals of an endpoint must be remembered for less than a minute, for a limited number of endpoints,
+/// independently of each other.
 static void test_learnt() {
   const auto endpoint = [](uint32_t number) {
     Endpoint endpoint{};
@@ -2861,12 +2868,13 @@ static void test_learnt() {
   learnt.learn(fewer, true, endpoint(1), 1500, 1'000);
   CHECK(most(1, 1'000 + kRememberedMs - 1) == 64);
   CHECK(most(1, 1'000 + kRememberedMs) == 128);
-  learnt.learn(none, true, endpoint(1), 1500, 2'000);  // its entry is renewed
+  learnt.learn(none, true, endpoint(1), 1500, 2'000);  // the entry of endpoint 1 is renewed
   CHECK(most(1, 2'000 + kRememberedMs - 1) == 1);
   for (uint32_t i = 2; i <= 64; i++) learnt.learn(none, true, endpoint(i), 1500, 2'000 + i);
   for (uint32_t i = 1; i <= 64; i++) CHECK(most(i, 3'000) == 1);
   CHECK(most(65, 3'000) == 128);
-  // One endpoint too many: endpoints without an entry get no joined messages, and entries stay valid.
+  // There is one endpoint too many. So endpoints without an entry get no joined messages, and existing entries stay
+  // valid.
   learnt.learn(fewer, true, endpoint(3), 1500, 3'000);
   learnt.learn(none, true, endpoint(65), 1500, 3'000);
   for (const uint32_t other : {65u, 66u, 1'000u}) {
@@ -2874,41 +2882,41 @@ static void test_learnt() {
     CHECK(most(other, 3'000 + kRememberedMs) == 128);
   }
   CHECK(most(3, 3'000) == 64 && most(2, 3'000) == 1);
-  // An expired entry is replaced.
+  // An expired entry is replaced by the new endpoint.
   const int64_t later = 2'002 + kRememberedMs;
   learnt.learn(fewer, true, endpoint(70), 1500, later);
   CHECK(most(70, later) == 64 && most(71, later + 2'000) == 128);
   CHECK(features.bits() == kAllFeatures);
 }
 
-/// How long a path MTU is valid, and which refusals it explains.
+/// Tests how long a path MTU is valid, and which refusals it explains.
 static void test_path_mtu() {
   PathMtu path;
   CHECK(path.bytes() == 0 && path.is_due(0) && path.is_due(1'000'000));
-  CHECK(!path.explains(1500, 1'000));  // the MTU is unknown, so the kernel is not queried again
+  CHECK(!path.explains(1500, 1'000));  // the MTU is unknown, so it explains nothing
   path.learn(1500, 1'000);
   CHECK(path.bytes() == 1500 && !path.is_due(1'499) && path.is_due(1'500));
-  path.learn(0, 1'500);  // for example because there is no route
+  path.learn(0, 1'500);  // 0 means that the kernel knows no MTU, for example because there is no route
   CHECK(path.bytes() == 0 && !path.is_due(1'999) && path.is_due(2'000));
   path.learn(1 << 20, 2'000);
   CHECK(path.bytes() == 65535);
-  // The MTU decreased: refusals by all threads cause one query.
+  // The MTU has decreased: refusals in all threads must cause only one query.
   path.learn(1500, 3'000);
   CHECK(path.explains(1500, 3'010) && path.is_due(3'010));
   CHECK(path.explains(1500, 3'010) && path.is_due(3'010));
   path.learn(1280, 3'011);
   CHECK(path.bytes() == 1280 && !path.is_due(3'011));
   CHECK(path.explains(1500, 3'012) && !path.is_due(3'012));
-  // A datagram that fits the confirmed MTU is not explained by the path.
+  // If a datagram fits the confirmed MTU, the MTU does not explain the refusal.
   CHECK(!path.explains(1280, 3'013) && !path.explains(1280, 3'510));
   CHECK(path.explains(1280, 3'511) && path.is_due(3'511));
   path.learn(1280, 3'512);
   CHECK(!path.explains(1280, 4'011) && path.explains(1280, 4'012));
   path.learn(1280, 4'013);
-  path.learn(1280, 4'600);  // queried again without a refusal
+  path.learn(1280, 4'600);  // the MTU is queried regularly, also without a refusal
   CHECK(path.explains(1280, 4'601) && path.is_due(4'601));
 
-  // A refusal that the path explains does not turn off joining.
+  // A refusal that the path MTU explains must not turn off joining.
   for (const int error : {EMSGSIZE, EINVAL}) {
     Features features(kAllFeatures);
     Learnt learnt(&features);
@@ -2925,14 +2933,14 @@ static void test_path_mtu() {
   }
 }
 
-/// Reassembled fragments are the packet. None exceeds the MTU, and each passes the filter.
+/// Reassembled fragments must equal the packet. No fragment may exceed the MTU, and each must pass the filter.
 static void test_fragments(int rounds) {
   for (int round = 0; round < 50 * rounds; round++) {
     Fields f;
     f.tcp = false;
     f.id = static_cast<uint16_t>(random_below(65536));
     f.payload = 8 + random_below(random_below(10) ? 3'000 : 60'000);
-    // The first and the last of these options are copied into each fragment (RFC 791 section 3.1).
+    // Only the first and the last of these options are copied into each fragment (RFC 791 section 3.1).
     if (random_below(3) == 0) f.ip_options = {148, 4, 0, 0, 1, 7, 7, 4, 0, 0, 0, 0, 1, 136, 4, 1, 2, 0, 0, 0};
     const uint16_t offset = random_below(3) ? 0 : static_cast<uint16_t>(random_below(500));
     const bool more = random_below(3) == 0;
@@ -2940,7 +2948,7 @@ static void test_fragments(int rounds) {
     if (more) f.payload = f.payload / 8 * 8;
     Bytes packet = build(f);
     const size_t ip_bytes = 20 + f.ip_options.size(), mtu = 256 + random_below(1'300);
-    // The UDP header is in the header piece, as for a segment, or in the payload.
+    // The UDP header is in the header piece, as for a segment, or in the payload piece.
     const size_t header = ip_bytes + (random_below(2) ? 8 : 0);
     Fragmenter fragments({packet.data(), header, packet.data() + header, packet.size() - header}, ip_bytes, mtu);
     Bytes whole(packet.begin(), packet.begin() + static_cast<long>(ip_bytes));
@@ -2969,7 +2977,8 @@ static void test_fragments(int rounds) {
   }
 }
 
-/// The options of later fragments. Options beyond the end of the header, and all behind them, stay unchanged.
+/// Tests the options of later fragments. Options that exceed the header, and all options behind them, must stay
+/// unchanged.
 static void test_fragment_options() {
   const struct {
     Bytes options, later;
@@ -2996,7 +3005,8 @@ static void test_fragment_options() {
   }
 }
 
-/// A simulated core: how long a yield takes, when the next packet comes, and how late a sleeping thread wakes.
+/// A simulated core. The test sets how long a yield takes, when the next packet comes, and how late a sleeping thread
+/// wakes.
 struct Core {
   mutable int64_t now = 7'000'000'000;
   int64_t turn_us = 0;
@@ -3009,7 +3019,7 @@ struct Core {
     if (milliseconds < 0) sleeps++, now = std::max(now, packet_at);
     return now >= packet_at ? 1 : 0;
   }
-  /// Waits for a packet that arrives after this time, and is forwarded or refused.
+  /// Waits for a packet that arrives after `gap_us`. `is_let_in` is false if the filter refuses it.
   void wait(Waiting& waiting, int64_t gap_us, bool is_let_in = true) {
     turns = sleeps = looks = times = 0;
     packet_at = now + gap_us;
@@ -3029,7 +3039,7 @@ static void test_waiting() {
       core.wait(waiting, 20);
       CHECK(core.turns == 4 && core.sleeps == 0);
     }
-    core.wait(waiting, 0);  // a packet that has already arrived
+    core.wait(waiting, 0);  // the packet has already arrived
     CHECK(core.turns == 0 && core.sleeps == 0);
   }
   {
@@ -3042,7 +3052,7 @@ static void test_waiting() {
       core.wait(waiting, 10'000);
       CHECK(core.turns == 0 && core.sleeps == 1);
     }
-    // The first packet after a long pause is slept for, the next near one is polled for.
+    // After a long pause the thread sleeps until the first packet, and polls for a packet that follows soon.
     core.wait(waiting, 30);
     CHECK(core.turns == 0 && core.sleeps == 1);
     core.wait(waiting, 30);
@@ -3077,7 +3087,7 @@ static void test_waiting() {
       }
       core.wait(waiting, 1'000);
     }
-    // After enough yields that are not late, the rest time starts over.
+    // After enough short yields, the time without polling is back at its minimum.
     core.turn_us = 5;
     for (int i = 0; i < Waiting::kGoodTurns; i++) core.wait(waiting, 20);
     core.turn_us = Waiting::kLateUs + 1;
@@ -3140,7 +3150,8 @@ static void test_waiting() {
       core.wait(waiting, 20, false);
       turns += core.turns;
     }
-    CHECK(turns * core.turn_us <= kWindow + core.turn_us);  // the rest of the window after the last forwarded packet
+    // the thread polled for the rest of the polling time after the last forwarded packet
+    CHECK(turns * core.turn_us <= kWindow + core.turn_us);
   }
   {
     context = "what is refused meanwhile takes nothing from a conversation";
@@ -3152,13 +3163,14 @@ static void test_waiting() {
       core.wait(waiting, 20);
       CHECK(core.turns == 4 && core.sleeps == 0);
     }
-    // A packet after the window, but near: the thread polls for the next one, regardless of wake-ups in between.
+    // A packet came after the polling time, but soon. So the thread must poll for the next one, regardless of wake-ups
+    // in between.
     for (int i = 0; i < 10; i++) core.wait(waiting, 100, false);
     core.wait(waiting, 100);
     CHECK(core.sleeps == 1);
     core.wait(waiting, 20);
     CHECK(core.turns == 4 && core.sleeps == 0);
-    // After a long pause it does not poll, even if refused packets came without a pause.
+    // After a long pause the thread must not poll, even if refused packets came without a pause.
     for (int i = 0; i < 100; i++) core.wait(waiting, 100, false);
     core.wait(waiting, 100);
     core.wait(waiting, 20);
@@ -3174,7 +3186,7 @@ static void test_waiting() {
   context.clear();
 }
 
-/// A SYN whose options begin with `before`, then the MSS option, with a correct checksum.
+/// Returns a SYN with correct checksum whose options are `before`, then an MSS option.
 static Bytes syn(const Bytes& before, uint16_t mss, uint8_t flags = kSyn) {
   Bytes options = before;
   for (const uint8_t byte : {uint8_t{2}, uint8_t{4}, static_cast<uint8_t>(mss >> 8), static_cast<uint8_t>(mss)}) {
@@ -3199,13 +3211,13 @@ static uint16_t tcp_sum(const Bytes& packet) {
   return checksum_fold(checksum_add(pseudo, packet.data() + kIpv4HeaderBytes, size));
 }
 
-/// The MSS is lowered at any position, and the checksum is correct afterwards. Nothing else changes.
+/// The MSS must be lowered at any position, and the checksum must be correct afterwards. All else must stay unchanged.
 static void test_mss() {
   for (const uint8_t flags : {uint8_t{kSyn}, uint8_t{kAck}}) {
     Fields f;
     f.payload = 0;
     f.flags = flags;
-    Bytes bare = build(f);  // a header without options
+    Bytes bare = build(f);  // a header without options is left unchanged
     CHECK(is_tcp_syn(bare.data(), read(bare)) == (flags == kSyn));
   }
   for (const Bytes& before : {Bytes{}, Bytes{1}, Bytes{1, 1}, Bytes{1, 1, 1}, Bytes{3, 3, 7}, Bytes{4, 2, 1}}) {
@@ -3231,7 +3243,7 @@ static void test_mss() {
       }
     }
   }
-  // Packets that are not a SYN, truncated packets, and options that exceed their header.
+  // Other packets than a SYN, truncated packets, and options that exceed their header must stay unchanged.
   Bytes data = syn({}, 1460, kAck);
   Packet read;
   CHECK(read_packet(data.data(), data.size(), read) && !is_tcp_syn(data.data(), read));
@@ -3250,7 +3262,7 @@ static void test_mss() {
   clamp_mss(cut.data(), read, 1432, false);
 }
 
-/// The MSS option at every position, lookalikes of it, and any initial checksum.
+/// Tests the MSS option at every position, options that look similar, and any initial checksum.
 static void test_mss_places() {
   const struct {
     Bytes options, became;
@@ -3279,7 +3291,7 @@ static void test_mss_places() {
       f.sequence = static_cast<uint32_t>(rng());
       const Bytes before = build(f);
       Bytes packet = before;
-      // The bytes behind the header would complete a truncated option.
+      // A truncated option would be complete if the bytes behind the header were read as part of it.
       const uint8_t behind[] = {4, 5, 180, 180};
       const size_t payload = 40 + row.options.size();
       std::copy(std::begin(behind), std::end(behind), packet.begin() + static_cast<long>(payload));
@@ -3294,7 +3306,7 @@ static void test_mss_places() {
   }
 }
 
-/// The filter reports the peer of each packet that enters, regardless of refused packets in between.
+/// The filter must report the peer of each packet that enters, regardless of refused packets in between.
 static void test_filter() {
   Bytes records = record(4, 24, {10, 5, 2, 0}, 0xc0000202);
   const Bytes other = record(4, 24, {10, 5, 3, 0}, 0xc0000203);
@@ -3331,7 +3343,7 @@ static void test_filter() {
     for (int turn = 0; turn < 2; turn++) {
       filter.begin_message(from_one);
       CHECK(!reason_of(0x0a050207) && filter.peer() == one);
-      // The source of another peer, then the first one again, from the same sender.
+      // A source of another peer, then the first source again, both from the same sender.
       CHECK(reason_of(0x0a050307) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
       CHECK(!reason_of(0x0a050207) && filter.peer() == one);
       CHECK(reason_of(0x0a050207, 0x0a050302) == (is_off ? std::nullopt : std::optional(k_rx_drop_destination)));
@@ -3349,10 +3361,11 @@ static void test_filter() {
       CHECK(reason_of(0x0a050907, 0x0a050102, true) ==
             (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
       CHECK(!reason_of(0x0a050207) && filter.peer() == one);
-      // A node that does not masquerade is not a peer's container. Inside the network such a source is unknown.
+      // A node may send from its own address outside the network, which belongs to no peer's subnet. A source inside
+      // the network that belongs to no peer is refused.
       CHECK(!reason_of(0xc6336401) && filter.peer() == nullptr);
       CHECK(reason_of(0x0a050907) == (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
-      // The same packets from other senders.
+      // Now the same packets come from other senders.
       filter.begin_message(from_two);
       CHECK(reason_of(0x0a050207) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
       CHECK(!reason_of(0x0a050307) && filter.peer() == two);
@@ -3365,7 +3378,7 @@ static void test_filter() {
   context.clear();
 }
 
-/// The tests with several threads, for ThreadSanitizer.
+/// Runs the tests with several threads, for ThreadSanitizer.
 static void test_threads() {
   test_peer_replacement();
   test_strangers();

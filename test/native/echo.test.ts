@@ -1,4 +1,4 @@
-// echo.test.ts - builds the test of echo requests with sanitizers, and runs it in a network namespace.
+// echo.test.ts - compiles echo_test.cc with sanitizers, and runs it in a network namespace.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'

@@ -1,5 +1,5 @@
-// echo_test.cc - echo requests over both families, with both kinds of socket, to the kernel on the loopback device of a
-// network namespace that the program creates. echo.test.ts builds and runs it.
+// echo_test.cc - sends ICMP and ICMPv6 echo requests with ping sockets and raw sockets. The kernel answers them on the
+// loopback device of a network namespace that the program creates. echo.test.ts builds and runs it.
 #include "../../native/io/echo.h"
 
 #include <arpa/inet.h>
@@ -48,7 +48,7 @@ const std::array<Family, 2> families{{
     {"IPv6", AF_INET6, IPPROTO_ICMPV6, address_of("::1"), address_of("2001:db8::1"), 40, 128, 129, "bind ICMPv6"},
 }};
 
-/// A network namespace with only a loopback device, whose MTU is 1500.
+/// Enters a new network namespace with only a loopback device, whose MTU is set to 1500.
 bool enter_namespace() {
   if (unshare(CLONE_NEWNET) < 0) return false;
   const Fd any(socket(AF_INET, SOCK_DGRAM, 0));
@@ -60,7 +60,7 @@ bool enter_namespace() {
   return ioctl(any.get(), SIOCSIFFLAGS, &request) == 0;
 }
 
-/// Sets the groups that may use ping sockets; "1 0" means none.
+/// Sets the range of groups that may use ping sockets (net.ipv4.ping_group_range); "1 0" allows none.
 bool allow_groups(const char* range) {
   const Fd file(open("/proc/sys/net/ipv4/ping_group_range", O_WRONLY));
   return write(file.get(), range, std::strlen(range)) > 0;
@@ -73,7 +73,8 @@ bool is_readable(int fd) {
   return poll(&wanted, 1, kPatienceMs) == 1;
 }
 
-/// Takes exactly one reply. A raw socket that also received requests would return none.
+/// Waits for one message and returns it as a reply. Fails if it is a request, because a raw socket also receives
+/// requests.
 EchoAnswer take_one(const Echo& echo) {
   std::array<EchoAnswer, 1> room{};
   CHECK(is_readable(echo.fd.get()));
@@ -81,7 +82,7 @@ EchoAnswer take_one(const Echo& echo) {
   return room[0];
 }
 
-/// Receives the requests to this host with a raw socket; for IPv4 they include the IP header.
+/// Receives echo requests to this host with a raw socket. The messages include the IP header for IPv4 only.
 struct Listener {
   Fd fd;
   explicit Listener(const Family& family) : fd(socket(family.number, SOCK_RAW | SOCK_NONBLOCK, family.protocol)) {}
@@ -110,7 +111,7 @@ void test_answers(const Family& family, bool raw) {
     const EchoAnswer answer = take_one(echo);
     CHECK(answer.from == family.loopback && answer.sequence == sequence);
     CHECK(answer.microseconds >= 0 && answer.microseconds < 1'000 * kPatienceMs);
-    // The packet has the requested length and must not be fragmented.
+    // The request must be as long as requested, with DF for IPv4.
     const Bytes request = listener.next_request(family);
     const size_t header = family.number == AF_INET ? 0 : family.ip_bytes;
     CHECK(request.size() + header == (bytes == 0 ? family.ip_bytes + 24 : bytes));
@@ -123,7 +124,7 @@ void test_answers(const Family& family, bool raw) {
   CHECK(too_long && too_long->number == EMSGSIZE);
 }
 
-/// Replies that have no room are returned next time.
+/// take_echoes() returns the replies for which there was no space at the next call.
 void test_room(const Family& family) {
   Echo echo;
   CHECK(!open_echo(family.loopback, echo));
@@ -138,7 +139,7 @@ void test_room(const Family& family) {
   CHECK((sequences == std::vector<uint16_t>{0, 1, 2, 3, 4}));
 }
 
-/// A raw socket ignores replies to other requests, and messages that are not replies.
+/// A raw socket receives replies to other requests, and other messages. take_echoes() must ignore them.
 void test_strangers(const Family& family) {
   Echo echo, other;
   CHECK(!open_echo(family.loopback, echo) && !open_echo(family.loopback, other));
@@ -165,7 +166,7 @@ void test_refusals(const Family& family) {
   Echo echo;
   const Failure foreign = open_echo(family.foreign, echo);
   CHECK(foreign && foreign->number == EADDRNOTAVAIL && std::strcmp(foreign->call, family.bind_call) == 0);
-  // Without the group and without the capability, opening fails with an error.
+  // Without a permitted group and without CAP_NET_RAW, open_echo() must fail with an error.
   const pid_t child = fork();
   if (child == 0) {
     const bool dropped = setgroups(0, nullptr) == 0 && setgid(65534) == 0 && setuid(65534) == 0;

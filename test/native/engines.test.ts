@@ -1,4 +1,4 @@
-// engines.test.ts - sends the same packets through every engine. The native engine must do what the dgram engine does.
+// engines.test.ts - sends the same packets through the native engine and the dgram engine. Both must do the same.
 
 import { join } from 'node:path'
 import fc from 'fast-check'
@@ -22,7 +22,7 @@ const CONTAINER = parseIpv4('10.5.1.2')!
 const PEER = parseIpv4('10.5.2.7')!
 const NOBODY = parseIpv4('10.5.3.7')!
 
-/** Runs a command in a new network namespace. */
+/** Returns the command line that runs a command in a new network namespace. */
 const inNamespace = (command: readonly string[]): string[] => [
   'unshare',
   '--net',
@@ -43,7 +43,7 @@ const NOTHING: ProbeJob = {
   verifySource: 'strict',
 }
 
-/** Runs an engine in a new network namespace. */
+/** Runs an engine in a new network namespace, and returns what it did with the packets of `job`. */
 async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResult> {
   const script = join(packageRoot, 'dist/test/support/engine-probe.js')
   const text = await output(inNamespace([process.execPath, script, engine]), {
@@ -54,14 +54,14 @@ async function probe(engine: string, job: Partial<ProbeJob>): Promise<ProbeResul
 
 const sorted = (packets: readonly string[]): string[] => packets.toSorted()
 
-/** The packet after the kernel's and the engine's decrement of the TTL; undefined if the TTL expires. */
+/** Returns the packet after its TTL was decremented `hops` times; undefined if the TTL expires. */
 function forwarded(packet: Buffer, hops: number): Buffer | undefined {
   const copy = Buffer.from(packet)
   for (let hop = 0; hop < hops; hop++) if (!decrementTtl(copy)) return undefined
   return copy
 }
 
-/** Packets of all kinds that a container may send and that the kernel forwards unchanged except for the TTL. */
+/** Makes packets of all kinds that a container may send and that the kernel forwards with only the TTL changed. */
 function packetsBetween(source: number, destination: number, seed: number, count: number): Buffer[] {
   const payload = fc.uint8Array({ minLength: 0, maxLength: 1400 }).map((bytes) => Buffer.from(bytes))
   const udp = fc
@@ -80,8 +80,8 @@ function packetsBetween(source: number, destination: number, seed: number, count
   return fc
     .sample(fields, { numRuns: count, seed })
     .map(({ body: { protocol, payload: whole }, ...rest }) => {
-      // All fragments except the last have a multiple of 8 bytes (RFC 791 section 3.2), and the first has the fields
-      // that firewalls need (RFC 3128).
+      // Every fragment except the last has a multiple of 8 bytes (RFC 791 section 3.2), and the first contains the
+      // fields that firewalls need (RFC 3128).
       const hasMore = rest.fragment === 0x2000
       const bytes = hasMore ? Math.max(16, whole.length - (whole.length % 8)) : Math.max(1, whole.length)
       const body = Buffer.concat([whole, Buffer.alloc(16)]).subarray(0, bytes)
@@ -102,7 +102,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
 
   it('carries every packet in both directions and changes only the TTL', async () => {
     const result = await probe(engine, { encapsulation, toTun: hex(outward), toUdp: hex(inward.map(seal)) })
-    // The kernel that forwards between the TUNs decrements the TTL once, and the engine once.
+    // The TTL is decremented twice: by the kernel, which forwards between the TUNs, and by the engine.
     expect(sorted(result.fromUdp)).toEqual(sorted(hex(outward.map((packet) => seal(forwarded(packet, 2)!)))))
     expect(sorted(result.fromTun)).toEqual(sorted(hex(inward.map((packet) => forwarded(packet, 2)!))))
     expect(result.counters['tx_packets']).toBe(outward.length + 1)
@@ -150,7 +150,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ttl: 1,
       payload: udpDatagram(NOBODY, CONTAINER, 1, 2, Buffer.from('hello')),
     })
-    // The answer would go to the peer that has this address.
+    // The packet's source belongs to a peer. An ICMP error about it would go to that peer, so none may be sent.
     const forgedOutward = ipv4Packet({ source: PEER, destination: NOBODY, payload: datagram })
     const { fromTun, fromUdp, counters, drops } = await probe(engine, {
       toTun: hex([forgedOutward, lost, late, icmpError]),
@@ -161,7 +161,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     const answers = fromTun
       .map((text) => Buffer.from(text, 'hex'))
       .map((packet) => [packet.readUInt8(20), packet.readUInt8(21), packet.readUInt8(8), packet.readUInt32BE(12)])
-    // TTL 8, minus the kernel's decrement.
+    // The engine sends TTL 8, and the kernel decrements it.
     expect(answers).toEqual([
       [3, 0, 7, parseIpv4('10.5.0.0')],
       [11, 0, 7, parseIpv4('10.5.0.0')],
@@ -180,7 +180,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       rx_drop_unknown_sender: 1, // no ICMP error is sent
       rx_time_exceeded_sent: 1,
     })
-    // Each drop is kept as it reached the engine, with the TTL lowered only by the kernel, in the order of its
+    // Each drop is kept as it reached the engine, after the kernel has decremented the TTL, and in order for each
     // direction.
     const out = [forgedOutward, lost, late, icmpError].map((packet) => forwarded(packet, 1)!)
     const kept = (reason: string, packet: Buffer, peer = '0.0.0.0') => ({
@@ -206,7 +206,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     async (verifySource) => {
       const text = (address: string): number => parseIpv4(address)!
       const cases = [
-        // sent by a peer or not, source, destination, which verifySource accepts it
+        // did a peer send it?, source, destination, the verifySource values that accept it
         [true, '10.5.2.0', '10.5.1.0'],
         [true, '10.5.2.7', '10.5.1.2'],
         [true, '192.0.2.9', '10.5.1.2'],
@@ -229,7 +229,8 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       })
       const sent = (by: boolean): string[] =>
         hex(packets.filter(({ byPeer }) => byPeer === by).map((each) => seal(each.packet)))
-      // There is no IPv6 peer. With the filter off the engines differ in this.
+      // There is no IPv6 peer. With verifySource `off` the two engines treat an IPv6 packet differently, so none is
+      // sent.
       const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
       const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
       const { fromTun, counters, unknownSenders } = await probe(engine, {
@@ -243,7 +244,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       expect([sender, spoofed, destination].map((name) => counters[name])).toEqual(counted)
       const letIn = packets.filter((each) => each.isIn)
       expect(counters['rx_packets']).toBe(letIn.length + 1)
-      // The kernel drops some of the packets that an open filter accepts.
+      // With verifySource `off` packets enter that the kernel then drops, so the arrived packets are not compared.
       const forContainer = letIn.map((each) => each.packet).filter((packet) => packet.readUInt32BE(16) === CONTAINER)
       if (verifySource !== 'off')
         expect(sorted(fromTun)).toEqual(sorted(hex(forContainer.map((packet) => forwarded(packet, 2)!))))
@@ -278,8 +279,8 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
     ]
     const damaged = [1, 4, 8, 10, 13].map((at) => change(at, good.readUInt8(at) ^ 0x10))
     const fields = { source: PEER, destination: CONTAINER, payload: Buffer.alloc(41) }
-    // Fragments: beyond the end of any packet, not a multiple of 8 bytes, empty, the second block of a TCP header, a
-    // first fragment that is too short.
+    // The fragments: beyond the maximum packet length, not a multiple of 8 bytes, empty, the second block of a TCP
+    // header, and a first fragment that is too short.
     const fragments = [
       ipv4Packet({ ...fields, fragment: 0x1fff }),
       ipv4Packet({ ...fields, fragment: 0x2000 }),
@@ -326,7 +327,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       ipv4Packet({ ...fields, fragment: 0x0005 }),
       ipv4Packet({ ...fields, fragment: 0x4005 }),
     ]
-    // flanneld's decrement may write a checksum of 0.
+    // flanneld's way to decrement the TTL may write a checksum of 0.
     const zero = ipv4Packet(fields)
     zero.writeUInt16BE(zero.readUInt16BE(10), 4)
     zero.writeUInt16BE(0xffff, 10)
@@ -335,7 +336,7 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
   })
 })
 
-/** The options that the scripts below use. */
+/** Options of runEngine() that the scripts below insert into their code. */
 const FILTER = `{ verifySource: 'strict', network: { address: 0, prefixLength: 16 }, subnet: { address: 0, prefixLength: 24 } }`
 
 describe('the native engine', () => {
@@ -358,7 +359,8 @@ describe('the native engine', () => {
     const script = join(packageRoot, 'dist/test/support/handover-probe.js')
     const result = JSON.parse(await output(inNamespace([process.execPath, script]))) as HandoverResult
     expect(result.crossed).toEqual({
-      'the first': ['before the first', 'the first'], // in another process than the one that opened them
+      // this engine runs in another process than the one that opened its descriptors
+      'the first': ['before the first', 'the first'],
       'the second': ['before the second', 'the second'],
       'the third': ['before the third', 'the third'],
     })
@@ -384,7 +386,8 @@ describe('the native engine', () => {
   })
 
   it('reports that it gets no thread, and closes the descriptors', async () => {
-    // Root has no limit (kernel/fork.c, copy_process), except root of a user namespace.
+    // The limit on processes does not apply to root (kernel/fork.c, copy_process), except to root of a user namespace.
+    // So another user runs this.
     const user = '65533'
     const capabilities = [
       '--inh-caps=-all,+net_admin,+dac_override',
@@ -430,14 +433,16 @@ describe('the native engine', () => {
         return opened.tunName
       }
       const commands = [start(), start()].map((name) => 'link del ' + name + '\\n')
-      // Both faults happen before the event loop handles an event.
+      // The command breaks both engines in one call, so both failures happen before the event loop handles an event.
       require('node:child_process').execFileSync('ip', ['-batch', '-'], { input: commands.join('') })`
     expect(await output(['unshare', '--net', process.execPath, '-e', script, packageRoot])).toBe(
       'read from the TUN, heard, read from the TUN, heard\n',
     )
   })
 
-  /** Runs a worker thread in a namespace until it ends, and returns the output of its process. */
+  /**
+   * Runs JavaScript in a worker thread in a network namespace until the worker ends, and returns the process's output.
+   */
   async function endOfWorker(work: string): Promise<string> {
     const worker = `
       const { parentPort, workerData } = require('node:worker_threads')
@@ -477,7 +482,7 @@ describe('the native engine', () => {
       3,
     ],
   ])('outlives the end of a worker thread that has %s', async (what, work, code) => {
-    // JavaScript owns released descriptors, and no engine has them any more.
+    // JavaScript owns the descriptors of a released engine, so the end of the worker may leave them open.
     const left = what === 'an engine that is being released'
     expect(await endOfWorker(work)).toMatch(left ? /^ended with 3 0 / : `ended with ${code} 0 false\n`)
   })

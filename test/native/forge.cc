@@ -1,10 +1,10 @@
-// forge.cc - sends datagrams as fast as possible, for tests of the filter.
+// forge.cc - sends datagrams as fast as possible, possibly with a forged source, for tests of the filter.
 //
 // Usage: forge ADDRESS PORT COUNT [FROM [AS]]
 //
-// Standard input has one datagram per line, in hex. The program sends them in turn until COUNT datagrams were sent, and
-// prints how many the kernel accepted. Port 0 sends IPv4 ICMP messages. FROM is the source port. AS is a source address
-// of the same family, which may be forged.
+// Standard input has one datagram per line, in hex. The program sends them repeatedly in this order until it has sent
+// COUNT datagrams, and prints how many the kernel accepted. Port 0 sends IPv4 ICMP messages. FROM is the source port.
+// AS is a source address of the same IP family, which may be forged.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -17,7 +17,7 @@
 
 namespace {
 
-/// An address of either family, with a port.
+/// An IPv4 or IPv6 address with a port.
 struct Place {
   bool parse(const char* text, int port) {
     const auto number = htons(static_cast<uint16_t>(port));
@@ -82,7 +82,8 @@ int main(int argc, char** argv) {
     }
     const int result = sendmmsg(fd, messages, static_cast<unsigned>(batch), 0);
     taken += result > 0 ? static_cast<size_t>(result) : 0;
-    sent += result > 0 ? static_cast<size_t>(result) : 1;  // the first datagram was refused
+    // If the kernel refused the first datagram, it counts as sent and is not repeated.
+    sent += result > 0 ? static_cast<size_t>(result) : 1;
   }
   std::printf("%zu\n", taken);
 }

@@ -1,6 +1,6 @@
-// guarantees.test.ts - no packet circles, for every encapsulation of the native engine, with a real TUN and the
-// kernel's own routing. test/native/guarantees_test.cc tests all features, fragments and longer chains without a
-// kernel.
+// guarantees.test.ts - no packet loops forever through the tunnel. Tests every encapsulation of the native engine with
+// a real TUN and the kernel's own routing. test/native/guarantees_test.cc tests all features, fragments and longer
+// chains without a kernel.
 
 import { join } from 'node:path'
 import { expect, it } from 'vitest'

@@ -1,10 +1,10 @@
-// guarantees_test.cc - guarantees for every encapsulation with every set of features: no packet circles, and the work
-// of a turn is bounded. core.test.ts builds and runs it.
+// guarantees_test.cc - checks two guarantees for every encapsulation with every set of features: no packet loops
+// forever through the tunnel, and each batch does a limited amount of work. core.test.ts builds and runs it.
 //
-// The tests iterate over the table of encapsulations (native/encap/all.h) and the table of features, so new ones are
-// included automatically. A pair of message sockets replaces each TUN queue. The system calls that send are replaced
-// for the whole program, so that no datagram leaves it. Each datagram is recorded with its destination. Datagrams to
-// the network come back out of the TUN, as the kernel would route them.
+// The tests iterate over the lists of encapsulations (native/encap/all.h) and of features, so new ones are included
+// automatically. A pair of Unix message sockets replaces each TUN queue. The system calls that send are replaced for
+// the whole program, so that no datagram leaves it. Each datagram is recorded with its destination. Datagrams into the
+// cluster's network come back out of the TUN, as the kernel would route them.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -60,7 +60,7 @@ extern "C" ssize_t sendmsg(int, const msghdr* message, int) {
   record_message(*message);
   return 1;
 }
-/// No path has an MTU that this machine's kernel knows.
+/// Makes every connect() fail, so that the kernel knows no path MTU.
 extern "C" int connect(int, const sockaddr*, socklen_t) {
   errno = ENETUNREACH;
   return -1;
@@ -79,15 +79,15 @@ extern "C" ssize_t sendto(int fd, const void* bytes, size_t size, int flags, con
 
 namespace {
 
-/// The subnets of a host's peers: 10.5.2.0/24, 10.5.3.0/24, 10.5.4.0/24, and the same for IPv6.
+/// The number of peers. Their subnets are 10.5.2.0/24, 10.5.3.0/24, 10.5.4.0/24, and similar IPv6 subnets.
 constexpr size_t kPeers = 3;
 constexpr uint32_t kOwnSubnet = 0x0a050100, kOutside = 0xc0a84d02;
 constexpr uint32_t subnet_of(size_t peer) { return kOwnSubnet + static_cast<uint32_t>(peer + 1) * 256; }
 
-/// The kind of address that a peer has.
+/// Where the address of a peer is: outside the network, inside a subnet, or in the network but in no subnet.
 struct Place {
   enum Kind : uint8_t { kOutsideAll, kBehind, kInOwnSubnet, kInNobodys } kind = kOutsideAll;
-  size_t peer = 0;  ///< the index of the subnet that contains the address (kBehind)
+  size_t peer = 0;  ///< if `kind` is kBehind: the index of the peer whose subnet contains the address
 
   uint32_t address(size_t self) const {
     switch (kind) {
@@ -106,7 +106,7 @@ struct Place {
 struct Arrangement {
   const char* name;
   std::array<Place, kPeers> places;
-  size_t datagrams;  ///< the number of datagrams that one packet to a container of the first peer becomes
+  size_t datagrams;  ///< how many datagrams one packet to a container of the first peer becomes
   bool is_circle;
 };
 constexpr Place at(size_t peer) { return {Place::kBehind, peer}; }
@@ -126,12 +126,12 @@ constexpr Arrangement kArrangements[] = {
 struct Setting {
   uint32_t features = kAllFeatures;
   bool inner_v6 = false, outer_v6 = false;
-  bool has_both_underlays = false;  ///< peers are of either family alternately
-  bool is_masqueraded = false;      ///< a NAT rule of the host replaces the source of packets into the network
+  bool has_both_underlays = false;  ///< if true, the addresses of the peers are IPv4 and IPv6 by turns
+  bool is_masqueraded = false;      ///< if true, a NAT rule of the host replaces the source of packets into the network
   size_t lanes = 1;
 };
 
-/// The lanes of one host.
+/// All loops of one host.
 template <typename Encap>
 struct Host {
   struct Lane {
@@ -177,7 +177,8 @@ struct Host {
       r[2] = 6;
       store(&r[24], ipv6(place.address(peer)));
     }
-    store_le32(&r[40], static_cast<uint32_t>(peer + 1));  // the session of the peer, for encapsulations with sessions
+    // the number of the peer's session, for encapsulations with sessions
+    store_le32(&r[40], static_cast<uint32_t>(peer + 1));
     return r;
   }
 
@@ -231,7 +232,8 @@ struct Host {
     return send(lanes[next_lane++ % lanes.size()].outside.get(), bytes.data(), bytes.size(), 0) > 0;
   }
 
-  /// Routes the sent datagrams: those to the network, except this node's own subnet, come out of the TUN.
+  /// Routes the datagrams that were sent. Those with a destination in the network, but not in this node's own subnet,
+  /// come out of the TUN again.
   void route() {
     std::vector<Datagram> all = std::move(sent);
     sent.clear();
@@ -258,7 +260,7 @@ struct Host {
     }
   }
 
-  /// Hands over a packet in fragments if it is too long for the device.
+  /// Fragments a packet that is longer than the TUN's MTU.
   static std::vector<Bytes> pieces(const Bytes& packet) {
     constexpr size_t kMtu = 1'400;
     if (packet.size() <= kMtu) return {packet};
@@ -306,7 +308,7 @@ bool has_ipv6() {
   return !open_udp(SocketAddress(Address::of_words(0, to_be64(1)), 0), Share::kNo, 1 << 16, 0, socket);
 }
 
-/// All features, none, and all except each one.
+/// Returns the sets of features to test: all features, none, and all except one, for each feature.
 std::vector<uint32_t> feature_sets() {
   std::vector<uint32_t> sets{kAllFeatures, 0};
   for (const FeatureName& each : kFeatureNames) sets.push_back(kAllFeatures & ~each.feature);
@@ -337,8 +339,8 @@ std::string text_of(const Setting& each) {
          std::to_string(each.lanes) + " lanes, features " + std::to_string(each.features);
 }
 
-/// Packets of all lengths, and superpackets, become the expected number of datagrams, or twice as many if one node is
-/// behind another. No packet circles.
+/// Sends packets of all lengths and superpackets. Each must become the expected number of datagrams, or twice as many
+/// if one node is behind another node. No packet may loop.
 template <typename Encap>
 void test_no_circle(const Setting& setting, const Arrangement& arrangement) {
   Host<Encap> host(setting, arrangement);
@@ -376,7 +378,7 @@ void test_no_circle(const Setting& setting, const Arrangement& arrangement) {
     f.payload = 9'500;
     put(build(f), 10, virtio);
   }
-  // The packets above are not fragmented when they come back; these are.
+  // A packet of this length is fragmented when its datagram comes out of the TUN again; the packets above are not.
   size_t total = 0, rounds = 0;
   const auto run = [&] {
     for (rounds = 0; rounds < 8 && pump() > 0; rounds++) {
@@ -399,15 +401,15 @@ void test_no_circle(const Setting& setting, const Arrangement& arrangement) {
   CHECK(total >= 3 && total <= 3 + 3 * 30);
 }
 
-/// A turn makes a bounded number of datagrams and reads a bounded number of packets. Everything in the TUN is sent or
-/// counted as dropped.
+/// Each batch must make a limited number of datagrams and read a limited number of packets. Every packet in the TUN
+/// must be sent or counted as dropped.
 template <typename Encap>
 void test_bounded_turn(const Setting& setting) {
   constexpr size_t kMostDatagrams = 512 + 1'023, kMostReads = 64;
   if (!(setting.features & kTunHeader)) return;
   for (const bool tcp : {true, false}) {
     for (const uint16_t size : {1, 8, 36, 63, 64, 100, 536, 1'400, 65'000}) {
-      if (!tcp && size == 65'000) continue;  // one packet, in fragments
+      if (!tcp && size == 65'000) continue;  // this would be one fragmented packet, not a superpacket
       const std::string before = context;
       context += (tcp ? ", TCP in segments of " : ", UDP in segments of ") + std::to_string(size);
       Host<Encap> host(setting, kArrangements[0]);
@@ -454,7 +456,8 @@ void test_bounded_turn(const Setting& setting) {
   }
 }
 
-/// As many tiny segments as a UDP socket may send in one message are carried, because that is normal use.
+/// A superpacket with as many tiny segments as a UDP socket may send in one message must be carried, because programs
+/// do this.
 template <typename Encap>
 void test_few_tiny_segments() {
   for (const size_t segments : {size_t{2}, size_t{128}, size_t{129}}) {

@@ -1,5 +1,5 @@
-// io_test.cc - sends, receives and writes against a simulated kernel, to test the reaction to each refusal.
-// core.test.ts builds and runs it.
+// io_test.cc - tests how sending, receiving and writing react to each error of a simulated kernel. core.test.ts builds
+// and runs it.
 //
 // sendmmsg, sendmsg, recvmmsg, writev, poll and clock_gettime are replaced for the whole program.
 #include <arpa/inet.h>
@@ -28,21 +28,22 @@
 
 namespace {
 
-/// A message that the simulated kernel got, and whether it accepted it.
+/// A message that the simulated kernel received, and whether it accepted the message.
 struct Sent {
-  uint32_t address;  // the endpoint's address in host order; 0 for the TUN
+  uint32_t address;  // the address of the receiving peer in host order; 0 for the TUN
   size_t segment_bytes;
   Bytes bytes;
   int tos = 0;
 };
 
 struct Kernel {
-  std::function<int(const Sent&)> refusal;  // returns an errno, or 0
+  // returns the errno with which the kernel refuses a message; 0 if it accepts it
+  std::function<int(const Sent&)> refusal;
   std::function<int(mmsghdr*, unsigned)> receive;
-  unsigned at_most = 1024;  // the maximum number of messages per call
+  unsigned at_most = 1024;  // the maximum number of messages that one call accepts
   size_t calls = 0;
   size_t waits = 0;
-  std::function<void()> waited;  // called while a full socket is waited for
+  std::function<void()> waited;  // called when the tested code waits for a full socket
   std::vector<Sent> taken;
 
   int take(Sent sent) {
@@ -52,7 +53,7 @@ struct Kernel {
   }
 };
 Kernel kernel;
-int64_t clock_ms = 1'000'000;  // advances only when a test says so
+int64_t clock_ms = 1'000'000;  // the simulated time, which advances only if a test changes it
 
 Bytes joined(const iovec* iov, size_t count) {
   Bytes bytes;
@@ -130,7 +131,7 @@ Endpoint endpoint_of(uint32_t address) {
   return endpoint;
 }
 
-/// A Sender, and numbered datagrams of `size` bytes.
+/// A Sender and a list of numbered datagrams, each of `size` bytes.
 struct Outward {
   explicit Outward(uint32_t granted = kAllFeatures)
       : features(granted),
@@ -144,7 +145,7 @@ struct Outward {
     store_be32(header, number++);
     sender.add<0>(endpoint, ecn, {header, 4}, {payload.data(), size - 4});
   }
-  /// The numbers of all accepted datagrams, in order.
+  /// Returns the numbers of all accepted datagrams, in order.
   static std::vector<uint32_t> numbers() {
     std::vector<uint32_t> numbers;
     for (const Sent& sent : kernel.taken) {
@@ -153,7 +154,7 @@ struct Outward {
     }
     return numbers;
   }
-  /// The number of datagrams in the first accepted message for `address`.
+  /// Returns the number of datagrams in the first message to `address` that was accepted.
   static size_t first_run(uint32_t address) {
     for (const Sent& sent : kernel.taken) {
       if (sent.address == address) return sent.segment_bytes ? sent.bytes.size() / sent.segment_bytes : 1;
@@ -176,9 +177,10 @@ void test_send_refusals() {
     const char* what;
     size_t datagrams;
     int run_error, single_error;
-    Counter counted;  // counted for each lost datagram
+    Counter counted;  // the counter that must count each lost datagram
     size_t sent, resent;
-    size_t next_here;  // the datagrams in the next message to the same endpoint; to any other endpoint there are 128
+    // the number of datagrams in the next message to the same endpoint; messages to other endpoints have 128
+    size_t next_here;
   };
   const Row rows[] = {
       {"EIO", 10, EIO, 0, k_tx_drop_refused, 10, 1, 1},
@@ -236,7 +238,7 @@ void test_send_refusals() {
   context.clear();
 }
 
-/// A full socket is waited for once per batch, regardless of the number of messages and of send() calls.
+/// If the socket is full, the sender waits once per batch, regardless of the number of messages and of send() calls.
 void test_full_socket() {
   Outward out(kAllFeatures & ~kUdpGso);
   for (const int messages : {1, 64, 1000}) {
@@ -248,7 +250,7 @@ void test_full_socket() {
     CHECK(kernel.waits == 1);
     CHECK(out.row[k_tx_drop_socket_full] - dropped == static_cast<uint64_t>(messages));
   }
-  // There is room after the wait, so nothing is lost.
+  // After the wait the socket accepts everything, so no datagram is lost.
   for (const uint32_t features : {kAllFeatures & ~kUdpGso, kAllFeatures}) {
     Outward again(features);
     kernel = {};
@@ -265,8 +267,8 @@ void test_full_socket() {
   }
 }
 
-/// The kernel accepts some messages of a call, is interrupted, and refuses one in the middle. The others are sent in
-/// order.
+/// The kernel accepts some messages of a call, is interrupted, and refuses one in the middle. All others must be sent
+/// in order.
 void test_send_partly() {
   Outward out;
   kernel = {};
@@ -293,8 +295,8 @@ void test_send_partly() {
   CHECK((Outward::numbers() == std::vector<uint32_t>{9}));
 }
 
-/// A message holds consecutive datagrams of one size to one endpoint, the last one possibly shorter, up to the
-/// maximum.
+/// A message must have consecutive datagrams of one size to one endpoint, up to the maximum. Only its last datagram may
+/// be shorter.
 void test_runs() {
   const auto sizes = [](uint32_t features, const std::function<void(Outward&)>& fill) {
     Outward out(features);
@@ -321,7 +323,7 @@ void test_runs() {
   CHECK((sizes(kAllFeatures & ~kUdpGso, [](Outward& o) {
            for (int i = 0; i < 3; i++) o.add(o.here);
          }) == Sizes{100, 100, 100}));
-  // More messages and datagrams than the buffers hold are sent in between, and nothing is lost.
+  // If there are more messages or datagrams than the buffers hold, the sender sends earlier. No datagram may be lost.
   CHECK(sizes(kAllFeatures & ~kUdpGso, [](Outward& o) {
           for (int i = 0; i < 1000; i++) o.add(o.here);
         }).size() == 1000);
@@ -330,7 +332,7 @@ void test_runs() {
         }).size() == 40);
 }
 
-/// The maximum size of a message, and a datagram that exceeds it.
+/// Fills messages to the maximum size. A datagram that exceeds this size is dropped.
 void test_longest() {
   const auto sizes = [](const std::vector<size_t>& datagrams) {
     Outward out;
@@ -348,14 +350,14 @@ void test_longest() {
   };
   using Sizes = std::vector<size_t>;
   for (const size_t last : {34u, 35u, 36u}) {
-    Sizes datagrams(66, 992);  // 65472 bytes
+    Sizes datagrams(66, 992);  // 65472 bytes, the most that fits
     datagrams.push_back(last);
     CHECK((sizes(datagrams) == (last == 36 ? Sizes{65472, 36} : Sizes{65472 + last})));
   }
   CHECK((sizes({65506, 65507, 65508, 65535, 65536, 65537, 100}) == Sizes{65506, 65507, 100}));
 }
 
-/// Datagrams with different congestion marks go in different messages, also when they are sent again singly.
+/// Datagrams with different ECN marks must be in different messages, and keep their marks if they are sent singly.
 void test_ecn() {
   const std::vector<Ecn> marks{kNotEct, kNotEct, kEct0, kEct0, kCe, kEct0, kEct1, kNotEct};
   for (const int error : {0, EMSGSIZE}) {
@@ -374,8 +376,8 @@ void test_ecn() {
   }
 }
 
-/// The known path MTU explains that a datagram with its headers is too long. Otherwise the kernel is queried again
-/// immediately.
+/// If a datagram with its headers exceeds the known path MTU, a refusal is no reason to stop joining. Otherwise the
+/// kernel must be queried again immediately.
 void test_path_explains() {
   constexpr size_t kPath = 1500, kFits = kPath - 28;
   for (const size_t size : {kFits - 1, kFits, kFits + 1}) {
@@ -390,7 +392,8 @@ void test_path_explains() {
   }
 }
 
-/// A full socket is waited for once per batch, even if many path probes are each sent alone.
+/// If the socket is full, the sender waits once per batch, even if many path MTU probes are sent, each in a message of
+/// its own.
 void test_full_socket_of_questions() {
   int tun[2];
   CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
@@ -436,7 +439,7 @@ void test_full_socket_of_questions() {
   close(tun[1]);
 }
 
-/// If the TUN refuses a superpacket of another kernel and accepts its segments, joining stays on.
+/// If the TUN refuses a superpacket of another kernel but accepts its segments, weft must continue to join packets.
 void test_uncut_refused() {
   for (const bool tcp : {true, false}) {
     Features features(kAllFeatures);
@@ -546,7 +549,7 @@ void test_write_refusals() {
   context.clear();
 }
 
-/// Puts a message into the buffers of recvmmsg.
+/// Puts a message into the buffers of recvmmsg, as the kernel does.
 void deliver(mmsghdr& message, size_t size, int joined_bytes, int flags = 0) {
   for (size_t i = 0; i < size; i++) static_cast<uint8_t*>(message.msg_hdr.msg_iov->iov_base)[i] = 7;
   message.msg_len = static_cast<unsigned>(size);
@@ -611,7 +614,7 @@ void test_receive() {
   });
   CHECK(truncated == 1);
 
-  // An error of an earlier send is not a failure. An invalid socket is.
+  // ECONNREFUSED reports an earlier send, so receive() must not fail. An invalid socket must make it fail.
   for (const auto& [error, fails] : {std::pair{EAGAIN, false}, {ECONNREFUSED, false}, {EBADF, true}}) {
     kernel.receive = [error](mmsghdr*, unsigned) { return errno = error, -1; };
     failure = {};
@@ -628,7 +631,8 @@ size_t size_of(const Fd& fd) {
   return static_cast<size_t>(about.st_size);
 }
 
-/// Exactly one process gets the body, in any order of events, even if a process dies. Other memory yields nothing.
+/// Exactly one process may get the body of the hand-over state, in any order of events, even if a process dies. A memfd
+/// with another content must yield nothing.
 void test_handover_state() {
   const Bytes head{1, 2, 3}, body{4, 5, 6, 7};
   {
@@ -644,7 +648,7 @@ void test_handover_state() {
     CHECK(read_handover_head(fd.get())->empty() && take_handover_state(fd.get())->empty() &&
           !take_handover_state(fd.get()));
   }
-  {  // If a process dies right after it sealed the memory, no other process gets the body.
+  {  // If a process dies immediately after it sealed the memfd, no other process may get the body.
     const Fd fd = write_handover_state(head, body);
     const pid_t child = fork();
     if (child == 0) _exit(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SEAL) == 0 ? 0 : 1);
@@ -652,7 +656,7 @@ void test_handover_state() {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(!take_handover_state(fd.get()));
   }
-  // Two processes at the same time, with separate open files or a shared one.
+  // Two processes try at the same time, with separate open files or with a shared one.
   for (int round = 0; round < 200; round++) {
     const Fd fd = write_handover_state(head, body);
     const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
@@ -680,7 +684,8 @@ void test_handover_state() {
   CHECK(pread(write_handover_state(head, body).get(), whole.data(), whole.size(), 0) ==
         static_cast<ssize_t>(whole.size()));
   CHECK(take_handover_state(holding(whole).get()).has_value());
-  CHECK(!take_handover_state(holding(whole, 0).get()));  // it cannot be sealed
+  // the memfd was made without MFD_ALLOW_SEALING, so it cannot be sealed
+  CHECK(!take_handover_state(holding(whole, 0).get()));
   for (size_t size = 0; size < 16; size++) CHECK(is_none(holding(Bytes(whole.begin(), whole.begin() + size))));
   for (const uint64_t bytes : {whole.size() - 15, size_t{1} << 32, ~size_t{0}}) {
     Bytes wrong = whole;

@@ -1,4 +1,4 @@
-// layout.test.ts - constants that exist in both languages, because some files cannot load the addon, are equal.
+// layout.test.ts - compares constants of the addon with their copies in TypeScript files that cannot load the addon.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'

@@ -1,5 +1,5 @@
-// loop_test.cc - the thread of a loop with test directions: which functions it calls, and when. Also the end of an
-// engine whose lanes wake each other. core.test.ts builds and runs it.
+// loop_test.cc - tests the thread of a loop with simulated directions: which of their functions it calls, and when.
+// Also tests the end of an engine whose threads wake each other. core.test.ts builds and runs it.
 #include "../../native/walk/loop.cc"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ struct Ends {
   int fds[2];
 };
 
-/// Takes one message per turn, and reports the result that the test chose.
+/// A direction that takes one message per batch, and returns the result that the test chose.
 struct Told final : Direction {
   explicit Told(int from) : fd(from) {}
   Pump pump() override {
@@ -53,7 +53,7 @@ struct Told final : Direction {
   std::atomic<size_t> carried{1}, refused{0}, turns{0}, ticks{0}, rests{0};
   std::atomic<int> nice{0};
   std::atomic<bool> fails{false};
-  bool counted_after = false;  // written by the loop's thread, then read by the test after join()
+  bool counted_after = false;  // written by the loop's thread; the test reads it after join()
 };
 
 struct Rig {
@@ -67,7 +67,7 @@ struct Rig {
     loop = std::make_unique<Loop>(0, path, std::move(out), std::move(in), options, fault);
     CHECK(!loop->start());
   }
-  /// Sends a message and waits until its turn has ended.
+  /// Sends a message, and waits until the loop has processed it.
   void turn(const Ends& ends, Told& direction) {
     const size_t before = direction.turns;
     ends.send();
@@ -79,14 +79,14 @@ struct Rig {
   std::unique_ptr<Loop> loop;
 };
 
-/// The socket's drops are counted until the end, because the next engine starts at the current number.
+/// The loop must count the socket's drops until its end, because the next engine counts only later drops.
 void test_counts_at_the_end() {
   Rig stopped({0, 0});
   stopped.turn(stopped.socket, *stopped.ingress);
   stopped.turn(stopped.tun, *stopped.egress);
   stopped.loop->stop();
   CHECK(stopped.ingress->counted_after);
-  // The thread has ended by itself, so it does not count any more.
+  // After a failure the loop's thread has already ended, so it does not count.
   Rig rig({0, 0});
   rig.ingress->fails = true;
   rig.turn(rig.socket, *rig.ingress);
@@ -96,7 +96,8 @@ void test_counts_at_the_end() {
   CHECK(rig.ingress->counted_after);
 }
 
-/// tick() is called without traffic, and immediately after traffic. A direction without a timer is never called.
+/// The loop must call tick() at intervals without traffic, and after each batch. It must not call tick() of a direction
+/// without a timer.
 void test_ticks() {
   for (const int64_t poll_us : {0, 100}) {
     Rig idle({0, poll_us}, 1);
@@ -105,7 +106,7 @@ void test_ticks() {
     rig.turn(rig.socket, *rig.ingress);
     while (rig.ingress->ticks == 0) std::this_thread::yield();
     CHECK(rig.egress->ticks == 0);
-    // If tick() returns true, rest() of all directions is called.
+    // After tick() returned true, the loop must call rest() of all directions.
     while (rig.ingress->rests == 0 || rig.egress->rests == 0) std::this_thread::yield();
   }
   Rig without({0, 0});
@@ -114,7 +115,7 @@ void test_ticks() {
   CHECK(without.ingress->ticks == 0);
 }
 
-/// If there is no descriptor left, a loop and an engine fail with the error of the refused call.
+/// If no descriptor is left, the start of a loop or an engine must fail with the error of the refused system call.
 void test_without_descriptors() {
   const Ends tun, socket;
   rlimit usual;
@@ -132,7 +133,7 @@ void test_without_descriptors() {
     const Path path{.tun = tun.fds[0], .socket = socket.fds[0], .sender = socket.fds[0]};
     allow(spare);
     Loop loop(0, path, std::make_unique<Told>(tun.fds[0]), std::make_unique<Told>(socket.fds[0]), {}, fault);
-    if (spare == 0) CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);  // descriptors are available again
+    if (spare == 0) CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);  // from now on descriptors are available again
     errno = 0;
     const Failure failure = loop.start();
     CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
@@ -153,9 +154,9 @@ void test_without_descriptors() {
   }
 }
 
-/// The thread runs at the requested priority, and the process keeps its own.
+/// The thread must run at the requested priority, and the process must keep its own.
 void test_priority() {
-  // 0 would request no priority.
+  // The requested nice value must not be 0, which would mean "do not change it".
   const int usual = getpriority(PRIO_PROCESS, 0), own = usual == 5 ? -5 : usual - 5;
   Rig rig({own, 0});
   if (rig.loop->priority_refused()) {
@@ -166,7 +167,7 @@ void test_priority() {
   CHECK(rig.ingress->nice == own && getpriority(PRIO_PROCESS, 0) == usual);
 }
 
-/// A lane that gets new keys wakes another lane while the engine ends, possibly after that lane's end.
+/// While the engine ends, a thread that gets new keys wakes another Loop, possibly after the end of that Loop's thread.
 void test_lanes_end() {
   constexpr uint32_t kSessions = 512, kSecret = 77;
   const auto sealing = Aead::create(Aead::Way::kSeal);
@@ -203,15 +204,15 @@ void test_lanes_end() {
   }
 }
 
-/// Packets of a session share one counter. To a peer that requires the well-known port, all lanes send them through the
-/// first lane's socket, because a fair queue (fq) treats each socket as a flow, and flows overtake each other.
-/// Encapsulations without sessions have no counter, so each lane uses its own socket.
+/// WireGuard: all threads share the counter of a session. To a peer that requires the well-known port, they must send
+/// through the socket of the first loop. A fair queue (fq) treats each socket as a flow, and flows overtake each other.
+/// Encapsulations without sessions have no counter, so each loop uses its own socket.
 void test_one_socket_for_a_session() {
   for (const bool has_sessions : {false, true}) {
     Ends tuns[2];
     Descriptors descriptors;
     const SocketAddress here(Address::v4(to_be32(INADDR_LOOPBACK)), 0);
-    // The lanes have different ports here, so that the test can distinguish them.
+    // Each loop has another port here, so that the test can distinguish their datagrams.
     uint16_t ports[2];
     for (int lane = 0; lane < 2; lane++) {
       UdpSocket socket;
@@ -252,7 +253,7 @@ void test_one_socket_for_a_session() {
         SocketAddress from;
         socklen_t size = SocketAddress::kRoom;
         const ssize_t got = recvfrom(peer.fd.get(), bytes, sizeof bytes, MSG_DONTWAIT, from.raw(), &size);
-        if (got < static_cast<ssize_t>(packet.size())) continue;  // a keepalive, which begins a session
+        if (got < static_cast<ssize_t>(packet.size())) continue;  // skips a keepalive, which begins a session
         CHECK(from.port() == ports[has_sessions ? 0 : lane]);
         break;
       }

@@ -1,4 +1,5 @@
-// model.test.ts - sends 100,000 random packets through the native core and through a plain model of it.
+// model.test.ts - sends 100,000 random packets through the native core and through a simple model of it, and compares
+// the results.
 
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -24,7 +25,7 @@ const lacks = needs('g++')
 const PACKETS = 100_000
 const BATCH = 100
 const seed = Number(process.env['WEFT_SEED'] ?? Date.now() % 2 ** 31)
-/** Printed with every failure; WEFT_SEED=… repeats the run. */
+/** The seed is printed with every failure. WEFT_SEED=... repeats the run. */
 const said = `seed ${seed}`
 
 let folder: string
@@ -94,7 +95,7 @@ describe('the native core behaves like the model', () => {
       expect(went, said).toEqual(came)
     }
     expect(answers.done()).toBe(true)
-    // Packets must also be joined, because most of them came in order.
+    // Most packets came in order, so a third of them must have been joined. Otherwise the test would not test joining.
     expect(joined, said).toBeGreaterThan(PACKETS / 3)
     expect(joined).toBeLessThan(PACKETS)
   })

@@ -1,6 +1,5 @@
-// orders.test.ts - pins memory orders that no other test can check. On processors such as x86, which keep stores in
-// order, some wrong orders work, and ThreadSanitizer detects only data races. So the orders that must not be weakened
-// are listed here.
+// orders.test.ts - checks in the source text the memory orders that no running test can check. On processors that keep
+// stores in order, such as x86, some wrong orders work, and ThreadSanitizer detects only data races.
 
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -9,7 +8,9 @@ import { packageRoot } from '../../lab/lab.ts'
 
 const core = (file: string): string => readFileSync(join(packageRoot, 'native/core', file), 'utf8')
 
-/** The body of a function: from its beginning to the first line that is indented no more than that. */
+/**
+ * Returns the text of a function: from the line that begins with `begins` to its closing line of the same indentation.
+ */
 function body(text: string, begins: string): string {
   const at = text.indexOf(begins)
   expect(at, begins).toBeGreaterThan(-1)
@@ -17,7 +18,7 @@ function body(text: string, begins: string): string {
   return text.slice(at, text.indexOf(`\n${indent}}`, at))
 }
 
-/** The memory orders of the atomic operations in a body, each with its object. */
+/** Returns each atomic operation in the text with its object and its memory order. */
 const operations = (text: string): string[] =>
   [...text.matchAll(/(\w+)(?:->|\.)(load|store)\([^;]*?memory_order_(\w+)\)/g)].map(([, what, how, order]) =>
     [what, how, order].join(' '),
@@ -25,14 +26,14 @@ const operations = (text: string): string[] =>
 
 it('the store and the checks of a hazard pointer are sequentially consistent with the peer table', () => {
   const claim = operations(body(core('peers.h'), 'const PeerTable& acquire() {'))
-  // The first load is a guess, which the second load verifies.
+  // The first load may be outdated. The second load, after the store to the hazard pointer, confirms it.
   expect(claim).toEqual(['current_ load acquire', 'hazard_ store seq_cst', 'current_ load seq_cst'])
-  // The new table is published before the claims are read.
+  // publish() must store the new table before it loads the readers' hazard pointers.
   const publish = body(core('peers.cc'), 'void PeerTables::publish(')
   expect(operations(publish)).toEqual(['current_ store seq_cst'])
   expect(publish).toMatch(/current_\.store\([^;]*;\s*free_unheld\(\);\s*$/)
   expect(operations(body(core('peers.cc'), 'void PeerTables::free_unheld('))).toEqual(['hazard load seq_cst'])
-  // Everything that was read from a table comes before the end of the claim.
+  // With release order, all reads of a table are complete before the reader gives up its hazard pointer.
   expect(core('peers.h')).toMatch(/void release\(\) \{ hazard_->store\(nullptr, std::memory_order_release\); \}/)
 })
 

@@ -1,4 +1,4 @@
-// packets.h - packets and peer records for the native tests. Checksums are computed independently of native/.
+// packets.h - builds packets and peer records for the native tests. It computes checksums independently of native/.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,8 @@ inline uint16_t reference_fold(uint64_t sum) {
   return static_cast<uint16_t>(sum);
 }
 
-/// The transport checksum by definition; 0xffff for a packet with a correct checksum field.
+/// Returns the sum over pseudo-header and transport layer, computed by definition: 0xffff if the checksum field is
+/// right.
 inline uint16_t transport_sum(const Bytes& packet) {
   const bool v6 = packet[0] >> 4 == 6;
   const size_t ip = v6 ? 40 : (packet[0] & 15) * 4u;
@@ -103,7 +104,7 @@ inline Packet read(Bytes& bytes) {
   return packet;
 }
 
-/// The record of a peer with this IPv4 address, in host order.
+/// Returns the record of a peer with the given subnet. `endpoint` is its IPv4 address in host order.
 inline Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t endpoint) {
   PeerRecord r{};
   r.subnet_family = version;
@@ -117,13 +118,13 @@ inline Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t
   return bytes;
 }
 inline Address ipv4(uint32_t host_order) { return Address::v4(to_be32(host_order)); }
-/// The IPv6 address that build() uses: fd00:: with this number at its end.
+/// Returns an IPv6 address as build() makes it from an IPv4 address: fd00:: with this number at its end.
 inline Address ipv6(uint32_t host_order) {
   uint8_t bytes[16] = {0xfd};
   store_be32(bytes + 12, host_order);
   return Address::v6(bytes);
 }
-/// The network 10.5.0.0/16 with the subnet 10.5.1.0/24, and the same for IPv6.
+/// Returns filter options with the network 10.5.0.0/16, the subnet 10.5.1.0/24, and similar IPv6 networks.
 inline FilterOptions options_of(VerifySource verify) {
   const auto of = [](uint32_t address, size_t bits) {
     return ByFamily<Net>{Net::of(ipv4(address), bits), Net::of(ipv6(address), 96 + bits)};

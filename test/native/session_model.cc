@@ -1,14 +1,14 @@
-// session_model.cc - simulates the sessions of two hosts over a network that loses, duplicates, delays and reorders
-// datagrams, while hosts restart and one host moves. It runs thousands of schedules in virtual time, with a model of
-// handshakes. core.test.ts builds and runs it.
+// session_model.cc - simulates the WireGuard sessions of two hosts over a network that loses, duplicates, delays and
+// reorders datagrams, while hosts restart and one host changes its address. It runs thousands of random schedules in
+// virtual time, with a simplified handshake. core.test.ts builds and runs it.
 //
 // Usage: session_model SEED SCHEDULES
 //
-// In no schedule may a counter be used twice to seal, or a packet be accepted twice. There are never more than three
-// pairs of keys that open, and none after nine minutes of silence. After the trouble ends, the hosts must soon exchange
-// all packets again, at their current addresses. Data shows a host's address, or only its handshakes do if the data
-// comes from any port. schedules.test.ts tests the handshakes in JavaScript
-// (src/path/backends/wireguard/handshakes.ts).
+// In every schedule, no counter may be used twice for encryption, and no packet may be accepted twice. A host may never
+// have more than three pairs of keys, and must have none after nine minutes of silence. After the disturbances have
+// ended, the hosts must soon exchange all packets again, at their current addresses. A host's address is learnt from
+// its data, or only from its handshakes if its data comes from any port. schedules.test.ts tests the handshakes in
+// JavaScript (src/path/backends/wireguard/handshakes.ts).
 #include <functional>
 #include <map>
 #include <optional>
@@ -27,29 +27,32 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr uint16_t kPort = 1, kLanePort = 2;
 constexpr int64_t kMostTroubleMs = 300'000, kStepMs = 500;
-/// The minimum interval between initiations, with its jitter, and how long a handshake is retried.
+/// The minimum interval between two initiations, its random extension, how long a handshake is retried, and the minimum
+/// interval between two accepted initiations.
 constexpr int64_t kInitiateMs = 5'000, kJitterMs = 333, kAttemptMs = 90'000, kAcceptEveryMs = 20;
-/// Silence is noticed after 15 s. An initiation may have been sent right before the trouble ended.
+/// A host notices silence after 15 s, and an initiation may have been sent (and lost) right before the disturbances
+/// ended.
 constexpr int64_t kRecoveryMs = Limits::kKeepaliveMs + Limits::kRekeyTimeoutMs + kInitiateMs + kJitterMs + 2'000;
 
 struct Datagram {
   enum class Type : uint8_t { kInitiation, kResponse, kData } type;
-  uint32_t index = 0;                ///< the receiver's index
-  uint32_t sender = 0;               ///< the sender's index
-  uint64_t number = 0;               ///< an initiation's timestamp, a response's keys, or a counter
-  Bytes bytes = {};                  ///< the sealed data with its tag
-  SocketAddress from = {}, to = {};  ///< the addresses on the cable
+  uint32_t index = 0;                ///< the receiver's index of the pair of keys
+  uint32_t sender = 0;               ///< the sender's index of the pair of keys
+  uint64_t number = 0;               ///< the timestamp of an initiation, the keys of a response, or the counter of data
+  Bytes bytes = {};                  ///< the encrypted data with its tag
+  SocketAddress from = {}, to = {};  ///< source and destination address of the datagram
 };
 
-/// The common state of one schedule.
+/// The state that both hosts of one schedule share.
 struct World {
   int64_t now = 1'000'000;
   int64_t calm_at = 0;
-  uint32_t loss = 0, twice = 0, delay_ms = 1;  // loss and duplication in percent
-  bool any_port = false;                       // true if data comes from the port of its lane
+  uint32_t loss = 0, twice = 0, delay_ms = 1;  // the probability of loss and of duplication, in percent
+  bool any_port = false;                       // true if a host sends data from any port, as with several loops
   uint32_t last_index = 0;
   uint64_t last_keys = 0, last_pair = 0, last_packet = 0, last_order = 0;
-  std::set<std::pair<uint64_t, uint64_t>> sealed;  // key and counter of each sealed packet
+  // the key and the counter of each encrypted packet, to detect that a counter is used twice
+  std::set<std::pair<uint64_t, uint64_t>> sealed;
   std::set<uint64_t> delivered;
   struct Event {
     int64_t at;
@@ -71,8 +74,8 @@ class Host {
     start();
   }
 
-  /// Starts or restarts. After a restart, only the time of the last handshake is known, and the other host's address as
-  /// in its lease.
+  /// Starts or restarts a host. After a restart it knows only the time of its last handshake, and the other host's
+  /// address from the lease.
   void start() {
     session_ = std::make_unique<Session>();
     found_at(other_->leased_);
@@ -83,7 +86,7 @@ class Host {
     greatest_ = 0;
   }
 
-  /// Changes the address without a change of the lease.
+  /// Changes the host's address, while its lease keeps the old one.
   void move() { at_ = SocketAddress(Address::v4(0x0a000000), kPort); }
 
   void say() {
@@ -133,7 +136,7 @@ class Host {
     }
   }
 
-  /// Nine minutes after the last handshake no key is left.
+  /// Checks that no key is left nine minutes after the last handshake.
   void expect_wiped() {
     session_->look(0, world_.now + Limits::kWipeAfterMs);
     for (const uint32_t index : indices_) {
@@ -194,7 +197,7 @@ class Host {
     completed_ms_ = world_.now;
   }
 
-  /// Seals in any lane; the lane may still have the key of another pair.
+  /// Encrypts with a random thread's Aead, which may still contain the key of another pair.
   bool seal(Bytes& bytes, bool is_data) {
     Aead& lane = *sealing_[random_below(2)];
     const Session::Grant grant = session_->begin_seal(lane, is_data, world_.now);
@@ -228,7 +231,9 @@ class Host {
     delivered += size > 0;
     if (accepted.wants_handshake) want();
     if (!accepted.is_confirmed) return;
-    found_at(answered_);  // Only now, because the initiation may be a replay of an old one.
+    // The address is learnt only now: the initiation may have been a replay from another address, but this packet
+    // proves that the peer answered.
+    found_at(answered_);
     complete();
     send_waiting();
   }
@@ -240,8 +245,8 @@ class Host {
   std::unique_ptr<Aead> sealing_[2] = {Aead::create(Aead::Way::kSeal), Aead::create(Aead::Way::kSeal)};
   std::unique_ptr<Aead> opening_[2] = {Aead::create(Aead::Way::kOpen), Aead::create(Aead::Way::kOpen)};
   std::vector<uint32_t> indices_;
-  std::map<uint64_t, uint64_t> number_of_keys_;  // maps a pair's number to its keys
-  uint32_t pending_ = 0;                         // the index of the unanswered initiation; 0 for none
+  std::map<uint64_t, uint64_t> number_of_keys_;  // the keys of each pair, by the pair's number
+  uint32_t pending_ = 0;                         // the index of the initiation that has no response yet; 0 for none
   std::optional<int64_t> wanted_ms_;
   int64_t due_ms_ = 0, completed_ms_ = 0, accepted_ms_ = 0;
   uint64_t stamp_ = 0, greatest_ = 0;
@@ -252,7 +257,7 @@ uint32_t one_of(const uint32_t (&values)[N]) {
   return values[random_below(N)];
 }
 
-/// Runs one schedule and returns the number of installed key pairs.
+/// Runs one schedule, and returns how many pairs of keys were installed.
 size_t run() {
   World world;
   const int64_t trouble_ms = random_below(kMostTroubleMs);
@@ -273,7 +278,8 @@ size_t run() {
     world.later(some_time(), [host = hosts[random_below(2)]] { host->start(); });
   const bool moves = random_below(3) == 0;
   if (moves) world.later(some_time(), [host = hosts[random_below(2)]] { host->move(); });
-  // A host that moved is found by its next packets. It notices no trouble while packets in flight still arrive.
+  // The other host learns the new address of a host from its next packets, but not while older packets are still in
+  // flight.
   const int64_t settled_at = world.calm_at + (moves ? world.delay_ms : 0);
 
   const auto run_until = [&](int64_t until) {
@@ -297,7 +303,7 @@ size_t run() {
     }
   }
   for (const auto& at : heard_at) CHECK(at && *at - settled_at <= kRecoveryMs);
-  // From now on every packet arrives, over about two rekeyings, whichever host initiates.
+  // From now on every packet must arrive. The time is enough for about two rekeyings, whichever host initiates.
   run_until(world.now + kStepMs);
   for (size_t who = 0; who < 2; who++) before[who] = hosts[who]->delivered;
   constexpr size_t kPackets = 500;
@@ -328,6 +334,6 @@ int main(int argc, char** argv) {
     keyed += run();
   }
   context.clear();
-  CHECK(keyed > 4 * schedules);  // the schedules did something
+  CHECK(keyed > 4 * schedules);  // Otherwise the schedules would hardly test anything.
   return verdict(seed);
 }

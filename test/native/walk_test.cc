@@ -1,7 +1,7 @@
-// walk_test.cc - moves packets through egress and ingress, for flannel's udp, for a test encapsulation with header and
-// trailer, for VXLAN as kernels send it, and for WireGuard. core.test.ts builds and runs it.
+// walk_test.cc - sends packets through egress and ingress with these encapsulations: flannel's udp, a test
+// encapsulation with header and trailer, VXLAN as kernels send it, and WireGuard. core.test.ts builds and runs it.
 //
-// A pair of message sockets replaces the TUN. Datagrams go over loopback. clock_gettime is replaced for the whole
+// A pair of Unix message sockets replaces the TUN. Datagrams go over loopback. clock_gettime is replaced for the whole
 // program.
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -30,15 +30,16 @@
 #include "../../native/walk/ingress.h"
 #include "packets.h"
 
-static int64_t clock_ms = 1'000'000;  // advances only when a test says so
-static int64_t slept_ms = 0;          // how long the host was suspended, which only CLOCK_BOOTTIME counts
+static int64_t clock_ms = 1'000'000;  // the simulated time, which advances only if a test changes it
+static int64_t slept_ms = 0;          // how long the host was suspended in ms, which only CLOCK_BOOTTIME includes
 extern "C" int clock_gettime(clockid_t clock, timespec* now) {
   const int64_t ms = clock_ms + (clock == CLOCK_BOOTTIME ? slept_ms : 0);
   *now = {ms / 1'000, ms % 1'000 * 1'000'000};
   return 0;
 }
 
-/// Makes the next calls of OpenSSL fail, as if there were no memory. The functions are found by name in this process.
+/// The number of next calls of OpenSSL functions that fail, as if there were no memory. The engine finds these
+/// replacements by name in this process.
 static int contexts_that_fail = 0, inits_that_fail = 0;
 template <typename Function>
 static Function* next_of(const char* name) {
@@ -59,18 +60,18 @@ namespace {
 
 constexpr size_t kMarkBytes = 8, kSealBytes = 16;
 
-/// The family of the underlay.
+/// True if the datagrams of this test run go over IPv6.
 bool is_over_ipv6 = false;
-/// False if control messages reach the kernel with wrong numbers, as in some emulators.
+/// False if control messages reach the kernel with wrong option numbers, as in some emulators.
 bool do_controls_pass = true;
 
 const Address kLoopback6 = Address::of_words(0, to_be64(1));
-/// The addresses of a host and its peer, with different ports.
+/// The common address of this host and its peer, which have different ports.
 Address loopback_address() { return is_over_ipv6 ? kLoopback6 : ipv4(INADDR_LOOPBACK); }
-/// The address of a host that is not a peer, outside the network. For IPv6 this machine need not have it.
+/// The address of a host that is not a peer, outside the network. This machine need not have the IPv6 address.
 Address unknown_address() { return is_over_ipv6 ? ipv6(0x0a0609ff) : ipv4(INADDR_LOOPBACK + 1); }
 
-/// A non-blocking socket at any address.
+/// Returns a non-blocking UDP socket that is bound to the address.
 int socket_at(const Address& address) {
   const SocketAddress at(address, 0);
   const int fd = ::socket(at.family(), SOCK_DGRAM | SOCK_NONBLOCK, 0), on = 1;
@@ -79,13 +80,13 @@ int socket_at(const Address& address) {
   return fd;
 }
 
-/// Makes a socket send with this TOS or traffic class.
+/// Makes a socket send datagrams with this TOS or traffic class.
 void mark_sent(int socket, int mark) {
   const int level = is_over_ipv6 ? IPPROTO_IPV6 : IPPROTO_IP, name = is_over_ipv6 ? IPV6_TCLASS : IP_TOS;
   CHECK(setsockopt(socket, level, name, &mark, sizeof mark) == 0);
 }
 
-/// A sum of all bytes weighted by position. It reveals damage, and a trailer at a wrong offset.
+/// Returns a sum of all bytes, weighted by position. It reveals damaged bytes, and a trailer at a wrong offset.
 std::array<uint8_t, kSealBytes> seal_of(std::span<const uint8_t> bytes, std::span<const uint8_t> more = {}) {
   std::array<uint8_t, kSealBytes> seal{};
   uint64_t sum = 1;
@@ -97,8 +98,8 @@ std::array<uint8_t, kSealBytes> seal_of(std::span<const uint8_t> bytes, std::spa
   return seal;
 }
 
-/// A test encapsulation: eight bytes of the peer's record before each packet, the first one not 0, and sixteen bytes
-/// behind it that verify it.
+/// An encapsulation for this test. It writes eight bytes of the peer's record before each packet (the first byte is not
+/// 0), and sixteen bytes behind the packet that verify it.
 struct Marked {
   static constexpr size_t kHeaderBytes = kMarkBytes;
   static constexpr size_t kTrailerBytes = kSealBytes;
@@ -124,7 +125,7 @@ static_assert(Encapsulation<Marked>);
 
 constexpr uint8_t kMark[8] = {0xde, 0xad, 1, 2, 3, 4, 5, 6};
 
-/// A packet from the host's peer to one of its containers.
+/// Returns the fields of a packet from the peer to a container of this host.
 Fields inward() {
   Fields f;
   f.source = 0x0a050207;
@@ -132,10 +133,10 @@ Fields inward() {
   return f;
 }
 
-/// the peer's slot, in another chunk of rows than slot 0
+/// the peer's traffic slot, which is in another array of TrafficRows than slot 0
 constexpr uint32_t kSlot = 300;
 
-/// Egress and ingress of one host. Its only peer has 10.5.2.0/24.
+/// One host with its egress and ingress. Its only peer has the subnet 10.5.2.0/24.
 template <typename Encap>
 struct Host {
   explicit Host(uint32_t features, const OwnEnd& own = {}, VerifySource verify = VerifySource::kStrict,
@@ -197,7 +198,7 @@ struct Host {
     store(&r[56], uint32_t{kSlot});
     return r;
   }
-  /// as an engine does
+  /// Sets the peer records like an Engine, which first creates the sessions that they name.
   void set_peers(const Bytes& records) {
     if (sessions) sessions->keep(records);
     peers.set(records);
@@ -209,7 +210,7 @@ struct Host {
       return Encap(own);
     }
   }
-  /// Sends a packet into the TUN, as the kernel does.
+  /// Puts a packet into the TUN, as the kernel does.
   void to_tun(const VirtioHeader& virtio, const Bytes& packet) {
     Bytes bytes(sizeof virtio);
     std::memcpy(bytes.data(), &virtio, sizeof virtio);
@@ -217,13 +218,13 @@ struct Host {
     CHECK(send(tun[1], bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
   }
   void from_peer(const Bytes& datagram) { from(other, datagram); }
-  /// The traffic that was counted for the peer.
+  /// Returns the traffic that was counted for the peer.
   Traffic of_peer() const {
     Traffic sum;
     traffic.sum(kSlot, sum);
     return sum;
   }
-  /// Checks that each drop was kept under the reason that it was counted under.
+  /// Checks that each kept drop has the reason under which it was counted.
   void check_drops() const {
     std::vector<uint64_t> counted = row;
     for (const Drops* drops : {&tx_drops, &rx_drops}) {
@@ -233,13 +234,13 @@ struct Host {
         kept_drops++;
         CHECK(kNames[kept.reason].starts_with(drops == &tx_drops ? "tx_drop_" : "rx_drop_"));
       });
-      if (kept_drops == Drops::kSlots) return;  // there may have been more
+      if (kept_drops == Drops::kSlots) return;  // there may have been more drops than are kept
     }
     for (size_t at = 0; at < kCounterCount; at++)
       CHECK(kNames[at].find("_drop_") == kNames[at].npos || counted[at] == 0);
   }
   static constexpr auto& kNames = kCounterNames;
-  /// Sends a datagram from another address than the peer's.
+  /// Sends a datagram to this host from another address than the peer's.
   void from_stranger(const Bytes& datagram) {
     const Fd unknown_sender(socket_at(unknown_address()));
     from(unknown_sender.get(), datagram);
@@ -249,7 +250,7 @@ struct Host {
     CHECK(sendto(sender, datagram.data(), datagram.size(), 0, to.raw(), to.size()) ==
           static_cast<ssize_t>(datagram.size()));
   }
-  /// Receives everything that arrived at one end.
+  /// Receives all messages that have arrived at a socket.
   static std::vector<Bytes> drain(int fd) {
     std::vector<Bytes> all;
     for (;;) {
@@ -263,7 +264,8 @@ struct Host {
 
   Features features;
   std::vector<uint64_t> row;
-  std::function<void()> on_mail;  // called by the lane that has mail, before it continues
+  // called by the loop's thread when it has reported something to JavaScript, before it continues
+  std::function<void()> on_mail;
   std::unique_ptr<Sessions> sessions;
   PeerTables peers;
   UnknownSenders unknown_senders;
@@ -275,7 +277,7 @@ struct Host {
   std::unique_ptr<Ingress<Encap>> ingress;
 };
 
-/// Checks and removes the header and the trailer of a datagram.
+/// Checks the header and the trailer of a datagram, and returns the packet between them.
 template <typename Encap>
 Bytes inner(const Bytes& datagram) {
   if (datagram.size() <= kEncapBytes<Encap>) return CHECK(!"a packet is in it"), Bytes();
@@ -304,7 +306,7 @@ bool is_whole(const Bytes& bytes) {
          (packet.version == 6 || reference_fold(reference_sum(bytes.data(), packet.ip_bytes)) == 0xffff);
 }
 
-/// The header of a TCP superpacket without IP options, with segments of this size.
+/// Returns the virtio header of a TCP superpacket without IP options, with segments of this size.
 VirtioHeader tcp_in_segments_of(uint16_t size) {
   VirtioHeader virtio;
   virtio.flags = kVirtioNeedsCsum;
@@ -315,12 +317,14 @@ VirtioHeader tcp_in_segments_of(uint16_t size) {
   return virtio;
 }
 
-/// Superpackets with different headers, more datagrams than fit one batch of messages, and single packets in between.
+/// Sends superpackets with different headers, with more datagrams than fit one batch of messages, and single packets in
+/// between.
 template <typename Encap>
 void test_out(uint32_t features) {
   Host<Encap> host(features);
   size_t expected = 0;
-  // A receive buffer of net.core.rmem_max's default (212992 bytes) must hold them, so that any user can run this.
+  // The datagrams must fit a receive buffer of net.core.rmem_max's default (212992 bytes), so that any user can run
+  // this.
   for (int i = 0; i < 5; i++) {
     Fields f;
     f.payload = 6000;
@@ -347,7 +351,7 @@ void test_out(uint32_t features) {
   CHECK(host.row[k_tx_bytes] == bytes);
 }
 
-/// A dropped superpacket counts as its segments.
+/// A dropped superpacket must count as its segments.
 template <typename Encap>
 void test_dropped_segments() {
   for (const bool nobody : {true, false}) {
@@ -365,13 +369,13 @@ void test_dropped_segments() {
   }
 }
 
-/// An ICMP error quotes a packet as it would have been sent: the first segment of a superpacket, with its own length
-/// and a complete checksum. The error does not exceed its maximum length.
+/// An ICMP error must quote a packet as it would have been sent: the first segment of a superpacket, with its own
+/// length and a complete checksum. The error must not exceed its maximum length.
 template <typename Encap>
 void test_quotes() {
   struct Row {
     bool v6, tcp;
-    uint16_t segment;  ///< 0 for a single packet
+    uint16_t segment;  ///< the segment size of a superpacket; 0 for a single packet
     size_t payload, options;
   };
   constexpr Row kRows[] = {
@@ -388,9 +392,9 @@ void test_quotes() {
     f.tcp = row.tcp;
     f.payload = row.payload;
     f.ip_options = Bytes(row.v6 ? 0 : row.options, 1);
-    f.destination = 0x0a050901;  // no peer has this destination
+    f.destination = 0x0a050901;  // no peer has a subnet with this destination
     const Bytes whole = build(f);
-    // The kernel leaves the pseudo-header's sum, to be completed for each segment.
+    // Like the kernel, the test makes a superpacket whose checksum field contains only the pseudo-header's sum.
     Bytes open = whole;
     const size_t ip = row.v6 ? 40 : 20 + f.ip_options.size(), field = row.tcp ? kTcpChecksum : kUdpChecksum;
     Packet shape = read(open);
@@ -422,7 +426,7 @@ void test_quotes() {
     const size_t says = row.v6 ? 40u + load_be16(&quoted[4]) : load_be16(&quoted[2]);
     CHECK(says == first);
     if (!row.v6) CHECK(reference_fold(reference_sum(quoted.data(), ip)) == 0xffff);
-    // The part of the packet that the quote omits completes its checksum.
+    // The bytes that the quote omits are added, so that the checksum over the whole packet can be verified.
     Bytes sent = quoted;
     sent.insert(sent.end(), whole.begin() + static_cast<long>(quoted.size()), whole.begin() + static_cast<long>(first));
     CHECK(transport_sum(sent) == 0xffff);
@@ -432,19 +436,20 @@ void test_quotes() {
   context.clear();
 }
 
-/// An odd error of the TUN concerns one packet, which is counted. Only a deleted TUN ends the path.
+/// An unexpected error of the TUN must count as one dropped packet. Only the deletion of the TUN may end the loop.
 template <typename Encap>
 void test_tun_errors() {
   Host<Encap> host(kAllFeatures);
   const Fd tun(dup(host.tun[0]));
-  const Fd folder(open("/", O_RDONLY | O_DIRECTORY));  // read() fails with EISDIR
+  const Fd folder(open("/", O_RDONLY | O_DIRECTORY));  // so that read() fails with EISDIR
   CHECK(dup2(folder.get(), host.tun[0]) == host.tun[0]);
   const Pump odd = host.egress->pump();
   CHECK(!odd.failure && odd.items == 64 && odd.refused == 64 && host.row[k_tx_drop_tun] == 64);
   CHECK(dup2(tun.get(), host.tun[0]) == host.tun[0]);
   host.to_tun({}, build({}));
   CHECK(!host.egress->pump().failure && host.drain(host.other).size() == 1);
-  const Fd none(open("/dev/net/tun", O_RDWR | O_NONBLOCK));  // read() fails with EBADFD, because no device is attached
+  // so that read() fails with EBADFD, because no device is attached
+  const Fd none(open("/dev/net/tun", O_RDWR | O_NONBLOCK));
   if (!none) return;
   CHECK(dup2(none.get(), host.tun[0]) == host.tun[0]);
   const Pump gone = host.egress->pump();
@@ -452,7 +457,7 @@ void test_tun_errors() {
   CHECK(dup2(tun.get(), host.tun[0]) == host.tun[0]);
 }
 
-/// A container gets a limited number of ICMP errors for unknown destinations and expired TTLs.
+/// A container must get a limited number of ICMP errors about unknown destinations and expired TTLs.
 template <typename Encap>
 void test_answers_are_few() {
   for (const bool nobody : {true, false}) {
@@ -477,14 +482,14 @@ void test_answers_are_few() {
     clock_ms += 3'600'000;
     send(60);
     CHECK(host.row[sent] == 107);
-    // Another sender still gets errors.
+    // Another sender has a limit of its own, so it still gets errors.
     f.source++;
     send(60);
     CHECK(host.row[sent] == 157);
   }
 }
 
-/// A packet that exceeds the path MTU is cut smaller, fragmented, or reported to its sender.
+/// A packet that exceeds the path MTU must be segmented smaller, fragmented, or reported to its sender.
 template <typename Encap>
 void test_path(uint32_t features) {
   constexpr size_t kPath = 1280, kMtu = kPath - kOuterBytes - kEncapBytes<Encap>;
@@ -526,7 +531,7 @@ void test_path(uint32_t features) {
     CHECK(packets.size() == (fragment ? 0 : 2) && told(host) == (fragment ? kMtu : 0));
     CHECK(host.row[k_tx_drop_too_big] == (fragment != 0) && host.row[k_tx_fragmented] == (fragment == 0));
     CHECK(host.row[k_tx_frag_needed_sent] == (fragment != 0));
-    // A missing checksum is completed before fragmentation.
+    // A missing checksum must be completed before the packet is fragmented.
     Packet shape;
     Bytes packet = of_size(kMtu + 100);
     read_packet(packet.data(), packet.size(), shape);
@@ -536,7 +541,7 @@ void test_path(uint32_t features) {
     CHECK(pieces.size() == (fragment ? 0 : 2));
     if (!fragment) CHECK(load<uint16_t>(&pieces[0][26]) == right);
     host.drain(host.tun[1]);
-    // The segments of a UDP superpacket are reported or fragmented one by one.
+    // The segments of a UDP superpacket must be reported or fragmented like single packets.
     VirtioHeader in_segments = open_sum(shape);
     in_segments.gso_type = kGsoUdp;
     in_segments.gso_size = 1300;
@@ -558,10 +563,11 @@ void test_path(uint32_t features) {
   clock_ms += PathMtu::kAskEveryMs;
   host.to_tun({}, build(f));
   CHECK(!host.egress->pump().failure);
-  CHECK(host.drain(host.other).size() == 1);  // the path is loopback
+  CHECK(host.drain(host.other).size() == 1);  // the path is loopback, whose MTU is large enough
 }
 
-/// The limit in a peer's record counts in addition to the path MTU. An echo request of this host is exempt.
+/// The limit in a peer's record must apply in addition to the path MTU, but not to echo requests of this host, which
+/// probe the path.
 template <typename Encap>
 void test_limit(uint32_t features) {
   constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kLimit = 1200;
@@ -629,12 +635,12 @@ void test_limit(uint32_t features) {
   }
 }
 
-/// Every sender gets "fragmentation needed", regardless of other errors and of other senders.
+/// Every sender must get "fragmentation needed", regardless of errors of other kinds and for other senders.
 template <typename Encap>
 void test_told_of_size() {
   Host<Encap> host(kAllFeatures);
   Bytes r = host.peer_record();
-  store_be16(&r[6], 1000);  // the longest packet that reaches the peer
+  store_be16(&r[6], 1000);  // the limit: the longest packet that reaches the peer
   host.peers.set(r);
   Fields nowhere, late, long_one;
   nowhere.tcp = late.tcp = long_one.tcp = false;
@@ -653,7 +659,7 @@ void test_told_of_size() {
     host.drain(host.tun[1]);
     if (ms % 200 != 0) continue;
     asked++;
-    // Other kinds of errors count separately.
+    // Errors of other kinds have limits of their own.
     nowhere.source = long_one.source = 0x0a050102;
     for (int i = 0; i < 60; i++) host.to_tun({}, build(nowhere));
     CHECK(!host.egress->pump().failure);
@@ -669,10 +675,10 @@ void test_told_of_size() {
   CHECK(host.row[k_tx_unreachable_sent] > 0 && host.row[k_tx_time_exceeded_sent] > 0);
 }
 
-/// A packet at the maximum datagram size, and one byte more, is reported, cut, or dropped.
+/// A packet with the maximum datagram size must be sent; with one byte more it must be reported, segmented, or dropped.
 template <typename Encap>
 void test_longest() {
-  // The maximum is what a datagram over IPv4 holds, or over IPv6 what loopback's MTU of 65536 bytes allows.
+  // The maximum that a datagram over IPv4 can contain, or over IPv6 the maximum for loopback's MTU of 65536 bytes.
   const size_t kMost = (is_over_ipv6 ? 65536 - 48 : 65507) - kEncapBytes<Encap>;
   const auto datagrams = [](Host<Encap>& host, const Bytes& packet) {
     host.to_tun({}, packet);
@@ -709,8 +715,8 @@ void test_longest() {
   context.clear();
 }
 
-/// TCP connections begin with an MSS that fits the path MTU, in both directions. If the path MTU is implausible, the
-/// device's MTU counts.
+/// The MSS in the SYN of TCP connections must fit the path MTU, in both directions. If the path MTU is implausible, the
+/// TUN's MTU must be used.
 template <typename Encap>
 void test_clamp() {
   constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kClamp = 1400, kLeast = 256;
@@ -751,14 +757,14 @@ void test_clamp() {
   context.clear();
 }
 
-/// The rules that are specific to IPv6.
+/// Tests the rules that differ for IPv6.
 template <typename Encap>
 void test_ipv6(uint32_t features) {
   constexpr size_t kBefore = kOuterBytes + kEncapBytes<Encap>, kIp = 40;
   constexpr uint32_t kTunAddress = 0x0a050100, kNobody = 0x0a050901;
   Fields f;
   f.v6 = true;
-  /// Returns the datagrams for a path that accepts packets of `most` bytes.
+  /// Returns the datagrams that are sent if the path accepts packets of `most` bytes.
   const auto sent = [](Host<Encap>& host, size_t most, const VirtioHeader& virtio, const Bytes& packet) {
     if (most > 0) {
       PeerTables::Reader reader = host.peers.reader(1);
@@ -774,7 +780,7 @@ void test_ipv6(uint32_t features) {
     for (const Bytes& each : packets) CHECK(is_whole(each) && each[7] == 60 - Encap::kRoutes);
     return packets;
   };
-  /// Returns the type and the MTU of the only ICMP error, after validating it.
+  /// Validates the only ICMP error, and returns its type and its MTU.
   const auto told = [&f](Host<Encap>& host) {
     const auto writes = host.drain(host.tun[1]);
     if (writes.size() != 1) return std::pair<int, size_t>{-1, writes.size()};
@@ -825,7 +831,7 @@ void test_ipv6(uint32_t features) {
     store_be16(&packet[4], static_cast<uint16_t>(packet.size() - kIp));
     VirtioHeader virtio = in_segments;
     virtio.csum_start = kIp + kExtensionBytes;
-    // The packet size that the headers leave of the path MTU, or the IPv6 minimum if that would be too small.
+    // A segment must be as long as the path MTU allows, or as the IPv6 minimum if the headers leave hardly any payload.
     for (const size_t most : {size_t{1400}, size_t{1100}, kHeaders + 1, kHeaders, size_t{540}}) {
       PeerTables::Reader reader = host->peers.reader(1);
       uint8_t peer[16] = {0xfd};
@@ -904,7 +910,7 @@ void test_ipv6(uint32_t features) {
   context = before;
 }
 
-/// A path probe is sent alone, even between packets of the same size to the same peer.
+/// A path MTU probe must be sent alone in its message, even between packets of the same size to the same peer.
 template <typename Encap>
 void test_question_alone(uint32_t features) {
   Host<Encap> host(features);
@@ -923,7 +929,7 @@ void test_question_alone(uint32_t features) {
   CHECK(host.row[k_tx_messages] == (features & kUdpGso ? 3 : 7));
 }
 
-/// After a walk has ended, no replaced table is kept, because a table may be as large as the network.
+/// After pump() has returned, no replaced peer table may be kept, because a table may be large.
 template <typename Encap>
 void test_table_goes() {
 #if defined(__SANITIZE_ADDRESS__)
@@ -947,12 +953,13 @@ void test_table_goes() {
 #endif
 }
 
-/// A router's mark on the outer header reaches the packet if its sender supports ECN, and the packet's mark is copied
-/// to the outer header if the encapsulation does that. Uses real sockets.
+/// A router's ECN mark on the outer header must reach the packet if its sender supports ECN. The packet's own mark must
+/// be on the outer header if the encapsulation copies marks. Uses real UDP sockets.
 template <typename Encap>
 void test_congestion(uint32_t features, bool copies_ecn, const std::function<Bytes(const Bytes&)>& frame,
                      const OwnEnd& own = {}) {
-  if (is_over_ipv6 && !do_controls_pass) return;  // the mark is an int for IPv6, a byte for IPv4
+  // some emulators pass the ECN mark of an IPv6 datagram to the kernel with a wrong option number
+  if (is_over_ipv6 && !do_controls_pass) return;
   constexpr uint8_t kDscp = 0xb8;
   for (const bool v6 : {false, true}) {
     for (uint8_t inner = 0; inner < 4; inner++) {
@@ -962,7 +969,7 @@ void test_congestion(uint32_t features, bool copies_ecn, const std::function<Byt
         Fields f = inward();
         f.v6 = v6;
         f.tos = kDscp | inner;
-        // The packet's DSCP is not copied to the outer header.
+        // The peer sends its datagrams with a DSCP, which must not be copied to the packet.
         mark_sent(host.other, 0x40 | outer);
         for (int i = 0; i < 2; i++, f.sequence += 100) host.from_peer(frame(build(f)));
         const Pump pump = host.ingress->pump();
@@ -1014,7 +1021,7 @@ void test_congestion(uint32_t features, bool copies_ecn, const std::function<Byt
     const cmsghdr* control = CMSG_FIRSTHDR(&message);
     CHECK(control && control->cmsg_level == level && control->cmsg_type == (is_over_ipv6 ? IPV6_TCLASS : IP_TOS));
     if (!control) continue;
-    // A byte for IPv4, an int for IPv6.
+    // The kernel reports the mark of an IPv4 datagram as a byte, of an IPv6 datagram as an int.
     const int mark = is_over_ipv6 ? load<int>(CMSG_DATA(control)) : *CMSG_DATA(control);
     CHECK(mark == (copies_ecn ? ecn : 0));
     CHECK((bytes[Encap::kHeaderBytes + 1] & 3) == ecn);
@@ -1022,7 +1029,7 @@ void test_congestion(uint32_t features, bool copies_ecn, const std::function<Byt
   context.clear();
 }
 
-/// The mark applies to each datagram that the kernel joined.
+/// The ECN mark of a message must apply to each datagram that the kernel joined.
 void test_congestion_joined() {
   Host<FlannelUdp> host(kAllFeatures & ~kCoalesceTcp);
   const int on = 1, size = 140;
@@ -1037,7 +1044,7 @@ void test_congestion_joined() {
     run.insert(run.end(), packet.begin(), packet.end());
   }
   host.from_peer(run);
-  CHECK(host.ingress->pump().items == 1);  // otherwise nothing was joined
+  CHECK(host.ingress->pump().items == 1);  // one message, because the kernel joined the datagrams
   const auto writes = host.drain(host.tun[1]);
   CHECK(writes.size() == 5);
   for (const Bytes& write : writes) {
@@ -1046,7 +1053,7 @@ void test_congestion_joined() {
   }
 }
 
-/// A turn reports how many packets were forwarded and refused, which decides how threads wait.
+/// pump() must report how many packets were forwarded and refused, which decides how the thread waits.
 template <typename Encap>
 void test_turns() {
   Host<Encap> host(kAllFeatures);
@@ -1081,7 +1088,7 @@ void test_turns() {
   outward_turn({0, 2});
 }
 
-/// Replies to other programs, which a raw socket also receives, do not hold up the reader.
+/// A raw socket also receives replies to other programs. A flood of them must not keep take_echoes() from returning.
 void test_echoes() {
   int pair[2];
   CHECK(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, pair) == 0);
@@ -1105,7 +1112,7 @@ void test_echoes() {
   close(pair[1]);
 }
 
-/// No ICMP error is sent about packets that are not from one host of this side to one host.
+/// No ICMP error may be sent about packets that are not from one host of this node to one other host.
 template <typename Encap>
 void test_not_answered() {
   constexpr uint32_t kOurs = 0x0a050102, kNobodys = 0x0a050901;
@@ -1140,7 +1147,7 @@ void test_not_answered() {
   }
 }
 
-/// A joined stream; a datagram that the encapsulation refuses; an invalid packet.
+/// Receives a stream that can be joined, a datagram that the encapsulation refuses, and an invalid packet.
 template <typename Encap>
 void test_in(uint32_t features) {
   Host<Encap> host(features);
@@ -1164,7 +1171,8 @@ void test_in(uint32_t features) {
   CHECK(!writes.empty() && writes[0].size() > header + 8 && writes[0][header + 8] == f.ttl - 1);
 }
 
-/// A peer's traffic is counted for it. Unknown and refused packets are not.
+/// Traffic must be counted for the peer that sent or receives it. Packets of unknown senders and refused packets must
+/// not be counted.
 template <typename Encap>
 void test_traffic() {
   for (const VerifySource verify : {VerifySource::kStrict, VerifySource::kInner, VerifySource::kOff}) {
@@ -1190,15 +1198,15 @@ void test_traffic() {
   }
 }
 
-/// A packet with a damaged header is dropped, also within a joined stream. Later fragments are filtered like other
-/// packets.
+/// A packet with a damaged header must be dropped, also within a stream that is joined. Later fragments must be
+/// filtered like other packets.
 template <typename Encap>
 void test_malformed(uint32_t features) {
   Host<Encap> host(features);
   Fields f = inward();
   for (int i = 0; i < 5; i++, f.sequence += 100, f.id++) {
     Bytes packet = build(f);
-    if (i == 2) packet[5] ^= 1;  // the identification, which joining ignores with DF
+    if (i == 2) packet[5] ^= 1;  // the identification, which may differ with DF
     host.from_peer(outer<Encap>(packet));
   }
   f.fragment = 0x0020;
@@ -1221,15 +1229,15 @@ void test_malformed(uint32_t features) {
   }
 }
 
-/// An expired TTL is reported to the peer that owns the source, at its endpoint, whatever the datagram's source.
-/// Packets that belong to no peer cause no error, and errors are limited.
+/// An expired TTL must be reported to the peer that owns the source, at the address in the peer table, whatever the
+/// datagram's source. Packets that belong to no peer must cause no error, and the number of errors is limited.
 template <typename Encap>
 void test_time_exceeded() {
   Host<Encap> host(kAllFeatures);
   Fields f = inward();
   f.tcp = false;
   f.ttl = 1;
-  const int unknown_sender = socket_at(loopback_address());  // the peer's address with another port
+  const int unknown_sender = socket_at(loopback_address());  // a socket with the peer's address, but another port
   const auto send = [&](size_t packets) {
     const Bytes datagram = outer<Encap>(build(f));
     for (size_t i = 0; i < packets; i++) {
@@ -1248,7 +1256,7 @@ void test_time_exceeded() {
   CHECK(error.size() == 28 + build(f).size() && error[20] == kTimeExceeded.ipv4.type &&
         load_be32(&error[16]) == f.source);
 
-  f.source = 0xc0000209;  // a host outside all subnets
+  f.source = 0xc0000209;  // a host in no subnet
   send(1);
   CHECK(host.row[k_rx_drop_ttl] == 2);
   CHECK(host.row[k_rx_time_exceeded_sent] == 1);
@@ -1261,7 +1269,7 @@ void test_time_exceeded() {
   close(unknown_sender);
 }
 
-/// Each row is tested for IPv4 and IPv6, except rows about special IPv4 addresses.
+/// Calls the function with each row for IPv4 and for IPv6, except rows about special IPv4 addresses.
 template <typename Row, size_t kCount>
 std::vector<std::pair<Row, bool>> in_both_families(const Row (&rows)[kCount]) {
   std::vector<std::pair<Row, bool>> both;
@@ -1272,7 +1280,7 @@ std::vector<std::pair<Row, bool>> in_both_families(const Row (&rows)[kCount]) {
   return both;
 }
 
-/// Which packets enter, for each value of verifySource.
+/// Tests which packets may enter, for each value of verifySource.
 template <typename Encap>
 void test_filter() {
   constexpr uint32_t kPeers = 0x0a050207, kOurs = 0x0a050102, kHosts = 0xc0000209, kNobodys = 0x0a050907;
@@ -1318,7 +1326,7 @@ void test_filter() {
                                            {VerifySource::kOff, k_rx_packets}}) {
       Host<Encap> host(kAllFeatures, {}, verify);
       host.set_peers(host.peer_record(v6 ? 6 : 4));
-      // An accepted packet before and after it must not change the result.
+      // An accepted packet before and after the tested packet must not change the result.
       Fields as_ever = inward();
       as_ever.v6 = v6;
       const Bytes good = outer<Encap>(build(as_ever));
@@ -1367,7 +1375,7 @@ void test_filter() {
     host.from_peer(outer<Encap>(advertisement));
     CHECK(!host.ingress->pump().failure);
     CHECK(host.row[k_rx_drop_not_ours] == 1 && host.row[k_rx_packets] == 0);
-    advertisement[6] = IPPROTO_UDP;  // other packets from there enter
+    advertisement[6] = IPPROTO_UDP;  // the same packet with another protocol enters
     host.from_peer(outer<Encap>(advertisement));
     CHECK(!host.ingress->pump().failure);
     const bool is_link_local = second == 0x80 || second == 0xbf;
@@ -1384,9 +1392,10 @@ void test_filter() {
   CHECK(host.row[kUnknown] == 1);
 }
 
-/// True if sockets report their drops (Linux 4.12). qemu's user emulation writes only part of the answer.
+/// True if sockets report how many datagrams they dropped (Linux 4.12). qemu's user emulation writes only part of the
+/// answer.
 bool do_sockets_tell(int socket) {
-  uint32_t memory[9] = {};  // SK_MEMINFO_VARS values
+  uint32_t memory[9] = {};  // the number of values in SO_MEMINFO (SK_MEMINFO_VARS)
   socklen_t size = sizeof memory;
   if (getsockopt(socket, SOL_SOCKET, SO_MEMINFO, memory, &size) == 0 && size == sizeof memory) return true;
   fprintf(stderr, "skipped: what a socket drops: no SO_MEMINFO here\n");
@@ -1395,14 +1404,15 @@ bool do_sockets_tell(int socket) {
 
 const SocketAddress kLoopback(ipv4(INADDR_LOOPBACK), 0);
 
-/// The drops of a full socket are counted by the engine that uses it at the time.
+/// The datagrams that a full socket drops must be counted by the engine that uses the socket at that time.
 void test_overflow() {
   UdpSocket socket, sender;
   CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, socket));
   CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, sender));
   int tells = -1;
   socklen_t size = sizeof tells;
-  CHECK(getsockopt(socket.fd.get(), SOL_SOCKET, SO_RXQ_OVFL, &tells, &size) == 0 && tells == 0);  // see receiver.h
+  // SO_RXQ_OVFL must be off, because of a kernel bug (io/receiver.h)
+  CHECK(getsockopt(socket.fd.get(), SOL_SOCKET, SO_RXQ_OVFL, &tells, &size) == 0 && tells == 0);
   if (!do_sockets_tell(socket.fd.get())) return;
   const int small = 20'000;
   CHECK(setsockopt(socket.fd.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
@@ -1425,7 +1435,7 @@ void test_overflow() {
   }
 }
 
-/// A sending socket holds next to nothing of datagrams sent to it.
+/// A sending socket must keep hardly any datagrams that are sent to it.
 void test_sender_socket() {
   UdpSocket receiver, sender;
   CHECK(!open_udp(kLoopback, Share::kNo, 1 << 20, 0, receiver));
@@ -1444,8 +1454,8 @@ void test_sender_socket() {
   CHECK(sender.receive_buffer_bytes < receiver.receive_buffer_bytes);
 }
 
-/// Lanes over both families: a datagram from a lane's source port arrives at the lane with that number, with its
-/// congestion mark. A datagram from the well-known port arrives at one of the lanes.
+/// Loops over IPv4 and IPv6: a datagram from the source port of a loop must arrive at the loop with the same number,
+/// with its ECN mark. A datagram from the well-known port must arrive at any loop.
 void test_underlay() {
   constexpr size_t kLanes = 3;
   for (const Address& own : {ipv4(INADDR_LOOPBACK), kLoopback6}) {
@@ -1461,7 +1471,7 @@ void test_underlay() {
     for (size_t lane = 0; lane < kLanes; lane++) CHECK(!open_sender(at, lane, 0, senders[lane]));
     const bool is_spread = spread_by_source(sockets[0], at, kLanes);
     if (!is_spread && errno == ENOPROTOOPT) {
-      // qemu's user emulation does not support this option.
+      // qemu's user emulation does not support SO_ATTACH_REUSEPORT_CBPF.
       fprintf(stderr, "skipped: %s: no SO_ATTACH_REUSEPORT_CBPF here\n", context.c_str());
       continue;
     }
@@ -1503,11 +1513,11 @@ void test_underlay() {
   }
 }
 
-/// Over IPv6 each lane's datagrams have one flow label, which differs between lanes (RFC 6438).
+/// Over IPv6 all datagrams of a loop must have the same flow label, and different loops different labels (RFC 6438).
 void test_flow_labels() {
   context = "flow labels";
   constexpr size_t kLanes = 3, kDatagrams = 4;
-  constexpr int kFlowInfo = 11;  // IPV6_FLOWINFO of linux/in6.h
+  constexpr int kFlowInfo = 11;  // the value of IPV6_FLOWINFO in linux/in6.h
   UdpSocket receiver;
   if (open_udp(SocketAddress(kLoopback6, 0), Share::kNo, 1 << 20, 0, receiver)) {
     fprintf(stderr, "skipped: %s: there is no such address here\n", context.c_str());
@@ -1515,7 +1525,7 @@ void test_flow_labels() {
   }
   const int fd = receiver.fd.get(), on = 1;
   if (setsockopt(fd, IPPROTO_IPV6, kFlowInfo, &on, sizeof on) != 0) {
-    // qemu's user emulation does not support this option.
+    // qemu's user emulation does not support IPV6_FLOWINFO.
     fprintf(stderr, "skipped: %s: no IPV6_FLOWINFO here\n", context.c_str());
     return;
   }
@@ -1536,7 +1546,7 @@ void test_flow_labels() {
       message.msg_controllen = sizeof controls;
       CHECK(recvmsg(fd, &message, 0) == sizeof bytes);
       const cmsghdr* control = CMSG_FIRSTHDR(&message);
-      CHECK(control && control->cmsg_type == kFlowInfo);  // a label of 0 is not reported
+      CHECK(control && control->cmsg_type == kFlowInfo);  // the kernel does not report a label of 0
       if (!control) return;
       const uint32_t label = to_be32(load<uint32_t>(CMSG_DATA(control))) & 0xfffff;
       CHECK(label != 0 && (i == 0 || label == labels.back()));
@@ -1547,7 +1557,7 @@ void test_flow_labels() {
   CHECK(std::ranges::adjacent_find(labels) == labels.end());
 }
 
-/// Sockets that are bound to no particular address send over the peer's family too.
+/// Sockets that are bound to the unspecified address must send to peers of their IP family too.
 void test_any_address() {
   context = "sockets at any address";
   std::vector<uint64_t> row(kCounterCount);
@@ -1605,8 +1615,9 @@ void test_any_address() {
   context.clear();
 }
 
-/// A host whose peers have addresses of both families. Each peer is sent to over its endpoint's family, in any order.
-/// Packets are accepted over both families. Answers to probes go back over the family of the probe.
+/// A host whose peers have an IPv4 and an IPv6 address. Datagrams must go over the family of each peer's endpoint, in
+/// any order of packets. Packets must be accepted over both families. Replies to probes must go over the family of the
+/// probe.
 void test_both_families() {
   context = "both families";
   const Address four = ipv4(INADDR_LOOPBACK), six = kLoopback6;
@@ -1632,7 +1643,7 @@ void test_both_families() {
   CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, tun) == 0);
   const Fd inside(tun[0]), outside(tun[1]);
 
-  /// Peer `number` has 10.5.number.0/24.
+  /// Returns the record of peer `number` with the subnet 10.5.number.0/24.
   const auto peer = [&](uint8_t number, bool by_six, uint8_t flags = 0) {
     Bytes r = record(4, 24, {10, 5, number, 0}, INADDR_LOOPBACK);
     r[3] = flags;
@@ -1685,7 +1696,7 @@ void test_both_families() {
     return sizes;
   };
   for (const UdpSocket* each : {&peer4, &peer6, &own4, &own6}) fcntl(each->fd.get(), F_SETFL, O_NONBLOCK);
-  // Runs over both families alternate within one batch.
+  // One batch has runs over IPv4 and over IPv6 by turns.
   for (const size_t size : {size_t{10}, size_t{11}, size_t{12}}) {
     packet_to(0x0a050202, size);
     packet_to(0x0a050302, size + 100);
@@ -1694,7 +1705,8 @@ void test_both_families() {
   CHECK(!egress.pump().failure);
   CHECK((sizes_at(peer4) == std::vector<size_t>{10, 11, 12}));
   CHECK((sizes_at(peer6) == std::vector<size_t>{110, 210, 111, 211, 112, 212}));
-  // Datagrams leave from the lane's own port, or from the well-known port for endpoints that require it, in one batch.
+  // In one batch, datagrams must leave from the loop's own port, or from the well-known port for endpoints that require
+  // it.
   const auto ports_at = [&](const UdpSocket& socket) {
     std::vector<uint16_t> ports;
     for (;;) {
@@ -1716,7 +1728,7 @@ void test_both_families() {
                  known6 = port_of(own6);
   CHECK((ports_at(peer4) == std::vector{lane4_port, known4, lane4_port, known4}));
   CHECK((ports_at(peer6) == std::vector{known6, lane6_port, known6, lane6_port}));
-  // Answers to probes over the other family too.
+  // Replies to probes must also go over the family that the endpoint does not use.
   Echo echo;
   const bool has_echo = !open_echo(four, echo);
   if (has_echo) {
@@ -1735,7 +1747,7 @@ void test_both_families() {
   CHECK(!egress.pump().failure);
   CHECK(sizes_at(peer4).empty() && (sizes_at(peer6) == std::vector<size_t>{13}));
 
-  // Packets are accepted over both families, but only from the peer's addresses.
+  // Packets must be accepted over both families, but only from an address of the peer.
   const auto comes = [&](const UdpSocket& from, const UdpSocket& to, const Bytes& bytes) {
     CHECK(send_now(from.fd.get(), bound_address(to.fd.get()), bytes));
     CHECK(!by4.pump().failure && !by6.pump().failure);
@@ -1744,13 +1756,13 @@ void test_both_families() {
   const Bytes inward_packet = build(inward());
   CHECK(comes(peer4, own4, inward_packet) == 1 && comes(peer6, own6, inward_packet) == 1);
   CHECK(comes(unknown_sender, own4, inward_packet) == 0 && row[k_rx_drop_spoofed_source] == 1);
-  // An ICMP error goes over the family of the endpoint, even if the packet came over the other one.
+  // An ICMP error must go over the family of the endpoint, even if the packet came over the other family.
   Fields last = inward();
   last.ttl = 1;
   CHECK(comes(peer4, own4, build(last)) == 0 && row[k_rx_time_exceeded_sent] == 1);
   CHECK(sizes_at(peer4).empty() && sizes_at(peer6).size() == 1);
 
-  // Echo replies of this host go over the family that the request chose.
+  // Replies of this host to echo requests must go over the family that the request chose.
   if (!has_echo) return;
   const auto answer = [&](uint32_t source, uint8_t outer, bool is_answer = true) {
     std::array<uint8_t, kMaxEchoBytes> bytes;
@@ -1773,10 +1785,11 @@ void test_both_families() {
 
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
 constexpr size_t kVxlanMtu = 1450;
-/// A TCP superpacket with this payload, whose segments fit an MTU of 1280 (encap/vxlan.h).
+/// The number of segments of a TCP superpacket with 20,000 bytes of payload, if each segment fits an MTU of 1280
+/// (encap/vxlan.h).
 constexpr size_t kSegmentsOf20000 = (20'000 + 1280 - 41) / (1280 - 40);
 
-/// VNI 0x010203.
+/// Returns the parameters of this host for VXLAN, with VNI 0x010203.
 OwnEnd vxlan_end() {
   OwnEnd own;
   own.mtu = kVxlanMtu;
@@ -1787,7 +1800,7 @@ OwnEnd vxlan_end() {
   return own;
 }
 
-/// Wraps a packet into a VXLAN frame for this host.
+/// Puts a packet into a VXLAN frame for this host.
 Bytes vxlan_frame(const Bytes& packet, uint16_t ether_type = 0x0800) {
   Bytes frame{8, 0, 0, 0, 1, 2, 3, 0, 2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb};
   frame.push_back(static_cast<uint8_t>(ether_type >> 8));
@@ -1796,7 +1809,7 @@ Bytes vxlan_frame(const Bytes& packet, uint16_t ether_type = 0x0800) {
   return frame;
 }
 
-/// A packet whose checksum the kernel left to a device.
+/// Returns the packet with an incomplete checksum, as a kernel leaves it to a device.
 Bytes opened(Bytes packet) {
   const Packet shape = read(packet);
   const uint64_t sum = pseudo_header_sum(source_address(packet.data(), shape), 2 * address_bytes(shape), shape.protocol,
@@ -1807,18 +1820,18 @@ Bytes opened(Bytes packet) {
 
 Message message_of(Bytes& bytes, size_t joined = 0) { return {bytes.data(), bytes.size(), joined}; }
 
-/// The VXLAN header has the layout of RFC 7348 section 5.
+/// Checks the VXLAN header against the layout in RFC 7348 section 5.
 void test_vxlan_out() {
   Host<Vxlan> host(kAllFeatures & ~kUdpGso, vxlan_end());
   Fields f;
-  f.ttl = 1;  // the tunnel is a link and does not decrement the TTL
+  f.ttl = 1;  // the TTL may be 1, because a VXLAN tunnel is a link and does not decrement it
   host.to_tun({}, build(f));
   f.payload = 3000;
   host.to_tun(tcp_in_segments_of(1000), build(f));
   CHECK(!host.egress->pump().failure);
   const auto datagrams = host.drain(host.other);
   CHECK(datagrams.size() == 4);
-  // The destination MAC is that of the peer's record.
+  // The destination MAC must be that of the peer's record.
   const Bytes expected{8, 0, 0, 0, 1, 2, 3, 0, 0xde, 0xad, 1, 2, 3, 4, 2, 0, 0, 0, 0, 0xaa, 8, 0};
   for (const Bytes& datagram : datagrams) {
     CHECK(std::equal(expected.begin(), expected.end(), datagram.begin()));
@@ -1827,7 +1840,7 @@ void test_vxlan_out() {
   CHECK(host.row[k_tx_bytes] == 140 + 3 * 1040);
 }
 
-/// Frames for other hosts, and malformed frames.
+/// Frames for other hosts, and malformed frames, must be dropped.
 void test_vxlan_refusals() {
   const Vxlan vxlan(vxlan_end());
   const Bytes good = vxlan_frame(build({}));
@@ -1843,9 +1856,9 @@ void test_vxlan_refusals() {
     frame[at] = byte;
     return frame;
   };
-  CHECK(!drop_of(with(0, 0x88)));                                        // a flag that must be ignored
-  CHECK(!drop_of(with(14, 0x77)));                                       // any source MAC
-  for (const size_t at : {1, 2, 3, 7}) CHECK(!drop_of(with(at, 0x55)));  // reserved bytes
+  CHECK(!drop_of(with(0, 0x88)));                                        // this flag must be ignored
+  CHECK(!drop_of(with(14, 0x77)));                                       // the source MAC must be ignored
+  for (const size_t at : {1, 2, 3, 7}) CHECK(!drop_of(with(at, 0x55)));  // reserved bytes must be ignored
   CHECK(drop_of(with(0, 0)) == k_rx_drop_not_ours);
   for (const size_t at : {4, 5, 6, 8, 13}) CHECK(drop_of(with(at, 0x55)) == k_rx_drop_not_ours);
   CHECK(drop_of(vxlan_frame(Bytes(28), 0x0806)) == k_rx_drop_not_ours);  // ARP
@@ -1853,7 +1866,7 @@ void test_vxlan_refusals() {
   for (size_t size = 0; size < good.size(); size++) {
     CHECK(drop_of(Bytes(good.begin(), good.begin() + static_cast<long>(size))) == k_rx_drop_malformed);
   }
-  const Bytes other = with(4, 0x55);  // only the header shows the VNI
+  const Bytes other = with(4, 0x55);  // truncated to the header, which alone shows the VNI
   CHECK(drop_of(Bytes(other.begin(), other.begin() + 22)) == k_rx_drop_not_ours);
   CHECK(drop_of(vxlan_frame(Bytes(60, 0xff))) == k_rx_drop_malformed);
   Fields f;
@@ -1861,7 +1874,7 @@ void test_vxlan_refusals() {
   CHECK(!drop_of(vxlan_frame(build(f), 0x86dd)));
 }
 
-/// The work that a kernel left undone shows in the checksum and the length.
+/// Checksum and length must show which work a kernel left undone.
 void test_vxlan_undone() {
   const Vxlan vxlan(vxlan_end());
   const auto undone_of = [&](Bytes frame, size_t joined = 0) {
@@ -1888,17 +1901,18 @@ void test_vxlan_undone() {
     f.tcp_options = Bytes(12, 1);
     const VirtioHeader super = undone_of(vxlan_frame(opened(build(f)), type));
     CHECK(super.gso_type == (v6 ? kGsoTcp6 : kGsoTcp4) && super.gso_size == 1280 - ip - 32);
-    // a complete packet is as long as its header says
+    // not a superpacket, because the datagram is as long as the IP header says
     CHECK(undone_of(vxlan_frame(build(f), type)).gso_type == kGsoNone);
     f.flags |= kCwr;
     CHECK(undone_of(vxlan_frame(opened(build(f)), type)).gso_type == ((v6 ? kGsoTcp6 : kGsoTcp4) | kGsoEcn));
-    // The segment size is reported like the size of joined datagrams.
+    // The kernel reports the segment size where the size of joined datagrams would be.
     f.tcp = false;
     f.payload = 12'000;
     const VirtioHeader udp = undone_of(vxlan_frame(opened(build(f)), type), 1200);
     CHECK(udp.gso_type == kGsoUdp && udp.gso_size == 1200 && udp.flags == kVirtioNeedsCsum);
     CHECK(udp.hdr_len == ip + 8 && super.hdr_len == ip + 32);
-    // Segments of one byte are a superpacket too. A packet that is not longer than its segment size is not.
+    // A UDP packet with segments of one byte is a superpacket. A packet that is not longer than the segment size is not
+    // one.
     CHECK(undone_of(vxlan_frame(opened(build(f)), type), 1).gso_size == 1);
     f.payload = 1200;
     for (const size_t joined : {1200, 1201, 1220}) {
@@ -1910,7 +1924,8 @@ void test_vxlan_undone() {
   }
 }
 
-/// Fields that only look like a missing checksum, and headers with wrong lengths, are not reported as undone work.
+/// Fields that only look like an incomplete checksum, and headers with wrong lengths, must not be reported as undone
+/// work.
 void test_vxlan_odd() {
   const Vxlan vxlan(vxlan_end());
   const auto undone_of = [&](const Vxlan& own, const Bytes& packet) {
@@ -1940,12 +1955,12 @@ void test_vxlan_odd() {
     packet[32] = static_cast<uint8_t>(words << 4);
     CHECK(undone_of(vxlan, packet).gso_type == kGsoNone);
   }
-  // A superpacket is longer than the link's MTU. A packet of exactly that length is one segment.
+  // A packet longer than the link's MTU is a superpacket. A packet of exactly the MTU is not.
   for (const size_t more : {0, 1}) {
     tcp.payload = kVxlanMtu - 40 + more;
     CHECK(undone_of(vxlan, opened(build(tcp))).gso_type == (more ? kGsoTcp4 : kGsoNone));
   }
-  // Packets without room for a TCP header, although a checksum seems to be there.
+  // The checksum looks incomplete, but the packets are too short for a TCP header.
   f.fragment = 0x4000;
   f.payload = 10;
   Bytes shorter = build(f);
@@ -1959,7 +1974,7 @@ void test_vxlan_odd() {
   const VirtioHeader longer = undone_of(vxlan, packet);
   CHECK(longer.flags == kVirtioNeedsCsum && longer.hdr_len <= packet.size());
 
-  // The headers leave no room for a segment.
+  // With this MTU the headers leave no space for payload.
   OwnEnd narrow = vxlan_end();
   narrow.mtu = 72;
   tcp.payload = 1000;
@@ -1969,7 +1984,7 @@ void test_vxlan_odd() {
   CHECK(undone_of(Vxlan(narrow), opened(build(tcp))).gso_size == 1);
 }
 
-/// Datagrams that this kernel joined are taken off one by one.
+/// The datagrams that this kernel joined into a message must be taken off one by one.
 void test_vxlan_joined() {
   const Vxlan vxlan(vxlan_end());
   Bytes message_bytes;
@@ -1987,8 +2002,8 @@ void test_vxlan_joined() {
   CHECK(message.size == 0);
 }
 
-/// A superpacket from another kernel is written as one if the TUN accepts that, else cut and finished. A stream without
-/// checksums is joined.
+/// A superpacket from another kernel must be written unchanged if the TUN accepts that, else segmented with complete
+/// checksums. A stream without checksums must be joined.
 void test_vxlan_in(uint32_t features) {
   Host<Vxlan> host(features, vxlan_end());
   const size_t header = features & kTunHeader ? sizeof(VirtioHeader) : 0;
@@ -2016,11 +2031,11 @@ void test_vxlan_in(uint32_t features) {
     if (!joins) CHECK(virtio.gso_type == kGsoNone && packet.size() <= kVxlanMtu);
   }
   CHECK(payload == 24'000);
-  // The single packets of the stream have no checksum, if the kernel may complete it.
+  // The single packets of the stream stay without a checksum if the kernel can complete it.
   CHECK(unfinished == (joins ? 2u : header ? 4u : 0u));
 }
 
-/// A damaged header inside a frame.
+/// A frame with a damaged inner header must be dropped.
 void test_vxlan_malformed() {
   Host<Vxlan> host(kAllFeatures, vxlan_end());
   Bytes packet = build(inward());
@@ -2036,7 +2051,7 @@ void test_vxlan_malformed() {
   CHECK(host.drain(host.tun[1]).empty());
 }
 
-/// A superpacket that the filter refuses counts as its segments.
+/// A superpacket that the filter refuses must count as its segments.
 void test_vxlan_filter() {
   Host<Vxlan> host(kAllFeatures, vxlan_end());
   Fields f = inward();
@@ -2065,7 +2080,7 @@ void test_vxlan() {
   context.clear();
 }
 
-/// An encapsulation that refuses every hundredth packet.
+/// An encapsulation for this test that refuses every hundredth packet.
 class Keyed {
  public:
   static constexpr size_t kHeaderBytes = kMarkBytes, kTrailerBytes = kSealBytes;
@@ -2084,7 +2099,8 @@ class Keyed {
 };
 static_assert(Encapsulation<Keyed> && !HasSessions<Keyed>);
 
-/// A packet that the encapsulation refuses is dropped alone, for its own reason. The packets around it are sent.
+/// A packet that the encapsulation refuses must be dropped alone, with the encapsulation's reason. The packets before
+/// and after it must be sent.
 void test_refused_by_encapsulation(uint32_t features) {
   Host<Keyed> host(features);
   constexpr size_t kSegments = 250, kSegmentBytes = 200, kSingles = 60;
@@ -2107,7 +2123,7 @@ void test_refused_by_encapsulation(uint32_t features) {
     CHECK(is_whole(packet));
   }
   CHECK(bytes == host.row[k_tx_bytes]);
-  // One message is one run: the missing packet does not end the run.
+  // The refused packet must not end the run, so each superpacket is still one message.
   if (features & kUdpGso) CHECK(host.row[k_tx_messages] == 3);
   size_t kept = 0;
   host.tx_drops.read(0, [&](const KeptDrop& drop) {
@@ -2120,11 +2136,12 @@ void test_refused_by_encapsulation(uint32_t features) {
   CHECK(kept == kRefused);
 }
 
-/// A datagram that the kernel refused is kept without its header and trailer.
+/// A datagram that the kernel refuses must be kept as a drop without its header and trailer.
 void test_dropped_with_trailer() {
   Host<Marked> host(kAllFeatures);
   const uint8_t peer[] = {10, 5, 2, 2};
-  host.peers.current().find(4, peer)->path.learn(1500, clock_ms);  // so that no socket is opened to query the path MTU
+  // so that the engine opens no socket to query the path MTU
+  host.peers.current().find(4, peer)->path.learn(1500, clock_ms);
   close(host.socket);
   Fields f;
   f.payload = 2 * 500;
@@ -2141,7 +2158,7 @@ void test_dropped_with_trailer() {
   host.socket = dup(host.other);
 }
 
-/// A packet that was damaged in transit is dropped.
+/// A datagram that was damaged in transit must be dropped.
 void test_damaged() {
   Host<Keyed> host(kAllFeatures);
   Bytes damaged = outer<Keyed>(build(inward()));
@@ -2164,7 +2181,7 @@ OwnEnd wireguard_end(uint32_t keepalive_ms = 0) {
   return own;
 }
 
-/// The other end of a session, with the keys of both ends.
+/// The other host of a session, which has the keys of both ends.
 class Remote {
  public:
   explicit Remote(uint32_t pair, uint32_t session = kSession)
@@ -2193,7 +2210,7 @@ class Remote {
     CHECK(sealing_->seal(counter, {&datagram[Wireguard::kHeaderBytes], packet.size()}));
     return datagram;
   }
-  /// Opens a datagram of the host with this counter.
+  /// Decrypts a datagram of the host, which must have this counter.
   Bytes open(Bytes datagram, uint64_t counter) {
     CHECK(datagram.size() >= kEncapBytes<Wireguard> && load_le32(&datagram[0]) == 4);
     CHECK(load_le32(&datagram[4]) == peer_index_ && load_le64(&datagram[8]) == counter);
@@ -2209,14 +2226,14 @@ class Remote {
   std::unique_ptr<Aead> sealing_ = Aead::create(Aead::Way::kSeal), opening_ = Aead::create(Aead::Way::kOpen);
 };
 
-/// The host's peer has session kSession.
+/// Returns the record with a session for the peer.
 Bytes with_session(Bytes r, uint32_t session = kSession) {
   std::fill_n(r.begin() + 40, 16, uint8_t{0});
   store_le32(&r[40], session);
   return r;
 }
 
-/// Packets wait for keys up to a limit, and are sent in order.
+/// Packets must wait for keys up to a limit, and be sent in order when there are keys.
 void test_wireguard_waits() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2241,19 +2258,19 @@ void test_wireguard_waits() {
     CHECK(remote.open(datagrams[i], i) == build(f));
   }
   CHECK(host.of_peer().tx_packets == SessionLimits::kMaxStaged && host.of_peer().tx_bytes == host.row[k_tx_bytes]);
-  // If no packets wait, a keepalive shows the peer that there are keys.
+  // If no packets wait, the initiator must send a keepalive, from which the peer learns that both have the keys.
   host.sessions->set_keys(kSession, Remote(2).keys(true), clock_ms);
   host.ingress->tick();
   CHECK(Remote(2).open(host.drain(host.other).at(0), 0).empty());
 }
 
-/// A packet that found no keys, and starts to wait after keys arrived, is sent.
+/// A packet for which there were no keys, and that begins to wait just after keys arrived, must be sent.
 void test_wireguard_waits_too_late() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
   Remote remote(1);
   size_t rung = 0;
-  // Keys arrive while the lane reports that it needs them.
+  // The keys arrive while the loop's thread reports that it needs a handshake.
   host.on_mail = [&] {
     if (rung++ > 0) return;
     host.sessions->set_keys(kSession, remote.keys(true), clock_ms);
@@ -2265,13 +2282,13 @@ void test_wireguard_waits_too_late() {
   host.ingress->tick();
   const auto datagrams = host.drain(host.other);
   CHECK(datagrams.size() == 1 && remote.open(datagrams.at(0), 1) == build({}));
-  // No further handshake is requested for it.
+  // No further handshake may be requested for this packet.
   clock_ms += SessionLimits::kRekeyTimeoutMs;
   host.ingress->tick();
   CHECK(rung == 1 && host.drain(host.other).empty() && host.row[k_tx_drop_no_session] == 0);
 }
 
-/// Each segment of a superpacket is sealed, in runs, with and without virtio headers.
+/// Each segment of a superpacket must be encrypted, and sent in runs, with and without virtio headers.
 void test_wireguard_out(uint32_t features) {
   Host<Wireguard> host(features, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2296,7 +2313,7 @@ void test_wireguard_out(uint32_t features) {
   if (features & kUdpGso) CHECK(host.row[k_tx_messages] == 2);
 }
 
-/// A sealed packet is accepted once, and only from the peer that has the keys.
+/// An encrypted packet must be accepted once, and only from the peer that has the keys.
 void test_wireguard_in() {
   Host<Wireguard> host(kAllFeatures & ~(kCoalesceTcp | kCoalesceUdp), wireguard_end());
   Bytes records = with_session(host.peer_record());
@@ -2328,24 +2345,24 @@ void test_wireguard_in() {
   pump();
   CHECK(host.row[k_rx_drop_not_authentic] == 3);
   Bytes unknown = remote.seal(packet);
-  unknown[4] ^= 1;  // another pair
+  unknown[4] ^= 1;  // names another pair of the session
   host.from_peer(unknown);
-  unknown[7] ^= 1;  // another session
+  unknown[7] ^= 1;  // names another session
   host.from_peer(unknown);
   host.from_peer(Remote(1, 8).seal(packet));
   pump();
   CHECK(host.row[k_rx_drop_no_session] == 3);
-  // JavaScript gets one message about a peer with unknown keys.
+  // JavaScript must get one message, because the sender is a peer.
   const auto told = host.sessions->mailbox().take(0).control_messages;
   CHECK(told.size() == 1 && told[0].bytes[0] == 4 && told[0].size == Wireguard::kHeaderBytes);
   CHECK(host.row[k_rx_drop_handshake] == 0);
-  // Sealed by one peer, with a source in the other's subnet.
+  // A packet of one peer with a source in another peer's subnet must be dropped.
   host.from_peer(of_third.seal(packet));
   host.from_peer(remote.seal(packet));
   host.from_peer(of_third.seal(packet));
   pump();
   CHECK(host.row[k_rx_drop_spoofed_source] == 2 && host.row[k_rx_packets] == 2);
-  // A keepalive is not written to the TUN. A sealed message without a valid packet is dropped.
+  // A keepalive must not be written to the TUN. An authentic message without a valid packet must be dropped.
   host.from_peer(remote.seal({}));
   host.from_peer(remote.seal({1, 2, 3}));
   host.from_peer(Bytes(31, 4));
@@ -2354,7 +2371,7 @@ void test_wireguard_in() {
   host.from_peer(of_type_5);
   pump();
   CHECK(host.row[k_rx_drop_malformed] == 3 && host.row[k_rx_packets] == 2);
-  // A peer moves with an authenticated packet, and not without.
+  // The address of a peer must change with an authenticated packet, and only with one.
   Bytes forged = remote.seal(packet);
   forged.back() ^= 1;
   host.from_stranger(forged);
@@ -2367,7 +2384,7 @@ void test_wireguard_in() {
   CHECK(host.row[k_rx_packets] == 3 && host.drain(host.tun[1]).size() == 3);
 }
 
-/// A responder seals with new keys only after the initiator used them; then waiting packets are sent.
+/// A responder may encrypt with new keys only after the initiator has used them; then it must send the waiting packets.
 void test_wireguard_responds() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2381,7 +2398,7 @@ void test_wireguard_responds() {
   CHECK(!host.ingress->pump().failure);
   host.ingress->tick();
   CHECK(remote.open(host.drain(host.other).at(0), 0) == build({}));
-  // A second rekeying works alike; packets of the previous pair still enter.
+  // The same happens with the next keys, and packets with the previous keys must still enter.
   host.sessions->set_keys(kSession, later.keys(false), clock_ms);
   host.to_tun({}, build({}));
   CHECK(!host.egress->pump().failure);
@@ -2396,13 +2413,13 @@ void test_wireguard_responds() {
   CHECK(datagrams.size() == 2 && later.open(datagrams[0], 0) == build({}) && later.open(datagrams[1], 1).empty());
 }
 
-/// A handshake message with its type in every byte.
+/// Returns a handshake message in which every byte is its type.
 Bytes handshake(uint8_t type, size_t size) {
   Bytes bytes(size, type);
   bytes[1] = bytes[2] = bytes[3] = 0;
   return bytes;
 }
-/// An initiation from a host that knows this host's public key. The MAC comes from Python's hashlib.
+/// Returns an initiation from a host that knows this host's public key. Its MAC was computed with Python's hashlib.
 Bytes initiation() {
   constexpr uint8_t kMac[Mac::kBytes] = {0x25, 0x70, 0xdd, 0x94, 0x49, 0xd4, 0xc8, 0x08,
                                          0x21, 0xd8, 0x23, 0x6c, 0xa8, 0x2f, 0x22, 0x6f};
@@ -2410,22 +2427,22 @@ Bytes initiation() {
   std::ranges::copy(kMac, bytes.end() - 32);
   return bytes;
 }
-/// An answer that names this index.
+/// Returns an answer that names this index.
 Bytes answer(uint8_t type, uint32_t index) {
   Bytes bytes = handshake(type, type == 2 ? 92 : 64);
   store_le32(&bytes[type == 2 ? 8 : 4], index);
   return bytes;
 }
 
-/// A peer does not roam to an address inside the network, by data, keepalive or handshake, because its datagrams would
-/// come out of the TUN again. It does if the address belongs to a known peer. Only over IPv6 can this program send from
-/// any address.
+/// Data, keepalives and handshakes from an address inside the network must not change a peer's address, because
+/// datagrams to it would come out of the TUN again. They must if the address belongs to a known peer. Only over IPv6
+/// can this program send from any address.
 void test_wireguard_stays_outside() {
   if (!is_over_ipv6) return;
   struct Row {
     const char* what;
     uint32_t from;
-    bool is_known;  ///< true if a second peer has the address
+    bool is_known;  ///< true if a second peer has the address from which the datagrams come
     bool moves;
   };
   constexpr Row kRows[] = {
@@ -2453,7 +2470,7 @@ void test_wireguard_stays_outside() {
       host.from(sender.get(), remote.seal(packet));
       CHECK(!host.ingress->pump().failure);
     }
-    CHECK(host.row[k_rx_packets] == 1);  // the packet enters, because its sender is authenticated
+    CHECK(host.row[k_rx_packets] == 1);  // the packet must enter, because its sender is authenticated
     CHECK(host.sessions->mailbox().take(0).moved.size() == (row.moves ? 1 : 0));
     CHECK((host.sessions->of(kSession)->to() == before) == !row.moves);
     host.from(sender.get(), initiation());
@@ -2464,8 +2481,8 @@ void test_wireguard_stays_outside() {
   context = "wireguard";
 }
 
-/// Keys live for three minutes, including the time that the host is suspended. A silent peer is then contacted
-/// immediately.
+/// Keys must expire after three minutes, including the time for which the host is suspended. Afterwards a handshake
+/// with a silent peer must be requested immediately.
 void test_wireguard_slept() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2486,7 +2503,7 @@ void test_wireguard_slept() {
   CHECK(host.sessions->mailbox().take(0).wanted == std::vector<uint32_t>{kSession});
   host.from_peer(remote.seal(build(inward())));
   CHECK(!host.ingress->pump().failure && host.row[k_rx_drop_no_session] == 1 && host.row[k_rx_packets] == 0);
-  // After a longer suspension they are wiped at the first check.
+  // After a longer suspension the keys must be wiped at the first check.
   CHECK(!host.sessions->of(kSession)->is_empty());
   host.sessions->of(kSession)->take_staged();
   slept_ms += SessionLimits::kWipeAfterMs;
@@ -2495,7 +2512,7 @@ void test_wireguard_slept() {
   slept_ms = 0;
 }
 
-/// A lane that once had no memory for its keys seals and opens again later.
+/// A thread that had no memory for its keys must encrypt and decrypt again when there is memory.
 void test_wireguard_without_memory() {
   for (int* fails : {&contexts_that_fail, &inits_that_fail}) {
     for (const int times : {1, 5}) {
@@ -2518,7 +2535,7 @@ void test_wireguard_without_memory() {
       host.ingress->rest();
       *fails = 0;
       CHECK(both_ways() == std::pair(size_t{1}, uint64_t{2}));
-      // Memory may stay short for a while.
+      // There is still no memory for a while.
       clock_ms += SessionLimits::kKeepaliveMs;
       *fails = 1'000;
       host.egress->rest();
@@ -2530,11 +2547,12 @@ void test_wireguard_without_memory() {
   }
 }
 
-/// Initiations from hosts that know this host's public key are passed on, one per host, whatever other hosts send.
+/// Initiations from hosts that know this host's public key must reach JavaScript, one per host, whatever other hosts
+/// send.
 void test_wireguard_initiations() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
-  // A refused message counts as refused. An accepted one does not count as a packet.
+  // A refused message must count as refused. An accepted message must not count as a packet.
   const auto pump = [&](size_t refused) {
     const Pump pump = host.ingress->pump();
     CHECK(!pump.failure && pump.carried == 0 && pump.refused == refused);
@@ -2559,15 +2577,15 @@ void test_wireguard_initiations() {
   const auto both = control_messages(9);
   CHECK(both.size() == 2 && both[0].size == 148 && std::ranges::equal(both[0].bytes, with_cookie));
   CHECK(both[0].from.address() == loopback_address() && both[1].from.address() == unknown_address());
-  // At most nine messages of unknown hosts are passed on, and no invalid ones.
+  // At most nine messages of unknown hosts may reach JavaScript, and no invalid ones.
   host.from_stranger(initiation());
-  host.from_stranger(handshake(4, 32));  // it takes no place from handshakes
+  host.from_stranger(handshake(4, 32));  // a data message of an unknown host must not use the space for handshakes
   host.from_peer(handshake(1, 147));
   pump(2);
   CHECK(control_messages(0).empty() && control_messages(9).empty() && host.row[k_rx_drop_malformed] == 1);
 }
 
-/// The number of verified MACs per second is limited. Unknown hosts take nothing from peers.
+/// The number of verified MACs per second must be limited, and unknown hosts must not use up the limit of peers.
 void test_wireguard_looks() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2592,7 +2610,7 @@ void test_wireguard_looks() {
   CHECK(host.row[k_rx_drop_wrong_key] == 2 * kLooks && host.row[k_rx_drop_handshake] == 201);
 }
 
-/// Answers to the last message are passed on, from any address. Others cost only a look-up.
+/// Answers to this host's last message must reach JavaScript, from any address. Other answers must cost only a look-up.
 void test_wireguard_answers() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2602,7 +2620,7 @@ void test_wireguard_answers() {
     store_le32(&message[4], index(pair));
     Wireguard::sends(*host.sessions, message);
   };
-  /// The types of the messages that were passed on.
+  /// Returns the types of the messages that reached JavaScript.
   const auto heard = [&](std::initializer_list<Bytes> answers) {
     for (const Bytes& each : answers) host.from_stranger(each);
     CHECK(!host.ingress->pump().failure);
@@ -2618,12 +2636,14 @@ void test_wireguard_answers() {
   CHECK(heard({answer(2, index(1)), answer(3, index(1))}) == "23");
   CHECK(heard({answer(2, index(1)), answer(2, index(1)), answer(3, index(1))}) == "23");
   CHECK(host.row[k_rx_drop_handshake] == 8);
-  sends(2, 2);  // A response of this host: it may get a cookie. A response answers an initiation.
+  // This host has sent a response, which may be answered only by a cookie, whereas an initiation may be answered by a
+  // response too.
+  sends(2, 2);
   CHECK(heard({answer(2, index(1)), answer(2, index(2)), answer(3, index(1)), answer(3, index(2))}) == "23");
   sends(1, 3);
   CHECK(heard({answer(2, index(1)), answer(3, index(2))}).empty());
   CHECK(heard({answer(2, index(3)), answer(3, index(3))}) == "23");
-  // After the handshake no response is expected.
+  // After the handshake no response may be accepted.
   host.sessions->set_keys(kSession, {.is_initiator = true, .own_index = index(3), .send = {}, .receive = {}}, clock_ms);
   CHECK(heard({answer(2, index(3)), answer(3, index(3))}) == "3");
   sends(1, 4);
@@ -2637,10 +2657,11 @@ void test_wireguard_answers() {
   CHECK(host.row[k_rx_drop_wrong_key] == 0 && host.row[k_rx_drop_malformed] == 0);
 }
 
-/// Key bytes that are contiguous only in the host's copies.
+/// Returns a byte of a test key. The whole key is in memory only where the host copied it, because it is computed byte
+/// by byte.
 uint8_t byte_of_key(size_t at) { return static_cast<uint8_t>((at * 37 + 11) ^ (at * at >> 1)); }
 
-/// Counts the copies of that key in this process's memory.
+/// Returns the number of copies of the test key in this process's memory.
 size_t copies_of_key() {
   std::ifstream maps("/proc/self/maps");
   const Fd memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
@@ -2650,7 +2671,7 @@ size_t copies_of_key() {
     uintptr_t from, to;
     char rights[5];
     if (std::sscanf(line.c_str(), "%lx-%lx %4s", &from, &to, rights) != 3 || rights[1] != 'w') continue;
-    if (to - from > size_t{1} << 30) continue;  // a sanitizer's own memory
+    if (to - from > size_t{1} << 30) continue;  // skips the sanitizer's own memory
     for (uintptr_t at = from; at < to; at += bytes.size() - Key::kBytes + 1) {
       const ssize_t got =
           pread(memory.get(), bytes.data(), std::min<size_t>(bytes.size(), to - at), static_cast<off_t>(at));
@@ -2661,7 +2682,7 @@ size_t copies_of_key() {
         if (!found) break;
         size_t same = 0;
         while (same < Key::kBytes && found[same] == byte_of_key(same)) same++;
-        // The buffer for reading is memory too.
+        // Copies in the buffer of this search itself do not count.
         const uintptr_t where = at + static_cast<uintptr_t>(found - bytes.data());
         copies += same == Key::kBytes && where - reinterpret_cast<uintptr_t>(bytes.data()) >= bytes.size();
       }
@@ -2671,7 +2692,8 @@ size_t copies_of_key() {
   return copies;
 }
 
-/// A key that the session wiped is soon wiped in all lanes, in both directions. A key in use stays.
+/// A key that the session wiped must soon be wiped in all threads, for encryption and for decryption. A key in use must
+/// stay.
 void test_wireguard_wipes() {
   Host<Wireguard> host(kAllFeatures, wireguard_end());
   host.set_peers(with_session(host.peer_record()));
@@ -2688,36 +2710,36 @@ void test_wireguard_wipes() {
   const auto use = [&] {
     host.to_tun({}, build({}));
     CHECK(!host.egress->pump().failure);
-    host.from_peer(remote.seal({}));  // names the key, but is sealed with another one
+    host.from_peer(remote.seal({}));  // names the test key, but is encrypted with another key
     CHECK(!host.ingress->pump().failure);
     host.ingress->tick();
     return host.drain(host.other).size();
   };
-  /// as a loop does
+  /// runs the engine for this time, as a loop does
   const auto rest = [&](int64_t ms) {
     clock_ms += ms;
     if (!host.ingress->tick()) return;
     host.egress->rest();
     host.ingress->rest();
   };
-  CHECK(use() == 2);  // and a keepalive
+  CHECK(use() == 2);  // the second datagram is a keepalive
   const size_t all = copies_of_key();
   CHECK(all >= 4);
   rest(SessionLimits::kKeepaliveMs - 1);
   CHECK(copies_of_key() == all);
   rest(SessionLimits::kKeepaliveMs);
-  CHECK(copies_of_key() == 2);  // the session's own copies
+  CHECK(copies_of_key() == 2);  // only the session's own copies are left
   CHECK(use() == 1 && host.row[k_tx_drop_no_session] == 0);
   host.sessions->forget(kSession);
   CHECK(copies_of_key() > 0);
-  // Datagrams with unknown keys do not keep keys in lanes.
+  // Datagrams that name unknown keys must not keep keys in a thread's memory.
   clock_ms += SessionLimits::kKeepaliveMs - 1;
   CHECK(use() == 0);
   rest(Wireguard::kTickMs);
   CHECK(copies_of_key() == 0);
 }
 
-/// Keys are renewed even if only keepalives are sent, because keepalives request handshakes like data.
+/// Keys must be renewed even if only keepalives are sent, because keepalives request handshakes like data.
 void test_wireguard_kept_awake() {
   constexpr int64_t kEveryMs = 25'000;
   Host<Wireguard> host(kAllFeatures, wireguard_end(kEveryMs));
@@ -2734,14 +2756,14 @@ void test_wireguard_kept_awake() {
     asked += now;
   }
   CHECK(asked > 1);
-  // Without keys nothing is sent, and a handshake is requested.
+  // Without keys no keepalive may be sent, but a handshake must be requested.
   host.sessions->forget(kSession);
   host.sessions->make_ready(kSession);
   host.ingress->tick();
   CHECK(host.drain(host.other).empty() && host.sessions->mailbox().take(0).wanted.size() == 1);
 }
 
-/// All waiting packets share a memory limit, which they return when they are sent or dropped.
+/// All waiting packets together have a memory limit, and must give their share back when they are sent or dropped.
 void test_wireguard_waits_in_all() {
   constexpr uint32_t kPeers = 4;
   constexpr size_t kPacketBytes = 60'000;

@@ -283,7 +283,7 @@ const BROKEN: readonly {
     repair: async () => {
       await inShell(first, 'ip address add 192.168.77.1/24 dev eth0; ip route add default via 192.168.77.254')
       await areWell()
-      await daemons[0]!.line(/The external interface has an address of IPv4 again$/)
+      await daemons[0]!.line(/The external interface has an IPv4 address again$/)
     },
   },
   {

@@ -424,7 +424,7 @@ describe('on dual-stack hosts', () => {
     expect(await doctor(a)).toMatchObject({
       code: 3,
       names: ['family-broken'],
-      details: [expect.stringMatching(new RegExp(`: by ${name} it does not answer$`))],
+      details: [expect.stringMatching(new RegExp(`: over ${name} it does not answer$`))],
     })
     expect((await doctor(b)).names).toEqual(['port-dropped', 'family-broken'])
     await b.output([tool, '-D', ...rule])
@@ -498,13 +498,13 @@ describe('on dual-stack hosts', () => {
       expect((await doctor(a)).names).toEqual([])
       // Only the address is removed. The data path of the family stays, and works again as soon as the address is back.
       await a.output(['ip', 'address', 'del', 'fd77::1/64', 'dev', 'eth0'])
-      await daemon.line(/eth0 has lost its address fd77::1: by IPv6 nothing passes/)
+      await daemon.line(/eth0 has lost its address fd77::1: no IPv6 packets pass between/)
       const { state, trouble } = await statusOf(a)
       expect([state, trouble]).toEqual(['impaired', expect.stringContaining('eth0 has lost its address fd77::1')])
       const { code, names, details } = await doctor(a)
       expect([code, names[0], details[0]]).toEqual([3, 'address-gone', 'IPv6: eth0 has lost its address fd77::1'])
       await a.output(['ip', 'address', 'add', 'fd77::1/64', 'dev', 'eth0', 'nodad'])
-      await daemon.line(/The external interface has an address of IPv6 again/)
+      await daemon.line(/The external interface has an IPv6 address again/)
       await reachBy(BOTH, ...pods)
       // By then weftd has probed the silent peer again.
       await eventually(async () => expect((await statusOf(a)).trouble).toBe(null))

@@ -479,8 +479,8 @@ describe.concurrent('while the lease directory', () => {
 
   const UNWRITABLE = [
     // Per case: the line of a daemon that starts meanwhile, whether it ends, and whether the running daemons can renew.
-    ['is read-only', readOnly, /EROFS.*; make it writable for this user/, true, false],
-    ['is full', full, /ENOSPC.*; free space on its file system/, false, true],
+    ['is read-only', readOnly, /EROFS.*; make the directory writable for this user/, true, false],
+    ['is full', full, /ENOSPC.*; free space on the file system of the directory/, false, true],
   ] as const
   it.each(UNWRITABLE)(
     '%s, no packet and no lease is lost, and little CPU time and few log lines are spent; then all changes are applied',

@@ -321,7 +321,9 @@ describe.concurrent('a path', () => {
       })
       const { hosts, daemons, inside, other } = bed
       const fits = 1280 - overhead
-      const found = new RegExp(`Packets of more than ${fits} bytes do not reach .*, and nobody on the way says so`)
+      const found = new RegExp(
+        `Packets of more than ${fits} bytes do not reach .*, and no router on the path reports it`,
+      )
       await Promise.all(daemons.map((daemon) => daemon.line(found)))
       await crosses(bed)
       expect(await probe(inside, other.address, fits + 1)).toContain(`Frag needed and DF set (mtu = ${fits})`)

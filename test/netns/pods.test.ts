@@ -223,7 +223,7 @@ it('forwards again if a successor in another pod hangs, which it cannot end', as
   const sent = new Promise<string>((resolve) =>
     hanging.stdout!.once('data', (text: Buffer) => resolve(text.toString())),
   )
-  await before.line(/The weftd that was to take over hung; forwarding again/)
+  await before.line(/The weftd that was taking over hung; forwarding again/)
   await reach(containers[0].namespace, containers[1].address)
   expect(await sent).toBe('sent\n')
 })

@@ -386,7 +386,7 @@ it('waits while its store is away, continues when the earlier daemon ends, and b
   await open({ Type: 'udp' })
   const bringBack = hideStore()
   const next = a.startDaemon({ args: ['--lease-dir', leases()] })
-  await next.line(/Another weftd forwards \(pid \d+\); it goes on until this one is ready/)
+  await next.line(/Another weftd forwards \(pid \d+\); it forwards until this weftd is ready/)
   await reach(pods[0].namespace, pods[1].address)
   // A third daemon is refused because the second one exists.
   const third = a.startDaemon({ args: ['--lease-dir', leases()] })
@@ -493,6 +493,9 @@ it('weftd --leave gives the lease back and removes everything', async () => {
   await ended(leaving.process)
   expect(leaving.process.exitCode).toBe(0)
   expect(leaving.lines.join('\n')).toContain(`removed file ${a.subnetFile}`)
+  expect(leaving.lines.join('\n')).toMatch(
+    /The weftd that ran here \(pid \d+\) has left the network, and has given its lease back/,
+  )
   expect(await device(a)).toBe(false)
   expect(readdirSync(join(leases(), 'subnets'))).not.toContain(subnet)
   expect(readdirSync(dirname(a.subnetFile)).filter((file) => /^subnet\.env|wgkey/.test(file))).toEqual([])

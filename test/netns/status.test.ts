@@ -226,7 +226,7 @@ it('detects a peer that stopped, and continues if it may not send probes', async
     args,
     before: ['setpriv', '--bounding-set', '-net_raw', '--inh-caps', '-net_raw'],
   })
-  await unable.line(/I.* Peers are not asked whether they answer/)
+  await unable.line(/I.* Peers are not probed/)
   await eventually(async () => expect((await statusOf(first)).peers).toMatchObject({ answering: 1 }))
   expect((await statusOf(lab.hosts[1]!)).peers).toMatchObject({ programmed: 1, answering: null })
 })

@@ -120,7 +120,7 @@ it.each(UNDERLAYS)(
 
     for (const each of repair) await each()
     await Promise.all(
-      daemons.map((daemon) => daemon.line(new RegExp(`answers by ${FAMILY_NAMES[first]} again, and is reached at `))),
+      daemons.map((daemon) => daemon.line(new RegExp(`answers over ${FAMILY_NAMES[first]} again, and is reached at `))),
     )
     for (const host of [a, b]) expect(await familyTo(host)).toBe(first)
     await streams.goOn()

@@ -394,7 +394,9 @@ it('refuses a second network on its host, which would receive a part of its pack
     env: { WIREGUARD_KEY_FILE: join(other, 'wgkey') },
     before: WIREGUARD_APART,
   })
-  await second.line(/^E.*another process forwards through flannel-wg; stop it; if it is the weftd of another network/)
+  await second.line(
+    /^E.*another process forwards through flannel-wg; stop that process; if it is the weftd of another network/,
+  )
   await ended(second.process)
   expect(await a.output(['ip', 'route', 'show', 'exact', '10.6.0.0/16'])).toBe('')
   const [podA, podB] = [await a.startPod(), await b.startPod()]

@@ -160,7 +160,7 @@ describe('wireguard', () => {
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
     writeFileSync(keyFile(host), 'no key\n')
-    await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete it, so that weftd creates a key/)
+    await expect(start(host)).rejects.toThrow(/holds no WireGuard key; delete the file, so that weftd creates a key/)
     await expect(start(host, { Mode: 'ipv6' })).rejects.toThrow(/Backend\.Mode is "ipv6", and the network has no IPv6/)
     await expect(start(host, { PSK: 'short' })).rejects.toThrow(
       /Backend\.PSK is "<hidden>"; give it a key as `wg genpsk`/,

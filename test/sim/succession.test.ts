@@ -23,7 +23,7 @@ vi.mock('../../src/path/device/tun-device.ts', async (importOriginal) => ({
 
 const only = process.env['WEFT_SEED']
 const SEEDS = process.env['WEFT_LONG'] === '1' ? 10_000 : 300
-/** How far some schedule is to come. */
+/** The events that at least one schedule must reach. */
 const REACHED = ['taken over', 'taken back', 'as last known', 'goes on']
 
 it(
@@ -41,7 +41,7 @@ it(
       if (outcome.violations.length > 0)
         expect.fail(`WEFT_SEED=${seed}\n${outcome.violations.join('\n')}\n\n${outcome.log.join('\n')}`)
     }
-    // What never struck proves nothing.
+    // A fate that never struck proves nothing.
     if (only !== undefined) return
     expect(FATES.filter((fate) => !struck.has(fate))).toEqual([])
     expect(REACHED.filter((each) => !reached.has(each))).toEqual([])

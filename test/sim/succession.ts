@@ -1,4 +1,4 @@
-// succession.ts - weftds of one host that start, take over, stop, die and stand still, by a seed: the real conversation, possession and
+// handover.ts - weftds of one host that start, take over, stop, die and stand still, by a seed: the real conversation, ownership and
 // loop of the data path, on sockets, a lock and packets that are only believed, in virtual time.
 //
 // A process dies where it stands: its timers never come, its descriptors are closed, and whoever is connected to it hears the end.
@@ -13,14 +13,14 @@ import { runNode } from '../../src/daemon.ts'
 import { createBell, pause } from '../../src/host/bell.ts'
 import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
 import { endDataPath } from '../../src/node/end.ts'
-import { keepForwarding, type Forwarding } from '../../src/node/loops/data-path.ts'
-import type { Resumed } from '../../src/node/open.ts'
-import { createPossession } from '../../src/node/possession.ts'
-import { createKept } from '../../src/node/restart/kept.ts'
-import { Superseded } from '../../src/node/restart/predecessor.ts'
+import { keepForwarding, type ForwardingNode } from '../../src/node/loops/data-path.ts'
+import type { ResumedNode } from '../../src/node/open.ts'
+import { createOwnership } from '../../src/node/ownership.ts'
+import { earlierRun } from '../../src/node/restart/earlier-run.ts'
+import { enterHandover, type Inheritable } from '../../src/node/restart/handover.ts'
+import { Superseded } from '../../src/node/restart/lender.ts'
 import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
-import { enterSuccession, type Inheritance } from '../../src/node/restart/succession.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
@@ -29,12 +29,12 @@ import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
 /** For which nobody may forward while somebody could. */
 const BOUND_MS = 5_000
-/** Of a service manager, as deploy/weftd.service has it. */
+/** The pause of a service manager before a restart, as in deploy/weftd.service. */
 const RESTART_MS = 2_000
-/** What a machine that was busy may take besides. */
+/** The additional time that a busy machine may take. */
 const SLACK_MS = 200
 
-/** What a process may end with that is as it should be. */
+/** The errors with which a process may end. */
 const REFUSALS =
   /does not let this one take over|does not answer|of another network|took over before this one|cannot be opened|has the port/
 
@@ -76,13 +76,13 @@ interface OpenFile {
 interface Plan {
   /** Which lanes: a path of other ones does not fit. */
   readonly workers: number
-  /** What it fails at, if at anything. */
+  /** The step that fails; undefined if none does. */
   readonly failsAt: 'start' | 'open' | 'firewall' | undefined
   /** For how long its store does not answer. */
   readonly storeMs: number
   readonly store: string
   readonly isManaged: boolean
-  /** What carries its packets: its engine, or the kernel, of which nothing can be lent. */
+  /** Its data path: its own engine, or the kernel, which has nothing to lend. */
   readonly kind: 'tun' | 'kernel'
   /** The version of the protocol. */
   readonly version: number
@@ -103,9 +103,9 @@ interface Process {
   ended: boolean
   /** Whether its host does not let it open now and then. */
   readonly isUnable: boolean
-  /** Whether something befell it. */
+  /** True if a fate has struck it. */
   isStruck: boolean
-  /** Of the protocol that it speaks. */
+  /** The version of the protocol that it speaks. */
   readonly version: number
   readonly plan: Plan
 }
@@ -157,7 +157,7 @@ function createWorld(time: VirtualTime, random: Random) {
   let listening: { owner: Process; pending: Socket[]; wake: () => void } | undefined
   /** Which processes run an engine, and the file that it has open. */
   const engines = new Map<Process, OpenFile>()
-  /** The state of what a device is: it stays when a process dies, and can be opened by one at a time. */
+  /** The device. It remains when a process dies, and one process at a time can open it. */
   let pathFile: OpenFile | undefined
   /** Whether the kernel forwards by a device of its own, and which kind the last to forward was of. */
   let doesKernelForward: boolean = false
@@ -265,7 +265,7 @@ function createWorld(time: VirtualTime, random: Random) {
           try {
             await bell.wait(signal)
           } catch (error) {
-            // What has arrived is read before the timer's own turn is over (predecessor.ts, hear).
+            // A message that has arrived is read before the time limit ends (lender.ts, receive).
             const late = taken()
             if (late) return late
             throw error
@@ -355,7 +355,7 @@ function createWorld(time: VirtualTime, random: Random) {
     for (const socket of process.ends) shut(socket)
   }
 
-  // What packets go through.
+  // The data paths.
 
   function startEngine(process: Process, path: OpenPath | undefined): DataPath & { readonly open: OpenPath } {
     let fds: number[]
@@ -465,7 +465,7 @@ function createWorld(time: VirtualTime, random: Random) {
     if (process.isDead) return
     say(process, `ends: ${(error as Error).message}`)
     if (!(error instanceof Superseded)) {
-      // One that nothing befell ends for a reason that is said, or not at all.
+      // A process that no fate struck ends only with one of the known errors.
       if (
         !process.isStruck &&
         plan.failsAt === undefined &&
@@ -476,7 +476,7 @@ function createWorld(time: VirtualTime, random: Random) {
         violations.push(`${process.name} ended for no reason: ${(error as Error).message}`)
       return exit(process, plan)
     }
-    error.tell()
+    error.confirm()
     reached.add('taken over')
     if (!process.isManaged) return exit(process, plan)
     process.isWaiting = true
@@ -509,9 +509,9 @@ function createWorld(time: VirtualTime, random: Random) {
       if (/hands nothing over/.test(line)) reached.add('refused')
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
-    const possession = createPossession(logger)
-    let forwarding: Forwarding | undefined
-    const makeBackend = (kind: Plan['kind'], inheritance: Inheritance): Backend => ({
+    const ownership = createOwnership(logger)
+    let forwarding: ForwardingNode | undefined
+    const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
@@ -524,7 +524,7 @@ function createWorld(time: VirtualTime, random: Random) {
           tunName: 'flannel%d',
           workers: plan.workers,
         }
-        const inherited = await inheritance.take({ ...wanted })
+        const inherited = await inheritable.take({ ...wanted })
         await busy(process, 1, 300)
         if (plan.failsAt === 'open' && chance(0.5)) {
           struck.add('fail')
@@ -537,19 +537,19 @@ function createWorld(time: VirtualTime, random: Random) {
       },
     })
     const config: NetworkConfig = parseNetworkConfig(CONFIG)
-    const succession = await enterSuccession<Resumed>({
+    const handover = await enterHandover<ResumedNode>({
       log: logger,
       stopping,
       rendezvous: rendezvousOf(process),
-      estate: {
-        lend: () => possession.lend(),
-        release: () => possession.release(),
+      lender: {
+        lend: () => ownership.lend(),
+        release: () => ownership.release(),
         async takeBack(why) {
           logTo(`it ${why}; forwarding again`)
-          await possession.takeBack()
+          await ownership.takeBack()
         },
         attend(isThere) {
-          possession.hasSuccessor = isThere
+          ownership.hasSuccessor = isThere
           if (!isThere) forwarding?.leaseDoubt.ring()
         },
         about: () => ({
@@ -561,21 +561,21 @@ function createWorld(time: VirtualTime, random: Random) {
         refusal: () => undefined,
         write: () => busy(process, 1, 100),
       },
-      kept: async () => createKept([], { tunNames: ['flannel0'] }),
-      async resume(inheritance) {
+      earlierRun: async () => earlierRun([], { tunNames: ['flannel0'] }),
+      async resume(inheritable) {
         await busy(process, 10, 200)
         if (lastKnown === 'kernel') return 'nothing'
-        const backend = makeBackend('tun', inheritance)
+        const backend = makeBackend('tun', inheritable)
         const ended = new AbortController()
         const until = AbortSignal.any([signal, ended.signal])
         try {
           const attrs = await backend.prepare(until)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await possession.open(() => backend.open(lease, until, new Map()))
-          if (!possession.dataPath) return 'failed'
+          await ownership.open(() => backend.open(lease, until, new Map()))
+          if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
-          const resumed: Resumed = {
-            possession,
+          const resumed: ResumedNode = {
+            ownership,
             backend,
             next: undefined,
             log: logger,
@@ -629,7 +629,7 @@ function createWorld(time: VirtualTime, random: Random) {
         },
         manager: managerOf(store),
         config,
-        backend: makeBackend(plan.kind, succession),
+        backend: makeBackend(plan.kind, handover),
         firewall: {
           resyncMs: 600_000,
           rules: {
@@ -648,8 +648,8 @@ function createWorld(time: VirtualTime, random: Random) {
         next: undefined,
       }
       return await runNode(parts, {}, stopping, {
-        possession,
-        succession,
+        ownership,
+        handover,
         amend: (backend) => backend,
         store: 'store',
         fits: () => plan.kind === 'tun',
@@ -660,12 +660,12 @@ function createWorld(time: VirtualTime, random: Random) {
       stopping.abort(error)
       throw error
     } finally {
-      await endDataPath({ possession, forwarding, log: logger }, signal.reason)
-      succession.close(forwarding === undefined)
+      await endDataPath({ ownership, forwarding, log: logger }, signal.reason)
+      handover.close(forwarding === undefined)
     }
   }
 
-  // What befalls them, and what must hold.
+  // The fates, and the rules that must hold.
 
   let isOver: boolean = false
   /** Since when nobody forwards though this process could. */
@@ -685,7 +685,7 @@ function createWorld(time: VirtualTime, random: Random) {
     const somebody = [...could, ...standing].filter(
       (each) => !each.isWaiting && !each.isUnable && !each.stopping.signal.aborted,
     )
-    // One that stands still in another PID namespace, and opened its own, keeps device and port: nobody can end it.
+    // A frozen process in another PID namespace that opened its own path blocks device and port, because no process can kill it.
     const isKept = !arePidsSeen && [...engines.keys()].some(({ isFrozen, isDead }) => isFrozen && !isDead)
     const able = new Set(forwarding.length > 0 || doesKernelForward || isKept ? [] : somebody)
     for (const each of silentSince.keys()) if (!able.has(each)) silentSince.delete(each)

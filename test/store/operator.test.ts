@@ -115,26 +115,34 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     const vxlan = (): string => file('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}')
     expect(await run('config', 'set', vxlan())).toMatchObject({
       code: 0,
-      out: 'Backend.Type: udp -> vxlan\nstored; daemons use it when they restart\n',
+      out: expect.stringMatching(
+        /^Backend.Type: udp -> vxlan\nthe MTU of containers changes from 1472 to 1450 .*\n.* must accept UDP port 8472 .*\nstored; daemons use it when they restart\n$/,
+      ),
     })
     await run('config', 'set', file(CONFIG))
     for (const at of [7, 8, 9]) await run('lease', 'reserve', `10.5.${at}.0/24`, `192.0.2.${at}`)
     expect(await run('config', 'set', vxlan())).toMatchObject({
       code: 1,
-      out: '',
+      out: expect.stringMatching(/^Backend.Type: udp -> vxlan\n/),
       err: expect.stringMatching(
-        /(?:^|\n)weft config set: Backend.Type: udp -> vxlan: 3 of 3 nodes will reopen their data path when weftd restarts there; .* do not reach each other; give --force/,
+        /(?:^|\n)weft config set: nothing was stored: 3 of 3 nodes will reopen their data path when weftd restarts there; .* do not reach each other; give --force/,
+      ),
+    })
+    expect(await run('config', 'set', '--dry-run', vxlan())).toMatchObject({
+      code: 0,
+      out: expect.stringMatching(
+        /^Backend.Type: udp -> vxlan\n[^]*needs --force: 3 of 3 nodes [^]*nothing was stored\n$/,
       ),
     })
     expect(await run('config', 'get')).toMatchObject({ out: `${CONFIG}\n` })
     expect(await run('config', 'set', '--force', vxlan())).toMatchObject({
       code: 0,
-      out: expect.stringMatching(/^Backend.Type: udp -> vxlan\n3 of 3 nodes will reopen .*\nstored; daemons/),
+      out: expect.stringMatching(/^Backend.Type: udp -> vxlan\n[^]*3 of 3 nodes will reopen .*\nstored; daemons/),
     })
     const mtu = file('{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":1400}}')
     expect(await run('config', 'set', mtu)).toMatchObject({
       code: 0,
-      out: 'Backend.MTU: 0 -> 1400\neach of 3 nodes applies it when weftd restarts there\nstored; daemons use it when they restart\n',
+      out: 'Backend.MTU: 0 -> 1400\nthe MTU of containers changes from 1450 to 1350 bytes, if the external interface has 1500; make new containers, or lower the MTU of their bridge\neach of 3 nodes applies it when weftd restarts there\nstored; daemons use it when they restart\n',
     })
     for (const at of [7, 8, 9]) await run('lease', 'release', `10.5.${at}.0/24`, '--force')
   })
@@ -146,6 +154,13 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     expect(await run('config', 'check', typo)).toMatchObject({ code: 3, out: `not valid: ${says}\n` })
     expect(await run('config', 'set', typo)).toMatchObject({ code: 1, err: `weft config set: ${says}\n` })
     expect(await run('config', 'set', '--force', typo)).toMatchObject({ code: 0 })
+    const noType = file('{"Network":"10.5.0.0/16","Netwrok":1,"Backend":{"Typ":"vxlan"}}')
+    expect(await run('config', 'check', noType)).toMatchObject({
+      code: 3,
+      out: expect.stringMatching(
+        /^not valid: Backend has no Type, and the network configuration has "Netwrok", .*, and Backend has "Typ", which nothing reads; did you mean Type\?; set "Backend"/,
+      ),
+    })
   })
 
   it('reserves, lists, shows and releases', async () => {

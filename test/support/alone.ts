@@ -2,13 +2,13 @@
 
 import { createBell } from '../../src/host/bell.ts'
 import type { NodeParts } from '../../src/node/node.ts'
-import type { Before } from '../../src/node/open.ts'
-import { createPossession } from '../../src/node/possession.ts'
+import type { StartParts } from '../../src/node/open.ts'
+import { createOwnership } from '../../src/node/ownership.ts'
 
-export function alone({ log }: NodeParts, hostChanged = createBell()): Before {
+export function alone({ log }: NodeParts, hostChanged = createBell()): StartParts {
   return {
-    possession: createPossession(log, hostChanged),
-    succession: {
+    ownership: createOwnership(log, hostChanged),
+    handover: {
       tunNames: [],
       isSuccessor: false,
       isOnLoan: false,

@@ -15,8 +15,8 @@ import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/ad
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import type { NodeParts } from '../../src/node/node.ts'
-import type { Before } from '../../src/node/open.ts'
-import type { Possession } from '../../src/node/possession.ts'
+import type { StartParts } from '../../src/node/open.ts'
+import type { Ownership } from '../../src/node/ownership.ts'
 import type { Backend, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import type { State } from '../../src/report/notify.ts'
@@ -33,7 +33,7 @@ interface FakeDataPath {
   stuck: Error | undefined
   /** The error with which setting the peers fails now. */
   refusal: Error | undefined
-  mended: string[]
+  repaired: string[]
   /** The error with which a check of the data path fails now. */
   unseen: Error | undefined
   /** Runs during a check of the data path; its argument settles when the check is late. */
@@ -76,7 +76,7 @@ export let alive: number
 export let stopping: AbortController
 export let ended: Promise<unknown>
 /** The ownership of the node that was started last. */
-export let possession: Possession
+export let ownership: Ownership
 
 /** The network has four subnets of which three can be leased: 10.5.0.64/26, .128 and .192. */
 const CONFIG = '{"Network":"10.5.0.0/24"}'
@@ -106,7 +106,7 @@ export const backend: Backend = {
       closed: false,
       stuck: undefined,
       refusal: undefined,
-      mended: [],
+      repaired: [],
       unseen: undefined,
       looking: undefined,
       unreported: false,
@@ -136,7 +136,7 @@ export const backend: Backend = {
       resync: async (late) => {
         await dataPath.looking?.(late)
         if (dataPath.unseen) throw dataPath.unseen
-        return dataPath.mended.splice(0)
+        return dataPath.repaired.splice(0)
       },
       get unreported() {
         return dataPath.unreported
@@ -262,7 +262,11 @@ export const subnetFile = (): string => join(folder, 'subnet.env')
 const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
 export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
 
-export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell(), more: Partial<Before> = {}): void {
+export function start(
+  extra: Partial<NodeParts> = {},
+  hostChanged = createBell(),
+  more: Partial<StartParts> = {},
+): void {
   const options = {
     'subnet-file': subnetFile(),
     'subnet-lease-renew-margin': 60,
@@ -284,7 +288,7 @@ export function start(extra: Partial<NodeParts> = {}, hostChanged = createBell()
   const manager = managerOf(store)
   const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
   const before = { ...alone(parts, hostChanged), ...more }
-  possession = before.possession
+  ownership = before.ownership
   ended = runNode(parts, {}, stopping, before).catch((error: unknown) => error)
 }
 

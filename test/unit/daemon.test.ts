@@ -44,7 +44,7 @@ it('leases, opens, writes subnet.env and says so, in this order', async () => {
   expect(first!.applied).toEqual([[]])
 })
 
-it('waits for a store that is down at the start, and fails on what an operator must mend', async () => {
+it('waits for a store that is down at the start, and fails on a mistake that an operator must repair', async () => {
   store.setDown(true)
   start()
   await vi.advanceTimersByTimeAsync(30_000)
@@ -76,7 +76,7 @@ describe('a lease that is new', () => {
     expect(await keys()).toEqual([])
   })
 
-  it('is given back if the data path cannot be opened all the same', async () => {
+  it('is returned if the data path cannot be opened nevertheless', async () => {
     refuseToOpen(new WeftError('PORT_IN_USE', 'a program took the port'))
     start()
     expect(await ended).toMatchObject({ message: 'Error registering network: a program took the port' })
@@ -84,7 +84,7 @@ describe('a lease that is new', () => {
     expect(lines.at(-1)).toMatch(/The new lease is given back/)
   })
 
-  it('is given back, and the data path closed, if the rules cannot be set', async () => {
+  it('is returned, and the data path closed, if the rules cannot be set', async () => {
     const raise = () => Promise.reject(new WeftError('COMMAND', 'no rules'))
     start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 1000 } })
     expect(await ended).toMatchObject({ message: 'no rules' })
@@ -100,7 +100,7 @@ describe('a lease that is new', () => {
     expect(await keys()).toEqual(['10.5.0.64-26'])
     store.remove('10.5.0.64-26')
     restart()
-    start({}, undefined, { succession: { ...alone({ log: silent } as never).succession, isOnLoan: true } })
+    start({}, undefined, { handover: { ...alone({ log: silent } as never).handover, isOnLoan: true } })
     await ended
     expect(await keys()).toHaveLength(1)
   })

@@ -102,9 +102,9 @@ it('logs the loss of a family also after the node has taken over what was resume
   })
   const stopping = new AbortController()
   const stop = new Error('enough')
-  begun.with = async (_start, succession) => {
-    expect(succession.resumed).toBeDefined()
-    await succession.resumed!.hand()
+  begun.with = async (_start, handover) => {
+    expect(handover.resumed).toBeDefined()
+    await handover.resumed!.hand()
     lose(new Error('flannel-wg-v6 is gone'))
     await vi.waitFor(() => expect(lines.join('\n')).toMatch(/Cannot carry IPv6, trying again: flannel-wg-v6 is gone/))
     throw stop

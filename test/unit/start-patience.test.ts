@@ -3,7 +3,7 @@
 import { expect, it, vi } from 'vitest'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import { whileForwarding } from '../../src/daemon.ts'
-import { createPossession } from '../../src/node/possession.ts'
+import { createOwnership } from '../../src/node/ownership.ts'
 import type { DataPath } from '../../src/path/contract.ts'
 import {
   ended,
@@ -23,9 +23,9 @@ import {
 installRig()
 
 async function forwarding() {
-  const possession = createPossession(log)
-  await possession.open(async () => ({ close: async () => {} }) as unknown as DataPath)
-  return { possession, log, stopping }
+  const ownership = createOwnership(log)
+  await ownership.open(async () => ({ close: async () => {} }) as unknown as DataPath)
+  return { ownership, log, stopping }
 }
 
 const CODES: readonly ErrorCode[] = [
@@ -44,7 +44,7 @@ it.each(CODES)('a start that fails by %s is tried again while packets go on as l
   const started = whileForwarding(await forwarding(), work, (why) => void told.push(why))
   await vi.advanceTimersByTimeAsync(30_000)
   expect([await started, tries, told]).toEqual(['a node', 4, ['it is wrong', 'it is wrong', 'it is wrong']])
-  expect(lines).toContain('E This weftd goes on as last known, and tries again: it is wrong; put it right')
+  expect(lines).toContain('E This weftd forwards with the last known state, and tries again: it is wrong; put it right')
 })
 
 it('is tried again less and less often, every half a minute at most', async () => {
@@ -68,17 +68,17 @@ it('ends where nothing forwards, by a defect, and where the data path goes meanw
   const fails = (error: Error) => async (): Promise<never> => {
     throw error
   }
-  await expect(whileForwarding({ possession: createPossession(log), log, stopping }, fails(wrong))).rejects.toBe(wrong)
+  await expect(whileForwarding({ ownership: createOwnership(log), log, stopping }, fails(wrong))).rejects.toBe(wrong)
   const defect = new Error('a defect')
   await expect(whileForwarding(await forwarding(), fails(defect))).rejects.toBe(defect)
   const part = await forwarding()
   const started = whileForwarding(part, fails(wrong)).catch((error: unknown) => error)
-  await part.possession.close()
+  await part.ownership.close()
   await vi.advanceTimersByTimeAsync(2_000)
   expect(await started).toBe(wrong)
 })
 
-/** What befalls a running node, which goes on: the other half of the table. */
+/** Faults that a running node survives: the other half of the table. */
 it.each<[what: string, befall: () => void]>([
   ['a store that is down', () => store.setDown(true)],
   ['a configuration that is no JSON', () => store.putConfig('{')],

@@ -40,23 +40,19 @@ it.each<[readonly string[], Record<string, string>, readonly string[]]>([
   [
     ['--ip-masq', 'false', '--etcd-endpoints', 'http://192.0.2.1:2379', '-etcd-password=CANARY'],
     {},
-    [
-      'Flags end at the first word that is none, after --ip-masq: --etcd-endpoints, --etcd-password have no effect; write --ip-masq=false',
-    ],
+    ['"false" is not a flag, so --etcd-endpoints, --etcd-password have no effect; write --ip-masq=false'],
   ],
   [
     ['--subnet-file=/run/x', 'CANARY', '--CANARY'],
     {},
     [
-      'Flags end at the first word that is none, after --subnet-file: what follows has no effect; write flags before all other words, or leave these out',
+      'The word after --subnet-file is not a flag, so what follows has no effect; write flags before all other words, or leave these out',
     ],
   ],
   [
     ['CANARY', '-v=9'],
     {},
-    [
-      'Flags end at the first word that is none, which is the first: --v has no effect; write flags before all other words, or leave these out',
-    ],
+    ['The first word is not a flag, so --v has no effect; write flags before all other words, or leave these out'],
   ],
   [[], { FLANNELD_IFCE: 'CANARY' }, ['No flag has the variable FLANNELD_IFCE; did you mean FLANNELD_IFACE?']],
   [[], { FLANNELD_COLOUR: 'CANARY', FLANNELD_IFCE: '', WEFT_X: '1' }, ['No flag has the variable FLANNELD_COLOUR']],

@@ -200,7 +200,10 @@ function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: 
   const network = parsed(members, name, `${kind} network such as ${rules.exampleNet}`, rules.parseNet, example)
   // 0.0.0.0/0 and ::/0 are Go's empty networks.
   if (!network?.prefixLength)
-    throw invalid(`please define a correct ${name} parameter in the flannel config`, `add it, ${rules.example}`)
+    throw invalid(
+      `please define a correct ${name} parameter in the flannel config`,
+      `add the parameter, ${rules.example}`,
+    )
   for (const [range, what] of rules.useless) {
     const around = rules.parseNet(range)
     if (around && around.prefixLength <= network.prefixLength && netContains(around, network.address))

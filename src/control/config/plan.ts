@@ -2,8 +2,8 @@
 // until all nodes have restarted.
 
 import { Secret } from '../../base/secret.ts'
-import { formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
-import { isBackendType, kindOf, KINDS } from '../../path/catalog.ts'
+import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
+import { isBackendType, kindOf, KINDS, outersOf, overheadBy, portOf } from '../../path/catalog.ts'
 import { readOption } from './backend-options.ts'
 import { optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'
@@ -13,6 +13,8 @@ interface Plan {
   readonly changes: readonly string[]
   /** The number of nodes that cannot exchange packets with the other nodes until all nodes have restarted. */
   readonly cut: number
+  /** Further consequences for an operator: another MTU of the containers, another port to open. */
+  readonly effects: readonly string[]
 }
 
 interface Value {
@@ -60,7 +62,45 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   return {
     changes: changed.map((each) => `${each.key}: ${textOf(oldValue(each))} -> ${textOf(each.value)}`),
     cut: changed.some(({ isShared }) => isShared) ? published.filter((type) => !isThere(type)).length : 0,
+    effects: [...mtuEffect(before, after), ...portEffect(before, after)],
   }
+}
+
+/** The MTU of most external interfaces, by which the MTUs of two configurations are compared. */
+const USUAL_MTU = 1500
+
+/** Returns the MTU of the containers if the external interface has the usual MTU; undefined if the backend does not reduce it. */
+function mtuOf({ backendType: type, backend, ...config }: NetworkConfig): number | undefined {
+  if (!isBackendType(type)) return undefined
+  const option = optionsOf(KINDS[type].options).find(({ name }) => name === 'MTU')
+  const underlay = option && readOption(option, backend)
+  const kind = kindOf(type)
+  const families = familiesOf(config)
+  const outers = families.flatMap((family) => outersOf(type, family, backend, families))
+  const overheads = outers.map((outer) => kind?.reserved ?? overheadBy(type, outer ?? 'ipv4'))
+  return (typeof underlay === 'number' && underlay > 0 ? underlay : USUAL_MTU) - Math.max(0, ...overheads)
+}
+
+function mtuEffect(before: NetworkConfig, after: NetworkConfig): readonly string[] {
+  const [old, now] = [mtuOf(before), mtuOf(after)]
+  if (old === undefined || now === undefined || old === now) return []
+  const then = now < old ? '; make new containers, or lower the MTU of their bridge' : ''
+  return [
+    `the MTU of containers changes from ${old} to ${now} bytes, if the external interface has ${USUAL_MTU}${then}`,
+  ]
+}
+
+function portEffect(before: NetworkConfig, after: NetworkConfig): readonly string[] {
+  const textIn = ({ backendType, backend }: NetworkConfig): string | undefined => {
+    const port = portOf(backendType, backend)
+    if (port !== undefined) return `UDP port ${port}`
+    const outside = kindOf(backendType)?.outside
+    return outside ? 'IP protocol 4 (IPIP)' : undefined
+  }
+  const now = textIn(after)
+  return now === undefined || now === textIn(before)
+    ? []
+    : [`firewalls between the nodes must accept ${now} before weftd restarts`]
 }
 
 const isSame = (a: unknown, b: unknown): boolean =>

@@ -44,7 +44,7 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
           return await readFile(options.netConfigPath, 'utf8')
         } catch (error) {
           throw new WeftError('CONFIG_MISSING', `failed to read net conf: ${messageOf(error)}`, {
-            remedy: 'mount it there, or name another file with --net-config-path',
+            remedy: 'mount the file at this path, or name another file with --net-config-path',
           })
         }
       },
@@ -64,7 +64,7 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
 function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): void {
   if (text !== '' && !/^[+-]?\d+$/.test(text))
     throw new WeftError('USAGE', `env EVENT_QUEUE_DEPTH=${text} format error`, {
-      remedy: 'leave it out: it does nothing',
+      remedy: 'remove the variable, which has no effect',
     })
 }
 

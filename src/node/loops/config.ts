@@ -1,24 +1,53 @@
-// config.ts - keeps an eye on the network configuration: one that is no longer the one in use is named.
+// config.ts - reads the network configuration at the start, and later logs when the store has another one.
 
 import { isDeepStrictEqual } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { withoutSecrets } from '../../control/config/hidden.ts'
-import { parseNetworkConfig } from '../../control/config/network-config.ts'
+import { unknownKeys } from '../../control/config/keys.ts'
+import { parseNetworkConfig, requireFamily, type NetworkConfig } from '../../control/config/network-config.ts'
+import type { SubnetManager } from '../../control/lease/subnet-manager.ts'
+import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 const COMPARE_MS = 60_000
-/** One that is gone is looked for this often. */
+/** The interval of the checks while the configuration is missing. */
 const GONE_MS = 5_000
 
+interface FoundConfig {
+  readonly config: NetworkConfig
+  /** The text that the configuration was read from. */
+  readonly configText: string
+}
+
+/** Reads the configuration every second until it is valid, as flanneld does. Throws WeftError CONFIG if it has no network. */
+export async function findConfig(manager: SubnetManager, waiter: Waiter): Promise<FoundConfig> {
+  const { log, signal } = waiter
+  let named: string | undefined
+  const find = async (): Promise<FoundConfig> => {
+    const configText = await manager.config(signal)
+    // weftd ignores unknown keys, as flanneld does, but logs them.
+    if (configText !== named) for (const unknown of unknownKeys(configText)) log.warn(`Without effect: ${unknown}`)
+    named = configText
+    const config = parseNetworkConfig(configText, { areGiven: manager.givesSubnets })
+    log.info(`Found network config - Backend type: ${config.backendType}`)
+    return { config, configText }
+  }
+  const name = `the network configuration in the ${manager.name} store`
+  const passing = ['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const
+  const found = await waitFor(name, { failure: "Couldn't fetch network config: ", find, passing }, waiter)
+  requireFamily(found.config)
+  return found
+}
+
 /**
- * A node works by the configuration that it started with, as flanneld does; here the log says so when another one is put, and when there is
- * none: no weftd could start then.
+ * A node uses the configuration that it started with, as flanneld does. Logs when the store gets another one, or has none, because then no
+ * weftd can start.
  */
 export async function watchConfig(node: Node): Promise<never> {
   const { manager, config, log, signal } = node
   const areGiven = manager.givesSubnets
   let named: string | undefined
-  // The first somewhere in the minute: nodes that started together are not to ask together for ever.
+  // The first check is at a random time, so that nodes which started together do not query the store together.
   for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = node.isConfigGone ? GONE_MS : COMPARE_MS) {
     await node.configDoubt.wait(signal, waitMs)
     try {
@@ -33,14 +62,16 @@ export async function watchConfig(node: Node): Promise<never> {
       node.isConfigOther = !isOurs
       named = isOurs ? undefined : text
     } catch (error) {
-      signal.throwIfAborted()
+      throwUnlessWaiting(error, signal) // an unreachable store comes back, and a weftd that starts logs what is wrong with the configuration
       if (isWeftError(error, 'CONFIG_MISSING')) {
         if (!node.isConfigGone)
-          log.error(`The network configuration is gone; this node goes on, and none can start: ${describeError(error)}`)
+          log.error(
+            `The network configuration is gone; this node continues, but no weftd can start: ${describeError(error)}`,
+          )
         node.isConfigGone = true
         node.isConfigOther = false
         named = undefined
-      } else if (!isWeftError(error)) throw error // a store that is away comes back, and a broken text is named by whoever starts
+      }
     }
   }
 }

@@ -1,5 +1,5 @@
-// data-path.ts - keeps the data path: the device is mended, a family that it lacks is opened again beside the other, and all of it when it
-// died or the node moved.
+// data-path.ts - repairs the device of the data path, opens missing families, and opens the whole data path again if it died or the node has
+// another lease.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -9,22 +9,25 @@ import { watchHost } from '../../host/events.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPath } from '../../path/contract.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
-import { untilOurs } from '../possession.ts'
+import { untilOurs } from '../ownership.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
 import { clearLeftovers } from './leftovers.ts'
 import { applyPeers } from './peers.ts'
 import { publish } from './subnet-env.ts'
 
 const REOPEN_RETRY_MS = 1_000
-/** The kernel's reports come in bursts: the device is looked at once in so long, which leaves room within a second. */
+/** The pause after a check. The kernel's reports come in bursts, and one check handles a whole burst. */
 const SETTLE_MS = 200
-/** Looks when all was right at the last one, and nothing was reported since: in case a report was lost. */
+/** The interval of checks if the last check found nothing to repair and the kernel has reported nothing since. Reports can be lost. */
 const CALM_MS = 30_000
-/** With more repairs a minute somebody undoes them: then the device is looked at every RESYNC_MS only. */
+/** With more repairs per minute, another program probably undoes them. Then the device is checked only once per RESYNC_MS. */
 const REPAIRS_A_MINUTE = 60
 
-/** The owner of a data path, and what it is opened with: a node, or what goes on as last known before there is one. */
-export type Forwarding = Pick<Node, 'possession' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'> &
+/** The part of a node that keeps its data path. It exists before the node if the process forwards with the last known state. */
+export type ForwardingNode = Pick<
+  Node,
+  'ownership' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'
+> &
   Pick<Node, 'unapplied' | 'ownApplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
 
 export const keepDataPath = (node: Node): Promise<never> =>
@@ -35,35 +38,33 @@ export const keepDataPath = (node: Node): Promise<never> =>
  * when `until` aborts, but leaves the data path open, because a node may continue with it.
  */
 export async function keepForwarding(
-  node: Forwarding,
+  node: ForwardingNode,
   moved: () => Promise<void>,
   { beside = async () => {}, until = node.signal }: { beside?: () => Promise<unknown>; until?: AbortSignal } = {},
 ): Promise<never> {
-  const { possession, backend, log } = node
+  const { ownership, backend, log } = node
   let { lease } = node
-  const openMtu = (): number | undefined => possession.dataPath?.mtu
+  const openMtu = (): number | undefined => ownership.dataPath?.mtu
   let mtu = openMtu()
   let diedYoung = 0
   const repairs = createRepairLog(node, node.log)
-  const tellGone = createGoneLog(node.log)
+  const logGone = createGoneLog(node.log)
   for (;;) {
     const openedAt = performance.now()
-    await keepRight(node, lease, repairs, tellGone, { beside, until })
+    await keepRight(node, lease, repairs, logGone, { beside, until })
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const before = { lease, mtu }
     const calm = seldom(log)
-    await untilOurs(possession, until)
+    await untilOurs(ownership, until)
     // A data path that cannot be closed is left to whoever opens the next one.
-    await possession
-      .close()
-      .catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
+    await ownership.close().catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
     if (diedYoung > 1) await pause(until, REOPEN_RETRY_MS)
     while (openMtu() === undefined) {
-      await untilOurs(possession, until)
+      await untilOurs(ownership, until)
       try {
         await prepareAgain(node)
-        await possession.open(() => {
+        await ownership.open(() => {
           lease = node.lease
           return backend.open({ ...lease, attrs: node.attrs }, node.signal, node.view)
         })
@@ -80,28 +81,28 @@ export async function keepForwarding(
   }
 }
 
-async function prepareAgain(node: Forwarding): Promise<void> {
+async function prepareAgain(node: ForwardingNode): Promise<void> {
   node.attrs = await node.backend.prepare(node.signal)
-  if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // peers have to know
+  if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
 
-/** Mends what others changed of the device, until the data path must be opened again: it died, or the node moved. */
+/** Repairs the device until the data path must be opened again, because it died or the node has another lease. */
 async function keepRight(
-  node: Forwarding,
+  node: ForwardingNode,
   lease: OwnLease,
   repairs: RepairLog,
-  tellGone: GoneLog,
+  logGone: GoneLog,
   { beside, until: stop }: { readonly beside: () => Promise<unknown>; readonly until: AbortSignal },
 ): Promise<void> {
-  const { log, possession } = node
-  const { dataPath } = possession
+  const { log, ownership } = node
+  const { dataPath } = ownership
   if (!dataPath) return
   const ended = new AbortController()
   const until = AbortSignal.any([stop, ended.signal])
-  const ring = (): void => possession.doubt.ring()
+  const ring = (): void => ownership.recheck.ring()
   const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
   try {
-    return await lookAfter(node, dataPath, lease, repairs, tellGone, { beside, signal: stop })
+    return await lookAfter(node, dataPath, lease, repairs, logGone, { beside, signal: stop })
   } finally {
     ended.abort()
     await watching
@@ -109,18 +110,18 @@ async function keepRight(
 }
 
 async function lookAfter(
-  node: Forwarding,
+  node: ForwardingNode,
   dataPath: DataPath,
   lease: OwnLease,
   repairs: RepairLog,
-  tellGone: GoneLog,
+  logGone: GoneLog,
   { beside, signal }: { readonly beside: () => Promise<unknown>; readonly signal: AbortSignal },
 ): Promise<void> {
-  const { log, possession } = node
+  const { log, ownership } = node
   let fault: Error | undefined
   const onFault = (error: Error): void => {
     fault = error
-    possession.doubt.ring()
+    ownership.recheck.ring()
   }
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
@@ -129,37 +130,37 @@ async function lookAfter(
   let besideAt = -Infinity
   let renewing: Promise<void> | undefined
   for (;;) {
-    const rang = await possession.doubt.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
-    if (possession.dataPath !== dataPath) return // it was closed for another process
-    if (possession.state.is === 'lent') continue // it is that one's to mend
+    const rang = await ownership.recheck.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
+    if (ownership.dataPath !== dataPath) return // another process made this one close it
+    if (ownership.state.is === 'lent') continue // the successor owns the device
     if (fault) {
       log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
-      return await renewing // what prepares for it has done so
+      return await renewing // wait for a `renew` that still runs
     }
     if (node.lease.key !== lease.key) return await renewing
     isCalm = false
     try {
-      const mended = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
+      const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
       const gone = dataPath.gone?.() ?? {}
-      tellGone(gone)
-      for (const each of mended) repairs.add(each)
+      logGone(gone)
+      for (const each of repaired) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
       // A missing address is given up only after it has been missing for a while.
-      isCalm = !rang && mended.length === 0 && familiesOf(gone).length === 0
+      isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
-    // A node that moved, and came back before this loop looked, has the path that it had, and peers as of the other place.
+    // If the node got another lease and its old one again before this check, the peers were applied for the other lease.
     const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== lease.key
     if (node.unapplied || isAsElsewhere) await applyPeers(node, new Set())
-    // A family that cannot be opened, or dies again, changes the host each time, which is reported: it is not tried again for that.
+    // A family that cannot be opened changes the host with each try, and the kernel reports that. Such a report must not cause the next try.
     if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
       triedAt = performance.now()
       renewing = renew(node, dataPath, calm).finally(() => (renewing = undefined))
-      renewing.catch(() => {}) // of a stop, which ends this too
+      renewing.catch(() => {}) // it rejects only if the process stops, and then this function ends too
     }
-    // One family that takes its time to be opened does not keep the other from being looked after.
+    // A family that opens slowly does not delay the checks of the other.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Starting and ending containers change the host all the time, so `beside` is called at most once per RESYNC_MS.
@@ -175,7 +176,7 @@ async function lookAfter(
 
 type GoneLog = (gone: ByFamily<string>) => void
 
-/** Says of an address of the external interface that it is gone, and that it is no longer so. */
+/** Returns a function that logs when an address of the external interface is gone, and when there is one again. */
 function createGoneLog(log: Log): GoneLog {
   let before: ByFamily<string> = {}
   return (gone) => {
@@ -183,15 +184,17 @@ function createGoneLog(log: Log): GoneLog {
       const [was, is] = [before[family], gone[family]]
       const name = FAMILY_NAMES[family]
       if (is !== undefined && is !== was)
-        log.warn(`${is}: by ${name} nothing passes between this node and others until it is back, or there is another`)
-      if (is === undefined && was !== undefined) log.info(`The external interface has an address of ${name} again`)
+        log.warn(
+          `${is}: no ${name} packets pass between this node and others until the address is back or another is found`,
+        )
+      if (is === undefined && was !== undefined) log.info(`The external interface has an ${name} address again`)
     }
     before = gone
   }
 }
 
-/** Has the data path go on as the host is now: families that it lacks are opened, the other one is left as it is. */
-async function renew(node: Forwarding, dataPath: DataPath, log: Log): Promise<void> {
+/** Adapts the data path to the host's present addresses: opens missing families and does not touch the others. */
+async function renew(node: ForwardingNode, dataPath: DataPath, log: Log): Promise<void> {
   try {
     await prepareAgain(node)
     await dataPath.renew?.(node.attrs)
@@ -199,6 +202,6 @@ async function renew(node: Forwarding, dataPath: DataPath, log: Log): Promise<vo
     node.signal.throwIfAborted()
     log.error(`Cannot open the data path: ${describeError(error)}`)
   }
-  // By which way a peer is reached may be another matter now, and so whom to ask whether it answers.
+  // The path to a peer may have changed, and with it the address that is probed.
   if (!dataPath.isOutdated) await applyPeers(node)
 }

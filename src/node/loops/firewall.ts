@@ -10,6 +10,7 @@ import { run, type Run } from '../../host/command.ts'
 import { xtablesLockHolder } from '../../host/xtables-lock.ts'
 import type { DaemonOptions } from '../../options.ts'
 import { createFirewall } from '../../path/firewall/firewall.ts'
+import { exitOrWait } from '../exit-or-wait.ts'
 import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
@@ -84,7 +85,7 @@ export async function raiseFirewall(
   const { firewall, lease } = node
   if (!firewall) return
   const ended = new AbortController()
-  void tellLate(node, ended.signal) // it never rejects, and logs nothing after `ended`
+  void reportLate(node, ended.signal) // it never rejects, and logs nothing after `ended`
   try {
     await firewall.rules.raise(lease.subnet)
   } finally {
@@ -93,7 +94,7 @@ export async function raiseFirewall(
   }
 }
 
-async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, ended: AbortSignal): Promise<void> {
+async function reportLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, ended: AbortSignal): Promise<void> {
   const calm = seldom(node.log)
   const until = AbortSignal.any([node.signal, ended])
   try {
@@ -118,7 +119,7 @@ async function tellLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, end
 export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
   let isPatient = forwardsAlready
   node.raising = raiseFirewall(node).catch((error: unknown) => {
-    if (!isPatient || !isWeftError(error)) throw error
+    if (exitOrWait(error, isPatient, []) === 'exit') throw error
     node.log.error(describeError(error))
     node.rulesTrouble = describeError(error)
   })
@@ -145,13 +146,12 @@ export async function keepFirewall(node: Node): Promise<never> {
   }
 }
 
-/** Tells whether a successor may own the rules by now. If so, this daemon must not restore its own rules. */
-function restsFor({ possession }: Node): () => boolean {
+/** Returns a function that is true if a successor may own the rules. Then this daemon must not restore its own rules. */
+function restsFor({ ownership }: Node): () => boolean {
   let since: number | undefined
   return () => {
-    const { is } = possession.state
-    if (is === 'lent' || is === 'released' || is === 'ended') return true
-    since = possession.hasSuccessor ? (since ?? performance.now()) : undefined
+    if (!ownership.isOurs) return true
+    since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
     // A successor that takes longer waits for something, such as its store, and has not touched the rules.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }

@@ -1,18 +1,49 @@
-// forwarding.ts - keeps an eye on whether this host forwards at all: no container reaches another node where the kernel does not.
+// forwarding.ts - checks that the kernel forwards packets, because otherwise no container reaches another node.
 
+import type { Log } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
-import { FORWARDING } from '../../host/sysctl.ts'
+import { run } from '../../host/command.ts'
+import { defaultRoute, type ReadSysctl } from '../../host/external-interface.ts'
+import { dotted, FORWARDING, getSysctl } from '../../host/sysctl.ts'
 import { familiesOf, type Family } from '../../net/address.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
-/** The log has warned of it at the start (node/start.ts). */
+/** Records the families that the kernel does not forward. The log has warned of them at the start. */
 export async function watchForwarding(node: Node): Promise<never> {
   const { config, readSysctl, signal } = node
   for (;;) {
-    const families = node.possession.dataPath?.families ?? familiesOf(config)
+    const families = node.ownership.dataPath?.families ?? familiesOf(config)
     const unforwarded: Family[] = []
     for (const family of families) if ((await readSysctl?.(FORWARDING[family])) === '0') unforwarded.push(family)
     node.unforwarded = unforwarded
     await pause(signal, RESYNC_MS)
   }
+}
+
+/** Warns of kernel settings that prevent forwarding, or will. Like flanneld, weftd does not change them. */
+export async function warnOfForwarding(
+  families: readonly Family[],
+  log: Log,
+  readSysctl: ReadSysctl = getSysctl,
+): Promise<void> {
+  if (families.includes('ipv4') && (await readSysctl(FORWARDING.ipv4)) === '0')
+    log.warn(
+      'net.ipv4.ip_forward is 0: no packet of a container leaves this host until it is 1; Docker and the bridge plugin of CNI set it',
+    )
+  if (!families.includes('ipv6')) return
+  const forwarding = await readSysctl(FORWARDING.ipv6)
+  if (forwarding === '0')
+    log.warn(
+      'net.ipv6.conf.all.forwarding is 0: no packet of a container leaves this host by IPv6 until it is 1; the bridge plugin of CNI sets it',
+    )
+  const route = await defaultRoute(run, 'ipv6')
+  if (route?.protocol !== 'ra') return
+  // An interface that does not forward accepts advertisements. Setting `all` to 1 makes each interface forward (Linux, addrconf_fixup_forwarding).
+  const forwards = forwarding === '0' || (await readSysctl(`net/ipv6/conf/${route.device}/forwarding`)) !== '0'
+  // With 0 another program, such as systemd-networkd or NetworkManager, handles advertisements, and its route stays.
+  const accepting = `net/ipv6/conf/${route.device}/accept_ra`
+  if (forwards && (await readSysctl(accepting)) === '1')
+    log.warn(
+      `The IPv6 default route of ${route.device} comes from a router's advertisements, which the kernel ignores if it forwards IPv6: this host loses the route unless ${dotted(accepting)} is 2`,
+    )
 }

@@ -1,9 +1,9 @@
-// give-back.ts - gives back the memory that the start alone needed, once the node has settled.
+// give-back.ts - returns the memory that only the start needed, some time after the start.
 
 import { createBell, pause } from '../../host/bell.ts'
 import type { Node } from '../node.ts'
 
-/** Peers were asked by then, and what is done again and again was done for the first time. */
+/** By this time the node has sent its first probes, and each loop has run once. */
 export const SETTLED_MS = 20_000
 
 export async function giveBack({ giveBackMemory, signal }: Node): Promise<never> {

@@ -1,4 +1,4 @@
-// last-known.ts - keeps the file of what this node knows, for the process after it.
+// last-known.ts - writes the last known state of this node for the next process.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -8,16 +8,16 @@ import { eventsFile, interfaceWishes, type DaemonOptions } from '../../options.t
 import type { Next, Node } from '../node.ts'
 import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
 
-/** Between two writes, and for each lease besides: with 10,000 peers the file has a megabyte, and some of them always change. */
+/** The pause after each write, and its addition per lease. With 10,000 peers the file has a megabyte, and some peers always change. */
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
-/** The facts that the next process is told. */
-export type Knowing = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'possession'> & {
+/** The parts of a node that the last-known file needs. */
+export type KnownParts = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'ownership'> & {
   readonly backend?: Pick<Node['backend'], 'external' | 'withdraw'>
 }
 
-/** Undefined where nothing is to outlive this process. */
+/** Returns undefined with `--persist=false`. */
 export function nextFor(options: DaemonOptions, config: string, free = Promise.resolve()): Next | undefined {
   if (!options.persist) return undefined
   const files = { lastKnown: lastKnownFile(options), events: eventsFile(options) }
@@ -28,13 +28,13 @@ export function nextFor(options: DaemonOptions, config: string, free = Promise.r
 /** Returns the flags about the external interface as text, for comparison with those of another process. */
 export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))
 
-const turns = new WeakMap<Knowing, Promise<void>>()
+const turns = new WeakMap<KnownParts, Promise<void>>()
 
 /**
- * Writes what is known, and with it the descriptions of paths that stay open elsewhere. Writes come one after another:
- * the last one is to stand in the file. Rejects with the file system's error.
+ * Writes the last known state, with the descriptions of paths that the service manager keeps. Writes run one after another, so the file has
+ * the last one. Rejects with the file system's error.
  */
-export function writeKnown(node: Knowing, paths?: unknown): Promise<void> {
+export function writeKnown(node: KnownParts, paths?: unknown): Promise<void> {
   const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, paths))
   turns.set(
     node,
@@ -44,13 +44,13 @@ export function writeKnown(node: Knowing, paths?: unknown): Promise<void> {
 }
 
 async function write(
-  { next, lease, attrs, view, backend, possession: { dataPath } }: Knowing,
+  { next, lease, attrs, view, backend, ownership: { dataPath } }: KnownParts,
   paths: unknown,
 ): Promise<void> {
-  // While a data path that died is opened again, what was known of it stays for a process that starts then.
+  // While the data path is down, the file keeps the state before, for a process that starts meanwhile.
   if (!next || !dataPath) return
   const { tunNames } = dataPath
-  // A data path that the kernel carries goes on by itself.
+  // A data path in the kernel forwards without weftd, so the next process needs no state. `weft cleanup` may need it.
   const isForCleanup = tunNames === undefined && backend?.withdraw !== undefined
   if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
@@ -73,8 +73,9 @@ export async function keepLastKnown(node: Node): Promise<never> {
   const calm = seldom(node.log)
   for (;;) {
     await node.learnt.wait(node.signal)
+    if (!node.ownership.isOurs) continue // a successor writes its own state; this process writes again when it takes the path back
     await writeKnown(node).catch((error: unknown) =>
-      calm.warn(`Cannot write what is known for the next start: ${messageOf(error)}`),
+      calm.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
     )
     await pause(node.signal, REST_MS + REST_MS_A_LEASE * node.view.size)
   }

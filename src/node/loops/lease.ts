@@ -1,83 +1,59 @@
-// lease.ts - keeps this node's own lease: renewed before it ends, and taken again when it was lost.
+// lease.ts - acquires this node's own lease, renews it before it ends, and acquires it again if it was lost.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
 import { isOfOneNode, leasesEqual, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
-import { limited, pause } from '../../host/bell.ts'
+import { limited } from '../../host/bell.ts'
 import { FAMILIES, formatNet, listed, netsText, type Addresses, type Family, type Nets } from '../../net/address.ts'
 import type { Backend } from '../../path/contract.ts'
+import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node, NodeParts } from '../node.ts'
 
-/** The wait is this long at most, and half of it at least: nodes that lost one store are not to come back together. */
-const ACQUIRE_RETRY_MS = 1_000
-/** Failures that only an operator can mend are tried again less and less often, up to this: each try lists all that there is. */
-const ACQUIRE_RETRY_MAX_MS = 30_000
-/** The store is asked for so long how the lease is to be amended, while its last answer can be used. */
+/** The time limit for the store's answer about an operator's public IP, if an earlier answer can be used instead. */
 const AMEND_MS = 1_000
-/** Renewing is tried again after the first, doubling to the last: one missed try must not cost an hour's margin. */
+/** The first and the longest pause before another try to renew. One failed try must not cost an hour's margin. */
 const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
 /**
- * The random part of the margin, or of what it leaves of the lease's life: nodes that started together must not renew
- * together for ever.
+ * The random part of the margin, or of the time before it, so that nodes which started together do not renew together.
  */
 const RENEW_JITTER = 0.1
-/** A lease that the store only made live on is to be written, and said again, after at most this time. */
+/** If the store extended a lease without writing its value, the value is written and the problem logged again within this time. */
 const UNWRITTEN_MS = 3_600_000
-/** A loop that doubts the lease again within this time is answered after a pause, which doubles from the first to the last. */
+/** If the lease is in doubt again within this time, weftd pauses before it writes; the pause doubles from the first to the last. */
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
-/** The last where nothing stands under its key: within the time for which peers keep a lease that is gone with most others. */
+/** The longest such pause if the lease is missing. It is shorter than the time for which peers keep a lease that vanished with most others. */
 const GONE_PAUSE_MAX_MS = 10_000
-/** The clocks are looked at this often while a renewal is waited for. */
+/** How often the clocks are compared during the wait for a renewal. */
 const CLOCKS_MS = 60_000
 
 /**
- * A lease for this node. A store that cannot be reached is waited for; every other failure is the operator's, and a
- * node that is not in the network yet ends with it. One that is goes on forwarding and waits for the operator.
+ * Obtains a lease for this node. If `isForwarding`, waits for an operator to repair the cause of a failure; otherwise waits only for a
+ * store that is unreachable.
  */
 export async function obtainLease(
   { manager, config, isMine, log, signal }: NodeParts,
   attrs: LeaseAttrs,
   previous: Nets,
-  isRunning = false,
+  isForwarding: boolean,
+  publish?: Waiter['publish'],
 ): Promise<OwnLease> {
   const calm = seldom(log)
   const holder = manager.holder(config)
-  for (let pauseMs = ACQUIRE_RETRY_MS; ;) {
-    try {
-      return await timed(() => holder.obtain(attrs, previous, calm, signal, isMine))
-    } catch (error) {
-      signal.throwIfAborted()
-      const isAway = isWeftError(error, 'STORE_UNAVAILABLE')
-      if (!isAway && !(isRunning && isWeftError(error))) throw error
-      calm.error(`failed to acquire lease: ${describeError(error)}`)
-      pauseMs = isAway ? ACQUIRE_RETRY_MS : Math.min(2 * pauseMs, ACQUIRE_RETRY_MAX_MS)
-    }
-    await pause(signal, pauseMs * (0.5 + Math.random() / 2))
-  }
+  const find = () => timed(() => holder.obtain(attrs, previous, calm, signal, isMine))
+  const waiter = { log, signal, isForwarding: () => isForwarding, ...(publish ? { publish } : {}) }
+  return waitFor('a lease', { failure: 'failed to acquire lease: ', find }, waiter)
 }
 
-/** Asks the store something before there is a lease. One that cannot be reached is waited for. */
-export async function askPatiently<T>(
+/** Queries the store before there is a lease. Waits for a store that is unreachable. */
+export const queryPatiently = <T>(
   what: string,
-  ask: (signal: AbortSignal) => Promise<T>,
+  query: (signal: AbortSignal) => Promise<T>,
   log: Log,
   signal: AbortSignal,
-): Promise<T> {
-  const calm = seldom(log)
-  for (;;) {
-    try {
-      return await ask(signal)
-    } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error, 'STORE_UNAVAILABLE')) throw error
-      calm.error(`failed to look for ${what}: ${describeError(error)}`)
-    }
-    await pause(signal, ACQUIRE_RETRY_MS * (0.5 + Math.random() / 2))
-  }
-}
+): Promise<T> => waitFor(what, { failure: `failed to look for ${what}: `, find: () => query(signal) }, { log, signal })
 
 /** The attributes that a node with this public IP published at an earlier time, if they are still there. */
 export function attrsBefore(manager: NodeParts['manager'], log: Log) {
@@ -87,12 +63,12 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
     return entries.find(({ lease }) => lease && isOfOneNode(lease.attrs, { publicIp }))?.lease?.attrs
   }
   return (publicIp: Addresses, stopping: AbortSignal): Promise<LeaseAttrs | undefined> =>
-    askPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
+    queryPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
 }
 
 /**
- * The backend, whose lease says what an operator wants said of this node. A store that is away is waited for the first time; from
- * then on what it said last holds: a data path that died is not to stay down for it.
+ * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store. Later
+ * calls use its last answer if it does not answer, so that a data path can be opened again.
  */
 export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -111,16 +87,17 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
     async prepare(stopping) {
       const attrs = await backend.prepare(stopping)
       const { publicIp } = attrs
-      const ask = async (signal: AbortSignal): Promise<Addresses> => {
+      const query = async (signal: AbortSignal): Promise<Addresses> => {
         const { ipv4, ipv6 } = (await manager.amend?.(publicIp, signal)) ?? publicIp
         return { ipv4: ipv4 === publicIp.ipv4 ? undefined : ipv4, ipv6: ipv6 === publicIp.ipv6 ? undefined : ipv6 }
       }
-      if (known === undefined) known = await askPatiently("an operator's public IP", ask, log, stopping)
+      if (known === undefined) known = await queryPatiently("an operator's public IP", query, log, stopping)
       else
-        known = await limited(stopping, AMEND_MS, late, ask).catch((error: unknown) => {
-          stopping.throwIfAborted()
-          if (!isWeftError(error)) throw error
-          calm.warn(`The public IP that an annotation gives this node is taken as last known: ${messageOf(error)}`)
+        known = await limited(stopping, AMEND_MS, late, query).catch((error: unknown) => {
+          throwUnlessWaiting(error, stopping)
+          calm.warn(
+            `The store does not say which public IP an annotation gives this node; the last known one is used: ${messageOf(error)}`,
+          )
           return known
         })
       return { ...attrs, publicIp: { ipv4: known?.ipv4 ?? publicIp.ipv4, ipv6: known?.ipv6 ?? publicIp.ipv6 } }
@@ -128,7 +105,7 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
   }
 }
 
-/** Makes backends whose lease is amended, and the same one again for a backend. */
+/** Returns a function that amends backends, and returns the same result for the same backend. */
 export function amendedOnce(manager: NodeParts['manager'], log: Log): (backend: Backend) => Backend {
   const known = new Map<Backend, Backend>()
   return (backend) => {
@@ -143,11 +120,11 @@ export async function keepLease(node: Node): Promise<never> {
   let pauseMs = 0
   for (;;) {
     const { unwritten } = node.lease
-    if (unwritten !== undefined) node.log.error(`The lease lives on, but cannot be written: ${unwritten}`)
+    if (unwritten !== undefined) node.log.error(`The lease was extended, but its value cannot be written: ${unwritten}`)
     const waitMs = renewalWaitMs(node)
     if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
     if (await untilDue(node, waitMs)) {
-      // Another host with our address may write in turns with us: neither store nor log is to be busy with that.
+      // Another host with this address may write in turns with this one, which must not overload the store or the log.
       const isAgain = performance.now() - answeredAt < DISPUTE_MS
       pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
       await pauseBefore(node, pauseMs)
@@ -159,19 +136,19 @@ export async function keepLease(node: Node): Promise<never> {
 }
 
 /**
- * True when the successor has written the lease for the node that it is to be: with other attributes, or for other families and so under
- * another key. Whoever wrote it back would have it written again, in turns until the hand-over.
+ * True if the successor has written its own lease: with other attributes, or for other families and so under another key. If this process wrote
+ * its lease back, both would write in turns until the hand-over.
  */
-function isSuccessors({ possession, view, lease }: Node): boolean {
-  if (!possession.hasSuccessor) return false
+function isSuccessors({ ownership, view, lease }: Node): boolean {
+  if (!ownership.hasSuccessor) return false
   const now = view.get(lease.key)
   if (now) return isOfOneNode(now.attrs, lease.attrs) && !leasesEqual(now, lease)
   return [...view.values()].some(({ attrs }) => isOfOneNode(attrs, lease.attrs))
 }
 
 /**
- * Runs `write`, and gives its lease an end by the monotonic clock too: until it is waited for, the clock of the day may
- * be set (NTP does so at boot). When that happens while it is written, the earlier end counts.
+ * Runs `write`, and gives its lease an end by the monotonic clock too, because the wall clock may be set later (NTP does so at boot). If the
+ * wall clock is set while the lease is written, the earlier end counts.
  */
 async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const monotonicZero = (): number => Date.now() - performance.now()
@@ -181,7 +158,7 @@ async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   return { ...lease, endsAt: expiresAt === undefined ? undefined : expiresAt - Math.max(before, monotonicZero()) }
 }
 
-/** Pauses for so long, or less when the lease is found to be gone. */
+/** Pauses for this time, or for a shorter time if the lease is gone. */
 async function pauseBefore(node: Node, ms: number): Promise<void> {
   const began = performance.now()
   for (;;) {
@@ -192,7 +169,7 @@ async function pauseBefore(node: Node, ms: number): Promise<void> {
   }
 }
 
-/** The wait before the lease is renewed; undefined when it never ends. */
+/** Returns the wait before the lease is renewed; undefined if the lease does not end. */
 function renewalWaitMs({ options, lease }: Node): number | undefined {
   const { expiresAt, endsAt = Infinity, unwritten } = lease
   const soonMs = unwritten === undefined ? Infinity : UNWRITTEN_MS * (1 - RENEW_JITTER * Math.random())
@@ -203,8 +180,8 @@ function renewalWaitMs({ options, lease }: Node): number | undefined {
 }
 
 /**
- * Waits until the lease is in doubt or, by either clock, `waitMs` are over: the monotonic clock, and timers with it, stand still
- * while the host is suspended, and the clock of the day can be set back. True when the lease is in doubt.
+ * Waits until the lease is in doubt, or until `waitMs` are over by one of the clocks. The monotonic clock and timers stop while the host is
+ * suspended, and the wall clock can be set back. Returns true if the lease is in doubt.
  */
 async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {
   if (waitMs === undefined) return leaseDoubt.wait(signal)
@@ -248,13 +225,13 @@ async function renewOrReplace(node: Node): Promise<void> {
         node.configDoubt.ring()
         return replaceLease(node)
       }
-      if (!isWeftError(error)) throw error
+      throwUnlessWaiting(error, signal)
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
-    // Any news of our lease meanwhile shows that the store is back.
-    const heard = await node.leaseDoubt.wait(signal, retryMs)
-    retryMs = heard ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
+    // A change of this node's lease meanwhile shows that the store is reachable again.
+    const rang = await node.leaseDoubt.wait(signal, retryMs)
+    retryMs = rang ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
   }
 }
 
@@ -264,21 +241,19 @@ async function isExtended(node: Node): Promise<boolean> {
     await replaceLease(node, false)
     return true
   } catch (error) {
-    node.signal.throwIfAborted()
-    if (!isWeftError(error)) throw error
+    throwUnlessWaiting(error, node.signal)
     node.log.error(`This node keeps the subnets that it has: ${describeError(error)}`)
     return false
   }
 }
 
 /**
- * Takes the same subnet again if it is free, and moves the node to another one if it is not. Rejects only if not `isRunning`, as obtainLease
- * does.
+ * Takes the same subnet again if it is free, and moves the node to another one if it is not. Waits as obtainLease does.
  */
-async function replaceLease(node: Node, isRunning = true): Promise<void> {
+async function replaceLease(node: Node, isForwarding = true): Promise<void> {
   const { log } = node
   const before = node.lease
-  node.lease = await obtainLease(node, node.attrs, before.subnet, isRunning)
+  node.lease = await obtainLease(node, node.attrs, before.subnet, isForwarding)
   node.learnt.ring()
   if (node.lease.key === before.key) return log.info(`Lease of ${netsText(before.subnet)} acquired again`)
   const kept = listed(before.subnet).every((net) =>
@@ -290,5 +265,5 @@ async function replaceLease(node: Node, isRunning = true): Promise<void> {
       `This node moves from ${netsText(before.subnet)} to ${netsText(node.lease.subnet)}: ` +
         'containers on the old subnet must be started again',
     )
-  node.possession.doubt.ring()
+  node.ownership.recheck.ring()
 }

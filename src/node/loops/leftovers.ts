@@ -30,11 +30,11 @@ type Leftovers = NonNullable<Node['leftovers']>
  * if there are none. Only a node that forwards does so, because otherwise a successor may have made devices already.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
-  const { backend, leftovers, possession } = node
+  const { backend, leftovers, ownership } = node
   if (!leftovers || !backend.devices) return true
   const { run } = leftovers
-  const { dataPath } = possession
-  const isOurs = (): boolean => possession.state.is === 'forwarding' && possession.dataPath === dataPath
+  const { dataPath } = ownership
+  const isOurs = (): boolean => ownership.state.is === 'forwarding' && ownership.dataPath === dataPath
   if (!isOurs()) return node.pastPath.length === 0
   try {
     let found = await find(node, leftovers)
@@ -57,10 +57,10 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   } catch (error) {
     node.signal.throwIfAborted()
     const why = isWeftError(error) ? describeError(error) : messageOf(error) // such as a parse error of the output of `ip`
-    const line = `What another backend left here cannot be looked for: ${why}`
+    const line = `Cannot check for leftovers of another backend: ${why}`
     // A node that is ready keeps its last findings.
     if (node.isReady) calmOf(node).warn(line)
-    else tell(node, [line])
+    else setPastPath(node, [line])
   }
   return node.pastPath.length === 0
 }
@@ -113,9 +113,13 @@ export async function clearEarlier(
     ...failures.map(([what, why]) => `${what}: ${why}`),
   ]
   if (left.length > 0)
-    throw new WeftError('DEVICE', `What another backend left cannot be removed: ${left.slice(0, NAMED).join(', ')}`, {
-      remedy: 'stop the process that uses it, or run `weft cleanup`',
-    })
+    throw new WeftError(
+      'DEVICE',
+      `A leftover of another backend cannot be removed: ${left.slice(0, NAMED).join(', ')}`,
+      {
+        remedy: 'stop the process that uses it, or run `weft cleanup`',
+      },
+    )
 }
 
 const othersOf = (options: Node['options']) => () =>
@@ -140,12 +144,12 @@ async function findInTable(
   node: Node,
   { earlier, run, others = othersOf(node.options) }: Leftovers,
 ): Promise<{ readonly found: Found; readonly surroundings: Surroundings }> {
-  const { backend, config, lease, possession, view } = node
+  const { backend, config, lease, ownership, view } = node
   const surroundings: Surroundings = {
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
     earlier,
-    ownDevices: [...(backend.devices ?? []), ...(possession.dataPath?.tunNames ?? [])],
+    ownDevices: [...(backend.devices ?? []), ...(ownership.dataPath?.tunNames ?? [])],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
     external: backend.external?.name,
@@ -198,8 +202,10 @@ function note(
           : `A device of another backend is in the way: ${device}, which was made for this network, stays, since ${by}; ` +
             `stop that process, or remove the device with \`ip link del ${device}\``,
       ),
-    ...failures.slice(0, NAMED).map(([what, why]) => `What another backend left cannot be removed: ${what}: ${why}`),
-    failures.length > NAMED && `What another backend left cannot be removed: ${failures.length - NAMED} more`,
+    ...failures
+      .slice(0, NAMED)
+      .map(([what, why]) => `A leftover of another backend cannot be removed: ${what}: ${why}`),
+    failures.length > NAMED && `A leftover of another backend cannot be removed: ${failures.length - NAMED} more`,
     own.length > 0 &&
       `Packets to this node's own containers leave this host: by routes that weft did not make: ${routesText(own)}; ` +
         'remove them with `ip route del`',
@@ -208,7 +214,7 @@ function note(
         'remove them with `ip route del`, or set "AllowBypass": true in Backend if they are wanted',
     isUnjudged && 'Routes into the network cannot be judged yet: the leases are not known; see that the store answers',
   ]
-  tell(
+  setPastPath(
     node,
     lines.filter((line) => line !== false),
   )
@@ -220,7 +226,7 @@ const routesText = (bypasses: readonly Bypass[]): string => {
 }
 
 /** Sets `node.pastPath`, and logs the lines that are new. The part of a line before the first colon is public. */
-function tell(node: Node, lines: readonly string[]): void {
+function setPastPath(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)
   node.pastPath = lines.map((line) => {
     const at = line.indexOf(': ')

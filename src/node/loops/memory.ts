@@ -1,4 +1,4 @@
-// memory.ts - keeps what this node remembers: what befell each peer, in a file too for the processes after it, and the last hour.
+// memory.ts - records the events of the peers, which are also written to a file for later processes, and the samples of the last hour.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -14,23 +14,35 @@ import type { Node } from '../node.ts'
 import { countersOf } from '../report.ts'
 import { createPeerWatch, type PeerWatch } from './peer-watch.ts'
 
-/** Between two looks at what is new. */
+/** The interval at which changes are read. */
 const TICK_MS = 2_000
-/** Between two writes of the file, and two looks at who of the silent was heard. */
+/** The shortest interval between writes of the file, and the interval at which the packets of silent peers are counted. */
 const REST_MS = 5_000
 const HEARD_MS = 10_000
-/** A disk that hangs keeps no node from its end for longer. */
+/** How long a hanging disk may delay the end of the process. */
 const PATIENCE_MS = 1_000
 
 type Traffic = ReadonlyMap<string, PeerTraffic>
 
-export async function keepMemory(node: Node): Promise<never> {
+const memories = new WeakMap<Node, ReturnType<typeof createMemory>>()
+/** Returns the node's memory. A loop that was restarted after a failure keeps it. */
+function memoryOf(node: Node): ReturnType<typeof createMemory> {
+  const memory = memories.get(node) ?? createMemory(node)
+  memories.set(node, memory)
+  return memory
+}
+
+function createMemory(node: Node) {
   const events = createPeerEvents()
-  const hour = createHour()
-  const recent = createRecent()
-  node.memory = { events, hour, recent }
   const file = createEventsFile(node, events)
   void file.begin()
+  const memory = { events, hour: createHour(), recent: createRecent() }
+  node.memory = memory
+  return { ...memory, file }
+}
+
+export async function keepMemory(node: Node): Promise<never> {
+  const { events, hour, recent, file } = memoryOf(node)
   const watch = createPeerWatch(events, () => new Date().toISOString())
   const sampler = createSampler(node, hour, recent, watch)
   let traffic: Traffic = new Map()
@@ -51,26 +63,26 @@ export async function keepMemory(node: Node): Promise<never> {
   }
 }
 
-/** Nothing is known of a device that is gone. */
-async function trafficOf({ possession: { dataPath } }: Node): Promise<Traffic> {
+/** Returns no traffic if the device is gone. */
+async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   return (await dataPath?.traffic?.().catch(() => undefined)) ?? new Map()
 }
 
-/** Has those looked at of whom there is something new. */
+/** Passes the peers whose results have changed to the watch. */
 function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatch, traffic: Traffic): void {
   const now = performance.now()
   for (const family of FAMILIES) {
-    const [asked, searched] = [probes?.[family], lengths[family]]
-    for (const key of new Set([...(asked?.takeNews() ?? []), ...(searched?.takeNews() ?? [])])) {
+    const [watched, searched] = [probes?.[family], lengths[family]]
+    for (const key of new Set([...(watched?.takeNews() ?? []), ...(searched?.takeNews() ?? [])])) {
       const place = key === own.key ? undefined : placeIn(view, key, family)
       if (!place) continue
-      const [probed, length] = [asked?.result(key), searched?.length(key)]
+      const [probed, length] = [watched?.result(key), searched?.length(key)]
       watch.look({ ...place, probed, length, heardAt: traffic.get(key)?.lastReceivedAt }, now)
     }
   }
 }
 
-/** The words for a peer by a family; undefined where it has none there. */
+/** Returns a peer's subnet and address of a family as text; undefined if it has none. */
 function placeIn(view: Node['view'], key: string, family: Family) {
   const { subnet, attrs } = view.get(key) ?? {}
   const [net, address] = [subnet?.[family], attrs?.publicIp[family]]
@@ -87,7 +99,7 @@ interface Totals {
   readonly drops: number | undefined
 }
 
-/** A count that went back began anew: of that time nothing is known. */
+/** Returns the rate per second; undefined if a counter was reset in between. */
 const rate = (now: number | undefined, then: number | undefined, ms: number): number | undefined =>
   now !== undefined && then !== undefined && now >= then && ms > 0 ? ((now - then) * 1000) / ms : undefined
 
@@ -96,7 +108,7 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
   let stepAt = performance.now()
   let peerStepAt = stepAt
   let before: { readonly at: number; readonly traffic: Traffic } | undefined
-  recent.keep(countersOf(node.possession), stepAt)
+  recent.keep(countersOf(node.ownership), stepAt)
 
   function totalsOf(counters: Readonly<Record<string, number>>, at: number): Totals {
     const drops = Object.entries(counters).filter(([name]) => isDrop(name))
@@ -128,7 +140,7 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
     const ms = then ? now.at - then.at : 0
     const sample = (key: string): PeerSample => {
       const [after, earlier] = [traffic.get(key), then?.traffic.get(key)]
-      // Of two families the one that is worse.
+      // With two families, the worse one counts.
       const probed = FAMILIES.flatMap((family) => node.probes?.[family]?.result(key) ?? [])
       const times = probed.flatMap(({ isAnswering, roundTripMs }) => (isAnswering ? (roundTripMs ?? []) : []))
       return {
@@ -148,7 +160,7 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
       const now = performance.now()
       if (now - stepAt >= STEP_MS) {
         stepAt += STEP_MS * Math.floor((now - stepAt) / STEP_MS)
-        const counters = countersOf(node.possession)
+        const counters = countersOf(node.ownership)
         recent.keep(counters, now)
         hour.add(nodeSample(totalsOf(counters, now)), now)
       }
@@ -168,11 +180,11 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
 
 // --- The file.
 
-/** Keeps the events in the file for the process after this one, where there is to be one; nothing that is in the way harms a node. */
+/** Keeps the events in the file for the next process. Failures are only logged. */
 function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: PeerEvents) {
   const calm: Log = seldom(log)
   const path = next?.events
-  /** True when nobody else writes it any more. */
+  /** True if no other process writes the file any more. */
   let isOwn = false
   let written = ''
   let writing: Promise<void> | undefined
@@ -184,7 +196,7 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
     try {
       events.adopt(await readEvents(path))
     } catch (error) {
-      calm.warn(`Cannot use the events of peers in ${path}: ${messageOf(error)}; they begin anew`)
+      calm.warn(`Cannot use the events of peers in ${path}: ${messageOf(error)}; the list starts empty`)
     }
     written = last()
   }
@@ -202,21 +214,21 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
   }
 
   return {
-    /** Reads what the process before this one has written, and again what it wrote last: from then on the file is this one's to write. */
+    /** Reads the file now, and again when the previous process has ended. From then on this process writes the file. */
     async begin(): Promise<void> {
       await read()
       await next?.free
       await read()
-      // What was added meanwhile is not in the file yet.
+      // Events that were added meanwhile are not in the file yet.
       if (Object.values(events.counts()).some((count) => count > 0)) written = ''
       isOwn = true
     },
-    /** Begins to write what is new, seldom. */
+    /** Starts to write new events, at most once per REST_MS. */
     write(): void {
       if (writing || performance.now() - writtenAt < REST_MS) return
       writing = write().finally(() => (writing = undefined))
     },
-    /** Writes the rest. */
+    /** Writes the remaining events. */
     async end(): Promise<void> {
       await writing
       await write()
@@ -224,11 +236,11 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
   }
 }
 
-/** Whoever ends does not wait for a disk that hangs. */
+/** Rejects if the work takes longer than PATIENCE_MS. */
 async function patiently<T>(work: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {
-    timer = setTimeout(() => reject(new Error(`nothing came of it for ${PATIENCE_MS / 1000} s`)), PATIENCE_MS)
+    timer = setTimeout(() => reject(new Error(`not done within ${PATIENCE_MS / 1000} s`)), PATIENCE_MS)
   })
   try {
     return await Promise.race([work, late])

@@ -1,18 +1,18 @@
-// names.ts - keeps the names of the other hosts: what each wrote beside its lease, under its public IP (duplicate-node.ts).
+// names.ts - reads the names of the other hosts, which each weftd writes beside its lease, under its public IP (duplicate-node.ts).
 //
-// Where the source of the leases tells a node's name with its lease, as Kubernetes does, nothing is asked. A flanneld writes no name.
+// Kubernetes reports names with the leases, so this loop has no work there. flanneld writes no name.
 
-import { isWeftError } from '../../base/errors.ts'
 import { hostNameIn } from '../../control/lease/host-name.ts'
 import { pause } from '../../host/bell.ts'
+import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
-/** Between two looks, and for each name besides: the store of very many nodes has other work. */
+/** The interval of the queries, and its addition per name, so that many nodes do not overload the store. */
 const LOOK_MS = 60_000
 const LOOK_MS_A_NAME = 3
-/** A host that is new writes its name when it has its lease. */
+/** The time that a new host gets to write its name after its lease. */
 const NEW_MS = 2_000
-/** All is asked for this often where else only news are: what has gone is not among them. */
+/** The interval at which all names are read. Between these reads only changes are read, which do not include deletions. */
 const WHOLE_MS = 3_600_000
 
 export async function keepNames(node: Node): Promise<never> {
@@ -23,7 +23,7 @@ export async function keepNames(node: Node): Promise<never> {
     try {
       if (performance.now() - wholeAt >= WHOLE_MS) since = undefined
       const found = await manager.claims?.(since, signal)
-      // A store that was restored has gone back: what it had before is not known.
+      // The revision of a restored store is smaller, so all names are read again.
       if (found && since !== undefined && found.revision < since) {
         since = undefined
         continue
@@ -41,8 +41,7 @@ export async function keepNames(node: Node): Promise<never> {
         since = found.revision
       }
     } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error)) throw error // the loop that follows the store reports its failures
+      throwUnlessWaiting(error, signal) // the loop that follows the store reports its failures
     }
     const many = node.names.size * LOOK_MS_A_NAME
     // The random factor is for nodes that started together.

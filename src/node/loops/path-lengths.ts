@@ -1,32 +1,32 @@
-// path-lengths.ts - looks for the longest packet that reaches each peer, by echo requests of so many bytes: whom to ask now, with
-// what size, and what the answers say. Pure.
+// path-lengths.ts - searches the longest packet that reaches each peer: decides which peer gets an echo request of which length, and
+// evaluates the answers. Pure.
 //
-// Packetization Layer Path MTU Discovery (RFC 8899), with the peer's kernel for the other end. A size does not pass when none of
-// its requests was answered, and small ones were that were sent along: a peer that is down, or a path that loses packets of any
-// length, says nothing of the length that passes.
+// This is Packetization Layer Path MTU Discovery (RFC 8899) with the peer's kernel as the other end. A length does not pass if no request of
+// that length was answered, but small requests that were sent with it were. Without the small requests, a peer that is down or a path that
+// loses packets of any length would look the same.
 
 import type { Address } from '../../net/address.ts'
 import { lengthsUpTo } from '../../net/lengths.ts'
 
-/** A size is asked so often (RFC 8899 section 5.1.2, MAX_PROBES), so far apart (5.1.1, PROBE_TIMER). */
+/** The number of requests of one length (RFC 8899 section 5.1.2, MAX_PROBES) and their interval (5.1.1, PROBE_TIMER). */
 const TRIES = 3
 const TRY_EVERY_MS = 1_000
-/** The longest is asked more often before it is said not to pass: a path of which one packet in twenty is lost is whole. */
+/** The number of requests of the longest length, so that a path which loses one packet in twenty does not count as narrow. */
 const TRIES_OF_LONGEST = 5
-/** For each small request that is lost beside it a size is asked twice more; never more often than this. */
+/** The maximum number of requests of one length. Each lost small request adds two requests. */
 const MOST_TRIES = 15
 /**
- * A length that passes is asked again this often (5.1.1, CONFIRMATION_TIMER), and a longer one this often (PMTU_RAISE_TIMER): requests
- * of our own are lost where it does not pass, and nobody's data.
+ * The interval at which a length that passes is tried again (5.1.1, CONFIRMATION_TIMER). Only requests are lost if it does not pass any more,
+ * not data. RAISE_EVERY_MS is the interval for a longer length (PMTU_RAISE_TIMER).
  */
 const CONFIRM_EVERY_MS = 10_000
-/** Less often where peers are many: one of them in so long, which bounds the cost, whatever their number. */
+/** The addition to that interval per peer, which limits the cost with many peers. */
 const CONFIRM_ONE_MS = 300
 const RAISE_EVERY_MS = 30_000
-/** A peer that was silent altogether is asked again then, and one that came, or has another endpoint, at some moment of the first. */
+/** The pause after a search in which the peer was silent, and the time within which a new or changed peer is searched. */
 const RETRY_MS = 10_000
 const SOON_MS = 1_000
-/** Whatever the number of peers, so many are asked in a second at most, each by one request, and a small one along with it. */
+/** The maximum number of peers that get a request per second, each with a small request in addition. */
 const ASKED_A_SECOND = 5
 /** ICMP's sequence numbers (RFC 792). */
 const SEQUENCES = 0x10000
@@ -41,36 +41,36 @@ export interface SearchedPeer {
 
 export interface Question extends SearchedPeer {
   readonly sequence: number
-  /** The length of the packet; 0 for as few bytes as it takes. */
+  /** The length of the packet; 0 for the smallest request. */
   readonly bytes: number
 }
 
-/** The length of packets that reaches a peer. */
+/** The result of the search for one peer. */
 export interface PathLength {
-  /** True when one as long as containers may send does. */
+  /** True if a packet as long as containers may send reaches the peer. */
   readonly isWhole: boolean
-  /** The longest that does; undefined while it is looked for, of a path that is not whole. */
+  /** The longest packet that reaches the peer; undefined while the search on a narrow path runs. */
   readonly bytes: number | undefined
-  /** The time when the path became whole, or ceased to be, as far as is known; by the caller's clock. */
+  /** The time when the path became whole or narrow, by the caller's clock. */
   readonly since: number
 }
 
 export interface PathSearch {
-  /** These and no others are peers from now on. */
+  /** Replaces the set of peers. */
   keep(peers: readonly SearchedPeer[], now: number): void
-  /** Says what a peer may be asked from now on; undefined when it is no peer any more. */
+  /** Changes the addresses of one peer; undefined removes the peer. */
   look(key: string, peer: Omit<SearchedPeer, 'key'> | undefined, now: number): void
-  /** The questions to ask now. To be called about once a second. */
+  /** Returns the requests to send now. Must be called about once a second. */
   due(now: number): readonly Question[]
-  /** An answer came. */
+  /** Evaluates an answer. */
   answered(sequence: number, from: Address, now: number): void
-  /** The longest packet that was found to reach a peer, by lease key; without those that a packet of any length reaches. */
+  /** Returns the longest packet that reaches each peer with a narrow path, by lease key. */
   limits(): ReadonlyMap<string, number>
-  /** The results by lease key, without peers of which nothing is known yet. */
+  /** Returns the results by lease key, without peers that have none yet. */
   lengths(): ReadonlyMap<string, PathLength>
-  /** The result of one; undefined while nothing is known of it. */
+  /** Returns the result of one peer; undefined if it has none yet. */
   length(key: string): PathLength | undefined
-  /** The keys of those whose result is another since this was last called. */
+  /** Returns the keys of the peers whose result has changed since the last call. */
   takeNews(): ReadonlySet<string>
 }
 
@@ -83,25 +83,25 @@ interface Known extends SearchedPeer {
 }
 
 /**
- * A search through the sizes in order: the one at `passes` reaches the peer, the one at `fails` does not, `at` is being
- * asked.
+ * A binary search through the sorted sizes: the size at index `passes` reaches the peer, the size at `fails` does not, and the size at `at` is
+ * tried now.
  */
 interface Search {
   readonly sizes: readonly number[]
-  /** True when it began with the longest. */
+  /** True if the search began with the longest size. */
   readonly isForLonger: boolean
   passes: number
   fails: number
   at: number
   tries: number
-  /** The small requests that were sent along with `at`, and those of them that were answered. */
+  /** The number of small requests that were sent with the size at `at`, and the number of their answers. */
   small: number
   answered: number
 }
 
 /**
- * `overhead` is what stands around a packet. `wanted` is the longest packet that containers may send, and `knownMtu` says what none may
- * be longer than, by what the kernel knows of the path; undefined where a peer is not to be asked now. `random` gives 0 to 1.
+ * `overhead` is the overhead of a packet in bytes. `wanted` is the longest packet that containers may send. `knownMtu` returns the path MTU that
+ * the kernel knows; undefined if the peer must not get requests now. `random` returns 0 to 1.
  */
 export function createPathSearch(
   overhead: number,
@@ -111,15 +111,15 @@ export function createPathSearch(
 ): PathSearch {
   const known = new Map<string, Known>()
   /**
-   * The peers whose search is under way. Below: the others by the second in which they are due, and those whose second
-   * has come, first come first.
+   * The peers with a running search. `later` has the other peers by the second in which they are due, and `come` those whose second has come,
+   * in order.
    */
   const begun = new Set<Known>()
   const later = new Map<number, Known[]>()
   const come: Known[] = []
-  let taken = 0 // of those
+  let taken = 0 // the number of peers in `come` that were handled
   const limits = new Map<string, number>()
-  /** Requests of the sizes that are asked now. */
+  /** The requests that wait for an answer, by sequence number. */
   const waiting = new Map<number, { readonly peer: Known; readonly search: Search; readonly at: number | undefined }>()
   let news = new Set<string>()
   let next = Math.floor(random() * SEQUENCES)
@@ -131,7 +131,7 @@ export function createPathSearch(
     return { sizes, isForLonger: confirmed === -1, passes: -1, fails: at + 1, at, tries: 0, small: 0, answered: 0 }
   }
 
-  /** Learns the longest packet that reaches a peer; undefined while all that is known is that the path is not whole. */
+  /** Records the longest packet that reaches a peer; undefined if only known that the path is narrow. */
   function learn(peer: Known, bytes: number | undefined, now: number): void {
     const isWhole = bytes !== undefined && bytes >= wanted
     const since = peer.length?.isWhole === isWhole ? peer.length.since : now
@@ -154,7 +154,7 @@ export function createPathSearch(
     else later.set(second, [peer])
   }
 
-  /** Whoever is due, the search that is under way first, then whoever waits longest. */
+  /** Yields the due peers: first those with a running search, then those that wait longest. */
   function* turns(now: number): Generator<Known, void, undefined> {
     yield* [...begun].filter(({ nextAt }) => nextAt <= now).toSorted((a, b) => a.nextAt - b.nextAt)
     for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
@@ -163,7 +163,7 @@ export function createPathSearch(
     }
     while (taken < come.length) {
       const peer = come[taken++]
-      // A peer that is none any more, or is asked already, is skipped.
+      // A removed peer, and a peer whose search runs already, is skipped.
       if (peer && known.get(peer.key) === peer && !peer.search) yield peer
     }
     come.length = 0
@@ -174,13 +174,13 @@ export function createPathSearch(
     for (const [sequence, request] of waiting) if (request.peer === peer) waiting.delete(sequence)
   }
 
-  /** Concludes a question: it passed, or did not. */
+  /** Evaluates whether the tried size passed. */
   function conclude(peer: Known, search: Search, isPassing: boolean, now: number): void {
     if (isPassing) search.passes = search.at
     else search.fails = search.at
     const { sizes, passes, fails } = search
     if (fails - passes > 1) {
-      // Of how much less passes there is no word yet. That something longer than a small request does says that it is the length.
+      // The longest size that passes is not known yet. But a size above the small request passed, so the path is narrow.
       if (passes !== -1 && peer.length?.isWhole !== false) learn(peer, undefined, now)
       forget(peer)
       search.at = (passes + fails) >> 1
@@ -188,7 +188,7 @@ export function createPathSearch(
       peer.nextAt = now
       return
     }
-    // When only small requests are answered, somebody drops long echo requests.
+    // If only small requests are answered, a firewall drops long echo requests.
     if (passes === -1) peer.length = undefined
     else {
       learn(peer, sizes[passes], now)
@@ -209,7 +209,7 @@ export function createPathSearch(
     return { key, endpoint, address, sequence, bytes: (at === undefined ? undefined : search.sizes[at]) ?? 0 }
   }
 
-  function ask(peer: Known, now: number): readonly Question[] {
+  function questionsFor(peer: Known, now: number): readonly Question[] {
     const longest = knownMtu(peer.key)
     if (longest === undefined) {
       end(peer, now + RETRY_MS)
@@ -222,11 +222,11 @@ export function createPathSearch(
         end(peer, now + RETRY_MS)
         return []
       }
-      // A length that was too long by then was reported to the kernel by somebody, or it would not have said so.
+      // If the kernel's path MTU is smaller meanwhile, a router has reported it, so this size needs no conclusion.
       if ((before.sizes[before.at] ?? 0) <= longest) conclude(peer, before, false, now)
       if (peer.nextAt > now) return []
     }
-    // The kernel learnt or forgot something: what is asked is another question.
+    // The kernel's path MTU changed, so the search starts again.
     if (peer.search?.sizes.at(-1) !== longest) {
       forget(peer)
       peer.search = begin(peer, longest, now)
@@ -240,7 +240,7 @@ export function createPathSearch(
     return [newQuestion(peer, search, search.at), newQuestion(peer, search, undefined)]
   }
 
-  /** So often the size that is asked is asked before it is said not to pass. */
+  /** Returns the number of requests after which the tried size does not pass. */
   function triesOf(search: Search): number {
     return Math.min(MOST_TRIES, leastTriesOf(search) + 2 * (search.small - search.answered))
   }
@@ -275,18 +275,18 @@ export function createPathSearch(
     look,
     due(now) {
       const questions: Question[] = []
-      let asked = 0
+      let peersAsked = 0
       for (const peer of turns(now)) {
-        const more = ask(peer, now)
-        if (more.length > 0) asked++
+        const more = questionsFor(peer, now)
+        if (more.length > 0) peersAsked++
         questions.push(...more)
-        if (asked === ASKED_A_SECOND) break
+        if (peersAsked === ASKED_A_SECOND) break
       }
       return questions
     },
     answered(sequence, from, now) {
       const { peer, search, at } = waiting.get(sequence) ?? {}
-      // Whoever is not asked may say what it likes.
+      // An answer from an address that got no request proves nothing.
       if (!peer || !search || peer.address !== from) return
       waiting.delete(sequence)
       if (at === undefined) search.answered++

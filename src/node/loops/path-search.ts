@@ -1,5 +1,5 @@
-// path-search.ts - asks each peer now and then, by each family, with a packet as long as containers may send, and finds the longest
-// that reaches it where that does not. A data path that asks for it goes by what is found: routers may drop longer ones and say nothing.
+// path-search.ts - finds the longest packet that reaches each peer, over each inner family, with echo requests of different lengths. Some
+// routers drop long packets without an ICMP error. On request the data path then sends shorter packets.
 
 import { messageOf } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
@@ -11,22 +11,22 @@ import { takeUnseen, type Node } from '../node.ts'
 import { createPathSearch, type PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
 
-/** Between two looks at who is due. */
+/** The interval at which due requests are sent. */
 const TICK_MS = 1_000
-/** The peers of the data path are looked at this often, though nobody changed them, where it allows that. */
+/** How often all peers of the data path are read again, in addition to the changed ones. */
 const KEEP_MS = 10_000
 
-/** The facts that a search for a peer's path needs, by a family; undefined when nobody answers there. */
+/** Returns a peer's addresses for the search over a family; undefined if the peer has no address to probe. */
 function searchedOf(peer: PathPeer | undefined, family: Family): Omit<SearchedPeer, 'key'> | undefined {
   const { endpoint = '', probe } = peer?.[family] ?? {}
   return probe === undefined ? undefined : { endpoint, address: probe }
 }
 
-/** The searching by one family. */
+/** The search over one inner family. */
 interface Searching {
   readonly family: Family
   isForbidden: boolean
-  /** The search that runs, with what it began with. */
+  /** The present search, and the facts that it started with. */
   running:
     | {
         readonly dataPath: DataPath
@@ -36,9 +36,9 @@ interface Searching {
         readonly search: PathSearch
       }
     | undefined
-  /** The peers were given to it then, by its clock. */
+  /** The time when all peers were last passed to the search. */
   keptAt: number
-  /** The limits that the data path goes by. */
+  /** The limits that the data path uses. */
   limits: ReadonlyMap<string, number>
 }
 
@@ -50,8 +50,8 @@ export async function searchPaths(node: Node): Promise<never> {
   try {
     for (;;) {
       await pause(signal, TICK_MS)
-      const { dataPath } = node.possession
-      // Whoever wants no probes has none of these either, unless the data path is to go by them.
+      const { dataPath } = node.ownership
+      // Without probes there is no search either, unless the data path needs its results.
       const isWanted = options['probe-interval'] > 0 || dataPath?.pathSearch?.limit !== undefined
       for (const searching of searchings) openFor(searching, isWanted ? dataPath : undefined, node)
       const open = searchings.flatMap((searching) => (searching.running ? [{ ...searching.running, searching }] : []))
@@ -70,7 +70,7 @@ export async function searchPaths(node: Node): Promise<never> {
   }
 }
 
-/** Makes the search one of this data path, from the address that it has now; none where there is none, or none is wanted. */
+/** Starts a new search if the data path, its address or its MTU has changed. Without a data path or an address there is no search. */
 function openFor(searching: Searching, dataPath: DataPath | undefined, node: Node): void {
   const { family, running } = searching
   const { config, openEcho, log } = node
@@ -84,7 +84,7 @@ function openFor(searching: Searching, dataPath: DataPath | undefined, node: Nod
   const search = createPathSearch(
     dataPath.pathSearch?.overhead ?? overheadOf(config.backendType, family),
     mtu,
-    // A peer that does not answer has no path that could be looked at.
+    // A silent peer has no path that could be searched.
     (key) => (isSilent(key) ? undefined : (dataPath.pathSearch?.knownMtu(key, family) ?? mtu)),
     Math.random,
   )
@@ -92,9 +92,9 @@ function openFor(searching: Searching, dataPath: DataPath | undefined, node: Nod
     const echo = openEcho(source, (from, sequence) => search.answered(sequence, from, performance.now()))
     Object.assign(searching, { running: { dataPath, source, mtu, echo, search }, keptAt: -Infinity, limits: new Map() })
   } catch (error) {
-    if (!FORBIDDEN.has((error as NodeJS.ErrnoException).code)) return // the address may not be there yet
+    if (!FORBIDDEN.has((error as NodeJS.ErrnoException).code)) return // the address may not exist yet
     searching.isForbidden = true
-    if (!dataPath.pathSearch?.limit) return // whoever asks whether peers answer says so
+    if (!dataPath.pathSearch?.limit) return // probes.ts logs this refusal
     log.warn(
       `"ProbePathMTU" is ignored (${messageOf(error)}): it needs a net.ipv4.ping_group_range that includes the group of ` +
         'weftd, or CAP_NET_RAW',
@@ -102,7 +102,7 @@ function openFor(searching: Searching, dataPath: DataPath | undefined, node: Nod
   }
 }
 
-/** Tells the search who the peers are: those that may differ, or all now and then. */
+/** Passes the changed peers to the search, and from time to time all peers. */
 function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<string> | undefined, now: number): void {
   const { family, keptAt, running } = searching
   const dataPath = running?.dataPath
@@ -120,7 +120,7 @@ function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<stri
   }
 }
 
-/** Has the data path go by what was found, where it wants that; a peer that is routed to past the tunnel has no limit there. */
+/** Passes the limits that were found to the data path, if it uses them. A peer with a direct route has no limit. */
 function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   const { pathSearch } = searching.running?.dataPath ?? {}
   if (!pathSearch?.limit) return
@@ -135,10 +135,10 @@ function limit(searching: Searching, search: PathSearch, { log }: Node): void {
     if (bytes === undefined) log.info(`No packet is too long for the path to ${key} any more`)
     else
       log.warn(
-        `Packets of more than ${bytes} bytes do not reach ${key}, and nobody on the way says so: shorter ones are sent`,
+        `Packets of more than ${bytes} bytes do not reach ${key}, and no router on the path reports it: weftd sends shorter ones`,
       )
   }
 }
 
-/** The bytes around a packet of a family. */
+/** Returns the overhead of a packet of a family, in bytes. */
 const overheadOf = (type: string, family: Family): number => (isBackendType(type) ? overheadBy(type, family) : 0)

@@ -1,46 +1,46 @@
-// peer-watch.ts - what befalls each peer, by what is known of it from one look to the next. Pure.
+// peer-watch.ts - derives the events of each peer from the changes of its probe results. Pure.
 
 import type { Family } from '../../net/address.ts'
 import { placeOf, type PeerEvent, type PeerEventKind, type PeerEvents } from '../../report/peer-events.ts'
 import type { PathLength } from './path-lengths.ts'
 import type { Probed } from './probe-schedule.ts'
 
-/** A peer whose round trip is more than this many times the usual one is slow, when it is so much longer at least, so often in a row. */
+/** A peer is slow if its round trip is SLOW_TIMES the usual one and SLOW_MORE_MS longer, for SLOW_IN_A_ROW probes. */
 const SLOW_TIMES = 2
 const SLOW_MORE_MS = 2
 const SLOW_IN_A_ROW = 3
-/** It is as usual again below this many times. */
+/** A slow peer is normal again below this multiple of the usual round trip. */
 const USUAL_TIMES = 1.5
-/** The usual round trip is known after so many, and each later one counts for so much. */
+/** The number of samples before the usual round trip is known, and the weight of each later sample. */
 const LEARNT_FROM = 10
 const WEIGHT = 1 / 16
-/** What has been slow for so long is usual from then on. */
+/** After this time a longer round trip becomes the usual one. */
 const NEW_USUAL_MS = 3_600_000
-/** What was on its way when a peer fell silent may come so much later. */
+/** Packets that were on their way when a peer fell silent may arrive within this time. */
 const ON_ITS_WAY_MS = 2_000
 
-/** A peer by a family, as it is now. */
+/** The present state of a peer over one family. */
 export interface Looked {
   readonly peer: string
   readonly publicIp: string
   readonly family: Family
   readonly probed: Probed | undefined
   readonly length: PathLength | undefined
-  /** The time when the last packet of it came, where that is known; times are in ms by one clock that never goes back. */
+  /** The time when its last packet came, if known. All times are in ms by one monotonic clock. */
   readonly heardAt?: number | undefined
 }
 
 export interface PeerWatch {
   look(looked: Looked, now: number): void
-  /** Forgets all others than these. */
+  /** Forgets all peers except these. */
   keep(places: ReadonlySet<string>): void
-  /** True while a peer is silent of which it is not known that it sends. */
+  /** True if a peer is silent and it is not known whether its packets arrive. */
   isAnySilent(): boolean
-  /** The newest round trip and loss of each that answers, or was asked. */
+  /** Returns the newest round trip and loss of each peer. A silent peer has no round trip. */
   readings(): Iterable<{ readonly roundTripMs: number | undefined; readonly lossPercent: number }>
 }
 
-/** Something that began at a time: by our clock, or that of the day where a process before this one saw it. */
+/** The time when a state began: by the monotonic clock, or by the wall clock if an earlier process saw it. */
 type Since = { readonly now: number } | { readonly day: number }
 
 interface State {
@@ -53,16 +53,16 @@ interface State {
   probed: Probed | undefined
   usualMs: number
   learnt: number
-  /** How many in a row are not as the state says. */
+  /** The number of samples in a row that contradict the state. */
   doubts: number
   slow: number | undefined
 }
 
-/** `stamp` gives the time of day, as the events have it. */
+/** `stamp` returns the time of day in the format of the events. */
 export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWatch {
   const states = new Map<string, State>()
 
-  /** A peer that is seen first is as the process before this one saw it last. */
+  /** Creates the state of a new peer from the last events, which an earlier process may have written. */
   function begin(looked: Looked): State {
     const { publicIp } = looked
     const sinceOf = (kinds: readonly PeerEventKind[], kind: PeerEventKind): Since | undefined => {
@@ -83,13 +83,13 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
     }
   }
 
-  function tell(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
+  function addEvent(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
     const { peer, publicIp, family } = looked
     const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
     events.add({ at: stamp(), what, peer, publicIp, family, ...nothing, ...known })
   }
 
-  /** The time since then in seconds; null where the clock of the day was set back meanwhile. */
+  /** Returns the time since then in seconds; null if the wall clock was set back meanwhile. */
   function lasted(since: Since, now: number): number | null {
     const ms = 'now' in since ? now - since.now : Date.parse(stamp()) - since.day
     return ms < 0 ? null : Math.round(ms / 1000)
@@ -101,16 +101,16 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
     if (!probed.isAnswering) {
       if (!state.silent) {
         state.silent = { now: probed.at }
-        tell(looked, 'silent')
+        addEvent(looked, 'silent')
       }
-      // Of a silence that began before this process did: since it was first seen here.
+      // For a silence that began in an earlier process this is the time when this process first saw it.
       state.silentHere ??= probed.at
       if (!state.isOneWay && heardAt !== undefined && heardAt > state.silentHere + ON_ITS_WAY_MS) {
         state.isOneWay = true
-        tell(looked, 'one-way')
+        addEvent(looked, 'one-way')
       }
     } else if (state.silent) {
-      tell(looked, 'back', { afterSeconds: lasted(state.silent, now) })
+      addEvent(looked, 'back', { afterSeconds: lasted(state.silent, now) })
       state.silent = undefined
       state.silentHere = undefined
       state.isOneWay = false
@@ -122,16 +122,16 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
     if (!length || probed?.isAnswering === false) return
     if (!length.isWhole && !state.narrow && length.bytes !== undefined) {
       state.narrow = { now: length.since }
-      tell(looked, 'narrow', { bytes: length.bytes })
+      addEvent(looked, 'narrow', { bytes: length.bytes })
     } else if (length.isWhole && state.narrow) {
-      tell(looked, 'whole', { afterSeconds: lasted(state.narrow, now) })
+      addEvent(looked, 'whole', { afterSeconds: lasted(state.narrow, now) })
       state.narrow = undefined
     }
   }
 
   function lookAtRoundTrip(state: State, looked: Looked, now: number): void {
     const { probed } = looked
-    // Each is counted once.
+    // Each probe counts once.
     if (!probed?.isAnswering || probed.roundTripMs === undefined || probed.at === state.probed?.at) return
     const ms = probed.roundTripMs
     if (state.learnt < LEARNT_FROM) {
@@ -145,12 +145,12 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
       if (!isSlow) state.usualMs += (ms - state.usualMs) * WEIGHT
       if (state.doubts < SLOW_IN_A_ROW) return
       state.slow = now
-      tell(looked, 'slow', known)
+      addEvent(looked, 'slow', known)
     } else {
       const isNew = now - state.slow >= NEW_USUAL_MS
       state.doubts = ms < USUAL_TIMES * state.usualMs || ms < state.usualMs + SLOW_MORE_MS ? state.doubts + 1 : 0
       if (!isNew && state.doubts < SLOW_IN_A_ROW) return
-      tell(looked, 'usual', { ...known, afterSeconds: lasted({ now: state.slow }, now) })
+      addEvent(looked, 'usual', { ...known, afterSeconds: lasted({ now: state.slow }, now) })
       if (isNew) Object.assign(state, { usualMs: 0, learnt: 0 })
       state.slow = undefined
     }
@@ -163,7 +163,7 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
       const state = states.get(place) ?? begin(looked)
       states.set(place, state)
       if (state.publicIp !== looked.publicIp) {
-        tell(looked, 'moved', { movedFrom: state.publicIp })
+        addEvent(looked, 'moved', { movedFrom: state.publicIp })
         state.publicIp = looked.publicIp
       }
       lookAtAnswers(state, looked, now)
@@ -185,5 +185,5 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
   }
 }
 
-/** Rounds to what means something to a person. */
+/** Rounds to three significant digits. */
 const shown = (ms: number): number => Number(ms.toPrecision(3))

@@ -1,4 +1,4 @@
-// peers.ts - keeps the data path's peers: what the other nodes lease, as far as it is believed.
+// peers.ts - follows the leases of the other nodes, and applies the accepted ones to the data path as peers.
 
 import { describeError } from '../../base/errors.ts'
 import { followLeases } from '../../control/lease/follow.ts'
@@ -19,7 +19,7 @@ export async function keepPeers(node: Node): Promise<never> {
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
   log.info('Watching for new subnet leases')
-  signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // so flanneld calls its end
+  signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // flanneld's line at its end
   const following = followLeases(manager.source, {
     log,
     signal,
@@ -28,11 +28,11 @@ export async function keepPeers(node: Node): Promise<never> {
     state: node.following,
   })
   const overlaps = createOverlaps(node)
-  /** Keys whose lease may not be the one that was applied last; all, before there was one. */
+  /** The keys whose lease may differ from the applied one; undefined for all keys. */
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
-    // A whole listing is applied as a whole, so that nothing that went wrong stays so.
+    // A whole listing is applied as a whole, which repairs earlier mistakes.
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)
@@ -46,28 +46,28 @@ export async function keepPeers(node: Node): Promise<never> {
       const applying = touched
       touched = new Set()
       await applyPeers(node, applying)
-      // Said once it is so: whoever reads it may send at once.
+      // Logged after the peers are applied, because a reader of the line may send packets immediately.
       for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
     }
-    // A deletion that came between acquiring and the first listing was never in the view. What the node has to publish since
-    // then may wait for a store that was away.
+    // Compare with every report: a lease that was deleted before the first listing was never in the view, and new attributes may not be
+    // written yet because the store was unreachable.
     const own = leases.get(node.lease.key)
     if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
   }
   throw signal.reason
 }
 
-/** Takes names over that a source tells with the leases; those that stand beside them are asked for. */
+/** Stores the host names that come with leases. The loop keepNames reads names that are stored separately. */
 function nameHosts({ names }: Node, there: readonly Lease[], removed: readonly Lease[]): void {
   for (const { name, attrs } of removed) if (name !== undefined) names.delete(addressText(attrs.publicIp))
   for (const { name, attrs } of there) if (name !== undefined) names.set(addressText(attrs.publicIp), name)
 }
 
 /**
- * Says of each other lease that overlaps this node's that it does, once while it does; to be called with the keys whose lease may differ
- * from the last call, or for all of them.
+ * Returns a function that logs each lease that overlaps this node's own, once while it overlaps. Its argument is the keys whose lease may
+ * have changed since the last call; undefined for all keys.
  */
 function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) => void {
   const named = new Set<string>()
@@ -85,9 +85,9 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
       if (!isAcross || named.has(key)) continue
       named.add(key)
       log.error(
-        `Two nodes have one subnet: ${addressText(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to what ` +
-          'both have reach only one of them; delete the lease whose length is not that of the network configuration, and ' +
-          'restart its node',
+        `Two nodes have one subnet: ${addressText(attrs.publicIp)} leases ${key}, and this node ${lease.key}. Packets to addresses ` +
+          'in both subnets reach only one of the nodes; delete the lease whose length is not that of the network configuration, ' +
+          'and restart its node',
       )
     }
   }
@@ -95,25 +95,29 @@ function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) 
 
 type Applying = Pick<
   Node,
-  'possession' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'ownApplied' | 'unprobed' | 'unsearched'
+  'ownership' | 'view' | 'lease' | 'log' | 'signal' | 'unapplied' | 'ownApplied' | 'unprobed' | 'unsearched'
 >
 
 /**
- * Makes the data path's peers equal the view, less our own lease. What is in the way is said once, and tried again. `touched` says where to
- * look: only these leases may differ from those that were applied last; all where it is left out, or where our own was another one then.
+ * Makes the data path's peers equal the view without this node's own lease. Logs a failure once; the next check tries again. `touched` has
+ * the keys of the leases that may differ from the applied ones; if it is left out, or this node's own lease changed, all may differ.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
-  const { possession, view, lease, log, signal } = node
+  const { ownership, view, lease, log, signal } = node
   const before = node.unapplied
   const where = before === 'all' || node.ownApplied !== lease.key ? undefined : touched
   node.ownApplied = lease.key
+  if (ownership.state.is === 'lent') {
+    node.unapplied = 'all' // the successor owns the routes to the peers, so they are applied if the data path comes back
+    return
+  }
   try {
-    const { dataPath } = possession
+    const { dataPath } = ownership
     await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
-    // A data path that could not be given all is given all again, whatever was given meanwhile.
+    // If the data path refused the whole set before, applying a part of it is not enough.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
-    if (isBehind && before !== 'rest') possession.doubt.ring()
+    if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where
     for (const unseen of [node.unprobed, node.unsearched]) touch(unseen, news)
   } catch (error) {
@@ -121,6 +125,6 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     if (node.unapplied === 'all') return
     node.unapplied = 'all'
     log.error(`Cannot set the peers of the data path: ${describeError(error)}; trying again`)
-    possession.doubt.ring()
+    ownership.recheck.ring()
   }
 }

@@ -1,19 +1,19 @@
-// probe-schedule.ts - which peers are asked by a family whether they answer, when, and what the answers say of each. Pure.
+// probe-schedule.ts - decides when each peer is probed over one family, and evaluates the answers. Pure.
 //
-// Each peer is asked once in the interval; so many are asked a second at most, so that where peers are very many each is asked less
-// often. A peer that does not answer is probed again immediately, because one lost packet does not mean that the peer is down. A peer that
+// Each peer is probed once per interval. The number of probes per second is limited, so with very many peers the interval is longer.
+// A peer that does not answer is probed again immediately, because one lost packet does not mean that the peer is down. A peer that
 // stays silent is probed less and less often: its lease may remain for a day after its host is gone, and each probe makes this host resolve
 // a neighbour on its link. Any sign of life restores the usual interval.
 
 import type { Address } from '../../net/address.ts'
 
-/** A request that was not answered for so long counts as lost; an answer that comes later still counts. */
+/** The time after which an unanswered probe counts as lost. A later answer still counts. */
 export const PATIENCE_MS = 1_000
-/** Loss is told of so many last probes. */
+/** The number of last probes of which the loss is reported. */
 const REMEMBERED = 10
-/** A peer that lost so many in a row does not answer. */
+/** The number of probes lost in a row after which a peer counts as silent. */
 const LOST_IN_A_ROW = 2
-/** So many in a row are an outage: when that is over, they are no loss of the peer that answers again. */
+/** The number of probes lost in a row that are an outage. After an outage these probes do not count as loss. */
 const OUTAGE = 4
 /** The number of probes lost in a row after which each interval is twice the one before. */
 const BACK_OFF_AFTER = 10
@@ -21,9 +21,9 @@ const BACK_OFF_AFTER = 10
 export const MOST_SILENT_MS = 300_000
 /** Peers that fell silent within this time of each other count as one outage: if one of them is back, the others are probed. */
 const ONE_OUTAGE_MS = 60_000
-/** The number of peers that are asked in a second at most: it bounds the cost, whatever their number. */
+/** The maximum number of probes per second, which limits the cost with many peers. */
 export const ASKED_A_SECOND = 50
-/** A peer that came is asked soon, and then somewhere in the interval: those that came together are not asked together for ever. */
+/** A new peer is probed within this time, and then at a random time in the interval, so that peers which came together are not probed together. */
 const SOON_MS = 1_000
 /** ICMP's sequence numbers (RFC 792). */
 const SEQUENCES = 0x10000
@@ -31,7 +31,7 @@ const SEQUENCES = 0x10000
 export interface Target {
   /** The key of the peer's lease. */
   readonly key: string
-  /** The address that is asked. */
+  /** The address that is probed. */
   readonly address: Address
 }
 
@@ -40,11 +40,11 @@ export interface Probed {
   readonly isAnswering: boolean
   /** The round trip of the last probe that was answered. */
   readonly roundTripMs: number | undefined
-  /** Of the last ten probes; while it answers those count for nothing that were lost before it first did, or in an outage. */
+  /** The loss of the last ten probes. If the peer answers, probes before its first answer and in an outage do not count. */
   readonly lossPercent: number
-  /** The time when the last one was answered or lost, by the caller's clock in ms. */
+  /** The time when the last probe was answered or lost, by the caller's clock in ms. */
   readonly at: number
-  /** The time when the first that was lost since the last answer was sent; undefined when none was. */
+  /** The time when the first lost probe since the last answer was sent; undefined if none was lost. */
   readonly unansweredSince: number | undefined
 }
 
@@ -53,32 +53,32 @@ interface Request extends Target {
 }
 
 export interface Probes {
-  /** These and no others are peers from now on. */
+  /** Replaces the set of peers. */
   keep(targets: readonly Target[], now: number): void
-  /** Says what address of a peer is to be asked from now on; undefined when it is no peer any more. */
+  /** Changes the address of one peer; undefined removes the peer. */
   look(key: string, address: Address | undefined, now: number): void
   /** Makes a peer due for the next probes, unless it is known to be silent and is probed at the usual interval. */
   soon(key: string, now: number): void
   /**
    * Called when something shows that a peer's host lives. If the peer was probed less often, restores the usual interval and makes it due
-   * for the next probes. `heardAt` is the time of the sign of life; a sign from before the last probe is ignored.
+   * for the next probes. `heardAt` is the time of the sign of life; a sign that is older than the last probe is ignored.
    */
   wake(key: string, now: number, heardAt?: number): void
   /** Returns the keys of the silent peers that are probed less often. */
   resting(): readonly string[]
-  /** The keys of those that lost a request since this was last called, and may have fallen silent. */
+  /** Returns the keys of the peers that lost a probe since the last call and may have fallen silent. */
   takeDoubted(): ReadonlySet<string>
-  /** The requests to send now. To be called about once a second. */
+  /** Returns the requests to send now. Must be called about once a second. */
   due(now: number): readonly Request[]
-  /** An answer came. */
+  /** Evaluates an answer. */
   answered(sequence: number, from: Address, roundTripMs: number, now: number): void
-  /** The results by lease key, without peers that were not asked yet. */
+  /** Returns the results by lease key, without peers that were not probed yet. */
   results(): ReadonlyMap<string, Probed>
-  /** The result of one; undefined when it was not asked yet. */
+  /** Returns the result of one peer; undefined if it was not probed yet. */
   result(key: string): Probed | undefined
-  /** The keys of those whose result is another since this was last called. */
+  /** Returns the keys of the peers whose result has changed since the last call. */
   takeNews(): ReadonlySet<string>
-  /** The interval in ms at which a peer is asked, given their number. */
+  /** Returns the present interval between probes of one peer, in ms. */
   intervalMs(): number
 }
 
@@ -87,7 +87,7 @@ interface Known {
   address: Address
   nextAt: number
   isFirst: boolean
-  /** The newest last: whether it was answered, by sequence number. */
+  /** The results of the last probes by sequence number, the newest last. */
   readonly results: { readonly sequence: number; isAnswered: boolean }[]
   roundTripMs: number | undefined
   concludedAt: number | undefined
@@ -107,7 +107,7 @@ const NOTHING_KNOWN = {
   unansweredSince: undefined,
 }
 
-/** The turn of a peer: when it is asked. */
+/** A time at which a peer is due. */
 interface Turn {
   readonly key: string
   readonly at: number
@@ -120,14 +120,14 @@ export function createProbes(
   mostSilentMs: (key: string) => number = () => MOST_SILENT_MS,
 ): Probes {
   const known = new Map<string, Known>()
-  /** Requests that nothing was heard of yet, the oldest first. */
+  /** The requests without an answer, the oldest first. */
   const waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
-  /** The peers that lost requests were for, by request: an answer may be late. */
+  /** The peers of lost requests, by sequence number, because an answer may be late. */
   const lost = new Map<number, Known>()
-  /** Keys by the second in which they are due, and those whose second has come, the first first. */
+  /** The turns by the second in which they are due, and the turns whose second has come, in order. */
   const later = new Map<number, Turn[]>()
   const come: Turn[] = []
-  let taken = 0 // of those
+  let taken = 0 // the number of turns in `come` that were handled
   let next = Math.floor(random() * SEQUENCES)
   let news = new Set<string>()
   let doubted = new Set<string>()
@@ -173,7 +173,7 @@ export function createProbes(
     while (taken < come.length) {
       const turn = come[taken++]
       const peer = turn && known.get(turn.key)
-      // A peer that is none any more, or was given another turn since, is skipped.
+      // A removed peer, and a peer whose turn was changed, is skipped.
       if (peer?.nextAt === turn?.at && turn && peer) return [turn.key, peer]
     }
     come.length = 0
@@ -236,7 +236,7 @@ export function createProbes(
     due(now) {
       giveUp(now)
       for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
-        // Pushed one by one: a call takes no arguments by the hundred thousand.
+        // Pushed one by one, because a call cannot have a hundred thousand arguments.
         for (const turn of later.get(second) ?? []) come.push(turn)
         later.delete(second)
       }
@@ -258,7 +258,7 @@ export function createProbes(
     },
     answered(sequence, from, roundTripMs, now) {
       const peer = waiting.get(sequence)?.peer ?? lost.get(sequence)
-      // Whoever is not asked may say what it likes.
+      // An answer from an address that was not probed proves nothing.
       if (peer?.address !== from) return
       waiting.delete(sequence)
       lost.delete(sequence)
@@ -298,7 +298,7 @@ function resultOf(peer: Known): Probed | undefined {
   if (concludedAt === undefined) return undefined
   const losses = results.filter(({ isAnswered }) => !isAnswered).length
   const isAnswering = losses < results.length && lostInARow(peer) < LOST_IN_A_ROW
-  // One lost packet of a peer that was never heard tells nothing: it is asked again at once.
+  // The first lost probe of a peer that never answered proves nothing. The peer is probed again immediately.
   if (!isAnswering && results.length < LOST_IN_A_ROW) return undefined
   const lossPercent = Math.round((100 * losses) / (isAnswering ? REMEMBERED : results.length))
   return { isAnswering, roundTripMs, lossPercent, at: concludedAt, unansweredSince }
@@ -315,7 +315,7 @@ function conclude(peer: Known, sequence: number, isAnswered: boolean, now: numbe
   peer.concludedAt = now
 }
 
-/** The number of last probes in a row that were lost. */
+/** Returns the number of last probes that were lost in a row. */
 function lostInARow({ results }: Known): number {
   return results.length - 1 - results.findLastIndex(({ isAnswered }) => isAnswered)
 }

@@ -1,11 +1,12 @@
-// ready.ts - keeps the subnet manager told that this node is in the network.
+// ready.ts - reports to the subnet manager that this node is in the network.
 
-import { describeError, isWeftError } from '../../base/errors.ts'
+import { describeError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
+import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
-/** flanneld says it once, at its start, whether it is heard or not. */
+/** Reports repeatedly. flanneld reports once, at its start, and does not check whether that succeeded. */
 export async function keepReady(node: Node): Promise<never> {
   const { manager, signal } = node
   const calm = seldom(node.log)
@@ -13,9 +14,8 @@ export async function keepReady(node: Node): Promise<never> {
     try {
       if (node.isReady) await manager.ready?.(signal)
     } catch (error) {
-      signal.throwIfAborted()
-      if (!isWeftError(error)) throw error
-      calm.error(`Cannot tell Kubernetes that the network of this node is up: ${describeError(error)}`)
+      throwUnlessWaiting(error, signal)
+      calm.error(`Cannot report to Kubernetes that the network of this node is up: ${describeError(error)}`)
     }
     await pause(signal, RESYNC_MS)
   }

@@ -1,4 +1,4 @@
-// service-manager.ts - keeps the service manager told how the node is, and its watchdog from restarting us.
+// service-manager.ts - reports the node's state to the service manager, and signs of life to its watchdog.
 
 import { pause } from '../../host/bell.ts'
 import { summaryOf } from '../../report/snapshot.ts'
@@ -7,7 +7,7 @@ import { RESYNC_MS, type Node } from '../node.ts'
 import { snapshotOf } from '../report.ts'
 import { LOOK_MS } from './threads.ts'
 
-export async function tellManager(node: Node): Promise<never> {
+export async function reportToManager(node: Node): Promise<never> {
   const { notifier, signal } = node
   for (;;) {
     const ready = node.isReady || node.pastPath.length === 0
@@ -17,8 +17,8 @@ export async function tellManager(node: Node): Promise<never> {
 }
 
 /**
- * The watchdog is served for this event loop and the threads that forward, and for nothing that a restart cannot mend:
- * not the store, not a device that cannot be opened.
+ * Sends signs of life while this event loop runs and no forwarding thread hangs. Other faults, such as an unreachable store or a device that
+ * cannot be opened, do not stop them, because a restart would not help.
  */
 export async function serveWatchdog(node: Node): Promise<never> {
   const { notifier, signal } = node

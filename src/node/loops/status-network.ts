@@ -1,4 +1,4 @@
-// status-network.ts - keeps this node's view told to the other nodes, at its own addresses in the network and nowhere else.
+// status-network.ts - serves this node's view to the other nodes, only at its own addresses in the network.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -9,10 +9,10 @@ import { readToken, showsToken } from '../ask-nodes.ts'
 import type { Node } from '../node.ts'
 import { forGood } from './probes.ts'
 
-/** Between two looks at the addresses: they come with the data path. */
+/** The interval at which the addresses are checked, because they change with the data path. */
 const LOOK_MS = 1_000
 
-export async function tellNetwork(node: Node): Promise<never> {
+export async function serveNetworkStatus(node: Node): Promise<never> {
   const { options, health, log, signal } = node
   const port = options['status-network']
   if (port === 0 || !health) return forGood(signal)
@@ -27,7 +27,7 @@ export async function tellNetwork(node: Node): Promise<never> {
   }
   try {
     for (;;) {
-      const wanted = new Set(listed(node.possession.dataPath?.probeSource ?? {}).map(formatAddress))
+      const wanted = new Set(listed(node.ownership.dataPath?.probeSource ?? {}).map(formatAddress))
       for (const [address, server] of open) {
         if (wanted.has(address)) continue
         open.delete(address)
@@ -37,11 +37,11 @@ export async function tellNetwork(node: Node): Promise<never> {
         if (open.has(address)) continue
         try {
           open.set(address, await serveView({ address, port }, health, audience))
-          log.info(`Other nodes may ask for the status at ${address}, TCP port ${port}`)
+          log.info(`Other nodes can query the status at ${address}, TCP port ${port}`)
         } catch (error) {
-          // The address may not be there yet, and the weftd before may have the port still.
+          // The address may not exist yet, and the previous weftd may still have the port.
           calm.warn(
-            `The other nodes cannot be told the status at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
+            `Cannot serve the status to other nodes at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
           )
         }
       }
@@ -52,11 +52,11 @@ export async function tellNetwork(node: Node): Promise<never> {
   }
 }
 
-/** True for the address from which weftd on a node asks: containers have others. */
-function isNode({ possession, view, lease }: Node, address: Address | undefined): boolean {
+/** True if weftd on a node sends its queries from this address. Containers have other addresses. */
+function isNode({ ownership, view, lease }: Node, address: Address | undefined): boolean {
   if (address === undefined) return false
   const family = familyOf(address)
-  const own = possession.dataPath?.probeSource?.[family]
+  const own = ownership.dataPath?.probeSource?.[family]
   const isOverlay = own !== undefined && own === lease.subnet[family]?.address
   for (const { subnet, attrs } of view.values())
     if ((isOverlay ? subnet[family]?.address : attrs.publicIp[family]) === address) return true

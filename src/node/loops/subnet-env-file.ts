@@ -1,6 +1,6 @@
-// subnet-env-file.ts - the file that Docker, the CNI plugin and scripts read the node's subnet from.
+// subnet-env-file.ts - reads and writes subnet.env, from which Docker, CNI plugins and scripts read the node's subnet.
 //
-// Bytes and order of flanneld's (pkg/subnet/subnet.go WriteSubnetFile).
+// The format is flanneld's to the byte (pkg/subnet/subnet.go WriteSubnetFile).
 
 import { mkdir, readFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -46,21 +46,21 @@ export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void
   }
 }
 
-/** True when the file says exactly this. */
+/** True if the file has exactly this content. */
 export async function holdsSubnetEnv(path: string, env: SubnetEnv): Promise<boolean> {
   const text = await readFile(path, 'utf8').catch(() => '')
   return text === formatSubnetEnv(env)
 }
 
-/** What an earlier run wrote, host bits cleared; of a family nothing when there is none, or more than one. */
+/** The networks and subnets that an earlier run wrote, with host bits cleared. A family with no entry or several entries is undefined. */
 export interface PreviousNets {
   readonly network: Nets
   readonly subnet: Nets
 }
 
 /**
- * Reads what an earlier run wrote. What is odd is said in upstream's words, of the subnets alone: that one of IPv6 is missing where there
- * is a network of IPv6, that one of IPv4 is unless there is IPv6 alone.
+ * Reads the file of an earlier run. Logs problems with the subnets in flanneld's words: a missing IPv6 subnet only if the file has an IPv6
+ * network, and a missing IPv4 subnet unless the file has IPv6 alone.
  */
 export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'error'>): Promise<PreviousNets> {
   let text = ''
@@ -98,7 +98,7 @@ interface Value<N extends Net> {
   /** Such as `10.244.1.0/24,10.244.2.0/24`. */
   readonly value: string
   readonly parse: (text: string) => N | undefined
-  /** True when there is no file yet. */
+  /** True if the file does not exist yet. */
   readonly isFirst: boolean
 }
 

@@ -1,4 +1,4 @@
-// subnet-env.ts - keeps subnet.env: written when the node is ready, and again when somebody removed or changed it.
+// subnet-env.ts - writes subnet.env when the node is ready, and again if another program removes or changes it.
 
 import { describeError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -22,7 +22,7 @@ const isRefused = (family: Family, { mtu }: DataPath): boolean => family === 'ip
  */
 function subnetEnvOf(node: Node): SubnetEnv | undefined {
   const { options, config, lease, attrs, lackingSince } = node
-  const { dataPath } = node.possession
+  const { dataPath } = node.ownership
   if (!dataPath) return undefined
   const now = performance.now()
   for (const family of FAMILIES) {
@@ -42,7 +42,9 @@ function subnetEnvOf(node: Node): SubnetEnv | undefined {
   if (node.leftOut !== out.join()) {
     const names = out.map((family) => FAMILY_NAMES[family]).join()
     if (out.length > 0)
-      node.log.warn(`${options['subnet-file']} does not name ${names}, which containers cannot have now`)
+      node.log.warn(
+        `${options['subnet-file']} omits ${names}, because containers cannot have addresses of that family now`,
+      )
     else node.log.info(`${options['subnet-file']} names all families of this node again`)
   }
   node.leftOut = out.join()
@@ -63,12 +65,12 @@ export async function publish(node: Node, log = node.log): Promise<void> {
     node.isReady = true
     log.info('flannel is ready')
   } catch (error) {
-    // The data path works without it, and containers that run already need the data path.
+    // The data path works without the file, and running containers need the data path.
     log.warn(`Failed to write subnet file: ${describeError(error)}`)
   }
 }
 
-/** Containers need it to start. */
+/** Keeps the file, which containers need to start. A successor writes its own. */
 export async function keepSubnetEnv(node: Node): Promise<never> {
   const { options, log, signal } = node
   const path = options['subnet-file']
@@ -78,8 +80,8 @@ export async function keepSubnetEnv(node: Node): Promise<never> {
   for (;;) {
     await pause(signal, RESYNC_MS)
     const env = subnetEnvOf(node)
-    // A file of an earlier run may have the same content.
-    if (!env || (node.isPublished && (await holdsSubnetEnv(path, env)))) continue
+    // If `isPublished` is false, a file with the same content is from an earlier run.
+    if (!env || !node.ownership.isOurs || (node.isPublished && (await holdsSubnetEnv(path, env)))) continue
     const isOurChange = node.published !== formatSubnetEnv(env)
     if (node.isPublished && !isOurChange) repairs.add(`${path} was gone or changed`)
     await publish(node, quiet)

@@ -1,10 +1,9 @@
-// underlay-choice.ts - by which family of the network between the hosts each peer is reached, where both can be had. Pure.
+// underlay-choice.ts - decides over which underlay family each dual-stack peer is reached. Pure.
 //
-// Each peer is asked by both families all the while, and answers by the family that it was asked by. So both ends of a path know the same
-// of it, whichever they have chosen, and each chooses by itself: a family that has not answered twice is left for the other, if that has
-// answered since. Where neither answers the peer is down, or does not answer requests at all: its packets go where they went, also when it
-// is back, and is heard by the one before it was asked by the other. They go back to the family that is preferred once it has answered
-// for some time, which is twice as long each time that it fails soon again.
+// Each peer is always probed over both families, and answers over the family of the probe. So both ends know the same about the path, and
+// each end chooses alone. If two probes over a family are lost and the other family has answered since, the other family is chosen. If both
+// are silent, the peer is down or does not answer probes, and the choice stays. The preferred family is chosen again once it has answered
+// for some time. That time doubles each time the family soon fails again.
 
 import { createProbes, PATIENCE_MS, type Probed, type Probes } from './probe-schedule.ts'
 
@@ -42,38 +41,38 @@ export function wakeByOther(probes: Readonly<Record<Underlay, Probes>>, now: num
       if (probes[otherThan(which)].result(key)?.isAnswering) probes[which].wake(key, now)
 }
 
-/** The answers of a peer to requests by each. */
+/** The probe results of a peer over each family. */
 type Answers = Readonly<Record<Underlay, Probed | undefined>>
 
 interface UnderlayChoices {
-  /** The family by which a peer is reached, by its answers; `now` is in ms of the clock that those have. */
+  /** Returns the family for a peer. `now` is in ms, by the clock of the answers. */
   choose(key: string, answers: Answers, now: number): Underlay
-  /** The keys of those that are not reached by the first. */
+  /** Returns the keys of the peers that use the other family. */
   others(): readonly string[]
-  /** Goes on with what another one had chosen: these peers are not reached by the first. */
+  /** Adopts earlier choices: these peers use the other family. */
   assume(others: readonly string[]): void
-  /** Forgets all peers but these. */
+  /** Forgets all peers except these. */
   keep(isPeer: (key: string) => boolean): void
 }
 
-/** In intervals at which peers are asked: the time for which the first has to answer before packets go by it again. */
+/** The number of probe intervals for which the first family must answer before it is chosen again. */
 const STEADY = 3
-/** A first that fails so soon after packets went back to it has to answer twice as long the next time, at most the latter. */
+/** If the first family fails within AGAIN_MS after it was chosen again, it must answer twice as long the next time, at most MOST_STEADY_MS. */
 const AGAIN_MS = 600_000
 const MOST_STEADY_MS = 3_600_000
-/** What is known to be lost at a time was sent no longer before. */
+/** The longest time between sending a probe and knowing that it is lost. */
 const KNOWN_MS = PATIENCE_MS + 2_000
 
 interface State {
   by: Underlay
-  /** The time since when each answers without a loss. */
+  /** The time since when each family answers without a loss. */
   readonly since: Record<Underlay, number | undefined>
-  /** The time for which the first has to before packets go back to it, and when they did last. */
+  /** The time for which the first family must answer before it is chosen again, and the time when it was last chosen again. */
   steadyMs: number
   backAt: number
 }
 
-/** `intervalMs` gives that at which a peer is asked. */
+/** `intervalMs` returns the interval between probes of a peer. */
 export function createUnderlayChoices(intervalMs: () => number): UnderlayChoices {
   const states = new Map<string, State>()
 
@@ -124,11 +123,11 @@ const begin = (): State => ({
   backAt: -Infinity,
 })
 
-/** True of a peer whose last request was answered. */
+/** True if the last probe was answered. */
 const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
-/** True where a family answered, without a loss since `since`, after the silent one had lost a request, and that lost one that was sent later. */
+/** True if a family has answered without a loss since `since`, and the silent family lost probes before and after that time. */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&
   since !== undefined &&

@@ -1,5 +1,5 @@
-// underlays.ts - has each peer reached by a family of the network between the hosts by which it answers: asks all that can be reached by
-// both, by either, whichever packets go by, and changes the family of those that do not answer (underlay-choice.ts).
+// underlays.ts - chooses the underlay family of each dual-stack peer: probes these peers over both families, and moves a peer that does not
+// answer over one family to the other (underlay-choice.ts).
 
 import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
@@ -16,15 +16,15 @@ import {
   type Underlay,
 } from './underlay-choice.ts'
 
-/** Between two looks at who is due. */
+/** The interval at which due probes are sent. */
 const TICK_MS = 1_000
 const BOTH = ['first', 'other'] as const
 
-/** The asking of the peers of a data path. */
-interface Asking {
+/** The probes of one data path's peers over both underlay families. */
+interface Probing {
   readonly dataPath: DataPath
   readonly underlays: Underlays
-  /** This host's address inside that is asked from: one is enough, since both families inside go the same way. */
+  /** The inner source address. One family is enough, because both inner families use the same underlay. */
   readonly source: Address
   readonly echoes: Readonly<Record<Underlay, Echo>>
   readonly probes: Readonly<Record<Underlay, Probes>>
@@ -34,37 +34,37 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   const { signal, openEcho, options } = node
   const everyMs = options['probe-interval'] * 1000
   if (!openEcho || everyMs === 0) {
-    // What a process before this one chose nobody would take back, should it be of no use any more.
-    const { underlays } = node.possession.dataPath ?? {}
+    // Undo the previous process's choices. Without probes nothing else would, even if a chosen family stopped working.
+    const { underlays } = node.ownership.dataPath ?? {}
     for (const key of underlays?.others() ?? []) underlays?.choose(key, underlays.first)
     return forGood(signal)
   }
-  let asking: Asking | undefined
-  const choices = createUnderlayChoices(() => asking?.probes.first.intervalMs() ?? everyMs)
+  let probing: Probing | undefined
+  const choices = createUnderlayChoices(() => probing?.probes.first.intervalMs() ?? everyMs)
   const close = (): void => {
-    for (const which of BOTH) asking?.echoes[which].close()
-    asking = undefined
+    for (const which of BOTH) probing?.echoes[which].close()
+    probing = undefined
   }
   try {
     for (;;) {
       await pause(signal, TICK_MS)
-      const { dataPath } = node.possession
+      const { dataPath } = node.ownership
       const source = sourceOf(dataPath)
-      if (asking && (asking.dataPath !== dataPath || asking.source !== source)) close()
-      if (!asking && dataPath && source !== undefined) {
-        asking = openFor(dataPath, source, everyMs, node)
-        // What was chosen holds for a data path that was opened again, and what a process before this one chose for its first.
-        choices.assume(asking?.underlays.others() ?? [])
-        for (const key of asking ? choices.others() : []) dataPath.underlays?.choose(key, dataPath.underlays.other)
+      if (probing && (probing.dataPath !== dataPath || probing.source !== source)) close()
+      if (!probing && dataPath && source !== undefined) {
+        probing = openFor(dataPath, source, everyMs, node)
+        // Choices stay valid for a data path that was opened again. The first data path has the choices of the previous process.
+        choices.assume(probing?.underlays.others() ?? [])
+        for (const key of probing ? choices.others() : []) dataPath.underlays?.choose(key, dataPath.underlays.other)
       }
-      if (!asking) continue
-      const { underlays, probes, echoes } = asking
+      if (!probing) continue
+      const { underlays, probes, echoes } = probing
       const now = performance.now()
-      const targets = targetsOf(asking)
+      const targets = targetsOf(probing)
       const keys = new Set(targets.map(({ key }) => key))
       choices.keep((key) => keys.has(key))
-      // By what packets go: to a peer that went and came back between two looks by the first again, to one that could not be asked for a
-      // while still by the other.
+      // The data path's present choices. A peer that was removed and added again uses the first family. A peer that could not be probed for a
+      // while may still use the other.
       const before = new Set(underlays.others())
       choices.assume([...before].filter((key) => keys.has(key)))
       for (const which of BOTH) {
@@ -77,7 +77,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       for (const key of probes.first.resting())
         if (FAMILIES.some((family) => node.probes?.[family]?.result(key)?.isAnswering))
           for (const which of BOTH) probes[which].wake(key, now)
-      // What one family has lost the other is to answer now, or the peer is down.
+      // After a loss over one family, a probe over the other shows whether the peer is down.
       for (const which of BOTH) for (const key of probes[which].takeDoubted()) probes[otherThan(which)].soon(key, now)
       for (const { key } of targets) {
         const answers = { first: probes.first.result(key), other: probes.other.result(key) }
@@ -85,9 +85,9 @@ export async function chooseUnderlays(node: Node): Promise<never> {
         if (before.has(key) === (by === 'other')) continue
         underlays.choose(key, underlays[by])
         node.learnt.ring()
-        // Another way, which may take packets of another length.
+        // The new path may have another MTU.
         touch(node.unsearched, new Set([key]))
-        tell(key, underlays, by, node)
+        logChoice(key, underlays, by, node)
       }
     }
   } finally {
@@ -100,8 +100,8 @@ function sourceOf(dataPath: DataPath | undefined): Address | undefined {
   return ipv4 ?? ipv6
 }
 
-/** Undefined where it cannot be had yet: the address may not be there; where requests are not allowed, probes.ts says so. */
-function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEcho }: Node): Asking | undefined {
+/** Opens the sockets. Returns undefined if the address does not exist yet, or if echo requests are forbidden, which probes.ts logs. */
+function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath
   if (!underlays || !openEcho) return undefined
   const probes = createUnderlayProbes(everyMs, Math.random)
@@ -117,8 +117,8 @@ function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEch
   }
 }
 
-/** The peers that can be reached by both, each by the address inside that answers. */
-function targetsOf({ dataPath, underlays, source }: Asking): Target[] {
+/** Returns the peers that can be reached over both families, each with its inner address. */
+function targetsOf({ dataPath, underlays, source }: Probing): Target[] {
   const family = familyOf(source)
   const probeOf = (peer: PathPeer): Address | undefined => peer[family]?.probe
   return dataPath.peers().flatMap((peer) => {
@@ -127,7 +127,7 @@ function targetsOf({ dataPath, underlays, source }: Asking): Target[] {
   })
 }
 
-function tell(key: string, underlays: Underlays, by: Underlay, { log, view, memory }: Node): void {
+function logChoice(key: string, underlays: Underlays, by: Underlay, { log, view, memory }: Node): void {
   const [now, before] = [underlays[by], underlays[otherThan(by)]]
   const { subnet, attrs } = view.get(key) ?? {}
   const family = FAMILIES.find((each) => subnet?.[each])
@@ -135,7 +135,7 @@ function tell(key: string, underlays: Underlays, by: Underlay, { log, view, memo
   if (!family || !net || to === undefined || from === undefined) return
   const peer = formatNet(net)
   const [publicIp, movedFrom] = [formatAddress(to), formatAddress(from)]
-  if (by === 'first') log.info(`${peer} answers by ${FAMILY_NAMES[now]} again, and is reached at ${publicIp}`)
+  if (by === 'first') log.info(`${peer} answers over ${FAMILY_NAMES[now]} again, and is reached at ${publicIp}`)
   else
     log.warn(
       `${peer} does not answer at ${movedFrom}, and is reached at ${publicIp}: look at the routes and firewalls for ${FAMILY_NAMES[before]} between ` +

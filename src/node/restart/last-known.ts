@@ -1,6 +1,6 @@
-// last-known.ts - what a node knew when it last ran, in a file beside subnet.env: enough to forward before the store was asked.
+// last-known.ts - the last known state of a node, in a file beside subnet.env. With it the next process forwards before it asks the store.
 //
-// Leases stand in it as in a store, so that a file of another version of weft is read as long as its number is known.
+// The file has leases in the format of the store, so that other versions of weft can read them.
 
 import { realpathSync } from 'node:fs'
 import { readFile, unlink } from 'node:fs/promises'
@@ -14,27 +14,27 @@ import { externalText, readExternalText, type ExternalInterface } from '../../ho
 import { replaceFile } from '../../host/replace-file.ts'
 import { storeKindOf, type DaemonOptions } from '../../options.ts'
 
-/** Some two milliseconds' worth. */
+/** The number of leases that are formatted at a time, which takes about two milliseconds. */
 const LEASES_A_PIECE = 1_000
-/** The version of the file; another version means something else. */
+/** The version of the file's format. A file of another version is not used. */
 const VERSION: number = 2
 
 export interface LastKnown {
-  /** The name of the store, so that what was known of one network is not taken for another's. */
+  /** The name of the store (storeNameOf). A process with another store ignores the file. */
   readonly store: string
   /** The network configuration's text, without its secrets. */
   readonly config: string
   readonly lease: Lease
-  /** The end of the lease, in ms since the epoch; undefined when never. */
+  /** The end of the lease, in ms since the epoch; undefined if it does not end. */
   readonly expiresAt: number | undefined
-  /** All leases that were believed, our own among them. */
+  /** All accepted leases, including this node's own. */
   readonly leases: readonly Lease[]
-  /** The peers that are reached by the other of two families between the hosts, by their leases' keys. */
+  /** The lease keys of the peers that are reached over the second underlay family. */
   readonly others?: readonly string[] | undefined
-  /** The external interface that was in use, and the flags by which it was chosen, as text. */
+  /** The external interface that was in use, and the flags that chose it, as text (wishesText). */
   readonly external?: ExternalInterface | undefined
   readonly wishes?: string | undefined
-  /** The TUN devices, which may still be there. */
+  /** The TUN devices, which may still exist. */
   readonly tunNames: readonly string[]
   /** True if the file only says what `weft cleanup` has to withdraw, because no start goes on with it. */
   readonly isForCleanup?: true
@@ -54,16 +54,16 @@ interface Written extends Omit<LastKnown, 'lease' | 'leases' | 'external'> {
 export const lastKnownFile = (options: Pick<DaemonOptions, 'subnet-file'>): string =>
   `${options['subnet-file']}.last-known`
 
-/** One folder has many names. */
+/** Resolves symbolic links, because one folder can have many names. */
 function realFolder(path: string): string {
   try {
     return realpathSync(path)
   } catch {
-    return resolve(path) // it is not there yet
+    return resolve(path) // the folder does not exist yet
   }
 }
 
-/** The name that tells one store from another: endpoints come and go, a prefix or a folder does not. */
+/** Returns a name that identifies a store. It has the prefix or folder, but not the endpoints, which may change. */
 export function storeNameOf(
   options: Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
 ): string {
@@ -78,17 +78,17 @@ export function storeNameOf(
 }
 
 /**
- * Rejects with the file system's error. Of a million leases the text takes seconds, in which others get their turn: what changes
- * meanwhile among the leases may be in it or not.
+ * Writes the file. Rejects with the file system's error. Formatting a million leases takes seconds and yields to other work, so changes to
+ * the leases meanwhile may be included or not.
  */
 export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
-  // Whoever can write it says where packets go.
+  // A user who can write this file decides where packets go.
   await replaceFile(path, textOf(known), 0o600)
 }
 
 const pair = ({ key, attrs }: Lease): KeyAndValue => [key, encodeLeaseValue(attrs)]
 
-/** The file's text, in pieces. */
+/** Generates the file's text in parts. */
 async function* textOf({ leases, external, ...known }: ToWrite): AsyncGenerator<string, void, undefined> {
   const place = external ? { external: externalText(external) } : {}
   const written: Omit<Written, 'leases'> = { ...known, ...place, version: VERSION, lease: pair(known.lease) }
@@ -106,7 +106,7 @@ async function* textOf({ leases, external, ...known }: ToWrite): AsyncGenerator<
   yield `${piece.length > 0 ? separator : ''}${piece.join(',')}]}\n`
 }
 
-/** Undefined when there is none, or none that can be read, which is said. */
+/** Reads the file. Returns undefined if it does not exist, or if it cannot be used, which is logged. */
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
     const { version, lease, leases, external, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
@@ -126,7 +126,7 @@ export async function readLastKnown(path: string, log: Log): Promise<LastKnown |
     }
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT')
-      log.warn(`Cannot use what was last known, in ${path}: ${messageOf(error)}; waiting for the store`)
+      log.warn(`Cannot use the last known state in ${path}: ${messageOf(error)}; waiting for the store`)
     return undefined
   }
 }

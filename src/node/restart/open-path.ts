@@ -1,9 +1,9 @@
-// open-path.ts - open paths on their way to another process: descriptions as JSON, and descriptors in the order that these tell.
+// open-path.ts - packs open paths for another process: descriptions as JSON, and a list of descriptors to which the descriptions refer.
 
 import type { OpenPath } from '../../path/engine/engine.ts'
 
 interface PackedPaths {
-  /** The paths with places among `fds` where they have descriptors. */
+  /** The paths, with places in `fds` instead of descriptors. */
   readonly descriptions: readonly OpenPath[]
   readonly fds: readonly number[]
 }
@@ -14,7 +14,7 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
   return { descriptions, fds }
 }
 
-/** All descriptors of paths, in the order of their places. */
+/** Returns all descriptors of paths, in the order of their places. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
   return paths
     .flatMap(({ loops, handoverState }) => [
@@ -24,7 +24,7 @@ export function fdsOf(paths: readonly OpenPath[]): number[] {
     .filter((fd) => fd !== undefined)
 }
 
-/** None when the descriptions are none, or of other descriptors than these. */
+/** Returns no paths if the descriptions are invalid or do not match the descriptors. */
 export function unpackPaths(descriptions: unknown, fds: readonly number[]): readonly OpenPath[] {
   if (!Array.isArray(descriptions) || !descriptions.every(isPath)) return []
   const places = fdsOf(descriptions)
@@ -49,10 +49,7 @@ function isLoop(value: unknown): boolean {
   return [tun, socket, sender, otherSocket, otherSender].every((fd) => typeof fd === 'number')
 }
 
-/**
- * Checks a description that another version of weft may have written: one that lacks something is refused, anything
- * extra is ignored.
- */
+/** Checks a description, which another version of weft may have written. Unknown members are ignored. */
 function isPath(value: unknown): value is OpenPath {
   const path = (value ?? {}) as { readonly [Name in keyof OpenPath]?: unknown }
   const areStrings = (list: unknown): boolean => Array.isArray(list) && list.every((each) => typeof each === 'string')

@@ -1,247 +1,210 @@
-// predecessor.ts - the end of a hand-over that forwards: it serves its successor, and forwards again should that one go away or stand still.
+// predecessor.ts - the successor's side of a hand-over: the running daemon, and the requests that this process sends to it.
 
-import { closeAll, type Connection, type Listener, type Parcel } from '../../host/unix-socket.ts'
+import { messageOf, WeftError } from '../../base/errors.ts'
+import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
-import { packPaths } from './open-path.ts'
-import {
-  KILL_MS,
-  messageFor,
-  NEXT,
-  parse,
-  SILENCE_MS,
-  VERSION,
-  type About,
-  type Heard,
-  type Stage,
-} from './protocol.ts'
+import { unpackPaths } from './open-path.ts'
+import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type HandoverEvent } from './protocol.ts'
 
-/** The service of a predecessor for its successor. */
-export interface Estate {
-  about(): About
-  /** The reason why nobody can take over; undefined when somebody can. */
-  refusal(): string | undefined
-  /** A successor has come, or has gone. */
-  attend(isThere: boolean): void
-  /** Writes what is known. */
-  write(): Promise<void>
-  /** Stops forwarding; nothing where there is nothing to lend. */
-  lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding and closes what it forwarded through, lent or not; the device stays. */
-  release(): Promise<void>
-  /** Forwards again, after either. */
-  takeBack(why: string): Promise<void>
-  /** The descriptor of the lock; undefined where there is none. */
-  lock(): number | undefined
-  /** Ends a process that hangs; false where it cannot be reached. */
-  kill(pid: number): boolean
-}
-
-/** The end of a predecessor: another weftd has taken over (`end`), or wants this one to leave the network. */
-export class Superseded extends Error {
-  readonly how: 'end' | 'leave'
-  /** Tells the other process that this one has nothing open any more. */
-  readonly tell: () => void
-
-  constructor(how: 'end' | 'leave', tell: () => void) {
-    super(how === 'end' ? 'another weftd has taken over' : 'weftd --leave')
-    this.how = how
-    this.tell = tell
-  }
-}
-
-/** Hears the next message. One that has arrived counts before the time that is over, also when this process stood still. */
-async function hear(
-  connection: Connection,
-  stopping: AbortSignal,
-  withinMs?: number,
-): Promise<Parcel | 'gone' | 'silent'> {
-  if (withinMs === undefined) return (await connection.receive(stopping)) ?? 'gone'
-  const late = new AbortController()
-  // One turn of the event loop later: what has arrived is read in between.
-  const timer = setTimeout(() => setImmediate(() => late.abort()), withinMs)
-  const onStop = (): void => late.abort()
-  stopping.addEventListener('abort', onStop)
-  try {
-    return (await connection.receive(late.signal)) ?? 'gone'
-  } catch {
-    stopping.throwIfAborted()
-    return 'silent'
-  } finally {
-    clearTimeout(timer)
-    stopping.removeEventListener('abort', onStop)
-  }
-}
+/** Serves a new connection to a running daemon. */
+export const predecessorAt = (connection: Connection): Predecessor => new Predecessor(connection)
 
 /**
- * Serves whoever connects, one successor at a time. Rejects with the signal's reason, after which nothing is taken back; with
- * Superseded, while the successor waits for the end of this process.
+ * The running daemon, as its successor sees it. Each request throws WeftError DEVICE if the daemon hangs or refuses, and returns undefined if
+ * it has gone.
  */
-export async function serveSuccessors(listener: Listener, estate: Estate, signal: AbortSignal): Promise<never> {
-  const over = new AbortController()
-  const stopping = new AbortController()
-  const onStop = (): void => stopping.abort(signal.reason)
-  if (signal.aborted) onStop()
-  signal.addEventListener('abort', onStop, { once: true })
-  over.signal.addEventListener('abort', () => stopping.abort(over.signal.reason), { once: true })
-  const house: House = { stage: 'alone', successor: undefined }
-  try {
-    for (;;) {
-      const connection = await listener.accept(stopping.signal)
-      converse(connection, house, estate, stopping.signal).catch((error: unknown) => over.abort(error))
-    }
-  } finally {
-    signal.removeEventListener('abort', onStop)
-    listener.close()
+export class Predecessor {
+  /** The process ID; 0 if the process is in a PID namespace that this one cannot see. */
+  readonly pid: number
+  /** Resolves when the daemon reports that it has ended, or its connection ends. */
+  readonly ended: Promise<void>
+  /** Resolves when the daemon forwards again, because it received nothing from this process. The lent path is then the daemon's. */
+  readonly takenBack: Promise<void>
+  /** Resolves when the connection has ended. */
+  readonly gone: Promise<void>
+  private readonly connection: Connection
+  private readonly reading = new AbortController()
+  private hasGone = false
+  /** Sends the signs of life, or repeats `end` until it could be sent. */
+  private timer: NodeJS.Timeout | undefined
+  /** Resolves the request that waits for its answer. */
+  private answered: ((parcel: Parcel | undefined) => void) | undefined
+  private onEnded!: () => void
+  private onTakenBack!: () => void
+
+  constructor(connection: Connection) {
+    this.connection = connection
+    this.pid = connection.peerPid
+    this.ended = new Promise((resolve) => (this.onEnded = resolve))
+    this.takenBack = new Promise((resolve) => (this.onTakenBack = resolve))
+    this.gone = this.read()
   }
-}
 
-/** The state that all conversations of a predecessor share. */
-interface House {
-  stage: Stage
-  successor: Connection | undefined
-}
-
-const isAway = (stage: Stage): boolean => stage === 'lent' || stage === 'released'
-
-async function converse(connection: Connection, house: House, estate: Estate, stopping: AbortSignal): Promise<void> {
-  let isOver: boolean = false
-  try {
-    for (;;) {
-      const isSuccessor = house.successor === connection
-      const withinMs = isSuccessor && isAway(house.stage) ? SILENCE_MS : undefined
-      const heard = await hear(connection, stopping, withinMs).catch(() => undefined)
-      if (heard === undefined || stopping.aborted) return // this process stops: what it lent is the successor's
-      if (heard === 'gone' || heard === 'silent') {
-        if (isSuccessor) await comeBack(connection, house, heard, estate, stopping)
-        return
-      }
-      closeAll(heard.fds)
-      const reply = await answer(heard.text, connection, house, estate)
-      // The stop came meanwhile: the path is not sent, and ends with this process.
-      if (stopping.aborted) return
-      if (reply instanceof Superseded) {
-        isOver = true
-        throw reply
-      }
-      try {
-        if (reply) connection.send(messageFor(reply.message), reply.fds)
-      } catch {
-        connection.close() // whoever asked has gone, or cannot be answered: the same is heard next
-      }
-    }
-  } finally {
-    if (!isOver) connection.close()
+  get isGone(): boolean {
+    return this.hasGone
   }
-}
 
-interface Reply {
-  readonly message: object
-  readonly fds?: readonly number[]
-}
+  /** Asks the daemon to describe itself as it is now. */
+  async about(): Promise<About | undefined> {
+    const parcel = await this.request('meet')
+    return parcel && aboutOf(parse(parcel.text))
+  }
 
-const refused = (why: string): Reply => ({ message: { refused: why } })
+  /** Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if it lends no path. */
+  async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
+    const parcel = await this.request('path')
+    if (!parcel) return undefined
+    const { lock, rest } = unpack(parcel)
+    const paths = unpackPaths(parse(parcel.text)['paths'], rest)
+    if (paths.length > 0) {
+      this.sendSignsOfLife()
+      return { paths, lock }
+    }
+    closeAll(parcel.fds)
+    return undefined
+  }
 
-async function answer(
-  text: string,
-  connection: Connection,
-  house: House,
-  estate: Estate,
-): Promise<Reply | Superseded | undefined> {
-  const { weft, want } = parse(text)
-  const { version } = estate.about()
-  if (weft !== VERSION) return { message: { refused: `weft ${version} does not hand over to that version`, version } }
-  const other = house.successor !== undefined && house.successor !== connection ? house.successor : undefined
-  if (other)
-    return refused(
-      `another weftd${other.peerPid ? ` (pid ${other.peerPid})` : ''} is taking over already; end that one first`,
+  /** Makes the daemon stop forwarding and close its paths. Resolves with the lock's descriptor. */
+  async release(): Promise<number | undefined> {
+    const parcel = await this.request('release')
+    if (!parcel) return undefined
+    const { lock, rest } = unpack(parcel)
+    closeAll(rest)
+    this.sendSignsOfLife()
+    return lock
+  }
+
+  /** Makes the daemon end without changing the host, because this process is the node now. */
+  end(): void {
+    clearInterval(this.timer)
+    this.timer = undefined
+    // The daemon must receive this before it sees the end of the connection, because it would forward again.
+    if (!this.isGone && !this.send('end'))
+      this.timer = setInterval(() => void (this.send('end') && clearInterval(this.timer)), STILL_MS)
+  }
+
+  /**
+   * Makes the daemon leave the network. Resolves with Superseded.isLeaseBack; undefined also if an older version of weftd answers. Rejects
+   * with WeftError DEVICE if the daemon does not leave.
+   */
+  async leave(): Promise<boolean | undefined> {
+    const parcel = await this.request('leave', LEAVE_MS)
+    const { ended: hasEnded, isLeaseBack } = parse(parcel?.text ?? '{}')
+    if (hasEnded === true) return typeof isLeaseBack === 'boolean' ? isLeaseBack : undefined
+    throw new WeftError(
+      'DEVICE',
+      `another weftd that runs on this host (pid ${this.pidText}) did not say that it has left the network`,
+      { remedy: 'read the log of the running weftd' },
     )
-  const next = typeof want === 'string' ? NEXT[house.stage][want as Heard] : undefined
-  if (next === undefined || want === 'gone' || want === 'silent') return refused(`not while it is ${house.stage}`)
-  const lock = estate.lock()
-  const locks = lock === undefined ? [] : [lock]
-  switch (want as Heard) {
-    case 'meet': {
-      const refusal = estate.refusal()
-      if (refusal !== undefined) return refused(refusal)
-      house.successor = connection
-      house.stage = next
-      estate.attend(true)
-      await estate.write()
-      return { message: estate.about() }
-    }
-    case 'path': {
-      house.stage = next // also while it stops
-      const paths = await estate.lend()
-      if (paths.length === 0) {
-        house.stage = 'met'
-        return { message: {} }
-      }
-      const { descriptions, fds } = packPaths(paths)
-      return { message: { paths: descriptions, lock: locks.length }, fds: [...locks, ...fds] }
-    }
-    case 'release': {
-      house.stage = next
-      await estate.release()
-      return { message: { released: true, lock: locks.length }, fds: locks }
-    }
-    case 'end':
-    case 'leave': {
-      house.stage = next
-      return superseded(want as 'end' | 'leave', connection)
-    }
-    default:
-      return undefined // `still`
   }
-}
 
-function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
-  return new Superseded(how, () => {
+  /** Idempotent. */
+  close(): void {
+    clearInterval(this.timer)
+    this.reading.abort()
+    this.connection.close()
+  }
+
+  private get pidText(): string {
+    return this.pid ? String(this.pid) : 'unknown'
+  }
+
+  /** Reads messages until the connection ends. */
+  private async read(): Promise<void> {
+    for (;;) {
+      const parcel = await this.connection.receive(this.reading.signal).catch(() => undefined)
+      if (!parcel) break
+      const { ended, takenBack } = parse(parcel.text)
+      if (ended === true) this.onEnded()
+      if (takenBack === true) this.onTakenBack()
+      if (this.answered) this.answered(parcel)
+      else closeAll(parcel.fds)
+    }
+    this.hasGone = true
+    clearInterval(this.timer)
+    this.answered?.(undefined)
+    this.onEnded()
+  }
+
+  /** Sends a request and waits for its answer. After a missed answer it closes the connection, because later answers would not match. */
+  private async request(want: HandoverEvent, withinMs = ANSWER_MS): Promise<Parcel | undefined> {
+    if (this.isGone) return undefined
+    let late: NodeJS.Timeout | undefined
     try {
-      connection.send(messageFor({ ended: true }))
-    } catch {
-      // The other one has gone.
+      const parcel = await new Promise<Parcel | undefined>((resolve, reject) => {
+        this.answered = resolve
+        late = setTimeout(
+          () => setImmediate(() => reject(new Error(`no answer within ${withinMs / 1000} s`))),
+          withinMs,
+        )
+        try {
+          this.connection.send(messageFor({ want }))
+        } catch (error) {
+          const { code } = error as NodeJS.ErrnoException
+          if (code === 'EAGAIN') reject(new Error('it reads nothing'))
+          else resolve(undefined)
+        }
+      })
+      const { refused: why, version } = parse(parcel?.text ?? '{}')
+      if (why === undefined) return parcel
+      closeAll(parcel?.fds ?? [])
+      throw new WeftError(
+        'DEVICE',
+        `another weftd that runs on this host (pid ${this.pidText}) does not let this one take over: ${textOf(why)}`,
+        {
+          remedy: version === undefined ? 'see its log, or stop it first' : `stop weft ${textOf(version)} first`,
+        },
+      )
+    } catch (error) {
+      this.close()
+      if (error instanceof WeftError) throw error
+      const stop = this.pid ? `kill -9 ${this.pid}` : 'kill it (`pgrep weftd`)'
+      throw new WeftError(
+        'DEVICE',
+        `another weftd that runs on this host (pid ${this.pidText}) does not answer: ${messageOf(error)}`,
+        {
+          remedy: `${stop}, then start again`,
+          cause: error,
+        },
+      )
+    } finally {
+      clearTimeout(late)
+      this.answered = undefined
     }
-    connection.close()
-  })
-}
-
-/** A message that a killed process had sent before is not its end. */
-async function untilGone(connection: Connection, stopping: AbortSignal): Promise<void> {
-  const until = performance.now() + KILL_MS
-  for (let leftMs = KILL_MS; leftMs > 0; leftMs = until - performance.now()) {
-    const heard = await hear(connection, stopping, leftMs).catch(() => 'gone' as const)
-    if (typeof heard === 'string') return
-    closeAll(heard.fds)
   }
-}
 
-/** The successor is not one any more. */
-async function comeBack(
-  connection: Connection,
-  house: House,
-  how: 'gone' | 'silent',
-  estate: Estate,
-  stopping: AbortSignal,
-): Promise<void> {
-  const wasAway = isAway(house.stage)
-  const next = NEXT[house.stage][how]
-  if (next === undefined) return
-  let why = 'went away'
-  if (how === 'silent') {
-    const pid = connection.peerPid
-    const isKilled = pid > 0 && estate.kill(pid)
-    why = isKilled ? `hung, and was killed (pid ${pid})` : 'hung'
-    if (isKilled) await untilGone(connection, stopping)
-    if (stopping.aborted) return
+  /** Returns false if the daemon's buffer is full. Then the daemon has messages that it has not read yet, or hangs. */
+  private send(want: HandoverEvent): boolean {
     try {
-      connection.send(messageFor({ takenBack: true }))
-    } catch {
-      // The successor has gone.
+      this.connection.send(messageFor({ want }))
+      return true
+    } catch (error) {
+      return (error as NodeJS.ErrnoException).code !== 'EAGAIN'
     }
   }
-  connection.close()
-  house.successor = undefined
-  house.stage = next
-  estate.attend(false)
-  if (wasAway) await estate.takeBack(why)
+
+  /** Shows the daemon regularly that this process lives. Otherwise it takes the path back. */
+  private sendSignsOfLife(): void {
+    if (this.isGone || this.timer) return
+    this.send('still')
+    this.timer = setInterval(() => void this.send('still'), STILL_MS)
+  }
+}
+
+/** Splits the descriptors of an answer into the lock and the others. */
+function unpack({ text, fds }: Parcel): { readonly lock: number | undefined; readonly rest: readonly number[] } {
+  const hasLock = parse(text)['lock'] === 1 && fds.length > 0
+  return { lock: hasLock ? fds[0] : undefined, rest: hasLock ? fds.slice(1) : fds }
+}
+
+const textOf = (value: unknown): string => (typeof value === 'string' ? value : 'it does not say why')
+
+function aboutOf({ version, store, lease, healthPort }: { readonly [name: string]: unknown }): About {
+  const { key, publicIp } = (lease ?? {}) as { readonly [name: string]: unknown }
+  return {
+    version: typeof version === 'string' ? version : 'unknown',
+    store: typeof store === 'string' ? store : '',
+    healthPort: typeof healthPort === 'number' ? healthPort : 0,
+    lease: typeof key === 'string' && typeof publicIp === 'string' ? { key, publicIp } : undefined,
+  }
 }

@@ -1,66 +1,67 @@
-// protocol.ts - how one weftd hands over to another while both run on the host: the conversation, and what each end may do when. Its ends are
-// predecessor.ts and successor.ts.
+// protocol.ts - how one weftd hands over to another while both run on the host: the messages, and what each process may do when. Its two
+// sides are lender.ts (the predecessor) and predecessor.ts (the successor).
 //
 //   successor                   predecessor
-//   {want: 'meet'}       ->     writes what it knows (last-known.ts)
-//                        <-     {version, store, lease, ...}: what the successor has to match
+//   {want: 'meet'}       ->     writes its last known state (last-known.ts)
+//                        <-     {version, store, lease, ...}: the facts that the successor checks
 //   ... finds its store, configuration, interface and lease; the predecessor forwards ...
 //   {want: 'path'}       ->     stops forwarding
 //                        <-     {paths} and the descriptors: the lock first, then those in which packets wait
-//   or, where a path that is wanted is not among them or there is none to lend:
-//   {want: 'release'}    ->     closes all that it forwarded through
+//   or, if no lent path fits, or there is none:
+//   {want: 'release'}    ->     closes all its paths
 //                        <-     {released: true} and the lock
-//   {want: 'still'} ...  ->     heard every second from then on, until `end`
-//   {want: 'end'}        ->     ends, and leaves all as it is: the successor is the node
-//                        <-     {ended: true}, when it has nothing open any more
-//                        <-     {takenBack: true}, to a successor that was silent and could not be ended: it stops
+//   {want: 'still'} ...  ->     is a sign of life every second, until `end`
+//   {want: 'end'}        ->     ends without changing the host: the successor is the node
+//                        <-     {ended: true}, when it has no path open any more
+//                        <-     {takenBack: true}, to a silent successor that it could not kill: that successor stops
 //
-// The predecessor is able to forward again until `end`: when the successor goes away, or says nothing for SILENCE_MS, which also ends a
-// successor that hangs. NEXT below is the whole of it; a request that has no place there is refused. The bound on the time in which
-// nobody forwards is SILENCE_MS + KILL_MS.
+// Until `end` the predecessor can forward again. It does so when the successor ends, or sends nothing for SILENCE_MS; then it kills the
+// successor. The table NEXT below lists all transitions; the predecessor refuses a request that the table does not have. At most for
+// SILENCE_MS + KILL_MS no process forwards.
 //
 //   who dies or hangs        before `path`               between `path` and `end`                      after `end`
-//   the successor dies       the predecessor forwards    the predecessor forwards again at once        the lock is free: a predecessor that still
-//                            all along                                                                 waits to be stopped goes on as last known
-//   the successor hangs      the same                    it is killed after SILENCE_MS; the            as any node that hangs (its watchdog)
+//   the successor dies       the predecessor forwards    the predecessor forwards again                the lock is free: a predecessor that still
+//                            all the time                immediately                                   waits to be stopped forwards again
+//   the successor hangs      the same                    it is killed after SILENCE_MS; the            its watchdog restarts it, as any node
 //                                                        predecessor forwards again
-//   the predecessor dies     the successor goes on as    the successor has the path and the lock,      nothing: it has nothing
-//   or is told to stop       last known, at once         and goes on
-//   the predecessor hangs    after ANSWER_MS the         the successor goes on; `end` waits for it     the same
-//                            successor ends: an error
+//   the predecessor dies     the successor forwards      the successor has the path and the lock,      nothing: it has no path
+//   or is stopped            with the last known         and continues
+//                            state immediately
+//   the predecessor hangs    after ANSWER_MS the         the successor continues; `end` waits for      the same
+//                            successor ends: an error    the predecessor
 //
-// A successor that hangs in another PID namespace cannot be ended. Where it was lent the path it is told so, and stops as soon as it goes on;
-// where it opened its own, device and port are free no sooner than that.
+// A successor that hangs in another PID namespace cannot be killed. If it has the lent path, it receives `takenBack` and stops as soon as it
+// runs again. If it opened its own path, device and port are in use until it runs again.
 //
-// Messages are JSON. Members that one does not know are passed over; a new meaning needs a new number, and another number is refused
-// with the version that speaks it.
+// Messages are JSON. A process ignores members that it does not know. A changed meaning needs a new version number; a process refuses
+// another number and names the version of weft that uses it.
 
 /** The version of the protocol. */
 export const VERSION = 2
-/** A predecessor answers within this time; one that does not hangs. */
+/** The time within which a predecessor answers. After that time it counts as hung. */
 export const ANSWER_MS = 5_000
-/** A predecessor that gives its lease back first answers within this time. */
+/** The time within which a predecessor answers `leave`, because it gives its lease back first. */
 export const LEAVE_MS = 15_000
-/** A successor that has the path and is not heard for so long hangs. */
+/** The silence after which a successor that has the path counts as hung. */
 export const SILENCE_MS = 4_000
-/** Within which a process that was killed is gone. */
+/** The time that a killed process may take to end. */
 export const KILL_MS = 500
-/** A successor that forwards says so this often. */
+/** The interval of a successor's signs of life. */
 export const STILL_MS = 1_000
 
 /** The stages of a predecessor towards a successor. */
 export type Stage =
-  | 'alone' // nobody takes over; whether it forwards is its own affair
-  | 'met' // a successor prepares; this one forwards
-  | 'lent' // this one has stopped; both have the descriptors, and the successor forwards through them
-  | 'released' // this one has stopped and closed all; the successor opens its own
+  | 'alone' // no process takes over
+  | 'met' // a successor prepares, and this process forwards
+  | 'lent' // this process has stopped; both have the descriptors, and the successor forwards through them
+  | 'released' // this process has stopped and closed its paths; the successor opens its own
   | 'over' // the successor is the node, or this node has left
 
-/** The events that a predecessor can hear: its successor's requests, and its state. */
-export type Heard = 'meet' | 'path' | 'release' | 'still' | 'end' | 'leave' | 'gone' | 'silent'
+/** The events of a conversation: the successor's requests, its end (`gone`) and its silence. */
+export type HandoverEvent = 'meet' | 'path' | 'release' | 'still' | 'end' | 'leave' | 'gone' | 'silent'
 
-/** The next stage; an event that is not listed is refused. From `lent` and `released` to `alone` the path is taken back. */
-export const NEXT: { readonly [From in Stage]: { readonly [What in Heard]?: Stage } } = {
+/** The next stage by stage and event. Other events are refused. From `lent` and `released` to `alone` the path is taken back. */
+export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent]?: Stage } } = {
   alone: { meet: 'met', leave: 'over' },
   met: { meet: 'met', path: 'lent', release: 'released', gone: 'alone' },
   lent: { release: 'released', still: 'lent', end: 'over', gone: 'alone', silent: 'alone' },
@@ -76,14 +77,14 @@ export interface About {
   readonly store: string
   /** The predecessor's own lease; undefined while it has none. */
   readonly lease?: { readonly key: string; readonly publicIp: string } | undefined
-  /** The TCP port on which it answers probes; 0 for none. */
+  /** The TCP port of its health checks; 0 for none. */
   readonly healthPort: number
 }
 
-/** A message as it is sent. */
+/** Returns the text of a message. */
 export const messageFor = (content: object): string => JSON.stringify({ weft: VERSION, ...content })
 
-/** The members of a message; none when it cannot be read. */
+/** Returns the members of a message; none if it is not JSON. */
 export function parse(text: string): { readonly [name: string]: unknown } {
   try {
     return (JSON.parse(text) ?? {}) as { [name: string]: unknown }

@@ -1,8 +1,8 @@
-// rendezvous.ts - where the weftds of one subnet file meet: a lock that says who has the host's data path, and a socket at which
-// that one is asked for it. Both are beside subnet.env, for this user alone (mode 0600).
+// rendezvous.ts - the lock and the socket of the weftds that share one subnet file. The process with the lock has the host's data path, and
+// other processes ask it for the path at the socket. Both files are in the directory of subnet.env, readable by this user only (mode 0600).
 //
-// The lock belongs to an open file (fcntl(2), F_OFD_SETLK), so it goes with the data path from process to process as a descriptor,
-// and ends with the last process that has it, however that ends.
+// The lock belongs to an open file description (fcntl(2), F_OFD_SETLK). So the data path's owner can send the lock to another process as a
+// descriptor, and the kernel releases the lock when the last process that has it ends.
 
 import {
   accessSync,
@@ -31,9 +31,9 @@ export const handoverLock = (options: SubnetFile): string => `${options['subnet-
 
 /** The right to forward for a subnet file. */
 export interface Lock {
-  /** The descriptor to send along with the data path; undefined when none could be made, and nobody can take over. */
+  /** The descriptor that is sent with the data path; undefined if the file could not be created. Then no process can take over. */
   readonly fd: number | undefined
-  /** Writes whose it is, for whoever finds it taken. */
+  /** Writes this process's ID into the file, for the messages of processes that find the lock taken. */
   sign(): void
   /** Idempotent. */
   close(): void
@@ -42,25 +42,25 @@ export interface Lock {
 export interface Rendezvous {
   /** The path of the socket, for messages. */
   readonly path: string
-  /** Undefined while another process has the lock. Throws WeftError PERMISSION. */
+  /** Takes the lock. Returns undefined if another process has it. Throws WeftError PERMISSION. */
   tryLock(): Lock | undefined
-  /** Resolves when nobody has the lock, so that nobody forwards. Rejects with the file system's error. */
+  /** Resolves when no process has the lock, so that no process forwards. Rejects with the file system's error. */
   untilFree(): Promise<void>
-  /** The lock that another process sent. */
+  /** Returns the lock that another process sent. */
   receivedLock(fd: number): Lock
-  /** The process that took the lock last; undefined where that is not known, or in another PID namespace, where that number is not its own. */
+  /** The ID of the process that took the lock last; undefined if it is not known or belongs to another PID namespace. */
   owner(): number | undefined
-  /** Removes lock and socket. For a process that has the lock, and shares it with no other. */
+  /** Removes lock and socket. Only a process that alone has the lock may call this. */
   remove(): void
-  /** Undefined when nobody listens. Throws an Error with `code`: EAGAIN of one that takes no connection, which runs all the same. */
+  /** Returns undefined if no process listens. Throws an Error with `code`; EAGAIN means that the process runs but accepts no connection. */
   connect(): Connection | undefined
   /** Throws an Error with `code`. */
   listen(): Listener
-  /** Ends a process that has the data path and hangs; false where it cannot be reached. */
+  /** Kills a process that has the data path and hangs. Returns false if this process may not kill it or it has ended. */
   kill(pid: number): boolean
 }
 
-/** True if this user may write in a folder, or, if the folder does not exist, in its nearest existing parent. */
+/** True if this user may write in a folder. For a folder that does not exist, its nearest existing parent counts. */
 function mayWrite(folder: string): boolean {
   try {
     accessSync(folder, constants.W_OK | constants.X_OK)
@@ -94,7 +94,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
     const isFolder = !mayWrite(folder)
     const message = isFolder
       ? `this user may not write ${folder}: ${messageOf(error)}`
-      : `cannot tell whether another weftd runs: ${messageOf(error)}`
+      : `cannot find out whether another weftd runs: ${messageOf(error)}`
     const remedy = isFolder
       ? 'run weftd as root, or give --subnet-file another folder'
       : 'run weftd as the user that ran before, or remove what that one left: `weft cleanup`'
@@ -114,7 +114,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       }
       let isOurs = false
       try {
-        // Whoever had it may have removed the file meanwhile: the lock of one that is not there keeps nobody out.
+        // The previous owner may have removed the file meanwhile. The lock of a removed file excludes no other process.
         isOurs = addon.tryLockFile(fd) && isAt(lockPath, fd)
         if (!isOurs) return undefined
         const lock = lockOf(fd)
@@ -156,20 +156,20 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
         process.kill(pid, 'SIGKILL')
         return true
       } catch {
-        return false // it has ended, or is another user's
+        return false // the process has ended or belongs to another user
       }
     },
   }
 }
 
-/** True when it is this open file that stands at a path. */
+/** True if the file at a path is this open file. */
 function isAt(path: string, fd: number): boolean {
   const there = statSync(path, { throwIfNoEntry: false })
   const open = fstatSync(fd)
   return there?.ino === open.ino && there.dev === open.dev
 }
 
-/** The namespace in which the pids are that this process sees, `pid:[4026531836]`; undefined where /proc does not tell. */
+/** Returns the PID namespace of this process, such as `pid:[4026531836]`; undefined if /proc does not show it. */
 function pidNamespace(): string | undefined {
   try {
     return readlinkSync('/proc/self/ns/pid')
@@ -178,12 +178,12 @@ function pidNamespace(): string | undefined {
   }
 }
 
-/** Writes the pid for whoever finds the lock taken. A full disk is no reason not to forward: errors are ignored. */
+/** Writes this process's ID into the lock's file. Ignores errors, because a full disk must not prevent forwarding. */
 function writePid(fd: number): void {
   try {
     ftruncateSync(fd)
     writeSync(fd, `${[process.pid, pidNamespace() ?? []].flat().join(' ')}\n`)
   } catch {
-    // The message has no process in it then.
+    // Messages of other processes then omit the ID.
   }
 }

@@ -44,7 +44,7 @@ const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
 /** The default port of the IPv6 device, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
-const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode)'
+const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
 /** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
 const TRIED = 'weft-wg-try'
 
@@ -178,7 +178,7 @@ export function createWireguardBackend(options: Parts): Backend {
           'ADDRESS',
           `${external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
           {
-            remedy: 'give the interface one, or set another mode',
+            remedy: 'give the interface such an address, or set another mode',
           },
         )
       if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined)

@@ -103,8 +103,8 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     const fresh = theirs.filter((destination) => !taken.has(destination))
     for (const destination of fresh.slice(0, NAMED))
       log.error(
-        `The route to ${destination}, a peer's subnet, is by ${routes.get(destination)?.device} on this host, and is left: ` +
-          'packets to that peer do not reach it; remove what has that subnet here, or give the peer another',
+        `The route to ${destination}, a peer's subnet, leads to ${routes.get(destination)?.device} on this host, and weftd keeps this route: ` +
+          'packets to that peer do not reach it; remove the device or program with that subnet on this host, or give the peer another subnet',
       )
     taken = new Set([...[...taken].filter((each) => wanted.has(each) && !looked.includes(each)), ...theirs])
   }

@@ -108,7 +108,7 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   if (queues === 0) return
   throw new WeftError('DEVICE', `another process forwards through ${name}`, {
     remedy:
-      'stop it; if it is the weftd of another network on this host, give one of the two a backend of another type',
+      'stop that process; if it is the weftd of another network on this host, give one of the two networks a backend of another type',
   })
 }
 
@@ -201,7 +201,7 @@ const typesNamed = (device: string): readonly string[] =>
 function foreignRouteError(to: Net, foreign: Route): WeftError {
   const network = formatNet(to)
   return new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
-    remedy: `stop the daemon that did it, or remove the route with \`ip route del ${network}\``,
+    remedy: `stop the daemon that made the route, or remove the route with \`ip route del ${network}\``,
   })
 }
 

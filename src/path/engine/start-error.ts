@@ -48,7 +48,7 @@ export function engineStartError(
     return fail(
       'DEVICE',
       `the TUN device ${config.tunName} cannot be created (${code})`,
-      `if it is in use by another process, stop that; see \`ip link show\``,
+      `if another process uses the device, stop that process; see \`ip link show\``,
     )
   }
   if (syscall === 'pthread_create') {
@@ -63,7 +63,7 @@ export function engineStartError(
     return fail(
       'DEVICE',
       'this Node.js has no ChaCha20-Poly1305, with which WireGuard encrypts',
-      'run weftd with a Node.js whose OpenSSL has it (3.x, not in FIPS mode), or set "DataPath": "kernel" in Backend',
+      'run weftd with a Node.js whose OpenSSL has the cipher (3.x, not in FIPS mode), or set "DataPath": "kernel" in Backend',
     )
   }
   if (code === 'EADDRINUSE') {

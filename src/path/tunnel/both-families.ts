@@ -166,7 +166,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   async function openSide(family: Family): Promise<void> {
     if (!isUnbound && external().address[family] === undefined)
       throw new WeftError('ADDRESS', `${external().name} has no ${FAMILY_NAMES[family]} address`, {
-        remedy: 'give the interface one',
+        remedy: 'give the interface such an address',
       })
     checkMtu(family, mtu, external().name)
     const side: Side = { external: external(), path: await open(family, own, applied?.[0] ?? initial) }

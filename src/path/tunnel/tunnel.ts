@@ -291,7 +291,8 @@ export async function openTunnel(
       lease: own,
       network,
       outers,
-      isOneOfTwo: kind.families.length > 1,
+      // A device may carry one family of a dual-stack network.
+      isOneOfTwo: familiesOf(config).length > 1,
       log,
     })
     // The module is imported only if needed, because packets wait until the tunnel is open and the import takes time.

@@ -44,13 +44,10 @@ export function createNetworkView() {
   })
 
   function show(report: NetworkReport): void {
-    const { nodes, size, tookMs, whole } = report
+    const { nodes, size, tookMs } = report
     const answered = nodes.filter(({ answer }) => answer === 'told').length
     const queried = size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(size, 'node')
-    setText(
-      sum,
-      `${queried}, ${answered} answered within ${milliseconds(tookMs)}; ${wholeText({ nodes, whole }, percent)}.`,
-    )
+    setText(sum, `${queried}, ${answered} answered within ${milliseconds(tookMs)}; ${wholeText(report, percent)}.`)
     list.replaceChildren(...findingsOf(report))
     table.replaceChildren(...rowsOf(report))
   }

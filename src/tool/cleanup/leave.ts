@@ -5,15 +5,16 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { run } from '../../host/command.ts'
 import type { Connection } from '../../host/unix-socket.ts'
+import { predecessorAt } from '../../node/restart/predecessor.ts'
 import { rendezvousAt } from '../../node/restart/rendezvous.ts'
-import { predecessorAt } from '../../node/restart/successor.ts'
 import type { DaemonOptions } from '../../options.ts'
 import { removeRemains } from './cleanup.ts'
+import { giveLeaseBack } from './lease-back.ts'
 import { findDaemons, findRunning } from './running.ts'
 
 /**
- * Makes this node leave the network. Returns true if nothing of weft is left on the host. Throws WeftError DEVICE if the daemon hangs, or
- * another daemon runs.
+ * Makes this node leave the network. Returns true if nothing of weft is left on the host, and the lease is deleted. Throws WeftError
+ * DEVICE if the daemon hangs, or another daemon runs.
  */
 export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
   const connection = meet(options, log)
@@ -24,14 +25,24 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
       remedy: 'stop it first, because weft cannot tell which daemon made what',
     })
-  await running?.leave()
+  const isBack = await running?.leave()
   running?.close()
-  if (!running) log.warn('No weftd runs for this subnet file, so its lease is not given back: the lease ends by itself')
+  if (running) tellEnd(running.pid, isBack, log)
   const left = await findRunning(run, '/proc', running?.pid)
-  return removeRemains(options['subnet-file'], false, left, {
+  const mayStay = running ? isBack === false : left.length === 0 && !(await giveLeaseBack(options, log))
+  const isClean = await removeRemains(options['subnet-file'], false, left, {
     say: (line) => log.info(line),
     warn: (line) => log.warn(line),
   })
+  return isClean && !mayStay
+}
+
+/** Logs the end of the daemon. `isBack` is undefined if the daemon gives back no lease, or is of an older version, which does not say it. */
+function tellEnd(pid: number | undefined, isBack: boolean | undefined, log: Log): void {
+  const who = `The weftd that ran here (pid ${pid ?? 'unknown'})`
+  if (isBack === undefined) log.info(`${who} has left the network`)
+  else if (isBack) log.info(`${who} has left the network, and has given its lease back`)
+  else log.error(`${who} has left the network, but could not give its lease back: its log says why`)
 }
 
 function meet(options: DaemonOptions, log: Log): Connection | undefined {

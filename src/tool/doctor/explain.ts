@@ -7,6 +7,7 @@ import {
   FAMILY_NAMES,
   formatAddress,
   formatNet,
+  netAround,
   netContains,
   parseAddress,
   parseNet,
@@ -15,7 +16,7 @@ import {
   type Net,
 } from '../../net/address.ts'
 import { kindOf } from '../../path/catalog.ts'
-import { briefly, conditionOf, placeIn, type Status } from '../../report/status.ts'
+import { briefly, conditionOf, isSendingOnly, placeIn, type Status } from '../../report/status.ts'
 import type { FilteredPacket, Verdict } from './chain-walk.ts'
 import type { Facts } from './facts.ts'
 import { walkFilter } from './filter-walk.ts'
@@ -75,6 +76,22 @@ export function sideOf(address: Address, { node, config, peers }: Status, facts:
     .toSorted((a, b) => (b.subnet?.prefixLength ?? 0) - (a.subnet?.prefixLength ?? 0))
   if (peer) return { kind: 'peer', peer }
   return { kind: has(config ? networksOf(config)[family] : undefined) ? 'unassigned' : 'outside' }
+}
+
+/**
+ * True if an address is one of this host, of its containers, or in a network to which the host is connected, such as one of other
+ * containers.
+ */
+export function isOnHost(address: Address, status: Status, facts: Pick<Facts, 'links'>): boolean {
+  const { kind } = sideOf(address, status, facts)
+  if (kind === 'here' || kind === 'host') return true
+  const family = familyOf(address)
+  const isConnected = facts.links.some(({ addresses }) =>
+    addresses[family].some(
+      (own) => own.prefixLength > 0 && netContains(netAround(own.address, own.prefixLength), address),
+    ),
+  )
+  return kind === 'outside' && isConnected
 }
 
 export function explain(question: Question): readonly Step[] {
@@ -229,7 +246,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
   }
   const datagram = portPacket(status, peer.peer, outerIn(status, family, peer.endpoint))
   if (datagram) steps.push(...filtered(facts, sentBack(datagram)).filter(({ passes }) => passes === false))
-  steps.push(answered(peer))
+  steps.push(answered(peer, status))
   return steps
 }
 
@@ -245,7 +262,7 @@ function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
   return `${engine === 'kernel' ? 'the kernel' : `the ${engine} engine`} sends it to ${endpoint}`
 }
 
-function answered(peer: SeenSide): Step {
+function answered(peer: SeenSide, { peers }: Status): Step {
   const loss = peer.lossPercent === null || peer.lossPercent === 0 ? '' : `, ${peer.lossPercent}% lost`
   if (peer.state === 'answering')
     return {
@@ -254,6 +271,10 @@ function answered(peer: SeenSide): Step {
       says: `its host answers through the data path, in ${peer.roundTripMs} ms${loss}`,
     }
   if (peer.lossPercent === null) return { step: 'peer', passes: undefined, says: 'its host was not probed' }
+  if (isSendingOnly(peer.peer, peers?.probeSeconds ?? null)) {
+    const says = `packets from its host arrive, but it does not answer echo requests${loss}: packets to it may be lost, or its firewall drops the echo requests`
+    return { step: 'peer', passes: undefined, says }
+  }
   return { step: 'peer', passes: false, says: `its host does not answer through the data path${loss}` }
 }
 

@@ -297,7 +297,7 @@ export const FINDINGS = {
     check: 'peers',
     level: 'failure',
     means: 'a peer does not answer probes through the data path',
-    fix: "run `weft doctor` on the peer's host: check that weftd runs on that host, and that all firewalls on both hosts and between the hosts accept packets to the backend's port, in both directions and from any source port",
+    fix: "run `weft doctor` on the peer's host: if it finds `probes-dropped`, only the echo requests are lost; check that weftd runs on that host, and that all firewalls on both hosts and between the hosts accept packets to the backend's port, in both directions and from any source port",
   },
   'family-broken': {
     check: 'peers',

@@ -11,7 +11,7 @@ import {
   type Family,
 } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
-import { placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
+import { isSendingOnly, placeIn, titleOf, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
@@ -19,13 +19,6 @@ import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
 /** The percentage of lost probes from which a peer is reported as lossy. */
 const LOSSY_PERCENT = 20
-/**
- * A peer counts as sending if its last packet is younger than this number of probe intervals, so two probes may be lost. The interval is
- * this node's own, or the default if that is longer, because the peer's interval is not known.
- */
-const RECENT_INTERVALS = 3
-/** The default value of --probe-interval in seconds. */
-const PROBE_SECONDS = 10
 /** The findings that prove that handshake messages from the peer arrive at this host. */
 const HANDSHAKES_ARRIVE = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
 
@@ -97,15 +90,7 @@ export function checkPeers(
   /** Selects the peers that this host reaches over no family. A peer that matches in both families is listed once, for IPv4. */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
-  // If a packet came from the peer recently, and after its first lost probe, then the peer runs and only one direction works. This cannot
-  // be seen in a status in which the peer still answers.
-  const recentSeconds = RECENT_INTERVALS * Math.max(status.peers.probeSeconds ?? 0, PROBE_SECONDS)
-  const isOneWay = ({ state, heardSecondsAgo, unansweredSeconds }: PeerStatus): boolean =>
-    state !== 'answering' &&
-    heardSecondsAgo !== null &&
-    heardSecondsAgo < recentSeconds &&
-    unansweredSeconds !== null &&
-    heardSecondsAgo + 1 < unansweredSeconds
+  const { probeSeconds } = status.peers
   // Says where packets to such a peer are probably lost. If the facts do not show who drops them, the usual cause is a firewall on the
   // peer's host.
   const whereLost = (reach: Reach | undefined): string =>
@@ -117,8 +102,8 @@ export function checkPeers(
   const silentText = (side: SeenSide): string => {
     const { peer } = side
     const reach = reaches.get(peer.lease)
-    const onItsWay = isOneWay(peer)
-      ? `; packets from it arrive, but packets to it are lost${whereLost(reach)}`
+    const onItsWay = isSendingOnly(peer, probeSeconds)
+      ? `; packets from it arrive, so packets to it are lost, or its firewall drops the echo requests${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
     // An ICMP error from the peer's host (`reach.port`) proves the cause. Without one, handshake messages that arrive from the peer say
     // more than the silence of its port.
@@ -181,7 +166,7 @@ function silentFix(status: Status, side: SeenSide): string {
   // Each queue of weftd's engine sends from its own source port, so the firewall must accept any source port.
   const from = isUdp && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
   const nat = kind?.provesSender ? '; if one of the hosts is behind NAT, set `PersistentKeepaliveInterval`' : ''
-  return `run \`weft doctor\` on that host, and check that weftd runs there; ${way}${from}, in the firewalls of both hosts and of the network${nat}`
+  return `run \`weft doctor\` on that host (look for \`probes-dropped\`); check that weftd runs there; ${way}${from}, in the firewalls of both hosts and of the network${nat}`
 }
 
 /** Formats a past time in seconds: `40 s ago`, `5 min ago`, `3 h ago`. */

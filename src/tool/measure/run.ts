@@ -73,7 +73,7 @@ export async function beginRun(paths: Both<PathAddresses>, port: number, inside:
     if (request) leading.write(lineOf(request))
     const line = await readLine(leading, limitMs).catch((error: unknown) => {
       throw new WeftError('COMMAND', `the listener is gone: ${messageOf(error)}`, {
-        remedy: 'read its output on the other host, and try again',
+        remedy: 'read the output of the listener on the other host, and try again',
         cause: error,
       })
     })

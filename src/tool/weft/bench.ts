@@ -308,7 +308,9 @@ async function begin(paths: Paths, port: number): Promise<Run> {
 }
 
 const refusedBy = (to: string, why: string): WeftError =>
-  new WeftError('PERMISSION', `weft bench --listen at ${to} refuses: ${why}`, { remedy: 'read what it prints there' })
+  new WeftError('PERMISSION', `weft bench --listen at ${to} refuses: ${why}`, {
+    remedy: 'read the output of `weft bench --listen` on that host',
+  })
 
 const isRefusal = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === undefined
 const isRefused = (error: unknown): boolean => (error as NodeJS.ErrnoException).code === 'ECONNREFUSED'
@@ -334,7 +336,7 @@ async function whyNotOutside({ outside, inside }: Paths, port: number, error: un
   }
   if (isRefused(error) || isRefused(insideError)) {
     return new WeftError('COMMAND', `no program listens on TCP port ${port} of ${to}`, {
-      remedy: 'run `weft bench --listen` there',
+      remedy: 'run `weft bench --listen` on that host',
       ...options,
     })
   }
@@ -342,7 +344,7 @@ async function whyNotOutside({ outside, inside }: Paths, port: number, error: un
     'COMMAND',
     `TCP port ${port} of ${to} is not reached, neither outside nor inside the tunnel: ${messageOf(error)}`,
     {
-      remedy: 'run `weft bench --listen` there, and accept TCP and UDP on that port in its firewall',
+      remedy: 'run `weft bench --listen` on the peer, and accept TCP and UDP on that port in the firewall of the peer',
       ...options,
     },
   )

@@ -36,10 +36,12 @@ export const captureCommand = command({
   },
   async run({ options: { follow, reason, write, json, 'status-socket': socket }, screen, signal }) {
     if (json && write !== '')
-      throw new WeftError('USAGE', '--json and --write exclude each other', { remedy: 'give one of them' })
+      throw new WeftError('USAGE', '--json and --write exclude each other', {
+        remedy: 'give only one of the two flags',
+      })
     if (write === '-' && screen.isTerminal)
       throw new WeftError('USAGE', 'a capture file is not for a terminal', {
-        remedy: 'name a file with --write, or pipe it into `tshark -r -`',
+        remedy: 'name a file with --write, or pipe the output into `tshark -r -`',
       })
     const first = await fetchDrops(socket, [], signal)
     if (first.engine === null || !OURS.has(first.engine)) throw notOurs(first)

@@ -3,7 +3,7 @@
 import { WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags, type FlagTable, type Options } from '../../base/go-flags.ts'
 import { Secret } from '../../base/secret.ts'
-import { WEFT_FLAGS } from '../../options.ts'
+import { STORE_FLAGS, WEFT_FLAGS } from '../../options.ts'
 import type { Screen } from './look.ts'
 
 export const EXIT = {
@@ -21,7 +21,7 @@ export const EXIT = {
 /** The meaning of each exit code. The index in the list is the code. */
 export const EXIT_MEANINGS = [
   'The command succeeded and found no problem.',
-  'The command failed: a daemon, a store or a program does not answer, or permission is missing.',
+  'The command failed: a daemon, a store or a program does not answer, permission is missing, or weft config set refused a configuration.',
   'The command line cannot be read, or names something that does not exist.',
   'The command succeeded but found a problem: a peer does not answer, weft doctor found a failure, or a configuration is not valid.',
 ] as const
@@ -108,14 +108,30 @@ export const SOCKET_FLAG = {
   'status-socket': { ...WEFT_FLAGS['status-socket'], help: 'Unix socket of the daemon' },
 } as const
 
-export function helpOf({ name, args, does, more, flags }: Command): string {
+/** Returns the help of a group of commands. The flags for the store, which most of them have, are at the end. */
+export function groupHelp(commands: readonly Command[]): string {
+  const shared = Object.entries({ ...SOCKET_FLAG, ...STORE_FLAGS })
+  const names = new Set(shared.map(([name]) => name))
+  const users = commands.filter(({ flags }) => shared.every(([name]) => Object.hasOwn(flags, name)))
+  if (users.length < 2) return commands.map((each) => helpOf(each)).join('\n')
+  const heads = commands.map((each) => helpOf(each, users.includes(each) ? names : undefined))
+  const all = users.map(({ name }) => name).join(', ')
+  return `${heads.join('\n')}\nOptions of ${all}:\n\n${flagLines(shared)}\n`
+}
+
+const flagLines = (flags: readonly [string, FlagTable[string]][]): string => {
+  const width = Math.max(0, ...flags.map((flag) => wordsOf(flag).length))
+  return flags
+    .map((flag) => `  ${wordsOf(flag).padEnd(width)}  ${flag[1].help}${defaultText(flag[1].default, 'default ')}`)
+    .join('\n')
+}
+
+/** Returns the help of a command. The flags in `without` are not described. */
+export function helpOf({ name, args, does, more, flags }: Command, without: ReadonlySet<string> = new Set()): string {
   const usage = `Usage: weft ${[name, ...(Object.keys(flags).length > 0 ? ['[OPTION]...'] : []), args].join(' ').trim()}`
-  const width = Math.max(0, ...Object.entries(flags).map((flag) => wordsOf(flag).length))
-  const lines = Object.entries(flags).map((flag) => {
-    return `  ${wordsOf(flag).padEnd(width)}  ${flag[1].help}${defaultText(flag[1].default, 'default ')}`
-  })
+  const lines = flagLines(Object.entries(flags).filter(([flag]) => !without.has(flag)))
   const sentence = `${does[0]?.toUpperCase()}${does.slice(1)}.`
-  return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines.join('\n')].filter((part) => part !== '').join('\n\n')}\n`
+  return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines].filter((part) => part !== '').join('\n\n')}\n`
 }
 
 /** Returns the default value of a flag in brackets, for the help. Returns an empty text if the flag has no default or it is false. */

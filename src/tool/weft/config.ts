@@ -34,6 +34,7 @@ import {
 } from '../../net/address.ts'
 import { checkBackend } from '../../node/choose.ts'
 import { STORE_FLAGS } from '../../options.ts'
+import { remedyFor } from '../../path/catalog.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { count, type Screen } from './look.ts'
 import { withStore } from './store.ts'
@@ -66,34 +67,42 @@ function hidden(text: string): string {
     return withoutSecrets(text)
   } catch (error) {
     throw new WeftError('CONFIG', `the network configuration is not valid JSON: ${messageOf(error)}`, {
-      remedy: 'print it exactly as stored with --show-secrets, and correct it',
+      remedy: 'print the configuration exactly as stored with --show-secrets, and correct the error',
     })
   }
 }
 
+/** The maximum number of unknown keys that an error names. */
+const NAMED = 5
+
 /**
  * Parses a configuration. The warnings name the keys that daemons would ignore. Throws WeftError CONFIG if no daemon could start with the
- * configuration.
+ * configuration. The error also names unknown keys, because one of them may be the cause.
  */
 function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
-  const config = parseNetworkConfig(text)
-  requireFamily(config)
-  const warnings: string[] = []
-  checkBackend(config, { warn: (line) => void warnings.push(line) })
-  return { config, warnings }
+  try {
+    const config = parseNetworkConfig(text)
+    requireFamily(config)
+    if (config.backendType === '') throw new WeftError('CONFIG', 'Backend has no Type', { remedy: remedyFor('') })
+    const warnings: string[] = []
+    checkBackend(config, { warn: (line) => void warnings.push(line) })
+    return { config, warnings }
+  } catch (error) {
+    const unknown = unknownKeys(text)
+    if (!isWeftError(error, 'CONFIG') || unknown.length === 0) throw error
+    const message = [error.message, ...unknown.slice(0, NAMED)].join(', and ')
+    throw new WeftError('CONFIG', message, { remedy: error.remedy, cause: error })
+  }
 }
 
 const warningsText = (warnings: readonly string[], { colour }: Screen): string =>
   warnings.map((line) => `${colour('doubtful', printable(line))}\n`).join('')
-/** The maximum number of unknown keys that an error names. */
-const NAMED = 5
-
-/** Throws WeftError CONFIG if the configuration has keys that daemons ignore, because they are probably mistyped. */
-function checkKeys(text: string): void {
+/** Returns the error for keys that daemons ignore, because they are probably mistyped; undefined if there are none. */
+function keysError(text: string): WeftError | undefined {
   const unknown = unknownKeys(text)
-  if (unknown.length === 0) return
+  if (unknown.length === 0) return undefined
   const more = unknown.length > NAMED ? `, and ${unknown.length - NAMED} more` : ''
-  throw new WeftError('CONFIG', unknown.slice(0, NAMED).join(', and ') + more, {
+  return new WeftError('CONFIG', unknown.slice(0, NAMED).join(', and ') + more, {
     remedy: '`weft config schema` lists all keys',
   })
 }
@@ -162,33 +171,32 @@ async function storedConfig(store: Store, signal: AbortSignal): Promise<NetworkC
   }
 }
 
-/**
- * Describes how a new configuration affects the nodes that have a lease. Throws WeftError CONFIG if the configuration would cut nodes off
- * from each other, unless `isForced`.
- */
-function planText(before: NetworkConfig, config: NetworkConfig, entries: readonly Entry[], isForced: boolean): string {
-  const { changes, cut } = planOf(
+/** Describes how a new configuration affects the nodes that have a lease. `isCut` is true if it cuts some of them off from each other. */
+function planText(
+  before: NetworkConfig,
+  config: NetworkConfig,
+  entries: readonly Entry[],
+): { readonly lines: readonly string[]; readonly nodes: string; readonly isCut: boolean } {
+  const { changes, cut, effects } = planOf(
     before,
     config,
     entries.map(({ lease }) => lease?.attrs.backendType ?? ''),
   )
-  if (changes.length === 0) return ''
-  const lines = changes.map((line) => `${printable(line)}\n`).join('')
-  if (entries.length === 0) return lines
-  if (cut === 0) return `${lines}each of ${count(entries.length, 'node')} applies it when weftd restarts there\n`
-  const what = `${cut} of ${count(entries.length, 'node')} will reopen ${cut === 1 ? 'its' : 'their'} data path when weftd restarts there; until all have restarted, nodes with the old configuration and nodes with the new one do not reach each other`
-  if (isForced) return `${lines}${what}\n`
-  throw new WeftError('CONFIG', `${changes.join(', ')}: ${what}`, {
-    remedy: 'give --force, and restart weftd on all nodes soon after each other',
-  })
+  const lines = changes.length === 0 ? [] : [...changes, ...effects]
+  if (lines.length === 0 || entries.length === 0) return { lines, nodes: '', isCut: false }
+  const all = count(entries.length, 'node')
+  if (cut === 0) return { lines, nodes: `each of ${all} applies it when weftd restarts there`, isCut: false }
+  const nodes = `${cut} of ${all} will reopen ${cut === 1 ? 'its' : 'their'} data path when weftd restarts there; until all have restarted, nodes with the old configuration and nodes with the new one do not reach each other`
+  return { lines, nodes, isCut: true }
 }
 
 export const configSetCommand = command({
   name: 'config set',
   args: 'FILE',
   does: 'check a network configuration and write it to the store',
-  more: `FILE may be - for standard input. ${MORE} Each daemon uses the new configuration after its next restart. Prints the changes and their effects first. Without --force it refuses a configuration that leases do not fit, that has unknown keys, or with which restarted nodes cannot reach the others.`,
+  more: `FILE may be - for standard input. ${MORE} Each daemon uses the new configuration after its next restart. Prints the changes and their effects first. Without --force it refuses a configuration that leases do not fit, that has unknown keys, or with which restarted nodes cannot reach the others. Exits with 1 if it refuses. With --dry-run it stores nothing, and exits with 0 unless the configuration is not valid.`,
   flags: {
+    'dry-run': { default: false, help: 'only print the changes, their effects, and what needs --force; store nothing' },
     force: {
       default: false,
       help: 'write it even if leases do not fit it (their nodes get other subnets, or lose those of one family, when they restart), if nodes cannot reach each other until all have restarted, or if it has unknown keys',
@@ -198,15 +206,35 @@ export const configSetCommand = command({
   async run({ options, args: [path = ''], screen, signal: stopping }) {
     const text = await readText(path)
     const { config, warnings } = check(text)
-    if (!options.force) checkKeys(text)
+    const isDry = options['dry-run']
+    /** Throws a refusal; a dry run prints it. */
+    const refuse = (error: WeftError): void => {
+      if (options.force) return
+      if (!isDry) throw error
+      screen.write(`${screen.colour('doubtful', 'needs --force')}: ${printable(error.message)}\n`)
+    }
+    const unknown = keysError(text)
+    if (unknown) refuse(unknown)
     return withStore(options, screen, stopping, async ({ store, signal }) => {
       const { entries } = await sourceOf(store).list(signal)
       const keys = entries.flatMap(({ key }) => parseLeaseKey(key) ?? [])
       const unfit = keys.filter((nets) => !fits(nets, config))
-      if (unfit.length > 0 && !options.force) throw unfitError(unfit, config)
+      if (unfit.length > 0) refuse(unfitError(unfit, config))
       const before = await storedConfig(store, signal)
       const nodes = entries.filter(({ key }) => parseLeaseKey(key))
-      if (before) screen.write(planText(before, config, nodes, options.force))
+      const plan = before && planText(before, config, nodes)
+      for (const line of plan?.lines ?? []) screen.write(`${printable(line)}\n`)
+      if (plan?.isCut && !options.force)
+        refuse(
+          new WeftError('CONFIG', isDry ? plan.nodes : `nothing was stored: ${plan.nodes}`, {
+            remedy: 'give --force, and restart weftd on all nodes soon after each other',
+          }),
+        )
+      else if (plan && plan.nodes !== '') screen.write(`${plan.nodes}\n`)
+      if (isDry) {
+        screen.write(`nothing was stored\n${warningsText(warnings, screen)}`)
+        return EXIT.ok
+      }
       await store.setConfig(text.trimEnd(), signal)
       screen.write(`stored; daemons use it when they restart\n${warningsText(warnings, screen)}`)
       return EXIT.ok
@@ -224,7 +252,8 @@ export const configCheckCommand = command({
     const judge = async (text: string): Promise<number> => {
       try {
         const { config, warnings } = check(text)
-        checkKeys(text)
+        const unknown = keysError(text)
+        if (unknown) throw unknown
         const { backendType, backend } = config
         const ranges = listed(config).map(describeRange)
         const [first, ipv6] = ranges

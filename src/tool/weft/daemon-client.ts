@@ -41,7 +41,8 @@ export async function fetchReport<Answer extends { readonly schema: number }>(
   const { code, text } = await answerAt(socket, path, signal, timeoutMs)
   if (code === 409)
     throw new WeftError('CONFIG', 'the nodes of this network do not report their state to each other', {
-      remedy: 'start weftd with --status-network 8287 on each node, and accept that TCP port between the nodes',
+      remedy:
+        'start weftd with --status-network 8287 on each node, and accept that TCP port from the network on each host',
     })
   if (code === 404) throw new WeftError('COMMAND', `the weftd at ${socket} is older than this weft`, OTHER_VERSION)
   if (code !== 200) throw noAnswer(socket, text.trim())

@@ -225,9 +225,17 @@ function worst(findings: NonNullable<Diagnosis['findings']>): 'ok' | 'warning' |
 }
 
 export function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
+  /** The first check that has each reason. */
+  const firsts = new Map<string, string>()
   const lines = diagnoses.flatMap(({ check, findings, why = '' }) => {
     const name = check.padEnd(12)
-    if (findings === undefined) return [`${name}${colour('dim', 'unknown')}  ${printable(why)}\n`]
+    if (findings === undefined) {
+      const first = firsts.get(why)
+      if (first === undefined) firsts.set(why, check)
+      return [
+        `${name}${colour('dim', 'unknown')}  ${first === undefined ? printable(why) : `for the same reason as ${first}`}\n`,
+      ]
+    }
     if (findings.length === 0) return [`${name}${colour('good', 'ok')}\n`]
     return grouped(findings).flatMap(({ name: found, details, more, fixes }) => {
       const { level, means } = FINDINGS[found]

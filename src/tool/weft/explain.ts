@@ -7,7 +7,7 @@ import { run } from '../../host/command.ts'
 import { lookUpRoutes, policyRules, type RouteQuery } from '../../host/route-lookup.ts'
 import { FAMILIES, familyOf, formatAddress, parseAddress, type Address } from '../../net/address.ts'
 import { placeIn, type Status } from '../../report/status.ts'
-import { explain, sideOf, type Question, type Step } from '../doctor/explain.ts'
+import { explain, isOnHost, sideOf, type Question, type Step } from '../doctor/explain.ts'
 import { gatherFacts, type Facts } from '../doctor/facts.ts'
 import { ruleFor } from '../doctor/kernel-routes.ts'
 import { bridgeOf } from '../doctor/sides.ts'
@@ -31,6 +31,12 @@ export const explainCommand = command({
         remedy: 'give two IPv4 addresses, or two IPv6 addresses',
       })
     const facts = await gatherFacts({ status, silence: undefined, subnetFile: '', run, probe: undefined })
+    if (status.config && !isOnHost(source, status, facts) && !isOnHost(destination, status, facts))
+      throw new WeftError(
+        'USAGE',
+        `neither ${formatAddress(source)} nor ${formatAddress(destination)} is an address of this host or of its containers`,
+        { remedy: 'run weft explain on the host of one of them' },
+      )
     const found = await routeOf(source, destination, entryOf(source, status, facts))
     const steps = explain({ source, destination, status, facts, ...found })
     const passes = passesOf(steps)

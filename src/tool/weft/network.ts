@@ -46,12 +46,13 @@ export function networkText(report: NetworkReport, all: boolean, colour: Colour)
   return parts.filter((part) => part !== '').join('\n')
 }
 
-function heading({ nodes, size, whole, tookMs, findings }: NetworkReport, colour: Colour): string {
+function heading(report: NetworkReport, colour: Colour): string {
+  const { nodes, size, tookMs, findings } = report
   const reported = nodes.filter(({ answer }) => answer === 'told').length
   const isWell = isNetworkWell({ findings })
   const queried =
     size > nodes.length ? `${nodes.length} of ${count(size, 'node')} queried` : count(nodes.length, 'node')
-  return `${queried}, ${reported} reported their state within ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText({ nodes, whole }, percent))}\n`
+  return `${queried}, ${reported} reported their state within ${milliseconds(tookMs)}: ${colour(isWell ? 'good' : 'bad', wholeText(report, percent))}\n`
 }
 
 const TONES = { failure: 'bad', warning: 'doubtful', note: 'dim' } as const satisfies Record<string, Tone>

@@ -152,6 +152,7 @@ function heading(status: Status, colour: Colour): string {
     `weftd ${daemon.version}${node ? ` on ${node.hostname}` : ''}, ${colour(tone, words)} ${colour('dim', `(up ${up}, pid ${daemon.pid})`)}\n`,
     ...(trouble === null ? [] : [`  ${colour(tone, trouble)}\n`]),
     ...(state === 'working' ? [] : [`  ${colour('dim', `effect: ${packetsText(status)}`)}\n`]),
+    ...(state === 'impaired' ? [`  ${colour('dim', 'remedy: `weft doctor` says what to do')}\n`] : []),
     ...lines.map(([name, text]) => `  ${colour('dim', name.padEnd(11))}${text}\n`),
     ...(troubles.length > 0 ? [`\n${colour('dim', 'LAST WARNINGS')}\n`] : []),
     ...troubles.map(
@@ -187,9 +188,14 @@ function peersText(status: Status, colour: Colour): string {
   if (!peers) return ''
   const { stored, programmed, answering, probed, narrow } = peers
   if (stored === 0) return 'no other node has a lease'
+  const whole = knownWhole(peers)
+  if (whole === 1 && !narrow && answering !== null) {
+    const isLong = peers.list.every((peer) => listed(sidesOf(peer)).every(({ path }) => path === 'whole'))
+    const all = `${answering} of ${probed} answer${probed === 1 ? 's' : ''}${isLong ? ', also to long packets' : ''}`
+    return `${stored} stored, ${programmed} programmed, ${colour('good', all)}${narrowText(status, colour)}`
+  }
   const probing =
     answering === null ? 'not probed' : probed === 0 ? 'not probed yet' : `${answering} of ${probed} probed answer`
-  const whole = knownWhole(peers)
   const tone = whole === 1 && !narrow ? 'good' : 'bad'
   const forShort = narrow ? ' for short packets' : ''
   const part = whole === undefined ? '' : `: ${colour(tone, `${percent(whole)} whole${forShort}`)}`

@@ -62,7 +62,7 @@ export async function inStore<T>(
   const store = await createStore(place, log)
   const late = (): Error =>
     new WeftError('STORE_UNAVAILABLE', `the ${store.name} store did not answer within ${waitMs / 1000} s`, {
-      remedy: 'check that it can be reached from here, and that the flags name the right one',
+      remedy: 'check that this host reaches the store, and that the flags name the right store',
     })
   try {
     return await limited(stopping, waitMs, late, (signal) => work({ store, status, signal }))

@@ -5,7 +5,7 @@ import { describeError, isWeftError } from '../../base/errors.ts'
 import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
 import { FLANNEL_FLAGS, WEFT_FLAGS } from '../../options.ts'
-import { EXIT, EXIT_MEANINGS, helpOf, type Command } from './command.ts'
+import { EXIT, EXIT_MEANINGS, groupHelp, helpOf, type Command } from './command.ts'
 import { createScreen, type Screen } from './look.ts'
 import { completion, daemonManual, manual, SHELLS, type Other } from './manual.ts'
 
@@ -201,7 +201,7 @@ export async function main(
   if (wanted) return runCommand(wanted.found, wanted.rest, screen)
   const group = await loadCommands(`${name} `)
   if (group.length > 0 && (rest.length === 0 || isHelp(rest[0]))) {
-    screen.write(group.map((each) => helpOf(each)).join('\n'))
+    screen.write(groupHelp(group))
     return rest.length === 0 ? EXIT.usage : EXIT.ok
   }
   const { meant } = await import('../../base/nearest.ts')

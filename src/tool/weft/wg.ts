@@ -54,7 +54,7 @@ export function interfacesOf(status: Status): readonly Interface[] {
   const { node, config, lease, dataPath, peers, trouble } = status
   if (!node || !config || !lease)
     throw new WeftError('COMMAND', `weftd has no lease yet: ${trouble ?? 'it starts'}`, {
-      remedy: 'wait until it has one; `weft doctor` says what prevents it',
+      remedy: 'wait until weftd has a lease; `weft doctor` gives the reason for the delay',
     })
   const ends = FAMILIES.flatMap((family) => {
     const end = endOf(lease.published[DATA[family]])
@@ -68,7 +68,7 @@ export function interfacesOf(status: Status): readonly Interface[] {
   const names = new Set(ends.flatMap(([family]) => dataPath?.devices[family] ?? []))
   if (names.size === 0)
     throw new WeftError('COMMAND', `weftd does not carry packets now: ${trouble ?? 'it has no device'}`, {
-      remedy: '`weft doctor` says what prevents it',
+      remedy: '`weft doctor` gives the reason',
     })
   return [...names].flatMap((name) => {
     const its = ends.filter(([family]) => dataPath?.devices[family] === name)

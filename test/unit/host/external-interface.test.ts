@@ -61,7 +61,7 @@ const LINKS = [
   link(4, 'bare', [], 1500, []),
 ]
 const CANDIDATES =
-  'lo:[127.0.0.1] (loopback), eth0:[192.0.2.7] (WHY), ' +
+  'eth0:[192.0.2.7] (WHY), ' +
   'dummy0:[1.10.100.1 192.168.200.128 172.16.30.18 172.16.31.200 172.16.32.100] (WHY), bare:[] (down, no IPv4 address)'
 const candidates = (why: string): string => `name one with --iface: ${CANDIDATES.replaceAll('WHY', why)}`
 
@@ -335,7 +335,7 @@ const BOTH = [
   both(11, 'nil', ['203.0.113.11', 'fd00:11::1'], 0),
 ]
 const ALL = (why: string): string =>
-  'lo:[127.0.0.1 ::1] (loopback), eth0:[192.0.2.7 fe80::7 fd00::77(deprecated) fd00::78(tentative) fd00::79(tentative) ' +
+  'eth0:[192.0.2.7 fe80::7 fd00::77(deprecated) fd00::78(tentative) fd00::79(tentative) ' +
   `2001:db8::aaaa 2001:db8::7 fd00::7 fd00::70] (${why}), ` +
   `eth1:[198.51.100.1 198.51.100.2 fe80::1 fd00:1::1 fd00:1::2] (${why}), four:[203.0.113.4] (no IPv6 address), ` +
   'six:[fd00:6::1] (no IPv4 address), off:[203.0.113.6] (no IPv6 by net.ipv6.conf.off.disable_ipv6), ' +
@@ -469,7 +469,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     )
     await expect(chooseOf(['ipv4'], { ifaces: ['fd00:1::2'] })).rejects.toMatchObject({
       message: 'Failed to find interface to use that matches the interfaces and/or regexes provided',
-      remedy: expect.stringMatching(/^name one with --iface: lo:\[127\.0\.0\.1\] \(loopback\), eth0:\[192\.0\.2\.7\]/),
+      remedy: expect.stringMatching(/^name one with --iface: eth0:\[192\.0\.2\.7\]/),
     })
     await expect(chooseOf(['ipv4'], { canReach: 'fd00:1::9' })).rejects.toMatchObject({
       code: 'USAGE',
@@ -617,7 +617,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
       { canReach: '2001:db8:9::2' },
       hostOfBoth(),
       `${unmatched}failed to get ifcanreach based interface: couldn't lookup route to 2001:db8:9::2: network is unreachable`,
-      'name one with --iface: lo:[::1] (loopback), eth0:[fe80::7',
+      'name one with --iface: eth0:[fe80::7',
     ],
     [
       'an interface without MTU',
@@ -643,7 +643,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
       `${unmatched}could not match pattern x to any of the available network interfaces (lo:[], ` +
         'eth0:[192.0.2.7 fd00::78 fd00::79 2001:db8::7 fd00::7 fd00::70 2001:db8::aaaa fe80::7], ' +
         'eth1:[198.51.100.1 198.51.100.2 fd00:1::1 fd00:1::2 fe80::1])',
-      'name one with --iface: lo:',
+      'name one with --iface: eth0:',
     ],
   ])('refuses %s', async (_what, families, wishes, run, message, remedy) => {
     const error: unknown = await chooseOf(families, wishes, run).catch((thrown: unknown) => thrown)

@@ -20,7 +20,7 @@ let folder: string
 let server: ReturnType<typeof createServer>
 let port: number
 let sockets: Set<Socket>
-/** What the node with this number does when it is asked. */
+/** The answers of the nodes, by number. */
 let answer: (number: number, request: IncomingMessage, response: ServerResponse) => void
 let asked: number[]
 let stopping: AbortController
@@ -76,7 +76,7 @@ function nodeWith(peers: readonly number[], tokenFile = '', at = port): Node {
     attrs: leaseOf(1).attrs,
     view: new Map([1, ...peers].map((number) => [key(number), leaseOf(number)])),
     names: new Map(peers.map((number) => [`127.7.0.${number}`, `host${number}`])),
-    possession: {
+    ownership: {
       dataPath: {
         probeSource: { ipv4: addressOf(1) },
         peers: () =>
@@ -106,15 +106,15 @@ it('asks each from its own address at theirs', async () => {
 
 /** Each by the number of the node that does it. */
 const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => void, string, RegExp][] = [
-  ['says nothing', () => {}, 'silent', /^it says nothing for 1.5 s$/],
-  ['hangs behind the head', (response) => response.writeHead(200).flushHeaders(), 'silent', /says nothing/],
+  ['says nothing', () => {}, 'silent', /^no answer within 1.5 s$/],
+  ['hangs behind the head', (response) => response.writeHead(200).flushHeaders(), 'silent', /no answer within/],
   [
     'sends a byte now and then',
     (response) => void setInterval(() => response.write(' '), 50).unref(),
     'silent',
-    /says nothing/,
+    /no answer within/,
   ],
-  ['sends without end', (response) => void pour(response), 'junk', /^it tells more than 1024 KiB$/],
+  ['sends without end', (response) => void pour(response), 'junk', /^its answer has more than 1024 KiB$/],
   ['resets', (_response, socket) => void socket.resetAndDestroy(), 'silent', /ECONNRESET|hang up/],
   [
     'ends in the middle',
@@ -174,11 +174,11 @@ describe('a node that', () => {
 
   it('does not listen is closed', async () => {
     server.close()
-    expect(answersOf(await ask(nodeWith([2])))).toEqual({ host2: ['closed', 'nobody tells a status there'] })
+    expect(answersOf(await ask(nodeWith([2])))).toEqual({ host2: ['closed', 'no weftd serves a status there'] })
   })
 })
 
-it('asks some of very many, and forgets what is told of others', async () => {
+it('queries some of very many nodes, and forgets what they report about the others', async () => {
   const view = { ...viewOf(2), seen: [2, 999].map((number) => ({ lease: key(number), reach: 'silent' })) }
   answer = (_number, _request, response) => void response.end(JSON.stringify(view))
   const node = nodeWith([2])
@@ -190,7 +190,7 @@ it('asks some of very many, and forgets what is told of others', async () => {
   Object.assign(node, { view: new Map<string, Lease>([[node.lease.key, node.lease], ...many]) })
   const silent = { results: () => new Map([['k29', { isAnswering: false }]]) }
   Object.assign(node, { probes: { ipv4: silent } })
-  Object.assign(node.possession.dataPath!, { peers: () => many.map(([each]) => ({ ...peer, key: each })) })
+  Object.assign(node.ownership.dataPath!, { peers: () => many.map(([each]) => ({ ...peer, key: each })) })
   const report = await askNetwork(node, async () => soundStatus, 10)
   expect([report.size, report.nodes.length, asked.length]).toEqual([31, 11, 10])
   expect(report.nodes.map(({ lease }) => lease)).toContain('k29')
@@ -220,13 +220,13 @@ it('knows how far a clock is ahead', async () => {
 it('a peer that the data path has not is not asked', async () => {
   answer = (number, _request, response) => tell(number, response)
   const node = nodeWith([2])
-  Object.assign(node.possession.dataPath!, { peers: () => [] })
-  expect(answersOf(await ask(node))).toEqual({ host2: ['silent', 'the data path of this node has no way to it'] })
+  Object.assign(node.ownership.dataPath!, { peers: () => [] })
+  expect(answersOf(await ask(node))).toEqual({ host2: ['silent', 'the data path of this node has no path to it'] })
   expect(asked).toEqual([])
 })
 
 describe('the token', () => {
-  it('is shown, and is read anew from its file', async () => {
+  it('is sent, and read again from its file', async () => {
     const file = join(folder, 'token')
     const shown: (string | undefined)[] = []
     answer = (number, { headers }, response) => {
@@ -240,7 +240,7 @@ describe('the token', () => {
     expect(shown).toEqual(['Bearer one', 'Bearer two'])
   })
 
-  it('that cannot be read is not left out: nobody is asked without it', async () => {
+  it('that cannot be read is not left out: no node is queried without it', async () => {
     writeFileSync(join(folder, 'empty'), ' \n')
     for (const [name, why] of [
       ['nothing', 'ENOENT'],
@@ -264,7 +264,7 @@ describe('the token', () => {
   })
 })
 
-it('is asked once for all who want to know at a time, and not at all where it is off', async () => {
+it('is queried once for all who want to know at a time, and not at all if it is off', async () => {
   answer = (number, _request, response) => tell(number, response)
   const asking = networkAsking(nodeWith([2]), async () => soundStatus)!
   const [one, other] = await Promise.all([asking.report(), asking.report()])

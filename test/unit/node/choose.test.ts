@@ -13,7 +13,7 @@ it.each([
   [['--etcd-endpoints=https://192.0.2.1:2379, 192.0.2.2:2379'], [INSECURE]],
   [['--etcd-endpoints=192.0.2.2:2379', `--etcd-cafile=${import.meta.filename}`], []],
   [['--lease-dir=/nowhere'], []],
-])('says that etcd is asked without TLS, where it is and no certificate is given: %j', async (args, said) => {
+])('says that etcd is queried without TLS, if it is and no certificate is given: %j', async (args, said) => {
   const lines: string[] = []
   const log = { info: () => {}, warn: (line: string) => lines.push(line), error: () => {}, v: () => false }
   const manager = await createSubnetManager(parseFlags(FLAGS, args).options, log, AbortSignal.timeout(60_000))

@@ -68,7 +68,7 @@ describe('a device', () => {
     await requireNeeds(needs(ipip), hostOf([{ name: 'flannel.ipip', kind: 'ipip', data: { local: '192.0.2.9' } }]))
   })
 
-  it('of the same local address keeps ipip from being made, but for one to a single host', async () => {
+  it('of the same local address prevents ipip, except one to a single host', async () => {
     const other = (data: object): Device => ({ name: 'mine', kind: 'ipip', data })
     await expect(requireNeeds(needs(ipip), hostOf([other({ local: '192.0.2.1' })]))).rejects.toThrow(
       'flannel.ipip cannot be made, since the device mine is of the same kind and addresses',
@@ -101,7 +101,7 @@ describe('a port', () => {
     await requireNeeds(needs(at(await take())), hostOf([]))
   })
 
-  it('of one family alone is enough where another one is not to be had', async () => {
+  it('of one family alone is enough if there is no other', async () => {
     const bad = { device: { name: 'flannel-wg', type: 'tun', replaces: [] } } as const
     await requireNeeds(needs(bad, at(0)), hostOf([{ name: 'flannel-wg', kind: 'bridge' }]))
   })
@@ -111,7 +111,7 @@ it('a program that is missing is one that the data path cannot do without', asyn
   await expect(requireNeeds(needs({ programs: ['wg'] }), hostOf([]))).rejects.toThrow('wg is not installed')
 })
 
-it('a backend that needs nothing is asked nothing', async () => {
+it('a backend that needs nothing causes no check', async () => {
   await requireNeeds({}, hostOf([]))
   await requireNeeds(needs(), hostOf([]))
 })

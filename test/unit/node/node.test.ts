@@ -1,4 +1,4 @@
-// node.test.ts - what is told of a node as things befall it.
+// node.test.ts - the reports about a node as its state changes.
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'

@@ -9,8 +9,8 @@ import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import type { NodeParts } from '../../../src/node/node.ts'
-import { openNode, type Before, type Resumed } from '../../../src/node/open.ts'
-import { createPossession } from '../../../src/node/possession.ts'
+import { openNode, type StartParts, type ResumedNode } from '../../../src/node/open.ts'
+import { createOwnership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
@@ -22,7 +22,7 @@ const leaseOf = (key: string): OwnLease => {
 }
 
 it('is opened for the own lease once what was lent meanwhile has come back', async () => {
-  const possession = createPossession(log)
+  const ownership = createOwnership(log)
   const calls: string[] = []
   let back!: () => void
   const stale = {
@@ -31,11 +31,11 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     close: async () => void calls.push('close the stale one'),
   } as unknown as DataPath
   const own = {} as DataPath
-  await possession.open(async () => stale)
-  await possession.lend()
+  await ownership.open(async () => stale)
+  await ownership.lend()
   // The first successor has gone, and the next one asks before all is taken back.
-  const taking = possession.takeBack()
-  const lending = possession.lend()
+  const taking = ownership.takeBack()
+  const lending = ownership.lend()
 
   const stopping = new AbortController()
   const parts = {
@@ -45,30 +45,30 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     signal: stopping.signal,
     log,
   } as unknown as NodeParts
-  const before: Before = {
-    possession,
-    succession: { isOnLoan: false, tunNames: [] } as unknown as Before['succession'],
+  const before: StartParts = {
+    ownership,
+    handover: { isOnLoan: false, tunNames: [] } as unknown as StartParts['handover'],
     amend: (backend) => backend,
     store: '',
     fits: () => false,
     onNode: () => {},
     permit: async () => {},
   }
-  const resumed = { lease: leaseOf('10.5.1.0-24'), view: new Map(), hand: async () => {} } as unknown as Resumed
+  const resumed = { lease: leaseOf('10.5.1.0-24'), view: new Map(), hand: async () => {} } as unknown as ResumedNode
   const opening = openNode(parts, leaseOf('10.5.2.0-24'), attrs, resumed, before)
   await setImmediate()
   back()
   await taking
   expect(await lending).toHaveLength(1)
   await setImmediate()
-  expect([possession.state.is, calls]).toEqual(['lent', []])
+  expect([ownership.state.is, calls]).toEqual(['lent', []])
 
-  const takenBack = possession.takeBack()
+  const takenBack = ownership.takeBack()
   await setImmediate()
   back()
   await takenBack
   const node = await opening
-  expect([node.lease.key, possession.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
+  expect([node.lease.key, ownership.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
 })
 
 it.each([
@@ -115,8 +115,8 @@ it.each([
       attrs,
       undefined,
       {
-        possession: createPossession(log),
-        succession: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as Before['succession'],
+        ownership: createOwnership(log),
+        handover: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as StartParts['handover'],
         amend: (of) => of,
         store: 'directory /leases',
         fits: () => false,

@@ -127,7 +127,7 @@ it('tells peers that are only stored from those that the data path has', async (
   ])
 })
 
-it('tells of no peer that it answers while nothing has come from it', async () => {
+it('reports no peer as answering while nothing has come from it', async () => {
   let heard = 0
   let answered!: () => void
   const answer = new Promise<void>((resolve) => (answered = resolve))
@@ -162,7 +162,7 @@ it('tells of no peer that it answers while nothing has come from it', async () =
   )
 })
 
-it('tells of a session with a peer what is known of it, and of keys of nobody', async () => {
+it('reports the session with a peer, and the keys of unknown senders', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()

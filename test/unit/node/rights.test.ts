@@ -39,7 +39,7 @@ it.each([
   ['ENODEV', 'cannot be opened', 'modprobe tun'],
   ['EPERM', 'may not be opened', '--device /dev/net/tun'],
   ['EACCES', 'may not be opened', '--device /dev/net/tun'],
-])('asks for the TUN where the backend needs one: %s', async (code, message, remedy) => {
+])('opens the TUN if the backend needs one: %s', async (code, message, remedy) => {
   await expect(requireRights({ name: 'udp', tunNames }, host(ALL, code))).rejects.toMatchObject({
     code: 'NO_TUN',
     message: `/dev/net/tun ${message} (${code})`,
@@ -49,7 +49,7 @@ it.each([
   await requireRights({ name: 'vxlan', tunNames: undefined }, host(ALL, code))
 })
 
-it('lets the kernel say it where the capabilities cannot be read', async () => {
+it('lets the kernel refuse if the capabilities cannot be read', async () => {
   const status = (): Promise<string> => Promise.reject(refusal('EACCES'))
   await requireRights({ name: 'udp', tunNames }, { ...host(DOCKER), status })
   await requireRights({ name: 'udp', tunNames }, { ...host(DOCKER), status: async () => 'CapEff: junk' })

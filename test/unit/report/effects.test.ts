@@ -4,7 +4,7 @@ import { expect, it } from 'vitest'
 import { packetsText } from '../../../src/report/effects.ts'
 import type { Impairment } from '../../../src/report/states.ts'
 import { countPeers, type PeerStatus } from '../../../src/report/status.ts'
-import { soundPeer } from '../../support/facts.ts'
+import { soundPeer, soundStatus } from '../../support/facts.ts'
 
 const said = (impairments: readonly Impairment[], ...list: readonly PeerStatus[]): string =>
   packetsText({ state: impairments.length === 0 ? 'working' : 'impaired', impairments, peers: countPeers(list, 10) })
@@ -16,6 +16,12 @@ const byPeers: Impairment = { by: 'peers', what: '1 of 2 peers does not answer' 
 it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
   ['nothing', [], [peer('a')], 'all packets pass'],
   ['a silent peer', [byPeers], [peer('a', silent), peer('b')], 'packets to a (10.5.2.0/24) are lost'],
+  [
+    'a silent peer whose packets arrive',
+    [byPeers],
+    [peer('a', { ...silent, heardSecondsAgo: 3, unansweredSeconds: 9 }), peer('b')],
+    'packets to a (10.5.2.0/24) may be lost, or the firewall there drops the echo requests',
+  ],
   [
     'a peer that only short packets reach',
     [byPeers],
@@ -71,3 +77,17 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'packets to a (10.5.2.0/24) are lost; packets to known nodes pass, but weftd does not learn of new nodes and cannot renew its lease',
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))
+
+it('says that a peer with another backend is the cause', () => {
+  const stored = { state: 'stored', type: 'vxlan' } as const
+  const list = [
+    peer('op-b', stored),
+    peer('c', { state: 'stored', type: 'wireguard' }),
+    peer('d', { type: 'wireguard' }),
+  ]
+  const config = { ...soundStatus.config!, backendType: 'wireguard' }
+  const peers = countPeers(list, 10)
+  expect(packetsText({ state: 'impaired', impairments: [byPeers], peers, config })).toBe(
+    'packets to op-b (10.5.2.0/24), c (10.5.2.0/24) are lost; op-b (10.5.2.0/24) runs vxlan, this node runs wireguard',
+  )
+})

@@ -136,7 +136,9 @@ it('is described in words', () => {
   const words = (known: Partial<PeerEvent>): string => peerEventText(event(known), (seconds) => `${seconds} s`)
   expect(words({})).toBe('no longer answers')
   expect(words({ family: 'ipv6' })).toBe('no longer answers over IPv6')
-  expect(words({ what: 'one-way' })).toBe('sends packets, but packets to it are lost')
+  expect(words({ what: 'one-way' })).toBe(
+    'sends packets, but does not answer: packets to it are lost, or its firewall drops the echo requests',
+  )
   expect([words({ what: 'back', afterSeconds: 9 }), words({ what: 'back' })]).toEqual([
     'answers again, after 9 s',
     'answers again',

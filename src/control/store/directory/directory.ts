@@ -12,6 +12,8 @@ import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files
 
 interface DirectoryOptions {
   readonly directory: string
+  /** Called with the path if the directory was missing and has been created. */
+  readonly onMade?: (path: string) => void
   /** The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value. */
   readonly ttlMs?: number
   /** The interval of scans, in ms. */
@@ -37,7 +39,7 @@ interface Scan {
 
 /** Creates a store in a directory. A missing directory is created on first use. */
 export function createDirectoryStore(options: DirectoryOptions): Store {
-  const files = createLeaseFiles(options.directory)
+  const files = createLeaseFiles(options.directory, options.onMade)
   const ttlMs = options.ttlMs ?? LEASE_TTL_MS
   const rescanMs = options.rescanMs ?? RESCAN_MS
   /** The last listing. Its number is its revision. A watch can start only from the last listing. */
@@ -145,7 +147,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
       const text = await files.doing(signal, () => files.config())
       if (text !== undefined) return text
       throw new WeftError('CONFIG_MISSING', `there is no network configuration in ${options.directory}`, {
-        remedy: `write one such as {"Network":"10.5.0.0/16"} to ${options.directory}/config, or correct --lease-dir`,
+        remedy: `write a configuration such as {"Network":"10.5.0.0/16"} to ${options.directory}/config, or correct --lease-dir`,
       })
     },
     setConfig: (text, signal) => files.changing(signal, () => files.setConfig(text)),

@@ -13,7 +13,7 @@ import { randomBytes } from 'node:crypto'
 import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
 import { link, mkdir, open, readdir, readFile, rename, stat, unlink, type FileHandle } from 'node:fs/promises'
 import { hostname } from 'node:os'
-import { join, resolve } from 'node:path'
+import { dirname, join, resolve } from 'node:path'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { addon } from '../../../host/addon.ts'
 import type { StoreEntry } from '../store.ts'
@@ -68,8 +68,8 @@ export interface LeaseFiles {
   close(): Promise<void>
 }
 
-/** Returns the files of a lease directory. The directory is created on first use. */
-export function createLeaseFiles(directory: string): LeaseFiles {
+/** Returns the files of a lease directory. The directory is created on first use; if it was missing, `onMade` gets its path. */
+export function createLeaseFiles(directory: string, onMade: (path: string) => void = () => {}): LeaseFiles {
   const top = resolve(directory)
   const subnets = join(top, 'subnets')
   const temporaries = join(top, 'tmp')
@@ -94,7 +94,8 @@ export function createLeaseFiles(directory: string): LeaseFiles {
 
   function prepare(): Promise<void> {
     prepared ??= (async () => {
-      for (const each of [subnets, temporaries, claims]) await call(() => mkdir(each, { recursive: true, mode: 0o755 }))
+      if (await call(() => makeFolder(top))) onMade(top)
+      for (const each of [subnets, temporaries, claims]) await call(() => makeFolder(each))
       const present = await now()
       await call(async () => {
         for (const name of await readdir(temporaries)) {
@@ -304,6 +305,35 @@ async function syncDirectory(path: string): Promise<void> {
   await using(await open(path, 'r'), (directory) => directory.sync())
 }
 
+/**
+ * Creates a directory and its parents. Returns false if it existed. The recursive mkdir of Node.js never ends under /proc, and reports
+ * ENOENT for a read-only file system.
+ */
+async function makeFolder(path: string): Promise<boolean> {
+  const make = (): Promise<void> => mkdir(path, { mode: 0o755 })
+  try {
+    await make()
+    return true
+  } catch (error) {
+    const isThere = await stat(path).then(
+      (info) => info.isDirectory(),
+      () => false,
+    )
+    if (isThere) return false
+    const { code } = error as NodeJS.ErrnoException
+    const parent = dirname(path)
+    if (code !== 'ENOENT' || parent === path) throw error
+    await makeFolder(parent)
+  }
+  return make().then(
+    () => true,
+    (error: NodeJS.ErrnoException) => {
+      if (error.code === 'EEXIST') return false // another process made it meanwhile
+      throw error
+    },
+  )
+}
+
 /** Runs `body` with a file, and closes the file. */
 async function using<T>(file: FileHandle, body: (file: FileHandle) => Promise<T>): Promise<T> {
   try {
@@ -362,6 +392,12 @@ function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
 
 const isFull = (error: unknown): boolean => ['ENOSPC', 'EDQUOT'].includes((error as NodeJS.ErrnoException).code ?? '')
 
+const MAKE_WRITABLE = {
+  EACCES: 'make the directory writable for this user',
+  EPERM: 'make the directory writable for this user',
+  EROFS: 'mount its file system read-write, or name another directory with --lease-dir',
+} as const
+
 function directoryError(error: unknown, top: string): WeftError {
   if (error instanceof WeftError) return error
   const { code } = error as NodeJS.ErrnoException
@@ -370,7 +406,7 @@ function directoryError(error: unknown, top: string): WeftError {
     case 'EACCES':
     case 'EPERM':
     case 'EROFS':
-      return new WeftError('STORE', message, { remedy: 'make it writable for this user', cause: error })
+      return new WeftError('STORE', message, { remedy: MAKE_WRITABLE[code], cause: error })
     case 'ENOTDIR':
     case 'EEXIST':
       return new WeftError('STORE', message, { remedy: 'name a directory with --lease-dir', cause: error })
@@ -382,8 +418,14 @@ function directoryError(error: unknown, top: string): WeftError {
       })
     case 'ENOSPC':
     case 'EDQUOT':
-      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'free space on its file system', cause: error })
+      return new WeftError('STORE_UNAVAILABLE', message, {
+        remedy: 'free space on the file system of the directory',
+        cause: error,
+      })
     default:
-      return new WeftError('STORE_UNAVAILABLE', message, { remedy: 'check that it is mounted', cause: error })
+      return new WeftError('STORE_UNAVAILABLE', message, {
+        remedy: 'check that the directory is mounted',
+        cause: error,
+      })
   }
 }

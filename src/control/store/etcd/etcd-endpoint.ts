@@ -108,7 +108,7 @@ export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOption
   }
   if (hosts.size === 0) {
     throw new WeftError('USAGE', 'no etcd endpoint is given', {
-      remedy: 'name one, such as --etcd-endpoints=http://127.0.0.1:2379',
+      remedy: 'name an endpoint, such as --etcd-endpoints=http://127.0.0.1:2379',
     })
   }
   return hosts

@@ -243,7 +243,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const message = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
       const example = `etcdctl put ${options.prefix}/config '{"Network":"10.5.0.0/16"}'`
       throw new WeftError('CONFIG_MISSING', message, {
-        remedy: `put it there with \`${example}\`, or correct --etcd-prefix`,
+        remedy: `store a configuration with \`${example}\`, or correct --etcd-prefix`,
       })
     },
     async setConfig(text, signal) {

@@ -57,13 +57,13 @@ async function readKeyFile(file: string): Promise<Secret | undefined> {
     (error: NodeJS.ErrnoException) => {
       if (error.code === 'ENOENT') return undefined
       throw new WeftError('PERMISSION', `the key file ${file} cannot be read: ${error.message}`, {
-        remedy: 'make it readable for weftd, or name another file with WIREGUARD_KEY_FILE',
+        remedy: 'make the file readable for weftd, or name another file with WIREGUARD_KEY_FILE',
       })
     },
   )
   if (key && !WIREGUARD_KEY.test(key.reveal()))
     throw new WeftError('CONFIG', `the key file ${file} holds no WireGuard key`, {
-      remedy: 'delete it, so that weftd creates a key, or write a key of `wg genkey` to it',
+      remedy: 'delete the file, so that weftd creates a key, or write a key of `wg genkey` to the file',
     })
   return key
 }

@@ -285,7 +285,7 @@ describe('at the limits', () => {
       }
     }
     const example = 'for example {"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}'
-    expect(refused('{}')).toMatchObject({ remedy: `add it, ${example}` })
+    expect(refused('{}')).toMatchObject({ remedy: `add the parameter, ${example}` })
     expect(refused('{"Network":7}')).toMatchObject({ remedy: `correct the network configuration, ${example}` })
     // If IPv6 is wrong, the example is an IPv6 network.
     const ipv6 = 'for example "IPv6Network":"fd00:5::/48"'

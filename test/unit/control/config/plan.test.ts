@@ -86,7 +86,7 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     1,
   ],
 ])('plans a change of %s', (_what, before, after, published, changes, cut) => {
-  expect(planOf(config(before), config(after), published)).toEqual({ changes, cut })
+  expect(planOf(config(before), config(after), published)).toMatchObject({ changes, cut })
 })
 
 it('plans a change of the network', () => {
@@ -94,6 +94,7 @@ it('plans a change of the network', () => {
   expect(wider).toEqual({
     changes: ['Network: 10.5.0.0/16 -> 10.4.0.0/15', 'SubnetMin: 10.5.1.0 -> 10.4.1.0'],
     cut: 0,
+    effects: [],
   })
   const dual = { EnableIPv6: true, IPv6Network: 'fd00:5::/48', EnableNFTables: true }
   const { changes, cut } = planOf(config({ Type: 'vxlan' }), config({ Type: 'vxlan' }, dual), ['vxlan'])
@@ -105,4 +106,47 @@ it('plans a change of the network', () => {
     'EnableNFTables: false -> true',
   ])
   expect(cut).toBe(0)
+})
+
+it.each<[string, object, object, readonly string[]]>([
+  [
+    'udp to wireguard',
+    { Type: 'udp' },
+    { Type: 'wireguard' },
+    [
+      'the MTU of containers changes from 1472 to 1420 bytes, if the external interface has 1500; make new containers, or lower the MTU of their bridge',
+      'firewalls between the nodes must accept UDP port 51820 before weftd restarts',
+    ],
+  ],
+  [
+    'wireguard to host-gw',
+    { Type: 'wireguard' },
+    { Type: 'host-gw' },
+    ['the MTU of containers changes from 1420 to 1500 bytes, if the external interface has 1500'],
+  ],
+  [
+    'another port',
+    { Type: 'udp' },
+    { Type: 'udp', Port: 9000 },
+    ['firewalls between the nodes must accept UDP port 9000 before weftd restarts'],
+  ],
+  [
+    'ipip',
+    { Type: 'vxlan', MTU: 1470 },
+    { Type: 'ipip' },
+    [
+      'the MTU of containers changes from 1420 to 1480 bytes, if the external interface has 1500',
+      'firewalls between the nodes must accept IP protocol 4 (IPIP) before weftd restarts',
+    ],
+  ],
+  ['a key', { Type: 'wireguard' }, { Type: 'wireguard', PSK: KEY }, []],
+])('names another MTU and another port: %s', (_what, before, after, effects) =>
+  expect(planOf(config(before), config(after), ['']).effects).toEqual(effects),
+)
+
+it('counts the longer IPv6 header', () => {
+  const dual = { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
+  expect(planOf(config({ Type: 'vxlan' }), config({ Type: 'vxlan' }, dual), ['vxlan']).effects).toEqual([
+    expect.stringContaining('from 1450 to 1430 bytes'),
+  ])
 })

@@ -1,4 +1,4 @@
-// data-path.test.ts - when the device is looked at, and the data path opened again.
+// data-path.test.ts - when the device is checked, and the data path opened again.
 
 import { readFileSync } from 'node:fs'
 import { describe, expect, it, vi } from 'vitest'
@@ -11,7 +11,7 @@ import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
 import { amended } from '../../../../src/node/loops/lease.ts'
 import { createNode, type NodeParts } from '../../../../src/node/node.ts'
-import { createPossession } from '../../../../src/node/possession.ts'
+import { createOwnership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import {
   backend,
@@ -71,7 +71,7 @@ it('waits a second before it opens one that died at once twice, and between trie
   await vi.advanceTimersByTimeAsync(60_000)
   const tries = lines.filter((line) => line.includes('Cannot open the data path: the port is taken'))
   expect(tries.length).toBe(2)
-  // What changes meanwhile is in force once it is open.
+  // A change during the opening takes effect once it is open.
   const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
   store.put(free, value('192.0.2.2'))
   refuseToOpen()
@@ -82,13 +82,13 @@ it('waits a second before it opens one that died at once twice, and between trie
 it.each([
   ['five seconds after one that was not, or that nobody would report', true, 5000],
   ['half a minute where all was right and what changes is reported', false, 30_000],
-])('has the device looked at within %s, and says what was mended', async (_, unreported, withinMs) => {
+])('has the device looked at within %s, and says what was repaired', async (_, unreported, withinMs) => {
   start()
   await ready()
   const wrong = async (after: number): Promise<number> => {
-    dataPaths[0]!.mended = ['flannel0 was down']
+    dataPaths[0]!.repaired = ['flannel0 was down']
     await vi.advanceTimersByTimeAsync(after - 100)
-    return dataPaths[0]!.mended.length
+    return dataPaths[0]!.repaired.length
   }
   dataPaths[0]!.unreported = unreported
   await wrong(5100)
@@ -96,7 +96,7 @@ it.each([
   await vi.advanceTimersByTimeAsync(10_000)
   expect(await wrong(withinMs === 5000 ? 5300 : 25_000)).toBe(withinMs === 5000 ? 0 : 1)
   await vi.advanceTimersByTimeAsync(5300)
-  expect(dataPaths[0]!.mended).toEqual([])
+  expect(dataPaths[0]!.repaired).toEqual([])
 })
 
 it('looks again in five seconds where peers could not be set', async () => {
@@ -131,7 +131,7 @@ it('has a part of the data path that is behind given the rest every five seconds
   expect(path!.applied.length - given).toBe(3)
 })
 
-it('sets peers that could not be set though the device cannot be looked at', async () => {
+it('sets peers that could not be set though the device cannot be checked', async () => {
   start()
   await ready()
   const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
@@ -144,7 +144,7 @@ it('sets peers that could not be set though the device cannot be looked at', asy
   expect(logged(/^E Cannot check the device: no answer/)).toBe(true)
 })
 
-it('has a family that it lacks opened again at once, after the host was looked at, and then every five seconds', async () => {
+it('opens a missing family again immediately after a check of the host, and then every five seconds', async () => {
   let address = 1
   const moving = {
     ...backend,
@@ -162,7 +162,7 @@ it('has a family that it lacks opened again at once, after the host was looked a
   expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
   // Peers have to know.
   await until(() => [...store.entries.values()].some(({ value: text }) => text.includes('"PublicIPv6":"::2"')), 100)
-  // What that changes on the host is no reason to try again at once.
+  // A change of the host that the try itself causes does not cause the next try.
   for (let times = 0; times < 20; times++) {
     hostChanged.ring()
     await vi.advanceTimersByTimeAsync(200)
@@ -205,10 +205,10 @@ it('looks after the family that it has while the other is being opened, which is
   path!.lacking = { ipv6: 'no device' }
   hostChanged.ring()
   await until(() => path!.renewed.length === 1, 300)
-  path!.mended = ['flannel0 was down']
+  path!.repaired = ['flannel0 was down']
   hostChanged.ring()
   await until(() => logged(/^W Repaired: flannel0 was down/), 1500)
-  path!.mended = []
+  path!.repaired = []
   await vi.advanceTimersByTimeAsync(20_000)
   expect(path!.renewed).toHaveLength(1)
   path!.renewing = undefined
@@ -219,17 +219,17 @@ it('looks after the family that it has while the other is being opened, which is
 it('says once that an address of the external interface is gone, and that there is one again', async () => {
   start()
   await ready()
-  const said = (): string[] => lines.filter((line) => /lost its address|has an address of/.test(line))
+  const said = (): string[] => lines.filter((line) => /lost its address|has an IPv6 address/.test(line))
   dataPaths[0]!.gone = { ipv6: 'eth0 has lost its address fd77::1' }
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said()).toEqual([
     expect.stringMatching(
-      /eth0 has lost its address fd77::1: by IPv6 nothing passes between this node and others until it is back, or there is another$/,
+      /eth0 has lost its address fd77::1: no IPv6 packets pass between this node and others until the address is back or another is found$/,
     ),
   ])
   dataPaths[0]!.gone = {}
   await vi.advanceTimersByTimeAsync(60_000)
-  expect(said().slice(1)).toEqual([expect.stringMatching(/The external interface has an address of IPv6 again$/)])
+  expect(said().slice(1)).toEqual([expect.stringMatching(/The external interface has an IPv6 address again$/)])
   expect([dataPaths.length, dataPaths[0]!.closed]).toEqual([1, false])
 })
 
@@ -256,7 +256,7 @@ it('looks at the device within a quarter of a second when the host reports a cha
   await ready()
   await vi.advanceTimersByTimeAsync(1000)
   for (const round of [1, 2, 3]) {
-    dataPaths[0]!.mended = ['flannel0 was down']
+    dataPaths[0]!.repaired = ['flannel0 was down']
     for (let times = 0; times < 10; times++) hostChanged.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect(lines.filter((line) => line.startsWith('W Repaired: flannel0'))).toHaveLength(round)
@@ -270,7 +270,7 @@ it('looks again in five seconds after a report: what came right behind it may no
   await vi.advanceTimersByTimeAsync(20_000)
   hostChanged.ring()
   await vi.advanceTimersByTimeAsync(1000)
-  dataPaths[0]!.mended = ['flannel0 was down']
+  dataPaths[0]!.repaired = ['flannel0 was down']
   await vi.advanceTimersByTimeAsync(5000)
   await until(() => logged(/^W Repaired: flannel0 was down/), 0)
 })
@@ -279,14 +279,14 @@ it('says only the first of many repairs, and looks less often when somebody undo
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
-  dataPaths[0]!.mended = Array.from({ length: 100 }, () => 'flannel0 was down')
+  dataPaths[0]!.repaired = Array.from({ length: 100 }, () => 'flannel0 was down')
   await vi.advanceTimersByTimeAsync(5000)
-  dataPaths[0]!.mended = ['flannel0 was down']
+  dataPaths[0]!.repaired = ['flannel0 was down']
   await vi.advanceTimersByTimeAsync(4000)
-  expect(dataPaths[0]!.mended).toHaveLength(1)
+  expect(dataPaths[0]!.repaired).toHaveLength(1)
   expect(lines.filter((line) => line.startsWith('W Repaired'))).toHaveLength(7)
   await vi.advanceTimersByTimeAsync(120_000)
-  dataPaths[0]!.mended = ['flannel0 had lost its address']
+  dataPaths[0]!.repaired = ['flannel0 had lost its address']
   hostChanged.ring()
   await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
 })
@@ -301,7 +301,7 @@ it('opens one again whose predecessor cannot be closed, and says why', async () 
   expect(lines).toContain('E Cannot close the data path: `ip link del` failed: no answer within 10 s')
 })
 
-it('publishes at once whatever the data path that is opened again has the lease say, and nothing where it is the same', async () => {
+it('publishes the new attributes of a data path that is opened again immediately, and nothing if they are the same', async () => {
   let key = 'first'
   const withKey = {
     ...backend,
@@ -326,7 +326,7 @@ it('publishes at once whatever the data path that is opened again has the lease 
   await until(() => published().some((text) => text.includes('"PublicKey":"second"')), 100)
 })
 
-describe('with an amendment that an operator made where the leases are', () => {
+describe('with an amendment that an operator made in the store of the leases', () => {
   const given = parseIpv4('198.51.100.7')!
   let answer: (publicIp: Addresses, signal: AbortSignal) => Promise<Addresses>
   let opened: LeaseAttrs[]
@@ -352,7 +352,7 @@ describe('with an amendment that an operator made where the leases are', () => {
           signal.addEventListener('abort', () => reject(signal.reason as Error))
         }),
     ],
-  ])('opens one that died again by what was last known of it while the store %s', async (_what, away) => {
+  ])('opens one that died again with the last known amendment while the store %s', async (_what, away) => {
     answer = async (publicIp) => ({ ...publicIp, ipv4: given })
     startAmended()
     await ready()
@@ -378,7 +378,7 @@ describe('with an amendment that an operator made where the leases are', () => {
     expect((await node.prepare(signal)).publicIp).toEqual({ ipv4: given, ipv6: 2n })
     // A node that lacks a family is prepared again every five seconds.
     await node.prepare(signal)
-    expect(lines.filter((line) => line.includes('is taken as last known'))).toHaveLength(1)
+    expect(lines.filter((line) => line.includes('the last known one is used'))).toHaveLength(1)
   })
 
   it('waits for it at the start: nobody knows yet whether there is one', async () => {
@@ -414,20 +414,20 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
     expiresAt: undefined,
     revision: 1n,
   }
-  const possession = createPossession(log)
+  const ownership = createOwnership(log)
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { leave, takeBack: async () => {} }
-  await possession.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
+  await ownership.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
   const options = { 'subnet-file': subnetFile() } as NodeParts['options']
   const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
-  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, possession, new Map())
-  await possession.lend()
+  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, ownership, new Map())
+  await ownership.lend()
   const over = keepDataPath(node).catch(() => {})
-  dataPaths[0]!.mended = ['flannel0 was down']
+  dataPaths[0]!.repaired = ['flannel0 was down']
   dataPaths[0]!.die('the device is gone')
   await vi.advanceTimersByTimeAsync(60_000)
-  expect([dataPaths.length, dataPaths[0]!.mended.length, dataPaths[0]!.closed]).toEqual([1, 1, false])
-  await possession.takeBack()
+  expect([dataPaths.length, dataPaths[0]!.repaired.length, dataPaths[0]!.closed]).toEqual([1, 1, false])
+  await ownership.takeBack()
   await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
   expect(dataPaths[0]!.closed).toBe(true)
   stopping.abort(new Error('enough'))

@@ -1,4 +1,4 @@
-// firewall.test.ts - when the rules are looked at, and what becomes of what was repaired and what could not be.
+// firewall.test.ts - when the rules are checked, and how repairs and failures are reported.
 
 import { existsSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
@@ -20,7 +20,7 @@ import {
   log as rigLog,
   logged,
   nodeStatus,
-  possession,
+  ownership,
   readiness,
   ready,
   restart,
@@ -35,7 +35,7 @@ import {
 installRig()
 vi.mock('../../../../src/path/firewall/firewall.ts', () => ({ createFirewall: vi.fn<typeof createFirewall>() }))
 
-it('mends the rules at a pace of their own: however many they were, the device is looked at when it changes', async () => {
+it('repairs the rules at a pace of their own: however many there were, the device is checked when it changes', async () => {
   let raised = 0
   const rules = {
     raise: async () => void raised++,
@@ -48,14 +48,14 @@ it('mends the rules at a pace of their own: however many they were, the device i
   await vi.advanceTimersByTimeAsync(1000)
   expect(lines.filter((line) => line.startsWith('W Repaired: rules'))).toHaveLength(7)
   for (const round of [1, 2, 3]) {
-    dataPaths[0]!.mended = ['flannel0 was down']
+    dataPaths[0]!.repaired = ['flannel0 was down']
     doubt.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect(lines.filter((line) => line.startsWith('W Repaired: flannel0'))).toHaveLength(round)
   }
 })
 
-it('counts what was repaired of one family beside what cannot be had of the other, which is said once', async () => {
+it('counts the repairs of one family while the rules of the other cannot be set, which is said once', async () => {
   const failures = [new WeftError('COMMAND', 'no nat', { remedy: 'load it' })]
   const rules = { raise: async () => {}, ensure: async () => ({ repaired: ['rules of FLANNEL-FWD'], failures }) }
   start({ firewall: { rules, resyncMs: 1000 } })
@@ -112,13 +112,13 @@ it("leaves the rules to a successor, but not for ever to one that waits, and loo
   await vi.advanceTimersByTimeAsync(0)
   expect(again).toBe(1)
 
-  possession.hasSuccessor = true
+  ownership.hasSuccessor = true
   await vi.advanceTimersByTimeAsync(59_000)
   expect(ensured).toBe(1)
   await vi.advanceTimersByTimeAsync(3_000)
   expect(ensured).toBeGreaterThan(1)
-  possession.hasSuccessor = false
-  await possession.release()
+  ownership.hasSuccessor = false
+  await ownership.release()
   const before = ensured
   await vi.advanceTimersByTimeAsync(120_000)
   expect(ensured).toBe(before)

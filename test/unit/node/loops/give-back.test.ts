@@ -1,4 +1,4 @@
-// give-back.test.ts - memory is given back once, when the node has settled.
+// give-back.test.ts - memory is returned once, some time after the start.
 
 import { expect, it, vi } from 'vitest'
 import { SETTLED_MS } from '../../../../src/node/loops/give-back.ts'

@@ -1,4 +1,4 @@
-// last-known.test.ts - when the file of what is known is written, stays, and goes.
+// last-known.test.ts - when the file of the last known state is written, stays, and goes.
 
 import { existsSync, readFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
@@ -6,20 +6,20 @@ import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import { createBell } from '../../../../src/host/bell.ts'
 import { keepLastKnown, writeKnown } from '../../../../src/node/loops/last-known.ts'
 import type { Node } from '../../../../src/node/node.ts'
-import { installRig, log, stopping, subnetFile } from '../../../support/node-rig.ts'
+import { installRig, inTurns, log, stopping, subnetFile } from '../../../support/node-rig.ts'
 
 installRig()
 
 const lastKnown = (): string => `${subnetFile()}.last-known`
 
-/** What is written of a node, on this data path. */
+/** A node with a data path on these devices. */
 const nodeOn = (...tunNames: string[]): Node => {
   const lease = { key: '10.5.0.64-26', subnet: parseLeaseKey('10.5.0.64-26')!, expiresAt: 5 }
   const known = {
     lease,
     attrs: { publicIp: { ipv4: 1 }, backendType: '' },
     view: new Map(),
-    possession: { dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
+    ownership: { isOurs: true, dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
     next: { lastKnown: lastKnown(), config: '{}', store: 'directory' },
     log,
     learnt: createBell(),
@@ -33,9 +33,9 @@ it('stays as it was while there is no data path, and goes with one that the kern
   await writeKnown(node)
   const before = readFileSync(lastKnown(), 'utf8')
   expect(before).toContain('flannel0')
-  const possession = node.possession as { dataPath: unknown }
-  const { dataPath } = possession
-  possession.dataPath = undefined // it died, and is opened again
+  const ownership = node.ownership as { dataPath: unknown }
+  const { dataPath } = ownership
+  ownership.dataPath = undefined // it died, and is opened again
   const write = vi.spyOn(node.view, 'values')
   const keeping = keepLastKnown(node).catch(() => {})
   node.learnt.ring()
@@ -43,11 +43,27 @@ it('stays as it was while there is no data path, and goes with one that the kern
   await writeKnown(node)
   expect(readFileSync(lastKnown(), 'utf8')).toBe(before)
   expect(write).not.toHaveBeenCalled()
-  possession.dataPath = dataPath
+  ownership.dataPath = dataPath
   await writeKnown(node)
   expect(write).toHaveBeenCalled()
   await writeKnown(nodeOn())
   expect(existsSync(lastKnown())).toBe(false)
+  stopping.abort(new Error('the test is over'))
+  await keeping
+})
+
+it('is not written while a successor owns the data path, because the successor writes its own', async () => {
+  const node = nodeOn('flannel0')
+  const ownership = node.ownership as { isOurs: boolean }
+  const keeping = keepLastKnown(node).catch(() => {})
+  ownership.isOurs = false
+  node.learnt.ring()
+  const write = vi.spyOn(node.view, 'values')
+  await vi.advanceTimersByTimeAsync(1000)
+  expect(write).not.toHaveBeenCalled()
+  ownership.isOurs = true
+  node.learnt.ring()
+  await inTurns(() => existsSync(lastKnown()))
   stopping.abort(new Error('the test is over'))
   await keeping
 })

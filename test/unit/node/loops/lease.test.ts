@@ -11,7 +11,7 @@ import {
   ofFamilies,
   ours,
   own,
-  possession,
+  ownership,
   ready,
   start,
   stopping,
@@ -86,7 +86,7 @@ it('renews its lease in time though the clock was ahead by hours only while the 
   start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 60_000 } })
   await ready()
   const { revision } = store.entries.get(own())!
-  // The store gave it a day, by whichever clock.
+  // The store gave it a day, measured with each of the clocks.
   await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
   expect(store.entries.get(own())!.revision).not.toBe(revision)
 })
@@ -118,7 +118,8 @@ it('says once an hour that its lease cannot be written but lives on, and writes 
   await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
   const { revision } = store.entries.get(own())!
   const said = (): number =>
-    lines.filter((line) => line === 'E The lease lives on, but cannot be written: the store is full').length
+    lines.filter((line) => line === 'E The lease was extended, but its value cannot be written: the store is full')
+      .length
   const before = said()
   await vi.advanceTimersByTimeAsync(5 * 3_600_000)
   expect(said() - before).toBeGreaterThanOrEqual(5)
@@ -143,7 +144,7 @@ it('goes on forwarding when its subnet is taken and no other is free, until one 
   await until(() => dataPaths.at(-1)!.subnet === free, 5_000)
 })
 
-it('asks less and less often for a subnet where none is free: each time it lists all that there are', async () => {
+it('asks less and less often for a subnet if none is free, because each try lists all leases', async () => {
   start()
   await ready()
   for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
@@ -213,12 +214,12 @@ it.each<[what: string, write: (key: string) => void, isTheirs: (key: string) => 
   start()
   await ready()
   const key = own()
-  possession.hasSuccessor = true
+  ownership.hasSuccessor = true
   write(key)
   await vi.advanceTimersByTimeAsync(1_200_000)
   expect([isTheirs(key), store.entries.size]).toEqual([true, 1])
   expect(logged(/Lease has been revoked/)).toBe(false)
-  possession.hasSuccessor = false
+  ownership.hasSuccessor = false
   await until(() => store.entries.get(key)?.value === ours, 120_000)
   expect(store.entries.size).toBe(1)
 })
@@ -227,7 +228,7 @@ it('takes its subnet again though a successor prepares, where nobody of this nod
   start()
   await ready()
   const key = own()
-  possession.hasSuccessor = true
+  ownership.hasSuccessor = true
   store.remove(key)
   await until(() => store.entries.get(key)?.value === ours, 2000)
 })

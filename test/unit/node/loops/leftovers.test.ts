@@ -1,4 +1,4 @@
-// leftovers.test.ts - when a node looks for what other backends left, what it is until that is gone, and what it leaves to a successor.
+// leftovers.test.ts - when a node searches leftovers of other backends, its state until they are gone, and what it leaves to a successor.
 
 import { existsSync } from 'node:fs'
 import { beforeEach, describe, expect, it, vi } from 'vitest'
@@ -19,7 +19,7 @@ import {
   lines,
   logged,
   nodeStatus,
-  possession,
+  ownership,
   readiness,
   ready,
   start,
@@ -102,7 +102,7 @@ describe('what another backend left', () => {
     routes.push(toPeer())
     refuses = /route del/
     start({ backend: sealed, leftovers })
-    await inTurns(() => logged(/^E What another backend left cannot be removed: .*: not permitted; run as root/))
+    await inTurns(() => logged(/^E A leftover of another backend cannot be removed: .*: not permitted; run as root/))
     await vi.advanceTimersByTimeAsync(20_000)
     expect([readiness(), isReadyFile(), logged(/flannel is ready/)]).toEqual([false, false, false])
     expect((await nodeStatus()).impairments[0]).toMatchObject({ by: 'bypass' })
@@ -117,13 +117,13 @@ describe('what another backend left', () => {
     routes.push(toPeer())
     whileListing = () => void (routes = [toPeer()])
     start({ backend: sealed, leftovers })
-    await inTurns(() => logged(/^E What another backend left cannot be removed: .*: it is there again/))
+    await inTurns(() => logged(/^E A leftover of another backend cannot be removed: .*: it is there again/))
     expect(readiness()).toBe(false)
     whileListing = () => {}
     await inTurns(() => readiness())
   })
 
-  it('is looked for again while the node runs', async () => {
+  it('is searched again while the node runs', async () => {
     const doubt = createBell()
     start({ backend: sealed, leftovers }, doubt)
     await ready()
@@ -134,7 +134,7 @@ describe('what another backend left', () => {
     await inTurns(() => routes.length === 0)
   })
 
-  it('is told seldom while somebody puts it back again and again', async () => {
+  it('is logged seldom while another program restores it again and again', async () => {
     const doubt = createBell()
     store.put('10.5.0.192-26', value('192.0.2.2'))
     start({ backend: sealed, leftovers }, doubt)
@@ -173,7 +173,7 @@ describe('what another backend left', () => {
     // The successor takes the path while this one is looking, and makes its device.
     whileListing = async () => {
       whileListing = () => {}
-      void possession.release()
+      void ownership.release()
       links.push({ ifname: 'flannel.1', kind: 'vxlan', address: '10.5.0.64' })
     }
     doubt.ring()
@@ -202,7 +202,7 @@ describe('a route that only more leases could explain, while the store is away',
       options: {},
       pastPath: [],
       isReady: false,
-      possession: { state: { is: 'forwarding' }, dataPath: {} },
+      ownership: { state: { is: 'forwarding' }, dataPath: {} },
       following: { listedAt: undefined },
       signal: new AbortController().signal,
       manager: { source: { list: async () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away')) } },
@@ -217,7 +217,7 @@ describe('a route that only more leases could explain, while the store is away',
   })
 })
 
-describe('what is asked of each family, and of the kernel', () => {
+describe('the queries for each family, and to the kernel', () => {
   const lease = (number: number): Lease => ({
     key: `10.5.${number}.0-24`,
     subnet: netsOf([parseNet(`10.5.${number}.0/24`)!, parseNet(`fd00:5:0:${number}::/64`)!]),
@@ -242,7 +242,7 @@ describe('what is asked of each family, and of the kernel', () => {
           JSON.stringify(ip(`${args.join(' ')} ${options?.input ?? ''}`)),
       },
       view: new Map([own, other].map((each) => [each.key, each])),
-      possession: { state: { is: 'forwarding' }, dataPath: {} },
+      ownership: { state: { is: 'forwarding' }, dataPath: {} },
       following: { listedAt: 1 },
       signal: new AbortController().signal,
     } as unknown as Node
@@ -262,7 +262,7 @@ describe('what is asked of each family, and of the kernel', () => {
       ).toEqual([expect.stringContaining(`unencrypted: by routes that weft did not make: ${dst} to eth9`)])
   })
 
-  it('is answered by the leases where the kernel has rules of policy routing', async () => {
+  it('is answered by the leases if the kernel has rules of policy routing', async () => {
     expect(
       await said((command) => {
         if (command.includes('rule show')) return [{ priority: 100 }]
@@ -272,7 +272,7 @@ describe('what is asked of each family, and of the kernel', () => {
   })
 })
 
-describe('a host that cannot be looked at', () => {
+describe('a host that cannot be checked', () => {
   it.each([
     ['by a refusal', () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))],
     ['since `ip` prints no JSON', async () => void JSON.parse('[{')],
@@ -280,14 +280,14 @@ describe('a host that cannot be looked at', () => {
     const doubt = createBell()
     whileListing = fail
     start({ backend: sealed, leftovers }, doubt)
-    await inTurns(() => logged(/^E What another backend left here cannot be looked for: /))
+    await inTurns(() => logged(/^E Cannot check for leftovers of another backend: /))
     expect(readiness()).toBe(false)
     whileListing = () => {}
     await inTurns(() => readiness())
     whileListing = fail
     await vi.advanceTimersByTimeAsync(10_000)
     doubt.ring()
-    await inTurns(() => logged(/^W What another backend left here cannot be looked for: /))
+    await inTurns(() => logged(/^W Cannot check for leftovers of another backend: /))
     expect([readiness(), trouble()]).toEqual([true, undefined])
   })
 })
@@ -315,7 +315,7 @@ describe('a route past the data path that weft did not make', () => {
     expect(logged(/Nothing leads packets past the data path any more/)).toBe(true)
   })
 
-  it('is no matter to one that does not', async () => {
+  it('does not concern one that does not', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     routes.push(toPeer('static'))
     start({ backend: { ...sealed, isSealed: false }, leftovers })

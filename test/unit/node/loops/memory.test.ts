@@ -1,5 +1,4 @@
-// memory.test.ts - a node remembers what befell its peers: in the status, in a file for the next one, and nothing that is wrong with
-// that file harms it.
+// memory.test.ts - a node records the events of its peers: in the status, and in a file for the next process. A bad file does no harm.
 
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -16,7 +15,7 @@ import {
   lines,
   logged,
   nodeStatus,
-  possession,
+  ownership,
   ready,
   start,
   stopping,
@@ -104,7 +103,7 @@ it('tells what was dropped lately, and a minute later no more of it', async () =
       return done
     })
   }
-  expect(await recent()).toMatchObject({ packets: 0, drops: {} }) // of before nothing is told
+  expect(await recent()).toMatchObject({ packets: 0, drops: {} }) // earlier drops are not reported
   dataPaths[0]!.dropped += 5n
   await becomesTo({ tx_drop_no_route: 5 })
   await becomesTo({})
@@ -112,7 +111,7 @@ it('tells what was dropped lately, and a minute later no more of it', async () =
   expect((await recent())!.seconds).toBeGreaterThanOrEqual(60)
 })
 
-it('counts what befell a peer, and writes it before it ends', async () => {
+it('counts the events of a peer, and writes them before the process ends', async () => {
   const path = join(folder, 'subnet.env.events')
   await open(path)
   isSilent = true
@@ -123,19 +122,19 @@ it('counts what befell a peer, and writes it before it ends', async () => {
   expect(written(path)).toEqual(['silent 10.5.0.64/26', 'back 10.5.0.64/26'])
 })
 
-it('goes on where the file cannot be written, and says so', async () => {
+it('goes on if the file cannot be written, and says so', async () => {
   await open(join(folder, 'nowhere', 'events'))
   isSilent = true
   await counted('silent', 1)
   await inTurns(() => logged(/^W Cannot write the events of peers to .*nowhere.events: ENOENT.*; they are lost when/))
   isSilent = false
   await counted('back', 1)
-  expect(possession.dataPath).toBeDefined()
+  expect(ownership.dataPath).toBeDefined()
 })
 
 it.each([
-  ['a folder', (path: string) => mkdirSync(path), /: it is not a regular file; they begin anew$/],
-  ['a megabyte', (path: string) => writeFileSync(path, 'x'.repeat(1_000_001)), /: it has 1000001 bytes; they/],
+  ['a folder', (path: string) => mkdirSync(path), /: it is not a regular file; the list starts empty$/],
+  ['a megabyte', (path: string) => writeFileSync(path, 'x'.repeat(1_000_001)), /: it has 1000001 bytes; the list/],
   ['of another version', (path: string) => writeFileSync(path, '{"version":9}\n'), /: its version is 9, and this weft/],
 ] as const)('begins anew where what stands there is %s', async (_what, make, said) => {
   const path = join(folder, 'events')
@@ -145,7 +144,7 @@ it.each([
   expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 0 })
 })
 
-it('writes nothing while the process before it does, and then goes on from what that one wrote last', async () => {
+it('writes nothing while the previous process does, and then goes on from the last events of that process', async () => {
   const path = join(folder, 'events')
   writeFileSync(path, eventsText([event({})]))
   let free!: () => void

@@ -1,4 +1,4 @@
-// names.test.ts - the names of other hosts, as they stand beside their leases.
+// names.test.ts - the names of other hosts, which are stored beside their leases.
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -43,7 +43,7 @@ it('are followed when they change, and when they go', async () => {
   expect(await names()).toEqual([null])
 })
 
-it('are asked for as far as they are new, and all again each hour or when the store went back', async () => {
+it('are read if they are new, and all again each hour or when the store went back', async () => {
   const asked: (bigint | undefined)[] = []
   let [revision, values] = [5n, new Map([['192.0.2.2', named('host2')]])]
   const all = values

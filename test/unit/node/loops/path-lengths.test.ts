@@ -7,7 +7,7 @@ import { createPathSearch, type Question } from '../../../../src/node/loops/path
 const OVERHEAD = 28
 const peer = (key: string, address = 1, endpoint = 'e') => ({ key, address, endpoint })
 
-/** A search, and a network that lets packets of so many bytes through to those that answer. */
+/** A search, and a network that carries packets of a maximum length to the peers that answer. */
 function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
   const net: { passes: number; mtu: number | undefined; answers: boolean } = { passes, mtu, answers: true }
   const search = createPathSearch(
@@ -34,7 +34,7 @@ function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
 }
 
 describe('a path', () => {
-  it('that is whole is asked once by the longest packet, and again ten seconds later, not before', () => {
+  it('that is whole is tried once with the longest packet, and again ten seconds later, not before', () => {
     const { search, asked, run } = newSearch()
     search.keep([peer('a')], 0)
     run(0, 9_000)
@@ -78,7 +78,7 @@ describe('a path', () => {
     expect(asked).toEqual([...times(5, 0, 1_472), [5_000, 1_252], ...times(3, 6_000, 1_392), ...times(3, 9_000, 1_372)])
   })
 
-  it('is asked for its limit each ten seconds, and for more half a minute after it was found', () => {
+  it('is tried with its limit each ten seconds, and with more half a minute after it was found', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -109,7 +109,7 @@ describe('a path', () => {
     expect(search.limits().size).toBe(0)
   })
 
-  it('of a peer that is silent altogether says nothing: it keeps its limit, and is asked again ten seconds later', () => {
+  it('of a peer that is silent altogether says nothing: it keeps its limit, and is tried again ten seconds later', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -132,7 +132,7 @@ describe('a path', () => {
     expect(search.limits().get('a')).toBe(1_252)
   })
 
-  it('is begun anew when the kernel says another length while it is searched, and left out where it says none', () => {
+  it('is started again when the kernel says another length while it is searched, and left out if it says none', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 1_000)
@@ -227,7 +227,7 @@ describe('an answer', () => {
     return { ...rig, questions }
   }
 
-  it('counts from the address that was asked alone, once, and by its number', () => {
+  it('counts only from the address that got the request, once, and by its number', () => {
     const { search, questions } = inDoubt()
     const small = questions.find(({ bytes }) => bytes === 0)!
     search.answered(small.sequence, 8, 4_100)
@@ -256,7 +256,7 @@ describe('an answer', () => {
     expect(search.due(7_000).map(({ bytes }) => bytes)).toEqual([1_252])
   })
 
-  it('that comes to every other small one says nothing of the length, however often it is asked', () => {
+  it('that comes to every other small one says nothing of the length, however often it is tried', () => {
     const { search } = newSearch()
     search.keep([peer('a')], 0)
     let small = 0
@@ -285,14 +285,14 @@ describe('an answer', () => {
       const { search, questions } = inDoubt()
       search.keep(after, 4_500)
       search.answered(questions[0]!.sequence, 7, 4_600)
-      // It is asked as one that is new.
+      // It is searched like a new peer.
       expect(search.due(5_000).map(({ bytes }) => bytes)).toEqual(after.map(() => 1_472))
     }
   })
 })
 
 describe('many peers', () => {
-  it('are asked less often each: of a hundred one every 30 s', () => {
+  it('are tried less often each: of a hundred one every 30 s', () => {
     const { search, asked, run } = newSearch()
     search.keep(
       Array.from({ length: 100 }, (_, at) => peer(String(at))),
@@ -303,7 +303,7 @@ describe('many peers', () => {
     expect(asked.length).toBeLessThan(2_100)
   })
 
-  it('are asked five a second, whose search has begun first, then who waits longest', () => {
+  it('get five requests a second, those with a running search first, then those that wait longest', () => {
     const { search } = newSearch()
     search.keep(
       ['a', 'b', 'c', 'd', 'e', 'f', 'g'].map((key) => peer(key)),
@@ -319,7 +319,7 @@ describe('many peers', () => {
     expect(search.due(2_000).map(({ key }) => key)).toEqual(['f', 'g'])
   })
 
-  it('are begun within a second of each other, and those that stay are not begun anew', () => {
+  it('are begun within a second of each other, and those that stay are not started again', () => {
     const { search } = newSearch({ random: 0.5 })
     search.keep([peer('a')], 1_000)
     // A turn counts from the full second on.
@@ -373,7 +373,7 @@ describe('a search', () => {
     expect(search.limits().size).toBe(0)
   })
 
-  it('of what the kernel knows by then to be too long is begun anew, not ended', () => {
+  it('for a length that the kernel knows to be too long meanwhile is started again, not ended', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 11_000)
@@ -384,7 +384,7 @@ describe('a search', () => {
     expect(search.limits().size).toBe(0)
   })
 
-  it('believes no answer to what it asked of the path before', () => {
+  it('ignores an answer to a request on the previous path', () => {
     const rig = newSearch({ passes: 1_372 })
     rig.search.keep([peer('a', 7)], 0)
     let last: Question | undefined

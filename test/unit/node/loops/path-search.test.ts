@@ -23,10 +23,10 @@ import {
 installRig()
 
 const PEER = '10.5.0.64-26'
-/** What reaches the peer at most; the peer does not answer where it is 0. */
+/** The longest packet that reaches the peer; with 0 the peer does not answer. */
 let passes: number
 let sent: { readonly at: number; readonly bytes: number }[]
-/** Of the next requests so many are lost. */
+/** The number of next requests that are lost. */
 let lose: number
 const openEcho: OpenEcho = (_source, onAnswer) => ({
   send(to, sequence, bytes = 0) {
@@ -73,9 +73,9 @@ it('finds the longest that passes within seconds, and sets it', async () => {
   await open()
   await until(() => limits().length > 0, 20_000)
   expect(limits()).toEqual([[[PEER, 1252]]])
-  expect(logged(/W Packets of more than 1252 bytes do not reach 10\.5\.0\.64-26, and nobody on the way says so/)).toBe(
-    true,
-  )
+  expect(
+    logged(/W Packets of more than 1252 bytes do not reach 10\.5\.0\.64-26, and no router on the path reports it/),
+  ).toBe(true)
   expect(sent.at(-1)!.at - sent[0]!.at).toBeLessThan(15_000)
   // Five and three times what is too long, once what passes.
   expect(sizes()).toEqual([1472, 1472, 1472, 1472, 1472, 1252, 1392, 1392, 1392, 1372, 1372, 1372])
@@ -105,7 +105,7 @@ it('lowers it when less passes', async () => {
   expect(limits().at(-1)).toEqual([[PEER, 1172]])
 })
 
-it('begins anew when the peer has another endpoint', async () => {
+it('starts again when the peer has another endpoint', async () => {
   passes = 1252
   let endpoint = 'one'
   const search = createPathSearch(
@@ -158,7 +158,7 @@ it('leaves to the kernel what the kernel knows, and limits nothing that is route
 
 const side = async () => (await nodeStatus()).peers!.list[0]!
 
-it('tells of each peer what reaches it, where the data path does not go by it too', async () => {
+it('reports what reaches each peer, also if the data path does not use it', async () => {
   store.put(PEER, value('192.0.2.2'))
   start({ openEcho })
   await ready()
@@ -210,7 +210,7 @@ it('asks five of a thousand peers a second at most, by two packets each', () => 
   expect(most).toBe(10)
 })
 
-it('says once where it is not allowed, and is off', async () => {
+it('says once that it is not allowed, and is off', async () => {
   searchPaths(() => 1472)
   let tries = 0
   start({

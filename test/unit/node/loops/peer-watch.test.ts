@@ -1,4 +1,4 @@
-// peer-watch.test.ts - what befalls a peer, from one look to the next.
+// peer-watch.test.ts - the events of a peer, from one check to the next.
 
 import { describe, expect, it } from 'vitest'
 import { createPeerWatch, type Looked } from '../../../../src/node/loops/peer-watch.ts'
@@ -43,7 +43,7 @@ function newWatch(events = createPeerEvents()) {
 type Rig = ReturnType<typeof newWatch>
 
 describe('a peer that falls silent', () => {
-  it('is told once, and that it is back, after how long', () => {
+  it('is reported once, and that it is back, after how long', () => {
     const rig = newWatch()
     rig.answers()
     expect(rig.told()).toEqual([])
@@ -75,7 +75,7 @@ describe('a peer that falls silent', () => {
     expect(rig.watch.isAnySilent()).toBe(false)
   })
 
-  it('from the first look on is told too', () => {
+  it('from the first check on is reported too', () => {
     const rig = newWatch()
     rig.falls()
     expect(rig.told()).toEqual([['silent', null]])
@@ -90,7 +90,7 @@ describe('a peer that falls silent', () => {
     expect(rig.told()[1]).toEqual(['back', 60])
   })
 
-  it('is told once over a restart, and is back after all that time', () => {
+  it('is reported once over a restart, and is back after all that time', () => {
     const before = newWatch()
     before.falls()
     const after = newWatch(before.events)
@@ -103,7 +103,7 @@ describe('a peer that falls silent', () => {
       ['back', 310],
     ])
     expect(after.told()).toHaveLength(2)
-    // Of a clock that was set back over the restart nothing is concluded.
+    // If the clock was set back over the restart, nothing is concluded.
     after.falls()
     const later = newWatch(after.events)
     later.time.day -= 86_400_000
@@ -111,7 +111,7 @@ describe('a peer that falls silent', () => {
     expect(later.told().at(-1)).toEqual(['back', null])
   })
 
-  it('over a restart, and sends still, is told as that by the process that hears it', () => {
+  it('over a restart, and sends still, is reported as that by the process that receives from it', () => {
     const before = newWatch()
     before.falls()
     const after = newWatch(before.events)
@@ -121,7 +121,7 @@ describe('a peer that falls silent', () => {
     expect(after.told().map(([what]) => what)).toEqual(['silent', 'one-way'])
   })
 
-  it('sends still, when it is heard after what was on its way: told once', () => {
+  it('sends still, if packets come after those that were on their way: reported once', () => {
     const rig = newWatch()
     rig.answers()
     rig.falls()
@@ -152,7 +152,7 @@ it('tells where a peer moved from, once', () => {
 
 describe('a path', () => {
   const narrow = (since: number, bytes: number | undefined = 1372) => ({ length: { isWhole: false, bytes, since } })
-  it('that is narrow is told once it is known how narrow, and whole again after how long', () => {
+  it('that is narrow is reported once it is known how narrow, and whole again after how long', () => {
     const rig = newWatch()
     rig.answers()
     rig.look({ length: { isWhole: true, bytes: 1472, since: rig.time.now } })
@@ -202,7 +202,7 @@ describe('the round trip', () => {
       rig.look() // the same result again counts for nothing
     }
   }
-  it('that is more than doubled is told, and when it is as usual again', () => {
+  it('that is more than doubled is reported, and when it is as usual again', () => {
     const rig = newWatch()
     times(rig, 20, 10)
     times(rig, 2, 25)
@@ -240,7 +240,7 @@ describe('the round trip', () => {
   })
 })
 
-it('tells the newest of each, and forgets who is no peer any more', () => {
+it('returns the newest of each, and forgets removed peers', () => {
   const rig = newWatch()
   rig.answers(7, 10)
   rig.watch.look(

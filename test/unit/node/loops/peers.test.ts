@@ -45,7 +45,7 @@ it('gives the data path all peers but itself, and names who comes and goes', asy
   ])
 })
 
-it('names a lease of another node that lies across its own, once while it does', async () => {
+it('names a lease of another node that overlaps its own, once while it does', async () => {
   start()
   await ready()
   const said = (key: string): number =>
@@ -57,7 +57,7 @@ it('names a lease of another node that lies across its own, once while it does',
   await until(() => said('10.5.0.0-24') === 1)
   store.put(part, value('192.0.2.9'))
   await until(() => said(part) === 1)
-  // Its own from another time lies there too, and is no other node's.
+  // An older lease of its own overlaps too, but belongs to no other node.
   store.put(own().replace('-26', '-27'), ours)
   store.remove('10.5.0.0-24')
   await until(() => !dataPaths[0]!.applied.at(-1)!.includes('10.5.0.0-24'))
@@ -138,7 +138,7 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   const { signal } = new AbortController()
   const unseen = () => ({ keys: new Set<string>() as Set<string> | undefined })
   const node = {
-    possession: { dataPath: path, doubt },
+    ownership: { dataPath: path, recheck: doubt, state: { is: 'forwarding' } },
     view: new Map(),
     lease: { key: 'own' },
     log,
@@ -150,7 +150,7 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   } as unknown as Parameters<typeof applyPeers>[0]
   await applyPeers(node, new Set(['a']))
   expect([node.unapplied, node.unprobed.keys]).toEqual(['rest', new Set(['a'])])
-  // The device is looked at soon, and then no sooner than ever.
+  // The device is checked soon, and later at the usual interval.
   expect(await doubt.wait(signal, 0)).toBe(true)
   await applyPeers(node, new Set(['b']))
   const waiting = doubt.wait(signal, 0)
@@ -169,7 +169,7 @@ it('looks at all where its own lease was another one when peers were given last'
       void given.push([ownKey, touched && [...touched]]),
   }
   const node = {
-    possession: { dataPath: path, doubt: createBell() },
+    ownership: { dataPath: path, recheck: createBell(), state: { is: 'forwarding' } },
     view: new Map(),
     lease: { key: 'here' },
     log,
@@ -189,4 +189,29 @@ it('looks at all where its own lease was another one when peers were given last'
     ['there', undefined],
     ['here', undefined],
   ])
+})
+
+it('applies no peers while the data path is lent, and all of them once it is back', async () => {
+  const given: unknown[] = []
+  const ownership = {
+    dataPath: { apply: async (...[, , touched]: unknown[]) => void given.push(touched) },
+    recheck: createBell(),
+    state: { is: 'lent' },
+  }
+  const node = {
+    ownership,
+    view: new Map(),
+    lease: { key: 'own' },
+    log,
+    signal: new AbortController().signal,
+    unapplied: undefined,
+    ownApplied: 'own',
+    unprobed: { keys: undefined },
+    unsearched: { keys: undefined },
+  } as unknown as Parameters<typeof applyPeers>[0]
+  await applyPeers(node, new Set(['a']))
+  expect([given, node.unapplied]).toEqual([[], 'all'])
+  ownership.state.is = 'forwarding'
+  await applyPeers(node, new Set())
+  expect([given, node.unapplied]).toEqual([[undefined], undefined])
 })

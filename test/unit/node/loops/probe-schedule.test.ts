@@ -1,4 +1,4 @@
-// probe-schedule.test.ts - who is asked when, and what answers and losses make of a peer.
+// probe-schedule.test.ts - when each peer is probed, and the results of answers and losses.
 
 import { describe, expect, it } from 'vitest'
 import type { Address } from '../../../../src/net/address.ts'
@@ -39,7 +39,7 @@ it('asks each peer soon, and then once in the interval, not all at once', () => 
   })
 })
 
-it('asks so many a second and no more, each less often then', () => {
+it('sends a limited number of probes a second, to each peer less often then', () => {
   const probes = createProbes(10_000, Math.random)
   probes.keep(targets(10_000), 0)
   const asked = pass(probes, 1, 401, all)
@@ -83,7 +83,7 @@ it('takes one lost packet for one, asks again at once, and takes an answer that 
   expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 0, roundTripMs: 2 })
 })
 
-it('believes the peer that was asked and nobody else', () => {
+it('accepts an answer only from the peer that was probed', () => {
   const probes = createProbes(10_000, () => 0)
   probes.keep([target(1), target(2)], 0)
   const [first] = probes.due(0)
@@ -112,9 +112,9 @@ it('takes a request for lost after a second, not before', () => {
   expect(probes.due(999)).toEqual([])
   expect(probes.results().size).toBe(0)
   expect(probes.due(1_000).map(({ address }) => address)).toEqual([1])
-  // Of one that was never heard a single packet tells nothing.
+  // A single lost probe of a peer that never answered proves nothing.
   expect(probes.results().size).toBe(0)
-  // Two in a row are enough: from now on it is asked once in the interval.
+  // Two in a row are enough: from now on the peer is probed once per interval.
   expect(probes.due(2_000)).toEqual([])
   expect(probes.results().get('peer 1')).toEqual({
     isAnswering: false,
@@ -125,7 +125,7 @@ it('takes a request for lost after a second, not before', () => {
   })
   expect(probes.due(10_999)).toEqual([])
   const [third] = probes.due(11_000)
-  // The first of a row is told of, until there is an answer.
+  // The first loss of a row is reported, until there is an answer.
   probes.due(12_000)
   expect(probes.results().get('peer 1')).toMatchObject({ at: 12_000, unansweredSince: 0 })
   probes.answered(third!.sequence, third!.address, 1_500, 12_500)
@@ -173,7 +173,7 @@ it('takes no outage for loss: neither what was lost before a peer was first hear
   expect(after('xa')).toEqual([true, 10])
 })
 
-it('says the interval that was asked for as long as fifty a second are enough', () => {
+it('says the interval of the flag as long as fifty a second are enough', () => {
   const probes = createProbes(10_000, () => 0)
   expect(probes.intervalMs()).toBe(10_000)
   probes.keep(targets(500), 0)
@@ -258,7 +258,7 @@ it('waits a second for an answer at any time of the day', () => {
   expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, unansweredSince: 90_000 })
 })
 
-it('has a peer asked at once that is doubted by other means, but for one that is silent', () => {
+it('probes a doubted peer immediately, except a silent one', () => {
   const probes = createProbes(10_000, () => 0.5)
   probes.keep([target(1), target(2)], 0)
   pass(probes, 1, 40, all)
@@ -266,7 +266,7 @@ it('has a peer asked at once that is doubted by other means, but for one that is
   expect(pass(probes, 40, 60, (address) => address !== 2).flat()).toContain(2)
   expect(probes.takeDoubted()).toEqual(new Set(['peer 2']))
   expect(probes.takeDoubted()).toEqual(new Set())
-  // Where it stands in its interval does not matter, and a silent one is asked at its own pace.
+  // The rest of its interval does not matter, and a silent peer is probed at its own pace.
   pass(probes, 60, 61, () => false)
   for (let second = 61; second < 64; second++) {
     for (const number of [1, 2, 3]) probes.soon(`peer ${number}`, second * 1000)
@@ -278,7 +278,7 @@ it('has a peer asked at once that is doubted by other means, but for one that is
 
 describe('a peer that stays silent', () => {
   const none = (): boolean => false
-  /** The seconds at which it is asked. */
+  /** The seconds at which it is probed. */
   const requestedAt = (probes: Probes, fromS: number, toS: number, answers = none): number[] =>
     pass(probes, fromS, toS, answers).flatMap((each, at) => each.map(() => fromS + at))
   const gapsOf = (seconds: readonly number[]): number[] => seconds.slice(1).map((second, at) => second - seconds[at]!)
@@ -288,7 +288,7 @@ describe('a peer that stays silent', () => {
     return { probes, gaps: gapsOf(requestedAt(probes, 0, 2_000)) }
   }
 
-  it('is asked ten times at the usual interval, then after 20, 40, 80, 160 s, and every 300 s from there', () => {
+  it('is probed ten times at the usual interval, then after 20, 40, 80, 160 s, and every 300 s from there', () => {
     const { probes, gaps } = silent()
     // The second is at once; the place in the interval is that of the first.
     expect(gaps.slice(0, 9)).toEqual(
@@ -299,7 +299,7 @@ describe('a peer that stays silent', () => {
     expect(probes.resting()).toEqual(['peer 1'])
   })
 
-  it('of a longer interval than that is asked no more often, and of a limit as often as that says', () => {
+  it('with a longer interval than that is probed no more often, and with a limit as often as that says', () => {
     const rare = createProbes(400_000, () => 0)
     rare.keep([target(1)], 0)
     expect(new Set(gapsOf(requestedAt(rare, 0, 8_000)).slice(2))).toEqual(new Set([400]))
@@ -318,7 +318,7 @@ describe('a peer that stays silent', () => {
     expect(requestedAt(probes, 0, 86_400).length).toBeLessThan(310)
   })
 
-  it('is asked at once when it is heard after it was asked last, and not for what was heard before', () => {
+  it('is probed immediately after a sign of life since the last probe, but not after an older one', () => {
     const { probes } = silent()
     const before = requestedAt(probes, 2_000, 2_400).at(-1)!
     probes.wake('peer 1', 2_400_000, (before - 1) * 1000)
@@ -331,7 +331,7 @@ describe('a peer that stays silent', () => {
     expect(probes.resting()).toEqual([])
   })
 
-  it('is asked ten times as ever again when its lease is written, and rests again if it stays silent', () => {
+  it('is probed ten times as usual again when its lease is written, and rests again if it stays silent', () => {
     const { probes } = silent()
     probes.wake('peer 1', 2_000_000)
     expect(probes.results().get('peer 1')!.isAnswering).toBe(false)
@@ -339,7 +339,7 @@ describe('a peer that stays silent', () => {
     expect(gaps).toEqual([10, 10, 10, 10, 10, 10, 10, 10, 10, 20, 40, 80, 160])
   })
 
-  it('with another address begins anew, and one that is gone is forgotten', () => {
+  it('with another address starts again, and one that is gone is forgotten', () => {
     const { probes } = silent()
     probes.look('peer 1', 77, 2_000_000)
     expect(probes.resting()).toEqual([])
@@ -352,18 +352,18 @@ describe('a peer that stays silent', () => {
     expect(requestedAt(other, 2_400, 2_402)).toEqual([])
   })
 
-  it('is asked when one that fell silent with it is back: a network that was cut in two is whole soon', () => {
+  it('is probed when one that fell silent with it is back: a network that was cut in two is whole soon', () => {
     const probes = createProbes(10_000, () => 0.5)
     probes.keep(targets(20), 0)
     pass(probes, 0, 40, all)
     pass(probes, 40, 1_000, none)
     expect(probes.resting()).toHaveLength(20)
     let second = 1_000
-    // The first that is asked answers, and all others are asked with the next requests.
+    // The first peer answers, and all others are probed with the next requests.
     while (pass(probes, second, second + 1, all).flat().length === 0) second++
     pass(probes, second + 1, second + 3, all)
     expect([...probes.results().values()].every(({ isAnswering }) => isAnswering)).toBe(true)
-    // One that had been dead for long before is let rest.
+    // A peer that has been silent for much longer is not probed.
     const mixed = createProbes(10_000, () => 0.5)
     mixed.keep(targets(2), 0)
     pass(mixed, 0, 40, (address) => address === 1)
@@ -373,7 +373,7 @@ describe('a peer that stays silent', () => {
     expect(mixed.resting()).toEqual(['peer 2'])
   })
 
-  it('is asked at once for another family that is doubted', () => {
+  it('is probed immediately for another family that is doubted', () => {
     const { probes } = silent()
     expect(requestedAt(probes, 2_000, 2_003)).toEqual([])
     probes.soon('peer 1', 2_003_000)

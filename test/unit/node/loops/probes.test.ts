@@ -1,4 +1,4 @@
-// probes.test.ts - peers are asked by way of the data path there is, and the node tells which of them answer.
+// probes.test.ts - peers are probed through the data path, and the node reports which of them answer.
 
 import { expect, it, vi } from 'vitest'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
@@ -18,7 +18,7 @@ import {
   value,
 } from '../../../support/node-rig.ts'
 
-// What asks how long a packet may be is another loop's, and its test's (path-search.test.ts).
+// Requests about the length of packets belong to another loop (path-search.test.ts).
 vi.mock('../../../../src/node/loops/path-search.ts', async () => {
   const { forGood } = await import('../../../../src/node/loops/probes.ts')
   return { searchPaths: ({ signal }: { readonly signal: AbortSignal }) => forGood(signal) }
@@ -45,7 +45,7 @@ const openEcho: OpenEcho = (source, onAnswer) => {
   }
 }
 
-it('tells stored, programmed and answering peers apart, and what is asked again when one falls silent', async () => {
+it('distinguishes stored, programmed and answering peers, and probes again when one falls silent', async () => {
   opened.length = 0
   silent = []
   store.put('10.5.0.64-26', value('192.0.2.2'))
@@ -92,7 +92,7 @@ it('goes on when the kernel will not send, and tells that nothing came', async (
   expect((await nodeStatus()).peers!.list[0]!.state).toBe('programmed')
 })
 
-it('says once where it is not allowed, and is off', async () => {
+it('says once that it is not allowed, and is off', async () => {
   let tries = 0
   start({
     openEcho: () => {
@@ -101,7 +101,7 @@ it('says once where it is not allowed, and is off', async () => {
     },
   })
   await ready()
-  await inTurns(() => logged(/I Peers are not asked whether they answer \(socket ICMP: Operation not permitted\)/))
+  await inTurns(() => logged(/I Peers are not probed \(socket ICMP: Operation not permitted\)/))
   await vi.advanceTimersByTimeAsync(60_000)
   expect([tries, (await nodeStatus()).peers!.answering]).toEqual([1, null])
 })
@@ -142,7 +142,7 @@ it('asks whom a later change made a peer, and nobody that went', async () => {
 const DUAL = '10.5.0.64-26&fd00:5:0:7::-64'
 const dualValue = JSON.stringify({ PublicIP: '192.0.2.2', PublicIPv6: '2001:db8::2' })
 
-it('asks a peer by both families, and tells of each; its own state is the worse', async () => {
+it('probes a peer over IPv4 and IPv6, and reports each; its own state is the worse', async () => {
   opened.length = 0
   silent = []
   store.put(DUAL, dualValue)
@@ -174,7 +174,7 @@ it('asks a peer by both families, and tells of each; its own state is the worse'
   expect(now.list[0]!).toMatchObject({ state: 'programmed', families: { ipv4: { state: 'programmed' } } })
 })
 
-it('asks in a network of IPv6 alone', async () => {
+it('probes in a network with IPv6 alone', async () => {
   opened.length = 0
   silent = []
   store.put('0.0.0.0-0&fd00:5:0:7::-64', JSON.stringify({ PublicIP: '0.0.0.0', PublicIPv6: '2001:db8::2' }))
@@ -189,7 +189,7 @@ it('asks in a network of IPv6 alone', async () => {
 it.each([
   ['IPv6 is forbidden', 'EPERM', 1],
   ['IPv6 has no address yet', 'EADDRNOTAVAIL', 0],
-])('asks by IPv4 while %s', async (_what, code, lines) => {
+])('probes over IPv4 while %s', async (_what, code, lines) => {
   opened.length = 0
   silent = []
   let tries = 0
@@ -205,14 +205,11 @@ it.each([
   await ready()
   await inTurns(() => (opened[0]?.asked.length ?? 0) > 1 && tries > 0)
   const { list, answering } = (await nodeStatus()).peers!
-  // One that was not asked is not said to be well, nor to be silent.
+  // A peer that was not probed is reported neither as answering nor as silent.
   expect([answering, list[0]!.state, list[0]!.lossPercent]).toEqual([0, 'programmed', null])
   expect(list[0]!.families).toMatchObject({ ipv4: { state: 'answering' }, ipv6: { state: 'programmed' } })
   await vi.advanceTimersByTimeAsync(5_000)
-  expect([tries > 1, logged(/I Peers are not asked whether they answer \(socket ICMPv6\)/)]).toEqual([
-    lines === 0,
-    lines === 1,
-  ])
+  expect([tries > 1, logged(/I Peers are not probed \(socket ICMPv6\)/)]).toEqual([lines === 0, lines === 1])
 })
 
 it.each<[string, () => void]>([
@@ -235,7 +232,7 @@ it.each<[string, () => void]>([
   await inTurns(() => asked() >= 13)
   if (sign.startsWith('this host')) dataPaths.at(-1)!.gone = { ipv4: 'eth0 has lost its address' }
   let turns = 0
-  // It was asked just now, and is not for a while.
+  // It was probed just now, so its next probe is due later.
   await inTurns(() => ++turns > 20)
   const before = asked()
   expect(before).toBeLessThanOrEqual(14)

@@ -1,4 +1,4 @@
-// service-manager.test.ts - what the service manager is told, and when.
+// service-manager.test.ts - which notifications the service manager gets, and when.
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'

@@ -130,7 +130,7 @@ describe('subnet.env', () => {
 
   it.each([
     ['10.5.34.1/24', 'fd00:5:34::1/64', []],
-    ['10.5.34.1/24', undefined, []], // of a node of IPv4 alone nobody misses IPv6
+    ['10.5.34.1/24', undefined, []], // a node with IPv4 alone does not miss IPv6
     [undefined, 'fd00:5:34::1/64', []],
     ['10.5.34.1/24', '', ['W no subnet found for key: FLANNEL_IPV6_SUBNET in file: FILE']],
     ['', 'fd00:5:34::1/64', [NONE]],

@@ -11,6 +11,7 @@ import {
   inTurns,
   lines,
   logged,
+  ownership,
   readiness,
   ready,
   start,
@@ -27,7 +28,7 @@ it('goes on when subnet.env cannot be written, and says it is not ready', async 
   start()
   await until(() => logged(/^W Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
   expect([logged(/flannel is ready/), readiness()]).toEqual([false, false])
-  // As flanneld it has told its service manager READY=1 all the same.
+  // It has sent READY=1 nevertheless, like flanneld.
   await until(() => told.some((status) => status.includes(`: ${subnetFile()} is not written; `)))
   // It is tried again every five seconds, and not spoken of each time.
   for (let tries = 0; tries < 4; tries++) {
@@ -70,12 +71,12 @@ it.each([
     '"EnableIPv4":false,',
     'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:LAST::1/64\n',
   ],
-  // Of the family by which it is not reached nothing is routed, though it has a subnet still.
+  // It has a subnet of the missing family still, but no routes.
   ['IPv4 alone of both', { ipv4: 1 }, '', 'FLANNEL_NETWORK=10.5.0.0/24\nFLANNEL_SUBNET=10.5.0.129/26\n'],
 ] as const)('has %s families of those that are enabled and leased', async (_what, publicIp, off, text) => {
   const config = parseNetworkConfig(`{${off}"Network":"10.5.0.0/24","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`)
   const prepare = async () => ({ publicIp, backendType: '' })
-  // The backend of the rig has its own address in the subnet of IPv4.
+  // The backend of the rig has its own address in the IPv4 subnet.
   const none = { address: 0, prefixLength: 32 }
   const open: typeof backend.open = (lease, ...rest) =>
     backend.open({ ...lease, subnet: { ...lease.subnet, ipv4: lease.subnet.ipv4 ?? none } }, ...rest)
@@ -107,7 +108,9 @@ it.each([
   startBoth(mtu)
   await ready()
   expect(names()).toEqual(subnets)
-  expect(logged(/^W .* does not name IPv6, which containers cannot have now$/)).toBe(subnets.length === 1)
+  expect(logged(/^W .* omits IPv6, because containers cannot have addresses of that family now$/)).toBe(
+    subnets.length === 1,
+  )
 })
 
 it('leaves out a family after it was not carried for ten seconds, and names it again when it is carried', async () => {
@@ -125,4 +128,17 @@ it('leaves out a family after it was not carried for ten seconds, and names it a
   dataPaths[0]!.lacking = { ipv4: 'it is off too', ipv6: 'it is off here' }
   await vi.advanceTimersByTimeAsync(60_000)
   expect(names()).toHaveLength(2) // no file without a subnet
+})
+
+it('leaves subnet.env to a successor that owns the data path, and repairs it again after the path is back', async () => {
+  start()
+  await ready()
+  const text = readFileSync(subnetFile(), 'utf8')
+  const isOurs = vi.spyOn(ownership, 'isOurs', 'get').mockReturnValue(false)
+  writeFileSync(subnetFile(), 'FLANNEL_MTU=1\n') // as a successor with other flags writes it
+  const end = process.hrtime.bigint() + 300_000_000n // in which a repair would have written the file
+  await inTurns(() => process.hrtime.bigint() > end)
+  expect([readFileSync(subnetFile(), 'utf8'), logged(/Repaired/)]).toEqual(['FLANNEL_MTU=1\n', false])
+  isOurs.mockRestore()
+  await inTurns(() => readFileSync(subnetFile(), 'utf8') === text)
 })

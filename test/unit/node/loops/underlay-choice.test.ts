@@ -25,7 +25,7 @@ const silent = (at: number, since: number): Probed => ({ ...losing(at, since), i
 const begin = () => createUnderlayChoices(() => EVERY_MS)
 
 describe('a peer', () => {
-  it('is reached by the first until that is silent, and the other has answered before it was asked last, and since', () => {
+  it('is reached over the first until that is silent, and the other has answered before the last probe, and since', () => {
     const choices = begin()
     const by = (first?: Probed, other?: Probed, now = 100_000): Underlay => choices.choose('a', { first, other }, now)
     expect(by(undefined, undefined, 50_000)).toBe('first')
@@ -51,7 +51,7 @@ describe('a peer', () => {
       Array<Underlay>(3).fill('other'),
     )
     expect(by(answering(32_000), 32_000)).toBe('first')
-    // What this one knows by itself counts more.
+    // The host's own results count more.
     choices.assume(['a'])
     expect(choices.others()).toEqual(['b'])
   })
@@ -66,7 +66,7 @@ describe('a peer', () => {
     expect(choices.choose('a', { first: silent(99_000, 98_000), other }, 100_000)).toBe('first')
   })
 
-  it('that is back stays where it was until a request was lost that was sent after the other answered', () => {
+  it('that is back keeps its family until a probe is lost that was sent after the other answered', () => {
     const choices = begin()
     const by = (at: number, now: number): Underlay =>
       choices.choose('a', { first: silent(at, 10_000), other: answering(now) }, now)
@@ -74,7 +74,7 @@ describe('a peer', () => {
     expect(by(103_001, 103_002)).toBe('other')
   })
 
-  it('that neither answers stays where it is, and goes back at once where the other fails and the first answers', () => {
+  it('that answers over neither keeps its family, and goes back immediately if the other fails and the first answers', () => {
     const choices = begin()
     const by = (first: Probed, other: Probed, now: number): Underlay => choices.choose('a', { first, other }, now)
     expect(by(answering(9_000), answering(9_000), 9_000)).toBe('first')
@@ -126,7 +126,7 @@ describe('a peer', () => {
 type Way = `${'a' | 'b'} ${Underlay}`
 const WAYS: readonly Way[] = ['a first', 'a other', 'b first', 'b other']
 
-/** Two hosts, each of which asks the other by both families and chooses; what a host sends by a family passes as `passes` says. */
+/** Two hosts that probe each other over IPv4 and IPv6 and choose. `passes` says which packets of a host pass over a family. */
 function twoHosts(passes: (way: Way) => boolean, seed: number) {
   let state = seed
   const random = (): number => (state = (state * 48_271) % 0x7fffffff) / 0x7fffffff
@@ -191,7 +191,7 @@ describe('two hosts', () => {
     }
   })
 
-  it('stay where they are while the other is down, and when it is back', () => {
+  it('keep their choice while the other is down, and when it is back', () => {
     for (let seed = 1; seed <= 100; seed++) {
       let isDown = false
       const network = twoHosts(() => !isDown, seed)
@@ -228,7 +228,7 @@ describe('two hosts', () => {
             if (works(which) !== since[which].works) since[which] = { works: works(which), at: now }
           network.second(now)
           if (!since.first.works && !since.other.works) neitherAt = now
-          // A peer that was silent by both is asked by each once in a minute.
+          // A peer that was silent over IPv4 and IPv6 is probed over each once a minute.
           const steadyMs = now - neitherAt < 12 * EVERY_MS ? 9 * EVERY_MS : 3 * EVERY_MS
           const isSteady = now - Math.max(since.first.at, since.other.at) > steadyMs
           if (isSteady && (since.first.works || since.other.works))

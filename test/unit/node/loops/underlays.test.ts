@@ -1,4 +1,4 @@
-// underlays.test.ts - the family of a peer's datagrams is the one that was chosen, whatever befell the data path or the process meanwhile.
+// underlays.test.ts - the chosen family of a peer's datagrams, also after the data path or the process was replaced.
 
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { createBell } from '../../../../src/host/bell.ts'
@@ -21,7 +21,7 @@ afterEach(() => {
   vi.useRealTimers()
 })
 
-/** A data path by which one peer is reached, at first by IPv6, which a process before chose; it answers by `answersBy`. */
+/** A data path with one peer, at first over IPv6, which an earlier process chose. The peer answers over `answersBy`. */
 function rig(probeInterval: number) {
   const by = new Set(['a'])
   const answersBy = new Set<Family>(['ipv6'])
@@ -51,7 +51,7 @@ function rig(probeInterval: number) {
     options: { 'probe-interval': probeInterval },
     log,
     view: new Map(),
-    possession: { dataPath: { underlays, probeSource: { ipv4: INSIDE }, peers: () => peers } },
+    ownership: { dataPath: { underlays, probeSource: { ipv4: INSIDE }, peers: () => peers } },
     learnt: createBell(),
     unsearched: { keys: new Set<string>() },
   }
@@ -68,21 +68,21 @@ it('is as a process before chose it, until the peer answers by the first', async
   expect([...by]).toEqual([])
 })
 
-it('is that of the process before no more where nobody is asked, who could tell that it is of no use', async () => {
+it('is not that of the previous process if no peer is probed, because no probe would show that it fails', async () => {
   const { by } = rig(0)
   await vi.advanceTimersByTimeAsync(0)
   expect([...by]).toEqual([])
 })
 
-it('is that of before for a peer that went and came back between two looks', async () => {
+it('is the first again for a peer that went and came back between two checks', async () => {
   const { by } = rig(1)
   await vi.advanceTimersByTimeAsync(10_000)
-  by.clear() // as a data path forgets one that is no peer
+  by.clear() // as a data path forgets a removed peer
   await vi.advanceTimersByTimeAsync(2_000)
   expect([...by]).toEqual(['a'])
 })
 
-it('is not kept for ever for a peer that could not be asked for a while', async () => {
+it('is not kept for ever for a peer that could not be probed for a while', async () => {
   const { by, answersBy, peers } = rig(1)
   await vi.advanceTimersByTimeAsync(10_000)
   const [peer] = peers.splice(0)

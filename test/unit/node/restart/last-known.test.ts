@@ -87,7 +87,7 @@ it.each([
     expect(await read({})).toMatchObject({ tunNames: ['flannel0'] })
     expect(said).toEqual([])
     expect(await read(odd)).toBeUndefined()
-    expect(said).toEqual([expect.stringContaining(`Cannot use what was last known, in ${path}: `)])
+    expect(said).toEqual([expect.stringContaining(`Cannot use the last known state in ${path}: `)])
   } finally {
     rmSync(folder, { recursive: true })
   }

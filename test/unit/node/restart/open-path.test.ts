@@ -1,4 +1,4 @@
-// open-path.test.ts - paths on their way to another process: all of them arrive, and what is none is told.
+// open-path.test.ts - paths are packed for another process: all of them arrive, and an invalid one is detected.
 
 import { describe, expect, it } from 'vitest'
 import { fdsOf, packPaths, unpackPaths } from '../../../../src/node/restart/open-path.ts'
@@ -16,7 +16,7 @@ const path: OpenPath = {
   ],
 }
 const FDS = [21, 35, 7, 4, 50]
-/** As the other process reads it. */
+/** Packs and unpacks, as the other process does. */
 const sent = (): Record<string, unknown> => JSON.parse(JSON.stringify(packPaths([path]).descriptions[0]))
 
 describe('a path on its way', () => {
@@ -119,7 +119,7 @@ describe('a path on its way', () => {
     [[{ tun: 1, socket: 0 }], [7, 8]],
     [[{ tun: 0, socket: 0 }], [7, 8]],
     [[{ tun: 0, socket: 1, sender: 3 }], [7, 8, 9]],
-  ])('of the loops %j is none of the descriptors %j', (loops, fds) => {
+  ])('of the loops %j does not fit the descriptors %j', (loops, fds) => {
     expect(unpackPaths([{ ...sent(), loops }], fds)).toEqual([])
   })
 

@@ -384,7 +384,7 @@ describe('weftd itself, in the mode auto', () => {
     own: string,
     network: object,
     besides: Partial<Engine> = {},
-    { publicAs = own, ...given } = {},
+    { publicAs = own, ...given }: { readonly publicAs?: string; readonly Mode?: string } = {},
   ) {
     const isNamed = publicAs !== own
     const external = {
@@ -482,6 +482,22 @@ describe('weftd itself, in the mode auto', () => {
     ])
     // Unencrypted datagrams, which a choice of the family would need, are never sent.
     expect([path.underlays, path.tunNames]).toEqual([undefined, ['flannel-wg']])
+    await path.close()
+  })
+
+  it('with a device for each family, does not call a node without IPv6 unusable, nor its own IPv4 lease', async () => {
+    const { path } = await opened('192.0.2.1 2001:db8::1', TWO, {}, { Mode: 'separate' })
+    const attrsOf = (ip: string, end: number) => ({
+      publicIp: addressesOf(ip),
+      backendType: 'wireguard',
+      backendData: { PublicKey: publicKeyTo(new Secret(Buffer.alloc(32, end).toString('base64'))) },
+    })
+    const leases: readonly Lease[] = [
+      { key: '10.5.2.0-24', subnet: { ipv4: parseIpv4Net('10.5.2.0/24')! }, attrs: attrsOf('192.0.2.2', 2) },
+      { key: '10.5.1.0-24', subnet: { ipv4: BOTH.ipv4 }, attrs: attrsOf('192.0.2.1', 1) },
+    ]
+    await path.apply(new Map(leases.map((lease) => [lease.key, lease])), 'own')
+    expect(host.lines.filter((line) => line.includes('is not used'))).toEqual([])
     await path.close()
   })
 

@@ -88,7 +88,7 @@ it('does not replace the route of a bridge: it logs the route once, and adds the
   await sync.resync()
   expect(batches.join('')).not.toContain('10.5.2.0/24')
   expect(batches.join('')).toContain('route replace 10.5.3.0/24 via 192.0.2.3')
-  expect(lines.filter((line) => line.includes("10.5.2.0/24, a peer's subnet, is by cni0"))).toHaveLength(1)
+  expect(lines.filter((line) => line.includes("10.5.2.0/24, a peer's subnet, leads to cni0"))).toHaveLength(1)
   expect(['10.5.2.0/24', '10.5.3.0/24'].map((to) => sync.isSet(to))).toEqual([false, true])
   routes = []
   await sync.resync()

@@ -1060,7 +1060,7 @@ describe('the limits of findings', () => {
   it('names the firewall of a peer that still sends, and the time of its last packet', () => {
     const facts = { ...withPeers({ state: 'programmed', heardSecondsAgo: 3.4, unansweredSeconds: 6 }), ...silent }
     const heard =
-      '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 3 s ago; packets from it arrive, but packets to it are lost'
+      '10.5.2.0/24 at 192.0.2.2:8285: its last packet came 3 s ago; packets from it arrive, so packets to it are lost, or its firewall drops the echo requests'
     expect(said(facts)).toEqual([`peer-silent: ${heard}: check the firewall on its host first`])
     // An earlier packet does not prove that the peer sends now.
     const before = { state: 'programmed', heardSecondsAgo: 30, unansweredSeconds: 60 } as const

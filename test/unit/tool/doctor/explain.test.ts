@@ -5,7 +5,7 @@ import type { Route } from '../../../../src/host/links.ts'
 import { parseAddress, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { countPeers, type PeerStatus, type Status } from '../../../../src/report/status.ts'
-import { explain, sideOf } from '../../../../src/tool/doctor/explain.ts'
+import { explain, isOnHost, sideOf } from '../../../../src/tool/doctor/explain.ts'
 import type { Facts } from '../../../../src/tool/doctor/facts.ts'
 import {
   dualPeer,
@@ -289,6 +289,14 @@ it.each<[string, Partial<Facts>, readonly [string, string, Route | undefined], s
   ],
   [
     'peer',
+    withPeer({ state: 'programmed', lossPercent: 100, heardSecondsAgo: 3, unansweredSeconds: 9 }),
+    OUT,
+    [
+      'peer ?: packets from its host arrive, but it does not answer echo requests, 100% lost: packets to it may be lost, or its firewall drops the echo requests',
+    ],
+  ],
+  [
+    'peer',
     withPeer({ state: 'programmed', lossPercent: 0 }),
     OUT,
     ['peer false: its host does not answer through the data path'],
@@ -376,6 +384,18 @@ it('knows all addresses of a link as this host', () => {
   expect(['192.0.2.1', '192.0.2.7', '192.0.2.8'].map((address) => sideOf(ip(address), status, { links }).kind)).toEqual(
     ['host', 'host', 'outside'],
   )
+})
+
+it('tells addresses of this host and of networks that it is connected to from others', () => {
+  const docker = {
+    ...sound.links[0]!,
+    name: 'docker0',
+    addresses: { ipv4: [linkAddress(ip('172.17.0.1'), 16)], ipv6: [] },
+  }
+  const links = [...sound.links, docker]
+  const is = (address: string): boolean => isOnHost(ip(address), status, { links })
+  expect(['10.5.1.2', '192.0.2.1', '172.17.0.9'].map(is)).toEqual([true, true, true])
+  expect(['1.2.3.4', '10.5.2.2', '10.5.77.1'].map(is)).toEqual([false, false, false])
 })
 
 it('explains packets between an outside address and a peer', () => {

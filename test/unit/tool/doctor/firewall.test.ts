@@ -510,6 +510,9 @@ describe('the remedy for a silent peer', () => {
     return checkPeers(facts, false)!.find(({ name }) => name === 'peer-silent')!.fix!
   }
 
+  it("names the finding on the peer's host for which the port is not the cause", () =>
+    expect(fixOfSilent('udp')).toContain('`probes-dropped`'))
+
   it('depends on the backend, and names its port and the two hosts', () => {
     const udp = fixOfSilent('udp', { Port: 9000 })
     expect(udp).toContain('accept UDP port 9000 between 192.0.2.1 and 192.0.2.2, both ways and from any source port')

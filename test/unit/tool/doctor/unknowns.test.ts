@@ -89,6 +89,9 @@ it('lists the impossible checks at the end', () => {
   expect(lastLine({ neighbours: undefined, iptables: '-P FORWARD DROP' })).toBe(
     '1 failure, 0 warnings; 1 check could not be made (neighbours)',
   )
+  const text = toText(diagnose({ ...sound, status: undefined, silence: 'no socket' }), plain)
+  expect(text.match(/no earlier weftd left a status/g)).toHaveLength(1)
+  expect(text).toMatch(/^leases +unknown {2}for the same reason as \w+$/m)
   expect(toText(diagnose({ ...sound, neighbours: undefined }), plain)).toContain(
     "neighbours  unknown  the kernel's neighbour table was not read (`ip neighbour`)\n",
   )

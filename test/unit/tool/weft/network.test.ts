@@ -64,7 +64,7 @@ it('shows a matrix of few nodes', () => {
       '',
       'failure: a node answers neither status queries nor the probes of any other node',
       '    host2 (10.5.2.0/24 at 192.0.2.2): 0 of 2 nodes reach it',
-      '  to do: check that the host runs and is connected; then run `systemctl status weftd` and `weft doctor` on the host',
+      '  to do: check that the host runs and is connected; then run `systemctl status weftd` and `weft doctor` on the host, because its firewall may drop only the queries and the probes',
       '',
       '   NAME   SUBNET       AT         STATE    REACHED BY  REACHES  VERSION  MTU   CLOCK',
       '1  host1  10.5.1.0/24  192.0.2.1  working  1/1         1/2      1.0      1472  right',

@@ -69,6 +69,14 @@ describe('the command line', () => {
     if (code === 1) expect(shown.err).toContain('no weftd answers at /nowhere: the socket does not exist')
   })
 
+  it('describes the flags for the store once in the help of a group', async () => {
+    const { out } = await weft(['config', '--help'])
+    expect(out.match(/--lease-dir/g)).toHaveLength(1)
+    expect(out).toContain('\nOptions of config get, config set, config check:\n\n')
+    expect(out).toContain('Usage: weft config check [OPTION]... [FILE]\n')
+    expect((await weft(['config', 'get', '--help'])).out).toContain('--lease-dir TEXT')
+  })
+
   it('prints the version for people, and with the platform for programs', async () => {
     const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
     expect((await weft(['version'])).out).toBe(`${version}\n`)
@@ -278,6 +286,7 @@ describe('weft status', () => {
         'weftd 1.2 on a, impaired by its peers (up 3 h, pid 7)',
         '  1 of 2 peers does not answer',
         '  effect: packets to 10.5.3.0/24 are lost',
+        '  remedy: `weft doctor` says what to do',
         '  node       10.5.1.0/24 of 10.5.0.0/16, reached at 192.0.2.1 by eth0',
         '  data path  udp by flannel0, the native engine, MTU 1472; udp-gso',
         '  store      directory, /var/lib/weft: reachable, compared 5 s ago',
@@ -339,6 +348,12 @@ describe('weft status', () => {
     expect(await peers(unasked, { ...unasked, state: 'stored' })).toBe(
       '2 stored, 1 programmed, not probed yet: 50% whole',
     )
+    const long = { ...soundPeer, path: 'whole' } as const
+    expect(await peers(long)).toBe('1 stored, 1 programmed, 1 of 1 answers, also to long packets')
+    expect(await peers(long, soundPeer)).toBe('2 stored, 2 programmed, 2 of 2 answer')
+    // With --probe-interval 0 it is not known whether peers answer.
+    status = { ...status, peers: countPeers([unasked], null) }
+    expect((await weft(['status', ...socket()])).out).toContain('1 stored, 1 programmed, not probed\n')
   })
 
   it('shows one state if both families have the same, else the family with its state', async () => {
@@ -398,7 +413,7 @@ describe('weft status', () => {
     const well = await weft(['status', ...socket()])
     expect([well.code, well.out.includes('answering')]).toEqual([0, true])
     expect(well.out).toContain(
-      'whole; packets of more than 1372 of 1472 bytes are fragmented, or their senders get an ICMP error\n',
+      '1 of 1 answers; packets of more than 1372 of 1472 bytes are fragmented, or their senders get an ICMP error\n',
     )
   })
 

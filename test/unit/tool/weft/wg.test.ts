@@ -173,7 +173,7 @@ it.each<[string, () => Status, RegExp]>([
   [
     'has no lease',
     () => ({ ...soundStatus, node: null, lease: null, config: null, peers: null, trouble: 'waiting for etcd' }),
-    /^weft wg: weftd has no lease yet: waiting for etcd; wait until it has one/,
+    /^weft wg: weftd has no lease yet: waiting for etcd; wait until weftd has a lease/,
   ],
   [
     'carries nothing',

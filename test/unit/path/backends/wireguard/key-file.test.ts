@@ -39,7 +39,7 @@ it('refuses a file without a key, and one that cannot be read or created, with a
   await expect(privateKeyOf(file)).rejects.toMatchObject({
     code: 'CONFIG',
     message: `the key file ${file} holds no WireGuard key`,
-    remedy: expect.stringContaining('delete it') as string,
+    remedy: expect.stringContaining('delete the file') as string,
   })
   await expect(privateKeyOf(folder)).rejects.toMatchObject({ code: 'PERMISSION' })
   await expect(privateKeyOf(join(file, 'below'))).rejects.toMatchObject({ code: 'PERMISSION' })

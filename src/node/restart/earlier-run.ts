@@ -1,5 +1,5 @@
-// kept.ts - what a daemon that has ended left open in the service manager's keeping (sd_notify(3), FDSTORE; the other side is
-// report/notify.ts), and what was last known of it.
+// earlier-run.ts - the paths that an ended run of weftd left: its devices, and the descriptors that the service manager kept open
+// (sd_notify(3), FDSTORE). report/notify.ts gives descriptors to the service manager.
 
 import { closeAll } from '../../host/unix-socket.ts'
 import type { Nets } from '../../net/address.ts'
@@ -7,27 +7,26 @@ import type { OpenPath } from '../../path/engine/engine.ts'
 import type { LastKnown } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 
-export interface Kept {
-  /** The TUN devices of the daemon before. */
+export interface EarlierRun {
+  /** The TUN devices of the earlier run. */
   readonly tunNames: readonly string[]
-  /** The subnets of the daemon before, for which its paths were opened; undefined if they are not known. */
+  /** The subnets for which the earlier run opened its paths; undefined if they are not known. */
   readonly subnets?: Nets | undefined
-  /** The paths, once; none where none were kept. */
+  /** Returns the kept paths on the first call, and none later. */
   take(): readonly OpenPath[]
-  /** Closes descriptors that nobody took. Idempotent. */
+  /** Closes the descriptors that were not taken. Idempotent. */
   close(): void
 }
 
-/** First descriptor that a service manager passes (sd_listen_fds(3), SD_LISTEN_FDS_START). */
+/** The first descriptor that a service manager passes (sd_listen_fds(3), SD_LISTEN_FDS_START). */
 const FIRST_KEPT_FD = 3
 const KEPT_NAME = 'weft-'
 
-/** The name in the service manager's keeping of the descriptor at a place. */
+/** Returns the name under which the service manager keeps the descriptor at a place. */
 export const keptName = (place: number): string => `${KEPT_NAME}${place}`
 
 /**
- * The descriptors that the service manager kept for this process, in their order; their variables are taken out of
- * `environment`.
+ * Returns the descriptors that the service manager kept for this process, in their order. Removes their variables from `environment`.
  */
 export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] {
   const { LISTEN_PID: listener, LISTEN_FDNAMES: names = '' } = environment
@@ -42,11 +41,11 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
 }
 
 /** Matches the kept descriptors with their description in `known`. If `store` is given and differs, closes the descriptors. */
-export function createKept(
+export function earlierRun(
   fds: readonly number[],
   known: (Pick<LastKnown, 'tunNames' | 'paths'> & Partial<Pick<LastKnown, 'store' | 'lease'>>) | undefined,
   store?: string,
-): Kept {
+): EarlierRun {
   const isAnothers = store !== undefined && known?.store !== undefined && known.store !== store
   if (isAnothers) closeAll(fds)
   let left = isAnothers ? [] : fds

@@ -1,13 +1,13 @@
-// succession.test.ts - what is gone on with, of a daemon that runs or of a service manager's keeping, what is closed, and who is refused.
+// handover.test.ts - which paths of a running daemon or of the service manager are used, which are closed, and who is refused.
 
 import { closeSync, fstatSync, openSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
-import { createKept, type Kept } from '../../../../src/node/restart/kept.ts'
+import { earlierRun, type EarlierRun } from '../../../../src/node/restart/earlier-run.ts'
+import { enterHandover, type WantedPath } from '../../../../src/node/restart/handover.ts'
 import { fdsOf, packPaths } from '../../../../src/node/restart/open-path.ts'
 import type { Rendezvous } from '../../../../src/node/restart/rendezvous.ts'
-import { enterSuccession, type WantedPath } from '../../../../src/node/restart/succession.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 
 const open = (): number => openSync('/dev/null', 'r')
@@ -39,7 +39,7 @@ const path = (tunName = 'flannel0', bindAddress = '192.0.2.1'): OpenPath => ({
   ],
 })
 
-/** A predecessor that answers so, what it was asked, and the descriptors that it sent. */
+/** A predecessor with these answers, the requests that it got, and the descriptors that it sent. */
 function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) {
   const asked: string[] = []
   const sent: number[] = []
@@ -75,10 +75,10 @@ function running(answers: Readonly<Record<string, object>>, ...has: OpenPath[]) 
 const ABOUT = { version: '9', store: 'etcd /x', healthPort: 0 }
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-/** A successor of that one; without one, a daemon that is alone, which goes on with what is kept. */
+/** A successor of that predecessor. Without one, a daemon that is alone and uses the kept paths. */
 async function enter(
   predecessor?: ReturnType<typeof running>,
-  kept: Kept = createKept([], undefined),
+  kept: EarlierRun = earlierRun([], undefined),
   check = () => {},
 ) {
   const stopping = new AbortController()
@@ -95,7 +95,7 @@ async function enter(
     listen: () => ({ accept: () => new Promise(() => {}), close: () => {} }),
     kill: () => false,
   }
-  const estate = {
+  const lender = {
     about: () => ABOUT,
     refusal: () => undefined,
     attend: () => {},
@@ -106,42 +106,42 @@ async function enter(
   }
   const parts = {
     rendezvous,
-    estate,
-    kept: async () => kept,
+    lender,
+    earlierRun: async () => kept,
     resume: async () => 'nothing' as const,
     check,
     log,
     stopping,
   }
-  return { ...(await enterSuccession<object>(parts)), stopping }
+  return Object.assign(await enterHandover<object>(parts), { stopping })
 }
 
 describe('what fits', () => {
   it('is taken from the one that runs, with the lock, which is ended when this one is the node', async () => {
     const has = path()
     const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, has)
-    const succession = await enter(before)
-    await succession.opening()
-    const taken = await succession.take(wanted)
+    const handover = await enter(before)
+    await handover.opening()
+    const taken = await handover.take(wanted)
     expect(taken && fdsOf([taken])).toEqual(fdsOf([has]))
     expect(before.asked).toEqual(['meet', 'meet', 'path'])
-    succession.settle()
-    await succession.free
+    handover.settle()
+    await handover.free
     expect(before.asked.at(-1)).toBe('end')
     expect(fdsOf([has]).every(isOpen)).toBe(true)
-    succession.close(false)
+    handover.close(false)
     expect(isOpen(before.sent[0]!)).toBe(false)
   })
 
   it.each([
     ['the network now', '10.5.1.0-24', true],
     ['another network', '10.6.96.0-24', false],
-  ])('is taken from what is kept, and from one that runs, for %s', async (_of, key, isTaken) => {
+  ])('is taken from the kept paths, and from a running daemon, for %s', async (_of, key, isTaken) => {
     const subnets = parseLeaseKey(key)!
     const [was, forNow] = [parseLeaseKey('10.5.1.0-24')!, { ...wanted, subnets }]
     const { descriptions, fds } = packPaths([path()])
     const lease = { key: '10.5.1.0-24', subnet: was, attrs: { publicIp: {}, backendType: '' } }
-    const alone = await enter(undefined, createKept(fds, { tunNames: ['flannel0'], paths: descriptions, lease }))
+    const alone = await enter(undefined, earlierRun(fds, { tunNames: ['flannel0'], paths: descriptions, lease }))
     const taken = await alone.take(forNow)
     expect([taken !== undefined, fds.every(isOpen)]).toEqual([isTaken, isTaken])
     alone.close(false)
@@ -159,25 +159,25 @@ describe('what fits', () => {
     successor.close(false)
   })
 
-  it('is closed where it is kept of another store, and where the backend takes none of it', async () => {
+  it('is closed if it belongs to another store, or if the backend takes none of it', async () => {
     const [others, own] = [packPaths([path()]).fds, packPaths([path()])]
-    createKept(others, { tunNames: ['flannel0'], store: 'etcd /x' }, 'etcd /y')
+    earlierRun(others, { tunNames: ['flannel0'], store: 'etcd /x' }, 'etcd /y')
     expect(others.some(isOpen)).toBe(false)
     const known = { tunNames: ['flannel0'], paths: own.descriptions, store: 'etcd /x' }
-    const succession = await enter(undefined, createKept(own.fds, known, 'etcd /x'))
+    const handover = await enter(undefined, earlierRun(own.fds, known, 'etcd /x'))
     expect(own.fds.every(isOpen)).toBe(true)
-    await succession.release()
+    await handover.release()
     expect(own.fds.some(isOpen)).toBe(false)
-    succession.close(false)
+    handover.close(false)
   })
 
-  it('is taken from what is kept, once', async () => {
+  it('is taken from the kept paths, once', async () => {
     const { descriptions, fds } = packPaths([path()])
-    const succession = await enter(undefined, createKept(fds, { tunNames: ['flannel0'], paths: descriptions }))
-    const taken = await succession.take(wanted)
+    const handover = await enter(undefined, earlierRun(fds, { tunNames: ['flannel0'], paths: descriptions }))
+    const taken = await handover.take(wanted)
     expect(taken && fdsOf([taken])).toEqual(fds)
-    expect(await succession.take(wanted)).toBeUndefined()
-    succession.close(false)
+    expect(await handover.take(wanted)).toBeUndefined()
+    handover.close(false)
     expect(fds.every(isOpen)).toBe(true)
     fds.forEach(closeSync)
   })
@@ -188,20 +188,20 @@ describe('what fits', () => {
       const has = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')] as const
       const { descriptions, fds } = packPaths(has)
       const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, ...has)
-      const succession = await (how === 'runs'
+      const handover = await (how === 'runs'
         ? enter(before)
-        : enter(undefined, createKept(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
-      await succession.opening()
+        : enter(undefined, earlierRun(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
+      await handover.opening()
       // Both at once, in whichever order.
       const taken = await Promise.all([
-        succession.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::1' }),
-        succession.take({ ...wanted, tunName: 'flannel.1' }),
+        handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::1' }),
+        handover.take({ ...wanted, tunName: 'flannel.1' }),
       ])
       expect(taken.map((each) => each && fdsOf([each]))).toEqual(has.toReversed().map((each) => fdsOf([each])))
       expect(before.asked).toEqual(how === 'runs' ? ['meet', 'meet', 'path'] : [])
-      succession.settle()
-      await succession.free
-      succession.close(false)
+      handover.settle()
+      await handover.free
+      handover.close(false)
       expect(fds.every(isOpen)).toBe(true)
       fds.forEach(closeSync)
     },
@@ -210,16 +210,16 @@ describe('what fits', () => {
   it('is taken beside one that does not, which is closed at both ends', async () => {
     const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
     const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, fit, other)
-    const succession = await enter(before)
-    await succession.opening()
+    const handover = await enter(before)
+    await handover.opening()
     // It has another address by now.
-    expect(await succession.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::a1' })).toBeUndefined()
+    expect(await handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::a1' })).toBeUndefined()
     expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
     expect(fdsOf([other]).some(isOpen)).toBe(false)
-    const taken = await succession.take({ ...wanted, tunName: 'flannel.1' })
+    const taken = await handover.take({ ...wanted, tunName: 'flannel.1' })
     expect(taken && fdsOf([taken])).toEqual(fdsOf([fit]))
     expect(before.asked).toHaveLength(4)
-    succession.close(false)
+    handover.close(false)
     expect(fdsOf([fit]).every(isOpen)).toBe(true)
     expect(isOpen(before.sent[0]!)).toBe(false)
     fdsOf([fit]).forEach(closeSync)
@@ -227,15 +227,15 @@ describe('what fits', () => {
 
   it.each(['this one is the node', 'this one ends'])('and that nobody asks for is closed when %s', async (when) => {
     const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
-    const succession = await enter(running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, fit, other))
-    await succession.opening()
-    await succession.take({ ...wanted, tunName: 'flannel.1' })
+    const handover = await enter(running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, fit, other))
+    await handover.opening()
+    await handover.take({ ...wanted, tunName: 'flannel.1' })
     expect(fdsOf([other]).every(isOpen)).toBe(true)
-    if (when === 'this one ends') succession.close(false)
-    else succession.settle()
+    if (when === 'this one ends') handover.close(false)
+    else handover.settle()
     expect(fdsOf([other]).some(isOpen)).toBe(false)
     expect(fdsOf([fit]).every(isOpen)).toBe(true)
-    if (when !== 'this one ends') succession.close(false)
+    if (when !== 'this one ends') handover.close(false)
     fdsOf([fit]).forEach(closeSync)
   })
 })
@@ -250,42 +250,46 @@ describe('what does not fit', () => {
     ['other features', { without: [] }],
   ])('%s: it is closed at both ends before anything is opened', async (_what, other) => {
     const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, path())
-    const succession = await enter(before)
-    await succession.opening()
-    expect(await succession.take({ ...wanted, ...other })).toBeUndefined()
+    const handover = await enter(before)
+    await handover.opening()
+    expect(await handover.take({ ...wanted, ...other })).toBeUndefined()
     expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
     const [lock = 0] = before.sent
     // A number that was closed is given out again.
     expect([...new Set(before.sent.filter(isOpen))]).toEqual([lock])
-    succession.close(false)
+    handover.close(false)
     expect(isOpen(lock)).toBe(false)
   })
 
   it('is closed when it was kept without a description', async () => {
     const fds = fdsOf([path()])
-    const succession = await enter(undefined, createKept(fds, undefined))
-    expect(await succession.take(wanted)).toBeUndefined()
+    const handover = await enter(undefined, earlierRun(fds, undefined))
+    expect(await handover.take(wanted)).toBeUndefined()
     expect(fds.some(isOpen)).toBe(false)
-    succession.close(false)
+    handover.close(false)
   })
 
   it('is closed when another one runs, which is younger', async () => {
     const fds = fdsOf([path()])
-    const succession = await enter(running({ meet: ABOUT }), createKept(fds, undefined))
+    const handover = await enter(running({ meet: ABOUT }), earlierRun(fds, undefined))
     expect(fds.some(isOpen)).toBe(false)
-    succession.close(false)
+    handover.close(false)
   })
 })
 
 describe('a daemon that runs', () => {
-  it('is told of as it says', async () => {
-    const succession = await enter(running({ meet: ABOUT }))
-    expect(await succession.predecessor()).toEqual({ ...ABOUT, lease: undefined, pid: 42 })
-    succession.close(false)
+  it('is reported in its own words', async () => {
+    const handover = await enter(running({ meet: ABOUT }))
+    expect(await handover.predecessor()).toEqual({ ...ABOUT, lease: undefined, pid: 42 })
+    handover.close(false)
   })
 
   it.each([
-    [{ refused: 'no' }, 'does not let this one take over: no', 'see its log, or stop it first'],
+    [
+      { refused: 'no' },
+      'does not let this one take over: no',
+      'read the log of the running weftd, or stop the running weftd first',
+    ],
     [{ refused: 'weft 9 does not hand over to that version', version: '9' }, 'does not hand over', 'stop weft 9 first'],
   ])('that refuses is an error: %j', async (answer, message, remedy) => {
     await expect(enter(running({ meet: answer }))).rejects.toMatchObject({

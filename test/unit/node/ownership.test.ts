@@ -1,4 +1,4 @@
-// possession.test.ts - who has the data path: each state, what leads from it, and what cannot be closed, or has nothing to lend.
+// ownership.test.ts - who has the data path: each state, what leads from it, and what cannot be closed, or has nothing to lend.
 
 import { closeSync, fstatSync, mkdtempSync, openSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -7,9 +7,9 @@ import { setImmediate } from 'node:timers/promises'
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
-import { createPossession, untilOurs, type Possession } from '../../../src/node/possession.ts'
-import { serveSuccessors } from '../../../src/node/restart/predecessor.ts'
-import { predecessorAt } from '../../../src/node/restart/successor.ts'
+import { createOwnership, untilOurs, type Ownership } from '../../../src/node/ownership.ts'
+import { serveSuccessors } from '../../../src/node/restart/lender.ts'
+import { predecessorAt } from '../../../src/node/restart/predecessor.ts'
 import type { DataPath } from '../../../src/path/contract.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
@@ -45,25 +45,25 @@ function lendable() {
 
 describe('a data path that can be lent', () => {
   /** How each state is come to. */
-  const STATES: Readonly<Record<string, (possession: Possession) => Promise<unknown>>> = {
+  const STATES: Readonly<Record<string, (ownership: Ownership) => Promise<unknown>>> = {
     closed: async () => {},
-    forwarding: (possession) => possession.open(async () => lendable().dataPath),
-    lent: async (possession) => {
-      await possession.open(async () => lendable().dataPath)
-      await possession.lend()
+    forwarding: (ownership) => ownership.open(async () => lendable().dataPath),
+    lent: async (ownership) => {
+      await ownership.open(async () => lendable().dataPath)
+      await ownership.lend()
     },
-    released: (possession) => possession.release(),
-    ended: (possession) => possession.end(async () => {}),
+    released: (ownership) => ownership.release(),
+    ended: (ownership) => ownership.end(async () => {}),
   }
   const TRANSITIONS = {
-    open: (possession: Possession) => possession.open(async () => lendable().dataPath),
-    close: (possession: Possession) => possession.close(),
-    lend: (possession: Possession) => possession.lend(),
-    release: (possession: Possession) => possession.release(),
-    takeBack: (possession: Possession) => possession.takeBack(),
-    end: (possession: Possession) => possession.end(async () => {}),
+    open: (ownership: Ownership) => ownership.open(async () => lendable().dataPath),
+    close: (ownership: Ownership) => ownership.close(),
+    lend: (ownership: Ownership) => ownership.lend(),
+    release: (ownership: Ownership) => ownership.release(),
+    takeBack: (ownership: Ownership) => ownership.takeBack(),
+    end: (ownership: Ownership) => ownership.end(async () => {}),
   }
-  /** What is not here stays as it is. */
+  /** A transition that is not here changes nothing. */
   const LEADS_TO: Readonly<Record<string, Readonly<Record<string, string>>>> = {
     closed: { open: 'forwarding', release: 'released', end: 'ended' },
     forwarding: { close: 'closed', lend: 'lent', release: 'released', end: 'ended' },
@@ -76,40 +76,40 @@ describe('a data path that can be lent', () => {
     '%s, %s',
     async (state, name) => {
       const { lines, log } = recorder()
-      const possession = createPossession(log)
-      await STATES[state]!(possession)
-      expect(possession.state.is).toBe(state)
-      await TRANSITIONS[name as keyof typeof TRANSITIONS](possession)
-      expect(possession.state.is).toBe(LEADS_TO[state]![name] ?? state)
-      expect(possession.dataPath !== undefined).toBe(['forwarding', 'lent'].includes(possession.state.is))
+      const ownership = createOwnership(log)
+      await STATES[state]!(ownership)
+      expect(ownership.state.is).toBe(state)
+      await TRANSITIONS[name as keyof typeof TRANSITIONS](ownership)
+      expect(ownership.state.is).toBe(LEADS_TO[state]![name] ?? state)
+      expect(ownership.dataPath !== undefined).toBe(['forwarding', 'lent'].includes(ownership.state.is))
       expect(lines).toEqual([])
     },
   )
 
   it('is lent, taken back, and released: all is closed then, the device left', async () => {
     const { calls, path, dataPath, areOpen } = lendable()
-    const possession = createPossession(recorder().log)
-    await possession.open(async () => dataPath)
-    expect(await possession.lend()).toEqual([path])
-    await possession.takeBack()
-    expect(await possession.lend()).toEqual([path])
+    const ownership = createOwnership(recorder().log)
+    await ownership.open(async () => dataPath)
+    expect(await ownership.lend()).toEqual([path])
+    await ownership.takeBack()
+    expect(await ownership.lend()).toEqual([path])
     expect(areOpen()).toBe(true)
-    await possession.release()
+    await ownership.release()
     expect([calls, areOpen()]).toEqual([['leave', 'take back', 'leave'], false])
   })
 
   it('goes to whoever keeps it at the end, once; one that is lent is closed here alone', async () => {
     const first = lendable()
-    const possession = createPossession(recorder().log)
-    await possession.open(async () => first.dataPath)
+    const ownership = createOwnership(recorder().log)
+    await ownership.open(async () => first.dataPath)
     const kept: unknown[] = []
     const keep = async (path: unknown): Promise<void> => void kept.push(path)
-    await possession.end(keep)
-    await possession.end(keep)
+    await ownership.end(keep)
+    await ownership.end(keep)
     expect([kept, first.areOpen()]).toEqual([[[first.path]], true])
 
     const second = lendable()
-    const lent = createPossession(recorder().log)
+    const lent = createOwnership(recorder().log)
     await lent.open(async () => second.dataPath)
     await lent.lend()
     await lent.end(keep)
@@ -117,59 +117,59 @@ describe('a data path that can be lent', () => {
   })
 
   it('does one thing after another: what was released before it was opened is not opened', async () => {
-    const possession = createPossession(recorder().log)
+    const ownership = createOwnership(recorder().log)
     let opened = 0
-    const releasing = possession.release()
-    const opening = possession.open(async () => (opened++, lendable().dataPath))
+    const releasing = ownership.release()
+    const opening = ownership.open(async () => (opened++, lendable().dataPath))
     await Promise.all([releasing, opening])
-    expect([opened, possession.state.is]).toEqual([0, 'released'])
+    expect([opened, ownership.state.is]).toEqual([0, 'released'])
   })
 
-  it('is closed, and opened again, where it cannot be lent', async () => {
+  it('is closed, and opened again, if it cannot be lent', async () => {
     const { lines, log } = recorder()
     const { calls, dataPath } = lendable()
-    const possession = createPossession(log)
+    const ownership = createOwnership(log)
     const leave = async () => {
       throw new WeftError('FAULT', 'the engine is gone')
     }
-    await possession.open(async () => ({ ...dataPath, leave }))
-    expect(await possession.lend()).toEqual([])
-    expect([possession.state.is, calls]).toEqual(['closed', ['close']])
+    await ownership.open(async () => ({ ...dataPath, leave }))
+    expect(await ownership.lend()).toEqual([])
+    expect([ownership.state.is, calls]).toEqual(['closed', ['close']])
     expect(lines).toEqual(['The data path cannot be handed over: the engine is gone'])
   })
 })
 
-it('one that cannot be closed is released all the same, and taken back when the successor goes away', async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'weft-possession-'))
+it('one that cannot be closed is released nevertheless, and taken back when the successor goes away', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weft-ownership-'))
   const stopping = new AbortController()
   try {
     const { lines, log } = recorder()
-    const possession = createPossession(log)
+    const ownership = createOwnership(log)
     const close = async (): Promise<void> => {
       throw new WeftError('COMMAND', '`ip link del flannel-wg` failed: no answer within 10 s')
     }
-    await possession.open(async () => ({ close }) as unknown as DataPath)
+    await ownership.open(async () => ({ close }) as unknown as DataPath)
     const path = join(folder, 'handover')
-    const estate = {
-      lend: () => possession.lend(),
-      release: () => possession.release(),
-      takeBack: () => possession.takeBack(),
+    const lender = {
+      lend: () => ownership.lend(),
+      release: () => ownership.release(),
+      takeBack: () => ownership.takeBack(),
       about: () => ({ version: '1', store: 's', healthPort: 0 }),
       refusal: () => undefined,
-      attend: (isThere: boolean) => void (possession.hasSuccessor = isThere),
+      attend: (isThere: boolean) => void (ownership.hasSuccessor = isThere),
       write: async () => {},
       lock: () => undefined,
       kill: () => false,
     }
     let ended: unknown
-    const serving = serveSuccessors(listen(path), estate, stopping.signal).catch((error: unknown) => (ended = error))
+    const serving = serveSuccessors(listen(path), lender, stopping.signal).catch((error: unknown) => (ended = error))
     const predecessor = predecessorAt(connect(path)!)
     await predecessor.about()
     await predecessor.release()
-    expect([predecessor.isGone, possession.state.is, possession.hasSuccessor]).toEqual([false, 'released', true])
+    expect([predecessor.isGone, ownership.state.is, ownership.hasSuccessor]).toEqual([false, 'released', true])
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel-wg` failed: no answer within 10 s'])
     predecessor.close()
-    await untilOurs(possession, stopping.signal)
+    await untilOurs(ownership, stopping.signal)
     expect(ended).toBeUndefined()
     stopping.abort(new Error('enough'))
     await serving
@@ -180,14 +180,14 @@ it('one that cannot be closed is released all the same, and taken back when the 
 })
 
 it('one that has nothing to lend is at once ours again, for a loop that waited for that', async () => {
-  const possession = createPossession(recorder().log)
+  const ownership = createOwnership(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void
   const stopped = new Promise<readonly OpenPath[]>((resolve) => (stop = () => resolve([])))
-  await possession.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPath)
-  const lending = possession.lend()
+  await ownership.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPath)
+  const lending = ownership.lend()
   await setImmediate()
-  const waiting = untilOurs(possession, stopping.signal).then(
+  const waiting = untilOurs(ownership, stopping.signal).then(
     () => 'ours',
     () => 'waits',
   )

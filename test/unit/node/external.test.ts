@@ -1,4 +1,4 @@
-// start.test.ts - the wait for the external interface, in virtual time, and what is warned of, on a host that answers from tables.
+// external.test.ts - the facts that a start waits for, in virtual time, and its warnings, on a host whose answers come from tables.
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { EVENT_MS } from '../../../lab/lab.ts'
@@ -10,13 +10,11 @@ import { createBell } from '../../../src/host/bell.ts'
 import { AddressHold, type ExternalInterface } from '../../../src/host/external-interface.ts'
 import { netsOf, parseNet, type Family } from '../../../src/net/address.ts'
 import { parseIpv4 } from '../../../src/net/ipv4.ts'
-import {
-  refuseToMove,
-  waitForInterface,
-  waitForNetwork,
-  warnOfForwarding,
-  warnOfRoutesLeft,
-} from '../../../src/node/start.ts'
+import { waitForInterface } from '../../../src/node/external.ts'
+import { findConfig } from '../../../src/node/loops/config.ts'
+import { warnOfForwarding } from '../../../src/node/loops/forwarding.ts'
+import { warnOfRoutesLeft } from '../../../src/node/old-routes.ts'
+import { refuseToMove } from '../../../src/node/same-network.ts'
 import { checkOptions, FLAGS } from '../../../src/options.ts'
 
 const host = vi.hoisted(() => ({
@@ -38,6 +36,7 @@ vi.mock('../../../src/host/command.ts', () => ({
 }))
 
 let warnings: string[] = []
+const published: string[] = []
 const log = {
   info: () => {},
   warn: (message: string) => void warnings.push(message),
@@ -53,7 +52,11 @@ function wait(
   const { options } = parseFlags(FLAGS, args)
   checkOptions(options)
   let found: string | undefined
-  waitForInterface(options, families, changed, log, signal).then(
+  waitForInterface(options, families, changed, {
+    log,
+    signal,
+    publish: (waitsFor) => void published.push(waitsFor),
+  }).then(
     ({ name }) => (found = name),
     (error: Error) => (found = error.message),
   )
@@ -71,7 +74,7 @@ beforeEach(() => {
 afterEach(() => vi.useRealTimers())
 
 describe('the external interface', () => {
-  it('is found within a quarter of a second when the host reports a change, which is looked at once for many', async () => {
+  it('is found within a quarter of a second when the host reports a change, and many reports cause one check', async () => {
     const changed = createBell()
     const { found } = wait(changed)
     await vi.advanceTimersByTimeAsync(1_000)
@@ -79,13 +82,15 @@ describe('the external interface', () => {
     for (let times = 0; times < 10; times++) changed.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect([host.looks, found()]).toEqual([2, undefined])
+    expect(published[0]).toBe('waiting for the external interface')
+    expect(published.at(-1)).toMatch(/^waiting for the external interface: .*unable to find default route/)
     host.hasRoute = true
     changed.ring()
     await vi.advanceTimersByTimeAsync(250)
     expect(found()).toBe('eth0')
   })
 
-  it('is looked for every five seconds though the host reports nothing', async () => {
+  it('is checked every five seconds though the host reports nothing', async () => {
     const { found } = wait()
     host.hasRoute = false
     await vi.advanceTimersByTimeAsync(1_000)
@@ -102,7 +107,7 @@ describe('the external interface', () => {
     expect(found()).toMatch(/unable to find default route/)
   })
 
-  it('has an address of each family of the network, or of those that can be had after ten seconds', async () => {
+  it('has an address of each family of the network, or after ten seconds only of some families', async () => {
     host.hasRoute = true
     const { found } = wait(createBell(), ['--iface=eth0'], ['ipv4', 'ipv6'])
     const began = performance.now()
@@ -119,7 +124,7 @@ describe('the external interface', () => {
     await vi.waitFor(() => expect(none()).toMatch(/no such network interface/))
   })
 
-  it('of before needs no default route, and is given up when another is chosen', async () => {
+  it('that the node had needs no default route, and is given up when another is chosen', async () => {
     const address = { ipv4: parseIpv4('192.0.2.7')! }
     const known: ExternalInterface = {
       name: 'eth0',
@@ -132,14 +137,14 @@ describe('the external interface', () => {
     }
     const { options } = parseFlags(FLAGS, [])
     const waitWith = (before: ExternalInterface) =>
-      waitForInterface(options, ['ipv4'], createBell(), log, signal, { known: async () => before })
+      waitForInterface(options, ['ipv4'], createBell(), { log, signal }, { known: async () => before })
     expect(await waitWith(known)).toMatchObject({ name: 'eth0', address })
     expect(warnings.at(-1)).toMatch(/unable to find default route; going on with eth0, which this node used before$/)
     host.hasRoute = true
     expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
   })
 
-  it('says which address of before it goes on with, or waits for', async () => {
+  it('says which earlier address it goes on with, or waits for', async () => {
     host.hasRoute = true
     const { options } = parseFlags(FLAGS, [])
     const lines: string[] = []
@@ -151,7 +156,7 @@ describe('the external interface', () => {
       return { name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named, families: ['ipv4'], hold }
     }
     const waitWith = (before: ExternalInterface) =>
-      waitForInterface(options, ['ipv4'], createBell(), told, signal, { known: async () => before })
+      waitForInterface(options, ['ipv4'], createBell(), { log: told, signal }, { known: async () => before })
     const gone = waitWith(usedBefore('192.0.2.1'))
     await vi.waitFor(() =>
       expect(lines).toContain('Waiting some seconds for eth0 and 192.0.2.1, which this node used before'),
@@ -174,8 +179,8 @@ describe('the external interface', () => {
     await vi.advanceTimersByTimeAsync(1_000)
     changed.ring()
     await vi.advanceTimersByTimeAsync(1_000)
-    expect(warnings.filter((line) => line.includes('passed over'))).toEqual([
-      `The public address ${passedOver} is passed over: it is of a family that the network does not have`,
+    expect(warnings.filter((line) => line.includes('is ignored'))).toEqual([
+      `The public address ${passedOver} is ignored: the network does not have its family`,
     ])
   })
 })
@@ -184,7 +189,7 @@ describe('what keeps the host from forwarding', () => {
   const IPV4 = 'net.ipv4.ip_forward is 0'
   const IPV6 = 'net.ipv6.conf.all.forwarding is 0'
   const RA = 'loses the route unless net.ipv6.conf.eth0/7.accept_ra is 2'
-  /** By the settings: those of all interfaces, then the uplink's. */
+  /** The warnings for the settings of all interfaces, then those of the uplink. */
   const settings = (ipv4: string, all: string, uplink: string, accepts: string): Record<string, string> => ({
     'net/ipv4/ip_forward': ipv4,
     'net/ipv6/conf/all/forwarding': all,
@@ -250,17 +255,7 @@ describe('the network configuration', () => {
       givesSubnets: false,
       config: async () => (texts.length > 1 ? texts.shift()! : texts[0]!),
     } as unknown as SubnetManager
-    const { options } = parseFlags(FLAGS, [])
-    const found = waitForNetwork({
-      options,
-      manager,
-      log,
-      signal,
-      hostChanged: createBell(),
-      follow: () => {},
-      tell: () => {},
-      leaseNow: async () => undefined,
-    })
+    const found = findConfig(manager, { log, signal })
     await vi.advanceTimersByTimeAsync(5_000)
     expect((await found).config.backendType).toBe('udp')
     expect(warnings.filter((line) => line.startsWith('Without effect'))).toEqual([
@@ -286,7 +281,7 @@ describe('routes of an earlier run', () => {
       { dst: 'fd00:5:0:8::/64', gateway: 'fd00:5:0:8::', dev: 'flannel-v6.1', metric: 1024 },
     ]
     expect(await left('10.5.0.0/16 fd00:5::/48', {}, [...others, to(1), to(2)])).toEqual([
-      "Routes into fd00:5::/48, which is not this network's any more, are left: fd00:5:0:1::/64 via fd77::2, " +
+      'Routes into fd00:5::/48 remain, which is not part of this network any more: fd00:5:0:1::/64 via fd77::2, ' +
         'fd00:5:0:2::/64 via fd77::2; remove them with `ip route del` unless they are wanted',
     ])
     const [line] = await left('fd00:5::/48', {}, [1, 2, 3, 4, 5, 6].map(to))

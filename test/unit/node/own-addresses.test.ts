@@ -1,4 +1,4 @@
-// earlier.test.ts - the addresses, devices and leases that a node that starts knows as its own.
+// own-addresses.test.ts - the addresses, devices and leases that a node that starts knows as its own.
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
@@ -7,7 +7,7 @@ import type { SubnetManager } from '../../../src/control/lease/subnet-manager.ts
 import type { Link } from '../../../src/host/links.ts'
 import { byFamily, formatAddress, parseAddress, type Address } from '../../../src/net/address.ts'
 import { parseIpv4Net } from '../../../src/net/ipv4.ts'
-import { earlierLife, type EarlierParts } from '../../../src/node/earlier.ts'
+import { ownAddresses, type OwnAddressesParts } from '../../../src/node/own-addresses.ts'
 
 const host = vi.hoisted(() => ({ addresses: ['10.0.0.7/24'] as string[] }))
 vi.mock('../../../src/host/command.ts', () => ({
@@ -35,7 +35,7 @@ const claim = (name: string): string => JSON.stringify({ Hostname: name, ID: 'x'
 function life(
   leases: readonly Lease[],
   claims: Readonly<Record<string, string>>,
-  more: Partial<EarlierParts> = {},
+  more: Partial<OwnAddressesParts> = {},
   answering: readonly string[] = [],
 ) {
   const manager = {
@@ -45,10 +45,10 @@ function life(
   const answers = async (address: Address): Promise<boolean> => answering.includes(formatAddress(address))
   const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')! }
   const { signal } = new AbortController()
-  return earlierLife({ manager, subnet, known: undefined, log, signal, answers, name: 'node-a', ...more })
+  return ownAddresses({ manager, subnet, known: undefined, log, signal, answers, name: 'node-a', ...more })
 }
 const texts = (addresses: readonly Address[]): string[] => addresses.map(formatAddress)
-const lasts = (key: string, address: string): Partial<EarlierParts> => ({
+const lasts = (key: string, address: string): Partial<OwnAddressesParts> => ({
   known: { lease: leaseOf(key, address) },
 })
 
@@ -63,7 +63,7 @@ it('a node had the addresses that were last known, then those of its subnet, the
   expect(texts(await earlier.addresses())).toEqual(['10.0.0.8', '10.0.0.1', 'fd00::1', '10.0.0.2'])
 })
 
-it('a name that many hosts have tells nothing', async () => {
+it('a name that many hosts have proves nothing', async () => {
   const { earlier } = life(
     [leaseOf('10.5.2.0-24', '10.0.0.2')],
     { '10.0.0.2': claim('localhost') },
@@ -95,7 +95,7 @@ it.each<
     address: string,
     is: boolean,
     claims: object,
-    more: Partial<EarlierParts>,
+    more: Partial<OwnAddressesParts>,
     answering: readonly string[],
   ]
 >([

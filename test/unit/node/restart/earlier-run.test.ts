@@ -1,7 +1,7 @@
-// kept.test.ts - which descriptors a service manager kept for this process.
+// earlier-run.test.ts - which descriptors a service manager kept for this process.
 
 import { describe, expect, it } from 'vitest'
-import { keptName, takeKept } from '../../../../src/node/restart/kept.ts'
+import { keptName, takeKept } from '../../../../src/node/restart/earlier-run.ts'
 
 describe('what the service manager kept', () => {
   it('is in the order of its names, ours alone, and the variables are gone', () => {

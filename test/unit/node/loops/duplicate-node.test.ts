@@ -1,4 +1,4 @@
-// twins.test.ts - another host with the node's public IP.
+// duplicate-node.test.ts - another host with the node's public IP.
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
@@ -21,7 +21,8 @@ installRig()
 
 const MINUTE_MS = 60_000
 const claim = (text: string): Promise<unknown> => store.claim('192.0.2.1', text, stopping.signal)
-const foreign = (): number => lines.filter((line) => line.startsWith("W Somebody else wrote this node's lease")).length
+const foreign = (): number =>
+  lines.filter((line) => line.startsWith("W Another process wrote this node's lease")).length
 
 it('notices another host with its public IP that writes its own name again, as long as it does', async () => {
   start()

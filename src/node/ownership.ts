@@ -1,14 +1,14 @@
-// possession.ts - who has this host's data path, as this process sees it: one state, and what leads from one to another.
+// ownership.ts - whether this process owns the host's data path. It is one state with these transitions:
 //
-//   closed      none is open here, and one may be opened        open -> forwarding
-//   forwarding  this process forwards                           close -> closed, lend -> lent, release -> released
-//   lent        a successor forwards through the open path,     takeBack -> forwarding, release -> released
-//               which is open here too
-//   released    a successor forwards through what it opened     takeBack -> closed
-//               itself, or is about to
-//   ended       this process opens none any more                from each, by end
+//   closed      no data path is open here, and one may be opened   open -> forwarding
+//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released
+//   lent        a successor forwards through the open path, which   takeBack -> forwarding, release -> released
+//               is open in both processes
+//   released    a successor forwards through a path of its own,     takeBack -> closed
+//               or is about to open one
+//   ended       this process opens no data path any more            from each state, by end
 //
-// One transition after another: each sees what the one before has left. One that its state does not have changes nothing.
+// Transitions run one after another. A transition that its state does not have changes nothing.
 
 import { describeError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -19,53 +19,55 @@ import type { DataPath } from '../path/contract.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import { fdsOf } from './restart/open-path.ts'
 
-type PossessionState =
+type OwnershipState =
   | { readonly is: 'closed' }
   | { readonly is: 'forwarding'; readonly dataPath: DataPath }
-  /** There are no `paths` until the data path stands still. */
+  /** `paths` is empty until the data path has stopped. */
   | { readonly is: 'lent'; readonly dataPath: DataPath; readonly paths: readonly OpenPath[] }
   | { readonly is: 'released' }
   | { readonly is: 'ended' }
 
-export interface Possession {
-  readonly state: PossessionState
-  /** True while a successor prepares, or has taken over: by then it writes the lease of the node that it is to be. */
+export interface Ownership {
+  readonly state: OwnershipState
+  /** True if no other process owns the data path, so that this one may change its device, routes, firewall rules and files. */
+  readonly isOurs: boolean
+  /** True while a successor prepares or has taken over. It may have written the node's lease already. */
   hasSuccessor: boolean
-  /** The one that is open here: this process forwards through it, or has lent it. */
+  /** The data path that is open here: this process forwards through it, or has lent it. */
   readonly dataPath: DataPath | undefined
-  /** Rung when another process had a part in a change of the state, the data path died, the host changed, or the node has another lease. */
-  readonly doubt: Bell
-  /** Opens by `make`, which it does not call in another state. Rejects as `make` does, and stays closed. */
+  /** Rings when another process changed the state, the data path died, the host changed, or the node has another lease. */
+  readonly recheck: Bell
+  /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
   open(make: () => Promise<DataPath>): Promise<void>
-  /** Rejects where the data path cannot be closed; nothing is open here any more all the same. */
+  /** Closes the data path. The state is `closed` even if this rejects. */
   close(): Promise<void>
-  /** Stops forwarding; nothing where there is nothing to lend. */
+  /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
   lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding and closes all, for another process that forwards; the device stays. What cannot be closed is said. */
+  /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */
   release(): Promise<void>
   takeBack(): Promise<void>
-  /** Stops forwarding. `keep` is given the open paths, if there are any, and closes them; it is not called where nothing forwards here. */
+  /** Stops forwarding for good. Calls `keep` with the open paths if this process forwards; `keep` must close them. */
   end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void>
 }
 
-export function createPossession(log: Log, doubt = createBell()): Possession {
+export function createOwnership(log: Log, recheck = createBell()): Ownership {
   const inTurn = createTurn()
-  let state: PossessionState = { is: 'closed' }
-  /** Work that another process asks for. */
-  const asked = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => doubt.ring()))
+  let state: OwnershipState = { is: 'closed' }
+  /** Runs a transition that another process forOther for. */
+  const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
 
   async function lend(): Promise<readonly OpenPath[]> {
     if (state.is !== 'forwarding') return []
     const { dataPath } = state
     if (!dataPath.leave || !dataPath.takeBack) return []
-    state = { is: 'lent', dataPath, paths: [] } // nobody mends it any more
+    state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
       const paths = await dataPath.leave()
-      // A data path that has nothing to lend has died, and its fault tells of that.
+      // A data path without paths has died, and its `fault` reports that.
       state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {
-      // The data path forwards no more, and has nothing to lend: it is opened again.
+      // The data path has stopped and cannot be lent, so the loop opens another one.
       log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
       state = { is: 'closed' }
@@ -83,7 +85,7 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
       if (!before.dataPath.leave) return await before.dataPath.close()
       closeAll(fdsOf(await before.dataPath.leave()))
     } catch (error) {
-      // Whoever opens the next has to deal with it: this process is to be able to go on.
+      // This process must be able to continue. The next data path to be opened meets the cause again.
       log.error(`Cannot close the data path: ${describeError(error)}`)
     }
   }
@@ -98,7 +100,7 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
 
   async function end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
-      // The successor has its own of the same. This process may go on for a while, and would keep device and port from others.
+      // The successor has copies of these descriptors. This process may run for a while, and would block device and port.
       if (state.is === 'lent') return closeAll(fdsOf(state.paths))
       if (state.is !== 'forwarding') return
       if (!state.dataPath.leave) return await state.dataPath.close()
@@ -113,10 +115,13 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
     get state() {
       return state
     },
+    get isOurs() {
+      return state.is === 'closed' || state.is === 'forwarding'
+    },
     get dataPath() {
       return 'dataPath' in state ? state.dataPath : undefined
     },
-    doubt,
+    recheck,
     open: (make) =>
       inTurn(async () => {
         if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
@@ -128,14 +133,14 @@ export function createPossession(log: Log, doubt = createBell()): Possession {
         state = { is: 'closed' }
         await dataPath.close()
       }),
-    lend: () => asked(lend),
-    release: () => asked(release),
-    takeBack: () => asked(takeBack),
+    lend: () => forOther(lend),
+    release: () => forOther(release),
+    takeBack: () => forOther(takeBack),
     end: (keep) => inTurn(() => end(keep)),
   }
 }
 
-/** Resolves when no other process forwards. Rejects with the signal's reason. */
-export async function untilOurs(possession: Possession, signal: AbortSignal): Promise<void> {
-  while (!['closed', 'forwarding'].includes(possession.state.is)) await possession.doubt.wait(signal)
+/** Resolves when no other process owns the data path. Rejects with the signal's reason. */
+export async function untilOurs(ownership: Ownership, signal: AbortSignal): Promise<void> {
+  while (!ownership.isOurs) await ownership.recheck.wait(signal)
 }

@@ -1,8 +1,7 @@
-// earlier.ts - finds out about the earlier runs of a starting node: its addresses, its own devices, and its own lease, even if that lease
-// has another address.
+// own-addresses.ts - finds out which addresses, devices and leases belong to this node since earlier runs, even if its address has changed.
 
 import { hostname } from 'node:os'
-import { describeError, isWeftError } from '../base/errors.ts'
+import { describeError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import { hostNameIn } from '../control/lease/host-name.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
@@ -22,7 +21,8 @@ import {
   type Nets,
 } from '../net/address.ts'
 import { KINDS, type Kind } from '../path/catalog.ts'
-import { askPatiently } from './loops/lease.ts'
+import { throwUnlessWaiting } from './exit-or-wait.ts'
+import { queryPatiently } from './loops/lease.ts'
 import type { LastKnown } from './restart/last-known.ts'
 
 /** The time to wait for the answer to an echo request, and the number of requests. */
@@ -31,7 +31,7 @@ const REQUESTS = 3
 /** Host names that many hosts share, so that they identify none. */
 const NO_NAME = /^(localhost(\..*)?|\(none\)|)$/
 
-export interface EarlierParts {
+export interface OwnAddressesParts {
   readonly manager: SubnetManager
   /** The subnets in subnet.env. */
   readonly subnet: Nets
@@ -57,7 +57,7 @@ const isOwnBridge = ({ addresses }: Link, subnet: Nets): boolean =>
     return addresses[family].some(({ address }) => address === gateway)
   })
 
-export function earlierLife({ manager, subnet, known, log, signal, ...given }: EarlierParts) {
+export function ownAddresses({ manager, subnet, known, log, signal, ...given }: OwnAddressesParts) {
   const { answers = isAnswered, name = hostname() } = given
   let addresses: Promise<readonly Address[]> | undefined
   let names: Promise<ReadonlyMap<string, string>> | undefined
@@ -66,11 +66,10 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
   const namesOf = (): Promise<ReadonlyMap<string, string>> =>
     (names ??= (async () => {
       if (!manager.claims) return new Map<string, string>()
-      const ask = async (till: AbortSignal) => manager.claims?.(undefined, till)
+      const query = async (till: AbortSignal) => manager.claims?.(undefined, till)
       // An etcd user that was created for flanneld may read only the leases.
-      const claims = await askPatiently("this host's name", ask, log, signal).catch((error: unknown) => {
-        signal.throwIfAborted()
-        if (!isWeftError(error)) throw error
+      const claims = await queryPatiently("this host's name", query, log, signal).catch((error: unknown) => {
+        throwUnlessWaiting(error, signal)
         log.warn(`This node may not recognise its lease if its address changed: ${describeError(error)}`)
       })
       return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
@@ -85,10 +84,10 @@ export function earlierLife({ manager, subnet, known, log, signal, ...given }: E
   async function findAddresses(): Promise<readonly Address[]> {
     const wasKnown = [known?.external?.address ?? {}, known?.lease.attrs.publicIp ?? {}].flatMap(listed)
     if (manager.published) {
-      const before = await askPatiently('an earlier lease', async (till) => manager.published?.(till), log, signal)
+      const before = await queryPatiently('an earlier lease', async (till) => manager.published?.(till), log, signal)
       return [...wasKnown, ...listed(before?.publicIp ?? {})]
     }
-    const { entries } = await askPatiently('an earlier lease', (till) => manager.source.list(till), log, signal)
+    const { entries } = await queryPatiently('an earlier lease', (till) => manager.source.list(till), log, signal)
     const leases = entries.flatMap(({ lease }) => lease ?? [])
     const nets = new Set(listed(subnet).map(formatNet))
     const holders = leases.filter((lease) => listed(lease.subnet).some((net) => nets.has(formatNet(net))))

@@ -1,0 +1,166 @@
+// external.ts - finds the external interface of a node at its start.
+
+import { isDeepStrictEqual } from 'node:util'
+import { isWeftError } from '../base/errors.ts'
+import type { SubnetManager } from '../control/lease/subnet-manager.ts'
+import { pause, type Bell } from '../host/bell.ts'
+import { run } from '../host/command.ts'
+import {
+  chooseExternalInterface,
+  chooseForSome,
+  resumeExternal,
+  seeExternal,
+  type Earlier,
+  type ExternalInterface,
+} from '../host/external-interface.ts'
+import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
+import { interfaceWishes, type DaemonOptions } from '../options.ts'
+import { waitFor, type Waiter } from './exit-or-wait.ts'
+import { wishesText } from './loops/last-known.ts'
+import type { ResumedNode } from './open.ts'
+import type { LastKnown } from './restart/last-known.ts'
+
+/** The interval of the checks of the host's interfaces if the kernel reports no change. */
+const LOOK_MS = 5_000
+/** How long the start waits for a default route and an address of each family of the network, before it continues with fewer families. */
+const ALL_FAMILIES_MS = 10_000
+/** The pause after a report of the kernel, because reports come in bursts. */
+const SETTLE_MS = 200
+
+/** The knowledge about the external interface of this node's earlier runs. */
+interface InterfaceBefore {
+  readonly earlier?: Earlier
+  /** Returns the interface of the resumed data path, else the last known interface if the flags are the same. */
+  readonly known?: () => Promise<ExternalInterface | undefined>
+}
+
+interface ExternalParts {
+  readonly options: DaemonOptions
+  readonly manager: SubnetManager
+  readonly families: readonly Family[]
+  /** Rings when the host's addresses, routes or devices change. */
+  readonly hostChanged: Bell
+  readonly before: InterfaceBefore
+}
+
+/** Finds the external interface, by the flags and the public IP that an operator gave this node in the store. */
+export async function findExternal(
+  { options, manager, families, hostChanged, before }: ExternalParts,
+  waiter: Waiter,
+): Promise<ExternalInterface> {
+  const name = "this node's public IP"
+  const find = async () => manager.publicIp?.(waiter.signal)
+  const { ipv4, ipv6 } = (await waitFor(name, { failure: `failed to look for ${name}: `, find }, waiter)) ?? {}
+  const given = {
+    ...options,
+    'public-ip': ipv4 === undefined ? options['public-ip'] : formatAddress(ipv4),
+    'public-ipv6': ipv6 === undefined ? options['public-ipv6'] : formatAddress(ipv6),
+  }
+  return waitForInterface(given, families, hostChanged, waiter, before)
+}
+
+/** Returns the external interface of the resumed data path. Without one, returns the last known interface, if the flags are the same. */
+export async function externalBefore(
+  resumed: Pick<ResumedNode, 'backend' | 'external'> | undefined,
+  known: LastKnown | undefined,
+  options: DaemonOptions,
+): Promise<ExternalInterface | undefined> {
+  if (resumed) return resumed.backend.external ?? resumed.external
+  const { external, wishes } = known ?? {}
+  if (!external || wishes !== wishesText(options)) return undefined
+  const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
+  return (await resumeExternal(run, external)) ?? unnumbered
+}
+
+/**
+ * Waits for the external interface, because at boot its route, its address or the device itself may appear later than this daemon. The
+ * interface that the node used before needs no default route, and keeps its address, as while the node runs.
+ */
+export async function waitForInterface(
+  options: DaemonOptions,
+  families: readonly Family[],
+  hostChanged: Bell,
+  { log, signal, publish = () => {} }: Waiter,
+  { earlier, known = async () => undefined }: InterfaceBefore = {},
+): Promise<ExternalInterface> {
+  const wishes = interfaceWishes(options)
+  for (const family of FAMILIES) {
+    const address = wishes.publicIp[family]
+    if (address !== '' && !families.includes(family))
+      log.warn(`The public address ${address} is ignored: the network does not have its family`)
+  }
+  publish('waiting for the external interface')
+  const waitS = options['iface-wait']
+  const began = performance.now()
+  const end = began + waitS * 1000
+  const said = new Set<string>()
+  const once = (message: string): void => void (said.has(message) || log.info(message), said.add(message))
+  const quiet = { ...log, info: once }
+  const silent = { ...log, info: () => {} }
+  for (let tries = 1; ; tries++) {
+    const now = performance.now()
+    try {
+      const found = await chooseExternalInterface(run, wishes, families, quiet, undefined, earlier)
+      const before = await known()
+      const same = await asBefore(before, families, found)
+      if (same === undefined || (same === 'gone' && now >= end)) return found
+      if (same !== 'gone') {
+        // The log line above names the interface that would be chosen without knowledge of earlier runs.
+        if (!isDeepStrictEqual(same.address, found.address))
+          once(`Going on with ${textOf(same)}, as this node did before`)
+        return same
+      }
+      once(`Waiting some seconds for ${textOf(before ?? found)}, which this node used before`)
+    } catch (error) {
+      if (!isWeftError(error, 'INTERFACE')) throw error
+      const same = await asBefore(await known(), families)
+      if (same !== undefined && same !== 'gone') {
+        log.warn(`${error.message}; going on with ${same.name}, which this node used before`)
+        return same
+      }
+      const isLate = now - began >= ALL_FAMILIES_MS || now >= end
+      const some =
+        isLate && families.length > 1
+          ? await chooseForSome(run, wishes, families, silent, undefined, earlier).catch((failure: unknown) => {
+              if (!isWeftError(failure, 'INTERFACE')) throw failure
+            })
+          : undefined
+      if (some) {
+        log.warn(`${error.message}; going on with ${textOf(some)}`)
+        return some
+      }
+      if (now >= end) throw error
+      publish(`waiting for the external interface: ${error.message}`)
+      if (tries === 1) log.warn(`${error.message}; waiting up to ${waitS} s for one`)
+    }
+    await hostChanged.wait(signal, Math.min(Math.max(0, end - now), LOOK_MS))
+    await pause(signal, Math.min(Math.max(0, end - now), SETTLE_MS))
+  }
+}
+
+const textOf = ({ name, address }: ExternalInterface): string =>
+  `${name} and ${listed(address).map(formatAddress).join(' and ')}`
+
+/**
+ * Returns the earlier interface as a running node would see it now; `gone` if all its addresses are missing for the moment. Returns
+ * undefined if there was none, if it was for another network, or if `found` is another interface or has other operator-given addresses.
+ */
+async function asBefore(
+  before: ExternalInterface | undefined,
+  families: readonly Family[],
+  found?: ExternalInterface,
+): Promise<ExternalInterface | 'gone' | undefined> {
+  if (!before || !families.every((family) => before.families?.includes(family))) return undefined
+  const { now, gone } = await seeExternal(run, before)
+  if (found && (found.name !== now.name || !isDeepStrictEqual(namedIn(found), namedIn(now)))) return undefined
+  return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
+}
+
+/** Returns the properties of an interface that the operator chose: the pattern and the given addresses. */
+const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [
+  pattern,
+  ...FAMILIES.flatMap((family) => [
+    named.address[family] ? address[family] : undefined,
+    named.publicIp[family] ? publicIp[family] : undefined,
+  ]),
+]

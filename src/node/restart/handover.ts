@@ -1,0 +1,435 @@
+// handover.ts - how this process gets the data path of its host, and how it later hands the path to the next process.
+//
+//   enter    takes the lock. If the lock is free, this process owns the data path: it forwards with the last known state immediately,
+//            and serves successors. If another process has the lock, that process is the predecessor and forwards on. If it ends
+//            early, this process forwards with the last known state
+//   opening  is called before the node opens its data path. The path is the resumed one, or `take` gets it from the predecessor
+//   settle   is called when the node runs. The predecessor ends, and then this process serves successors
+//
+// A backend uses `take` and `tunNames` only.
+
+import { WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import { parseLeaseKey } from '../../control/lease/lease.ts'
+import { pause } from '../../host/bell.ts'
+import { isNamedBy } from '../../host/links.ts'
+import { createTurn } from '../../host/turn.ts'
+import { closeAll } from '../../host/unix-socket.ts'
+import { FAMILIES, formatNet, type Nets } from '../../net/address.ts'
+import type { OpenPath } from '../../path/engine/engine.ts'
+import type { EarlierRun } from './earlier-run.ts'
+import { serveSuccessors, type Lender } from './lender.ts'
+import { fdsOf } from './open-path.ts'
+import { predecessorAt, type Predecessor } from './predecessor.ts'
+import type { About } from './protocol.ts'
+import type { Lock, Rendezvous } from './rendezvous.ts'
+
+/** How long a process that has the lock may be unreachable, because it does not listen yet or is about to end. */
+const MEET_MS = 5_000
+const MEET_RETRY_MS = 50
+const RESUME_RETRY_MS = 1_000
+/** How long a predecessor may take to end after it has received `end`. It kills itself after five seconds (weftd.ts). */
+const END_MS = 6_000
+
+/** The properties that an inherited path must have. */
+export interface WantedPath extends Pick<OpenPath, 'bindAddress' | 'port' | 'without'> {
+  /** This node's subnets that the engine must carry; a path for other subnets belongs to another network. If left out, any path fits. */
+  readonly subnets?: Nets
+  /** The name of the TUN device, or a pattern such as `flannel%d`. */
+  readonly tunName: string
+  readonly workers: number
+}
+
+/** The part of a hand-over that a backend uses. */
+export type Inheritable = Pick<Handover<unknown>, 'tunNames' | 'take'>
+
+export interface HandoverParts<R> {
+  readonly rendezvous: Rendezvous
+  readonly lender: Omit<Lender, 'lock' | 'kill'>
+  /** Reads what the earlier run of weftd left on this host. */
+  readonly earlierRun: () => Promise<EarlierRun>
+  /** Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may succeed. */
+  readonly resume: (inheritable: Inheritable) => Promise<R | 'nothing' | 'failed'>
+  /** Checks that this process may replace a running daemon. Throws WeftError DEVICE. */
+  readonly check: (about: About) => void
+  readonly log: Log
+  readonly stopping: AbortController
+}
+
+/** Resolves when it is known who forwards: this process, if it has a last known state, or another process. */
+export async function enterHandover<R>(parts: HandoverParts<R>): Promise<Handover<R>> {
+  const handover = new Handover(parts)
+  await handover.enter()
+  return handover
+}
+
+/** The way of this process to the data path. `R` is the type of the node that forwards with the last known state. */
+export class Handover<R> {
+  /** Resolves when no other daemon owns the data path, the ports or the sockets. */
+  readonly free: Promise<void>
+  private readonly parts: HandoverParts<R>
+  private readonly oneByOne = createTurn()
+  private readonly opens: Promise<void>
+  private lock: Lock | undefined
+  private predecessorNow: Predecessor | undefined
+  private earlierRun: EarlierRun | undefined
+  /** The inherited paths that no backend has taken yet. */
+  private untaken: readonly OpenPath[] = []
+  /** The subnets that the inherited paths were opened for; undefined if they are not known. */
+  private subnetsBefore: Nets | undefined
+  private resumedNow: R | undefined
+  /** Tries to resume, until the node opens its own data path. */
+  private standing: Promise<void> = Promise.resolve()
+  private wasSuccessor = false
+  /** True if the predecessor has received `release`. */
+  private isReleased = false
+  /** True if a try to forward with the last known state failed and will be repeated. */
+  private isUnresumed = false
+  /** True if another process has or had the lock too. */
+  private isShared = false
+  private isOpening = false
+  private isSettled = false
+  private isClosed = false
+  private setFree!: () => void
+  private open!: () => void
+
+  constructor(parts: HandoverParts<R>) {
+    this.parts = parts
+    this.free = new Promise((resolve) => (this.setFree = resolve))
+    this.opens = new Promise((resolve) => (this.open = resolve))
+  }
+
+  /** The TUN devices of the earlier run. */
+  get tunNames(): readonly string[] {
+    return this.earlierRun?.tunNames ?? []
+  }
+
+  /** True if another daemon owned the data path when this process started. */
+  get isSuccessor(): boolean {
+    return this.wasSuccessor
+  }
+
+  /** The node that forwards with the last known state now. */
+  get resumed(): R | undefined {
+    return this.resumedNow
+  }
+
+  /** True if the data path returns to the predecessor when this process ends now. */
+  get isOnLoan(): boolean {
+    return this.predecessorNow !== undefined && !this.predecessorNow.isGone && !this.isSettled
+  }
+
+  /** The predecessor's process ID; 0 if it is unknown, undefined without a predecessor. */
+  get predecessorPid(): number | undefined {
+    return this.predecessorNow?.pid
+  }
+
+  /** Returns the running daemon's description of itself; undefined if no other daemon runs. */
+  async predecessor(): Promise<(About & { readonly pid: number }) | undefined> {
+    const before = this.predecessorNow
+    const about = before && !this.isOpening ? await before.about() : undefined
+    return about && before && { ...about, pid: before.pid }
+  }
+
+  async enter(): Promise<void> {
+    await this.claim()
+    this.wasSuccessor = this.predecessorNow !== undefined
+    try {
+      await this.begin()
+    } catch (error) {
+      this.close(true)
+      throw error
+    }
+    this.standing = this.standBy()
+    this.standing.catch((error: unknown) => this.fail(error))
+  }
+
+  /**
+   * Returns an inherited path that fits; then no other process forwards through it. If no path fits, resolves when the sockets and
+   * devices of the other daemon are free, except those of paths that another backend may still take. Throws WeftError DEVICE if the
+   * predecessor hangs.
+   */
+  take(wanted: WantedPath): Promise<OpenPath | undefined> {
+    return this.oneByOne(() => this.takeNext(wanted))
+  }
+
+  /** Stops waiting for the predecessor's end and trying to resume. Returns the node that forwards with the last known state. */
+  async opening(): Promise<R | undefined> {
+    this.isOpening = true
+    this.open()
+    await this.standing
+    // The request makes the predecessor write its current state.
+    const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
+    if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
+    return this.resumed
+  }
+
+  /** Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager kept. */
+  async release(): Promise<void> {
+    // Kept descriptors would block a backend that does not use them.
+    if (!this.predecessorNow) this.earlierRun?.close()
+    await this.releasePredecessor()
+  }
+
+  /** Called when the node runs. Ends the predecessor, and then serves successors. */
+  settle(): void {
+    this.isSettled = true
+    this.closeUntaken()
+    const before = this.predecessorNow
+    if (!before) return
+    before.end()
+    // The predecessor has the lent paths open too, so device and port are this process's alone only when it has ended.
+    const late = setTimeout(() => {
+      if (before.pid > 0 && this.parts.rendezvous.kill(before.pid))
+        this.parts.log.warn(`The previous weftd (pid ${pidOf(before.pid)}) hung while it ended, and was killed`)
+    }, END_MS)
+    before.ended.then(
+      () => {
+        clearTimeout(late)
+        before.close()
+        this.setFree()
+        this.serve() // not earlier, because the predecessor still listens at that socket if it takes the path back
+      },
+      (error: unknown) => this.fail(error),
+    )
+  }
+
+  /**
+   * Closes the inherited paths that no backend took, and the lock last. If this process was idle, removes the lock's file: the
+   * process left no state for the next one.
+   */
+  close(wasIdle: boolean): void {
+    this.isClosed = true
+    this.open()
+    this.earlierRun?.close()
+    this.closeUntaken()
+    this.predecessorNow?.close()
+    if (this.lock && wasIdle && !this.isShared) this.parts.rendezvous.remove()
+    this.lock?.close()
+  }
+
+  private fail(error: unknown): void {
+    this.parts.stopping.abort(error)
+  }
+
+  private serve(): void {
+    const { rendezvous, log, stopping } = this.parts
+    let listener: ReturnType<Rendezvous['listen']>
+    try {
+      listener = rendezvous.listen()
+    } catch (error) {
+      log.warn(`The next weftd cannot take over from this one while this one runs: ${(error as Error).message}`)
+      return
+    }
+    serveSuccessors(listener, this.lender(), stopping.signal).catch((error: unknown) => {
+      if (!stopping.signal.aborted) this.fail(error)
+    })
+  }
+
+  private lender(): Lender {
+    const { lender, rendezvous } = this.parts
+    return {
+      ...lender,
+      lend: () => {
+        this.isShared = true
+        return lender.lend()
+      },
+      release: () => {
+        this.isShared = true
+        return lender.release()
+      },
+      takeBack: async (why) => {
+        this.lock?.sign()
+        await lender.takeBack(why)
+      },
+      lock: () => this.lock?.fd,
+      kill: (pid) => rendezvous.kill(pid),
+    }
+  }
+
+  /** Takes the lock, or connects to the process that has it. Tries again while that process starts or ends. */
+  private async claim(): Promise<void> {
+    const { rendezvous, stopping } = this.parts
+    const until = performance.now() + MEET_MS
+    for (;;) {
+      this.lock = rendezvous.tryLock()
+      const met = await this.meet()
+      if (met && this.lock) {
+        // A process that ends releases its lock before it closes its socket.
+        this.lock.close()
+        this.lock = undefined
+        met.close()
+      } else if (this.lock) {
+        return
+      } else if (met) {
+        this.predecessorNow = met
+        void met.takenBack.then(() => this.fail(takenBack()))
+        return
+      }
+      if (performance.now() > until) throw unreachable(met?.pid ?? rendezvous.owner(), rendezvous.path)
+      await pause(stopping.signal, MEET_RETRY_MS)
+    }
+  }
+
+  /** Connects to the running daemon. Returns undefined if no process listens, or if the daemon has just ended. */
+  private async meet(): Promise<Predecessor | undefined> {
+    let connection: ReturnType<Rendezvous['connect']>
+    try {
+      connection = this.parts.rendezvous.connect()
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException
+      if (code === 'EAGAIN') return undefined // the daemon listens, but has not accepted earlier connections yet
+      throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${(error as Error).message}`, {
+        remedy: 'run weftd as the user that runs the other one',
+        cause: error,
+      })
+    }
+    if (!connection) return undefined
+    const found = predecessorAt(connection)
+    if (this.lock) return found
+    const about = await found.about()
+    if (!about) {
+      found.close()
+      return undefined
+    }
+    try {
+      this.parts.check(about)
+    } catch (error) {
+      found.close()
+      throw error
+    }
+    return found
+  }
+
+  /** Called after `claim`. */
+  private async begin(): Promise<void> {
+    this.earlierRun = await this.parts.earlierRun()
+    if (!this.predecessorNow) {
+      this.setFree()
+      this.serve()
+      return this.resume()
+    }
+    this.earlierRun.close() // its descriptors are older than the path that forwards now
+    this.parts.log.info(
+      `Another weftd forwards (pid ${pidOf(this.predecessorNow.pid)}); it forwards until this weftd is ready`,
+    )
+  }
+
+  private async resume(): Promise<void> {
+    const result = await this.parts.resume(this)
+    this.isUnresumed = result === 'failed'
+    this.resumedNow = typeof result === 'string' ? undefined : result
+  }
+
+  /** Forwards with the last known state if the predecessor ends or an earlier try failed, until the node opens its own path. */
+  private async standBy(): Promise<void> {
+    while (this.predecessorNow || this.isUnresumed) {
+      const before = this.predecessorNow
+      if (!before) {
+        const rested = new AbortController()
+        await Promise.race([pause(rested.signal, RESUME_RETRY_MS).catch(() => {}), this.opens])
+        rested.abort()
+        if (this.isOpening || this.isClosed) return
+        await this.resume()
+        continue
+      }
+      await Promise.race([before.gone, this.opens])
+      if (this.isOpening || this.isClosed) return
+      before.close()
+      this.predecessorNow = undefined
+      this.parts.log.warn(`The weftd that forwarded (pid ${pidOf(before.pid)}) has ended`)
+      await this.claim()
+      await this.begin()
+    }
+  }
+
+  /** Keeps the lock that the predecessor sent. If it sent none, waits for the lock, which the predecessor releases last. */
+  private async takeLock(fd: number | undefined): Promise<void> {
+    const { rendezvous, stopping } = this.parts
+    if (fd !== undefined) {
+      this.isShared = true
+      this.lock = rendezvous.receivedLock(fd)
+      return
+    }
+    if (this.lock) return
+    const until = performance.now() + MEET_MS
+    for (this.lock = rendezvous.tryLock(); !this.lock && performance.now() < until; this.lock = rendezvous.tryLock())
+      await pause(stopping.signal, MEET_RETRY_MS)
+    if (!this.lock)
+      throw new WeftError('DEVICE', 'another weftd took over before this one could', {
+        remedy: 'start this weftd again if it should replace the other one',
+      })
+  }
+
+  private async releasePredecessor(): Promise<void> {
+    if (!this.predecessorNow || this.isReleased || this.isSettled) return
+    this.isReleased = true
+    const fd = await this.predecessorNow.release()
+    if (!this.lock) await this.takeLock(fd)
+    else if (fd !== undefined) closeAll([fd])
+  }
+
+  private async takeNext(wanted: WantedPath): Promise<OpenPath | undefined> {
+    if (this.predecessorNow && !this.lock) {
+      const taken = await this.predecessorNow.takePaths()
+      if (taken) {
+        this.untaken = taken.paths
+        await this.takeLock(taken.lock)
+      }
+    } else if (!this.predecessorNow) {
+      this.subnetsBefore = this.earlierRun?.subnets
+      this.untaken = [...this.untaken, ...(this.earlierRun?.take() ?? [])]
+    }
+    const isSame = isForSubnets(this.subnetsBefore, wanted)
+    const path = isSame ? this.untaken.find((each) => fits(each, wanted)) : undefined
+    if (path) {
+      this.untaken = this.untaken.filter((each) => each !== path)
+      return path
+    }
+    // The backend opens a new path, so each path with its device or port is closed, in both processes.
+    closeAll(fdsOf(this.untaken.filter((each) => isInTheWay(each, wanted))))
+    this.untaken = this.untaken.filter((each) => !isInTheWay(each, wanted))
+    await this.releasePredecessor()
+    this.earlierRun?.close()
+    return undefined
+  }
+
+  private closeUntaken(): void {
+    closeAll(fdsOf(this.untaken))
+    this.untaken = []
+  }
+}
+
+const pidOf = (pid: number | undefined): string => (pid ? String(pid) : 'unknown')
+
+const takenBack = (): WeftError =>
+  new WeftError('DEVICE', 'the previous weftd forwards again, because this one did not respond for too long', {
+    remedy: 'start it again',
+  })
+
+const unreachable = (pid: number | undefined, path: string): WeftError =>
+  new WeftError('DEVICE', `another weftd runs on this host (pid ${pidOf(pid)}) and does not answer at ${path}`, {
+    remedy: `end it${pid ? ` (kill -9 ${pid})` : ''}, then start this one`,
+  })
+
+/** True if a new path may need this path's device or port. A data path has at most one path for each underlay family. */
+const isInTheWay = (path: OpenPath, { tunName, bindAddress }: WantedPath): boolean =>
+  isNamedBy(tunName, path.tunName) || path.bindAddress.includes(':') === bindAddress.includes(':')
+
+/** False if the paths carried another subnet of a wanted family, because their device has the address and the route of that subnet. */
+const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
+  FAMILIES.every((family) => {
+    const [was, is] = [before?.[family], subnets[family]]
+    return !was || !is || formatNet(was) === formatNet(is)
+  })
+
+/** True if a new path would be the same, except for sockets of the other family, which the new owner opens or closes. */
+function fits(path: OpenPath, { tunName, bindAddress, port, workers, without }: WantedPath): boolean {
+  return (
+    isNamedBy(tunName, path.tunName) &&
+    path.bindAddress === bindAddress &&
+    path.port === port &&
+    path.loops.length === workers &&
+    path.without.toSorted().join() === without.toSorted().join()
+  )
+}

@@ -1,0 +1,261 @@
+// lender.ts - the predecessor's side of a hand-over: it answers its successor, and forwards again if the successor ends or hangs.
+
+import { closeAll, type Connection, type Listener, type Parcel } from '../../host/unix-socket.ts'
+import type { OpenPath } from '../../path/engine/engine.ts'
+import { packPaths } from './open-path.ts'
+import {
+  KILL_MS,
+  messageFor,
+  NEXT,
+  parse,
+  SILENCE_MS,
+  VERSION,
+  type About,
+  type HandoverEvent,
+  type Stage,
+} from './protocol.ts'
+
+/** The work of a predecessor for its successor. */
+export interface Lender {
+  about(): About
+  /** The reason why no process may take over; undefined if a process may. */
+  refusal(): string | undefined
+  /** Called when a successor has come or has gone. */
+  attend(isThere: boolean): void
+  /** Writes the last known state into its file. */
+  write(): Promise<void>
+  /** Stops forwarding and returns the open paths; returns none if there is none to lend. */
+  lend(): Promise<readonly OpenPath[]>
+  /** Stops forwarding and closes its paths, lent or not. The device remains. */
+  release(): Promise<void>
+  /** Forwards again after `lend` or `release`. `why` completes the sentence "the successor ...". */
+  takeBack(why: string): Promise<void>
+  /** The descriptor of the lock; undefined if there is none. */
+  lock(): number | undefined
+  /** Kills a process that hangs. Returns false if this process cannot reach it. */
+  kill(pid: number): boolean
+}
+
+/** The reason for which a predecessor ends: another weftd has taken over (`end`), or the node leaves the network (`leave`). */
+export class Superseded extends Error {
+  readonly how: 'end' | 'leave'
+  /** Reports to the other process that this one has no path open any more. */
+  readonly confirm: () => void
+  /** For `leave`: true if the store took the lease back, false if not; undefined if the subnet manager cannot delete leases. */
+  isLeaseBack: boolean | undefined
+
+  constructor(how: 'end' | 'leave', confirm: () => void) {
+    super(how === 'end' ? 'another weftd has taken over' : 'weftd --leave')
+    this.how = how
+    this.confirm = confirm
+  }
+}
+
+/**
+ * Answers the processes that connect; one of them at a time can be the successor. Rejects with the signal's reason, after which no path is
+ * taken back, or with Superseded, while the successor waits for the end of this process.
+ */
+export async function serveSuccessors(listener: Listener, lender: Lender, signal: AbortSignal): Promise<never> {
+  const over = new AbortController()
+  const stopping = new AbortController()
+  const onStop = (): void => stopping.abort(signal.reason)
+  if (signal.aborted) onStop()
+  signal.addEventListener('abort', onStop, { once: true })
+  over.signal.addEventListener('abort', () => stopping.abort(over.signal.reason), { once: true })
+  const conversations = new Conversations(lender, stopping.signal)
+  try {
+    for (;;) {
+      const connection = await listener.accept(stopping.signal)
+      conversations.serve(connection).catch((error: unknown) => over.abort(error))
+    }
+  } finally {
+    signal.removeEventListener('abort', onStop)
+    listener.close()
+  }
+}
+
+interface Reply {
+  readonly message: object
+  readonly fds?: readonly number[]
+}
+
+const refused = (why: string): Reply => ({ message: { refused: why } })
+
+/** The conversations of a predecessor, which share its stage. */
+class Conversations {
+  private readonly lender: Lender
+  private readonly stopping: AbortSignal
+  private stage: Stage = 'alone'
+  private successor: Connection | undefined
+
+  constructor(lender: Lender, stopping: AbortSignal) {
+    this.lender = lender
+    this.stopping = stopping
+  }
+
+  /** True if the successor has the data path, or opens its own. */
+  private get isAway(): boolean {
+    return this.stage === 'lent' || this.stage === 'released'
+  }
+
+  /** Answers one connection until it ends. Rejects with Superseded. */
+  async serve(connection: Connection): Promise<void> {
+    let isOver = false
+    try {
+      for (;;) {
+        const isSuccessor = this.successor === connection
+        const withinMs = isSuccessor && this.isAway ? SILENCE_MS : undefined
+        const received = await receive(connection, this.stopping, withinMs).catch(() => undefined)
+        if (received === undefined || this.stopping.aborted) return // this process stops, and the successor keeps what it was lent
+        if (received === 'gone' || received === 'silent') {
+          if (isSuccessor) await this.comeBack(connection, received)
+          return
+        }
+        closeAll(received.fds)
+        const reply = await this.answer(received.text, connection)
+        // If this process stops meanwhile, it does not send the path, which ends with the process.
+        if (this.stopping.aborted) return
+        if (reply instanceof Superseded) {
+          isOver = true
+          throw reply
+        }
+        try {
+          if (reply) connection.send(messageFor(reply.message), reply.fds)
+        } catch {
+          connection.close() // the other process has gone or does not read, so the next `receive` returns `gone`
+        }
+      }
+    } finally {
+      if (!isOver) connection.close()
+    }
+  }
+
+  private async answer(text: string, connection: Connection): Promise<Reply | Superseded | undefined> {
+    const { lender } = this
+    const { weft, want } = parse(text)
+    const { version } = lender.about()
+    if (weft !== VERSION) return { message: { refused: `weft ${version} does not hand over to that version`, version } }
+    const other = this.successor !== undefined && this.successor !== connection ? this.successor : undefined
+    if (other)
+      return refused(
+        `another weftd${other.peerPid ? ` (pid ${other.peerPid})` : ''} is taking over already; end that one first`,
+      )
+    const next = typeof want === 'string' ? NEXT[this.stage][want as HandoverEvent] : undefined
+    if (next === undefined || want === 'gone' || want === 'silent') return refused(`not while it is ${this.stage}`)
+    switch (want as HandoverEvent) {
+      case 'meet': {
+        const refusal = lender.refusal()
+        if (refusal !== undefined) return refused(refusal)
+        this.successor = connection
+        this.stage = next
+        lender.attend(true)
+        await lender.write()
+        return { message: lender.about() }
+      }
+      case 'path':
+        return this.lend(next)
+      case 'release': {
+        this.stage = next
+        const locks = this.locks()
+        await lender.release()
+        return { message: { released: true, lock: locks.length }, fds: locks }
+      }
+      case 'end':
+      case 'leave': {
+        this.stage = next
+        return superseded(want as 'end' | 'leave', connection)
+      }
+      default:
+        return undefined // `still`
+    }
+  }
+
+  private async lend(next: Stage): Promise<Reply> {
+    this.stage = next // before the path stops, because a successor that ends meanwhile makes this process take the path back
+    const locks = this.locks()
+    const paths = await this.lender.lend()
+    if (paths.length === 0) {
+      this.stage = 'met'
+      return { message: {} }
+    }
+    const { descriptions, fds } = packPaths(paths)
+    return { message: { paths: descriptions, lock: locks.length }, fds: [...locks, ...fds] }
+  }
+
+  private locks(): readonly number[] {
+    const lock = this.lender.lock()
+    return lock === undefined ? [] : [lock]
+  }
+
+  /** Forwards again, because the successor has gone or hangs. Kills a successor that hangs. */
+  private async comeBack(connection: Connection, how: 'gone' | 'silent'): Promise<void> {
+    const { lender, stopping } = this
+    const wasAway = this.isAway
+    const next = NEXT[this.stage][how]
+    if (next === undefined) return
+    let why = 'went away'
+    if (how === 'silent') {
+      const pid = connection.peerPid
+      const isKilled = pid > 0 && lender.kill(pid)
+      why = isKilled ? `hung, and was killed (pid ${pid})` : 'hung'
+      if (isKilled) await untilGone(connection, stopping)
+      if (stopping.aborted) return
+      try {
+        connection.send(messageFor({ takenBack: true }))
+      } catch {
+        // The successor has gone.
+      }
+    }
+    connection.close()
+    this.successor = undefined
+    this.stage = next
+    lender.attend(false)
+    if (wasAway) await lender.takeBack(why)
+  }
+}
+
+/** Receives the next message. A message that arrived before the time limit counts, even if this process was suspended meanwhile. */
+async function receive(
+  connection: Connection,
+  stopping: AbortSignal,
+  withinMs?: number,
+): Promise<Parcel | 'gone' | 'silent'> {
+  if (withinMs === undefined) return (await connection.receive(stopping)) ?? 'gone'
+  const late = new AbortController()
+  // The time limit ends one turn of the event loop later, so that messages which have arrived are read first.
+  const timer = setTimeout(() => setImmediate(() => late.abort()), withinMs)
+  const onStop = (): void => late.abort()
+  stopping.addEventListener('abort', onStop)
+  try {
+    return (await connection.receive(late.signal)) ?? 'gone'
+  } catch {
+    stopping.throwIfAborted()
+    return 'silent'
+  } finally {
+    clearTimeout(timer)
+    stopping.removeEventListener('abort', onStop)
+  }
+}
+
+function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
+  const reason = new Superseded(how, () => {
+    try {
+      const { isLeaseBack } = reason
+      connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
+    } catch {
+      // The other process has gone.
+    }
+    connection.close()
+  })
+  return reason
+}
+
+/** Waits for the end of a killed process. Skips messages that the process sent before. */
+async function untilGone(connection: Connection, stopping: AbortSignal): Promise<void> {
+  const until = performance.now() + KILL_MS
+  for (let leftMs = KILL_MS; leftMs > 0; leftMs = until - performance.now()) {
+    const received = await receive(connection, stopping, leftMs).catch(() => 'gone' as const)
+    if (typeof received === 'string') return
+    closeAll(received.fds)
+  }
+}

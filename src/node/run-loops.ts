@@ -1,0 +1,47 @@
+// run-loops.ts - runs the loops of a node until it stops.
+
+import { describeError } from '../base/errors.ts'
+import { pause } from '../host/bell.ts'
+import type { Node } from './node.ts'
+
+/** A loop runs until the signal to stop. It ends by throwing. */
+export type Loop = (node: Node) => Promise<never>
+
+/** The first and the longest pause before a failed observing loop is started again. */
+const RESTART_MS = 1_000
+const RESTART_MAX_MS = 60_000
+
+/**
+ * Resolves never. Rejects when all loops have ended, with the reason of the stop. An essential loop that fails stops the node. An observing
+ * loop that fails is started again.
+ */
+export async function runLoops(
+  node: Node,
+  stopping: AbortController,
+  essential: readonly Loop[],
+  observing: readonly Loop[],
+): Promise<never> {
+  const all = [...essential, ...observing.map((loop) => restarted(loop))]
+  await Promise.allSettled(all.map((loop) => loop(node).catch((error: unknown) => stopping.abort(error))))
+  throw stopping.signal.reason
+}
+
+/** Returns a loop that starts `loop` again after a failure, each time after a longer pause. After a failure following a long run the pause is the first one again. */
+const restarted =
+  (loop: Loop): Loop =>
+  async (node) => {
+    const { log, signal } = node
+    for (let pauseMs = RESTART_MS; ; pauseMs = Math.min(2 * pauseMs, RESTART_MAX_MS)) {
+      const began = performance.now()
+      try {
+        return await loop(node)
+      } catch (error) {
+        signal.throwIfAborted()
+        if (performance.now() - began > RESTART_MAX_MS) pauseMs = RESTART_MS
+        log.error(
+          `The loop ${loop.name} failed; packets still pass, and it starts again in ${pauseMs / 1000} s: ${describeError(error)}`,
+        )
+      }
+      await pause(signal, pauseMs)
+    }
+  }

@@ -1,0 +1,65 @@
+// same-network.ts - checks that a hand-over keeps the node in its network, with its subnet.
+
+import { WeftError } from '../base/errors.ts'
+import { seldom } from '../base/log.ts'
+import type { LeaseAttrs } from '../control/lease/lease.ts'
+import type { SubnetManager } from '../control/lease/subnet-manager.ts'
+import { pause } from '../host/bell.ts'
+import { addressText, formatAddress, listed } from '../net/address.ts'
+import { waitFor, type Waiter } from './exit-or-wait.ts'
+
+/** The key and the public IP of a lease. */
+interface KeyAndIp {
+  readonly key: string
+  readonly publicIp: string
+}
+
+/** The time within which a predecessor that lost its lease acquires it again. After that time its store must be another one. */
+const SAME_NETWORK_MS = 15_000
+const RETRY_MS = 1_000
+
+/**
+ * Resolves when the store has the predecessor's lease, `leaseNow`, or when there is no such lease. Throws WeftError DEVICE if the store does
+ * not have it: it is the store of another network, and a hand-over would cut the node off from its own network.
+ */
+export async function waitForSameNetwork(
+  manager: SubnetManager,
+  leaseNow: () => Promise<KeyAndIp | undefined>,
+  waiter: Waiter,
+): Promise<void> {
+  const { log, signal } = waiter
+  const until = performance.now() + SAME_NETWORK_MS
+  const calm = seldom(log)
+  const name = 'the lease of the running weftd'
+  const failure = 'failed to look for the lease of the weftd that runs: '
+  for (;;) {
+    const own = await leaseNow()
+    if (!own) return
+    const { entries } = await waitFor(name, { failure, find: () => manager.source.list(signal) }, waiter)
+    const there = entries.find(({ key }) => key === own.key)?.lease
+    if (there && addressText(there.attrs.publicIp) === own.publicIp) return
+    calm.info(
+      `The ${manager.name} store does not have the lease of the running weftd, ${own.key} for ${own.publicIp}; checking for up to ${SAME_NETWORK_MS / 1000} s`,
+    )
+    if (performance.now() > until)
+      throw new WeftError(
+        'DEVICE',
+        `the weftd that runs on this host has the lease ${own.key} for ${own.publicIp}, which the ${manager.name} store of this one does not have`,
+        { remedy: 'name the store of the network that this host is in, or stop the other one first' },
+      )
+    await pause(signal, RETRY_MS * (0.5 + Math.random() / 2))
+  }
+}
+
+/** Throws WeftError DEVICE if the predecessor's lease, `before`, has another public IP than this process would publish. */
+export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefined): void {
+  const own = addressText(publicIp)
+  // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet.
+  if (!before || listed(publicIp).some((address) => formatAddress(address) === before.publicIp)) return
+  throw new WeftError(
+    'DEVICE',
+    `the weftd that runs on this host has the public IP ${before.publicIp}, and this one has ${own}: the node would move to ` +
+      'another subnet, and its containers would be cut off',
+    { remedy: 'name the same one with --public-ip or --iface, or stop the other one first' },
+  )
+}
