@@ -250,13 +250,19 @@ export async function runNode(
 ): Promise<never> {
   const { backend, health, log, signal } = parts
   const { ownership, handover } = before
-  const attrs = await backend.prepare(signal)
+  // A program such as `ip` that does not answer in time is waited for, because an overloaded host is not a mistake of an operator.
+  const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
+  const attrs = await answered(() => backend.prepare(signal))
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
   // Other nodes send packets to every node with a lease. So the lease is written last, when this node is likely to forward.
   const isForwarding = predecessor !== undefined || ownership.dataPath !== undefined
   const { tunNames } = handover
-  await prefixed(REGISTERING, before.permit(backend, { predecessor: predecessor?.pid, isForwarding, tunNames }))
+  const host = { predecessor: predecessor?.pid, isForwarding, tunNames }
+  await prefixed(
+    REGISTERING,
+    answered(() => before.permit(backend, host)),
+  )
   if (!ownership.dataPath) await parts.firewall?.rules.check?.()
   const typeBefore = await earlierType(parts, attrs)
   const obtaining = obtainLease(parts, attrs, previous, false, before.publish)

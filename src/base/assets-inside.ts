@@ -8,15 +8,21 @@ import { getAsset } from 'node:sea'
 import type * as Addon from '../../native/addon.d.ts'
 import type * as beside from './assets.ts'
 
-/** The bundler resolves these calls. */
+/** The bundler replaces calls of `require` by the packages that it includes in the executable. */
 declare const require: (name: string) => unknown
 
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
-/** Folders for the addon's file. Several are tried, because /tmp, and in containers /dev/shm, may be mounted noexec. */
+/**
+ * Folders in which the addon can be written to a file. Several are tried, because /tmp, and in containers /dev/shm, may be mounted
+ * noexec.
+ */
 const FOLDERS = [tmpdir(), '/tmp', '/dev/shm', '/run', '/var/tmp']
 
-/** Loads the addon from a file in a folder. The file is unlinked first, so that it cannot be replaced and is not left behind. */
+/**
+ * Writes the addon to a file in the folder `parent` and loads it. The file is unlinked before it is loaded, so that no other program can
+ * replace it and no file is left behind.
+ */
 function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
   const folder = mkdtempSync(join(parent, '.weft-'))
   let file: number
@@ -35,7 +41,10 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
   }
 }
 
-/** Finds the addon beside the executable, as in the container image, where written files may not be mapped. */
+/**
+ * Finds the addon's file next to the executable, which only the container image has. In a container the kernel may refuse to load a file
+ * that weftd wrote itself.
+ */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')
   try {
@@ -45,7 +54,7 @@ function besideThis(addon: Uint8Array): string | undefined {
   }
 }
 
-/** Loads the addon from a file, because the kernel maps only files. */
+/** Loads the addon from a file. It cannot be loaded from memory, because the kernel maps shared libraries only from files. */
 export const loadAddon: typeof beside.loadAddon = () => {
   const addon = new Uint8Array(getAsset('weft.node'))
   const path = besideThis(addon)
@@ -70,8 +79,9 @@ export const addonRemedy: typeof beside.addonRemedy = () =>
 export const pageText: typeof beside.pageText = async () => getAsset('page.html', 'utf8')
 
 /**
- * The line map that scripts/release/bundle.mjs writes. `runs` has three numbers per run: its first line in the bundle, the index of the
- * source file (-1 for none), and the first line in that file.
+ * The map from lines of the bundle to lines of source files, as scripts/release/bundle.mjs writes it. `runs` has three numbers for each
+ * run of lines: its first line in the bundle, the index of the source file in `files` (-1 for none), and its first line in the source
+ * file.
  */
 let lines: { readonly files: readonly string[]; readonly runs: Int32Array } | undefined
 

@@ -15,7 +15,10 @@ import type * as Addon from '../../native/addon.d.ts'
 
 const require = createRequire(import.meta.url)
 
-/** Returns the top folder of the package, from src/ and from dist/src/; the root folder if there is no package.json. */
+/**
+ * Returns the top folder of the package, whether this file is in src/ or in dist/src/. Returns the root folder if no package.json is
+ * found.
+ */
 function packageRoot(): string {
   let folder = dirname(fileURLToPath(import.meta.url))
   while (!existsSync(join(folder, 'package.json')) && folder !== dirname(folder)) folder = dirname(folder)
@@ -33,17 +36,26 @@ function manifest(): { readonly name: string; readonly version: string } | undef
 
 export const version = (): string => manifest()?.version ?? 'unknown'
 
-/** Loads the prebuilt addon of the package, or else the one that was built here. Throws the Error of the failure. */
+/**
+ * Loads the native addon: the prebuilt one of the package, or else the one that was built on this host. Throws the Error of the failed
+ * load.
+ */
 export const loadAddon = (): typeof Addon =>
   (require('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot())
 
-/** Returns the remedy if the addon cannot be loaded. A clone of the repository has scripts/, an installed package does not. */
+/**
+ * Returns the remedy for the error that the native addon cannot be loaded. A clone of the repository has the folder scripts/, which
+ * builds the addon; in an installed package npm rebuilds it.
+ */
 export const addonRemedy = (): string =>
   existsSync(join(packageRoot(), 'scripts/setup.mjs'))
     ? 'build it with npm run setup'
     : `build it with npm rebuild -g ${manifest()?.name ?? 'weft'}, which needs make, g++ and python3`
 
-/** Reads the status page, which scripts/build-page.mjs builds from src/report/page/; undefined if it was not built. */
+/**
+ * Reads the HTML of the status page, which scripts/build-page.mjs builds from src/report/page/. Returns undefined if the page was not
+ * built.
+ */
 export async function pageText(): Promise<string | undefined> {
   try {
     return await readFile(fileURLToPath(new URL('../report/page/page.html', import.meta.url)), 'utf8')
@@ -53,12 +65,18 @@ export async function pageText(): Promise<string | undefined> {
   }
 }
 
-/** Returns the place that a stack frame names, such as `loops/peers.js:12`. The folder is included, because file names are not unique. */
+/**
+ * Returns the file and line of a stack frame, such as `loops/peers.js:12`. It includes the folder, because several files have the same
+ * name.
+ */
 export function placeOf(frame: string): string | undefined {
   return /((?:[\w.-]+\/)?[\w.-]+\.[jt]s:\d+):\d+\)?$/.exec(frame)?.[1]
 }
 
 export const loadGrpc = (): typeof grpcJs => require('@grpc/grpc-js') as typeof grpcJs
-/** Loads two files of etcd3 instead of its index, which takes half the time. The two read etcd's protocol from etcd3/proto. */
+/**
+ * Loads two files of the package etcd3 instead of the whole package, which takes half the time. These files read etcd's protocol from
+ * etcd3/proto.
+ */
 export const loadEtcdPool = (): typeof etcdPool => require('etcd3/lib/connection-pool.js') as typeof etcdPool
 export const loadEtcdRpc = (): typeof etcdRpc => require('etcd3/lib/rpc.js') as typeof etcdRpc

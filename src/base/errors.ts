@@ -3,7 +3,7 @@
 // A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any other error is a defect
 // of weft and is shown with its stack.
 
-/** The operator has to act on all errors but those with the last four codes, which the daemon handles itself. */
+/** The codes of WeftError. The daemon handles the last four codes itself; errors with any other code need action by the operator. */
 export type ErrorCode =
   | 'USAGE' // a flag, a variable or an argument is wrong
   | 'CONFIG' // the network configuration in the store is wrong
@@ -27,7 +27,7 @@ export type ErrorCode =
 export class WeftError extends Error {
   override readonly name = 'WeftError'
   readonly code: ErrorCode
-  /** The remedy for the operator, as a clause without a full stop. */
+  /** The remedy for the operator, as a clause without a full stop; undefined if there is none. */
   readonly remedy: string | undefined
 
   constructor(code: ErrorCode, message: string, options: { remedy?: string | undefined; cause?: unknown } = {}) {
@@ -41,7 +41,7 @@ export function isWeftError(error: unknown, code?: ErrorCode): error is WeftErro
   return error instanceof WeftError && (code === undefined || error.code === code)
 }
 
-/** Waits for `work`, and puts `prefix` before the message of its WeftError. */
+/** Waits for `work`. If it rejects with a WeftError, puts `prefix` before that error's message. */
 export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> {
   try {
     return await work
@@ -51,7 +51,7 @@ export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> 
   }
 }
 
-/** Formats an error for the operator: message and remedy, or the stack of an error that is not a WeftError. */
+/** Formats an error for the operator. A WeftError becomes `message; remedy`, any other error its stack, because it is a defect of weft. */
 export function describeError(error: unknown): string {
   if (error instanceof WeftError) return error.remedy ? `${error.message}; ${error.remedy}` : error.message
   if (error instanceof Error) return error.stack ?? error.message

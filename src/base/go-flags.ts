@@ -6,13 +6,13 @@
 import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
-/** The value of a flag. A Secret as default determines how given values are shown. */
+/** The value of a flag. If the default of a flag is a Secret, a given value becomes a Secret that is shown in the same way. */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
 interface Flag<Value extends FlagValue = FlagValue> {
   readonly default: Value
   readonly help: string
-  /** The word for the value in the usage text; defaults to Go's word for the type. */
+  /** The word that stands for the flag's value in the usage text. Defaults to the word that Go prints for the type. */
   readonly placeholder?: string
 }
 
@@ -40,7 +40,10 @@ const BOOLEANS: ReadonlyMap<string, boolean> = new Map([
   ...['0', 'f', 'F', 'false', 'FALSE', 'False'].map((text): [string, boolean] => [text, false]),
 ])
 
-/** Parses a number as Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, and underscores between digits. */
+/**
+ * Parses a number as Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, with underscores between digits; undefined if
+ * invalid.
+ */
 export function parseGoInt(text: string): number | undefined {
   const match =
     /^([+-]?)(0[xX]_?[0-9a-fA-F](?:_?[0-9a-fA-F])*|0[bB]_?[01](?:_?[01])*|0[oO]?_?[0-7](?:_?[0-7])*|[1-9](?:_?[0-9])*|0)$/.exec(
@@ -54,7 +57,7 @@ export function parseGoInt(text: string): number | undefined {
   return match[1] === '-' ? -value : value
 }
 
-/** Parses the value of a flag, or returns why it is invalid. */
+/** Parses the text that was given for a flag. Returns the flag's value, or `problem`, which says why the text is invalid. */
 function readValue(flag: Flag, text: string): FlagValue | { readonly problem: string } {
   switch (typeof flag.default) {
     case 'boolean':
@@ -70,23 +73,28 @@ function isProblem(value: ReturnType<typeof readValue>): value is { readonly pro
   return typeof value === 'object' && 'problem' in value
 }
 
-/** Hides the value in an argument that may be a flag, because the value may be a secret. */
+/**
+ * Returns a command line argument with the text after `=` replaced by `...` if the argument is a flag, because that text may be a secret.
+ */
 export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
 
 const UNDEFINED = 'flag provided but not defined: -'
-/** Returns a hint such as `; did you mean --lease-dir?` for an unknown flag, or ''. The code that it needs is loaded only here. */
+/**
+ * Returns a hint such as `; did you mean --lease-dir?` if `error` reports an unknown flag, else an empty text. It loads the search for
+ * similar words only when needed.
+ */
 export async function flagHint(error: unknown, table: FlagTable): Promise<string> {
   if (!(error instanceof WeftError) || !error.message.startsWith(UNDEFINED)) return ''
   const { meant } = await import('./nearest.ts')
   return meant(error.message.slice(UNDEFINED.length), Object.keys(table), '--')
 }
 
-/** Thrown for -h, -help and --help, which Go defines for every program. */
+/** The error that parseFlags throws for -h, -help and --help, which Go defines for every program. */
 export class HelpWanted extends Error {
   override readonly name = 'HelpWanted'
 }
 
-/** Parses a command line. Throws WeftError USAGE for an unknown flag or an invalid value, HelpWanted for -h. */
+/** Parses a command line. Throws WeftError USAGE for an unknown flag or an invalid value, and HelpWanted for -h, -help or --help. */
 export function parseFlags<Table extends FlagTable>(table: Table, args: readonly string[]): ParsedFlags<Table> {
   const options: Record<string, FlagValue> = {}
   for (const [name, flag] of Object.entries(table)) options[name] = flag.default
@@ -134,7 +142,10 @@ export function parseFlags<Table extends FlagTable>(table: Table, args: readonly
 export const variableOf = (prefix: string, name: string): string =>
   `${prefix}_${name.toUpperCase().replaceAll('-', '_')}`
 
-/** Lists the environment variables that have the prefix of flags, are not empty, and belong to no flag. */
+/**
+ * Lists the environment variables that begin with the prefix of weft's variables and are not empty, but set no flag of the table. They
+ * are probably mistyped.
+ */
 export function unknownVariables(
   table: FlagTable,
   prefix: string,
@@ -147,8 +158,8 @@ export function unknownVariables(
 }
 
 /**
- * Sets the flags that were not given from `PREFIX_NAME` variables (upper case, `-` becomes `_`, empty means unset). Calls `onBad` for an
- * invalid value; the flag then keeps its default.
+ * Sets each flag that is missing on the command line from the variable `PREFIX_NAME`: upper case, `_` for `-`, an empty value counts as
+ * unset. Calls `onBad` for an invalid value; the flag then keeps its default.
  */
 export function applyEnvironment<Table extends FlagTable>(
   table: Table,
@@ -169,7 +180,7 @@ export function applyEnvironment<Table extends FlagTable>(
   return options as Options<Table>
 }
 
-/** Returns the flags of a usage text in the format of Go's PrintDefaults. */
+/** Returns the text that describes all flags in a usage text, in the format of Go's PrintDefaults. */
 export function describeFlags(table: FlagTable): string {
   return Object.entries(table)
     .toSorted(([a], [b]) => (a < b ? -1 : 1))
@@ -184,7 +195,7 @@ export function describeFlags(table: FlagTable): string {
         value === '' || value === false || value === 0 || Array.isArray(value)
           ? ''
           : ` (default ${JSON.stringify(value)})`
-      // Go puts the help on the flag's own line when the flag is one letter without a value.
+      // Like Go, print the description on the line of the flag if the flag has one letter and no value, else on the next line.
       const gap = head.length <= 4 ? '\t' : '\n    \t'
       return `${head}${gap}${flag.help}${shown}`
     })

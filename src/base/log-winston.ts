@@ -4,7 +4,7 @@ import { Writable } from 'node:stream'
 import winston from 'winston'
 import { writeToStderr } from './log.ts'
 
-/** Makes a function that has written its line when it returns. */
+/** Makes a function that writes a log line by winston. The line has been written when the function returns. */
 export function createWinstonWriter(write: (line: string) => void = writeToStderr): (line: string) => void {
   const stream = new Writable({
     decodeStrings: false,

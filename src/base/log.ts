@@ -9,23 +9,26 @@ import { printable } from './text.ts'
 
 export interface Log {
   info(message: string): void
-  /** Logs a warning. `normal` marks a warning of flanneld's that means no fault, so it is not kept among the last warnings. */
+  /**
+   * Logs a warning. `normal` marks a warning that flanneld logs too and that means no fault. The status report does not list it among the
+   * last warnings.
+   */
   warn(message: string, what?: 'normal'): void
   error(message: string): void
-  /** True if messages of this verbosity are enabled (klog's -v). */
+  /** True if messages of this verbosity are logged, as set by klog's flag -v. */
   v(level: number): boolean
 }
 
-/** A task that is retried does not log the same line again within this time. */
+/** A task that is retried logs the same line at most once in this time, in ms. */
 const SAME_LINE_MS = 30_000
-/** The maximum number of failures that such a task logs per minute. */
+/** The maximum number of failures that a task that is retried logs per minute. */
 const FAILURES_A_MINUTE = 4
 
 type Level = 'info' | 'warn' | 'error'
 
 const LETTERS: Readonly<Record<Level, string>> = { info: 'I', warn: 'W', error: 'E' }
 
-/** Formats a line as klog does. `atUs` is in microseconds since 1970. */
+/** Formats a log line as klog does. `atUs` is the time in microseconds since the epoch. */
 export function formatLogLine(level: Level, atUs: number, pid: number, caller: string, message: string): string {
   const time = new Date(Math.floor(atUs / 1000))
   const two = (value: number): string => String(value).padStart(2, '0')
@@ -35,7 +38,7 @@ export function formatLogLine(level: Level, atUs: number, pid: number, caller: s
   return `${LETTERS[level]}${date} ${clock}.${micros} ${String(pid).padStart(7)} ${caller}] ${message}`
 }
 
-/** Returns the place of the log call, as klog does with -add_dir_header. */
+/** Finds in a stack the file and line that logged the message, in the format of klog with -add_dir_header. */
 function callerOf(stack: string | undefined): string {
   for (const frame of (stack ?? '').split('\n').slice(1)) {
     const place = placeOf(frame)
@@ -44,24 +47,24 @@ function callerOf(stack: string | undefined): string {
   return 'weftd:0'
 }
 
-/** The time of day, in ms, at which performance.now() was 0. */
+/** The time of day, in ms since the epoch, at which performance.now() was 0. */
 let originMs = performance.timeOrigin
 
 /**
- * Returns the time of day in microseconds. Date.now() has only milliseconds, so the monotonic clock gives the fraction. It is adjusted if
- * the time of day was set, or the host was suspended.
+ * Returns the time of day in microseconds since the epoch. Date.now() counts only milliseconds, so the fraction comes from the monotonic
+ * clock. If the two clocks differ because the time of day was set or the host was suspended, `originMs` is corrected.
  */
 function nowUs(): number {
   if (Math.abs(originMs + performance.now() - Date.now()) > 1) originMs = Date.now() - performance.now()
   return (originMs + performance.now()) * 1000
 }
 
-/** A log whose writer can be exchanged, so that the start does not wait until the later writer is loaded. */
+/** A log whose output function can be replaced. So weftd can log at its start, before the final output function is loaded. */
 export interface MovableLog extends Log {
   writeBy(write: (line: string) => void): void
 }
 
-/** Makes a log of the given verbosity, which writes to stderr unless `write` is given. `observe` is called with each message too. */
+/** Makes a log of the given verbosity, which writes to stderr unless `write` is given. It also calls `observe` with each message. */
 export function createLog(
   verbosity: number,
   write: (line: string) => void = writeToStderr,
@@ -71,7 +74,7 @@ export function createLog(
   const at =
     (level: Level) =>
     (text: string, what?: 'normal'): void => {
-      // Texts from other programs must not break the line.
+      // A message may quote text of other programs. Its control characters are escaped, so that a message is always one line.
       const message = printable(text)
       observe?.(what === 'normal' ? 'info' : level, message)
       writer(`${formatLogLine(level, nowUs(), process.pid, callerOf(new Error('caller').stack), message)}\n`)
@@ -81,12 +84,12 @@ export function createLog(
 }
 
 /**
- * Limits a log for a task that is retried, possibly for days. It drops a line that was logged recently, and a failure if there were many in
- * the last minute. `now` is a monotonic clock in ms.
+ * Makes a log for a task that is retried, possibly for days. It drops a line that was logged within SAME_LINE_MS, and a failure after
+ * FAILURES_A_MINUTE in the last minute. `now` returns ms of a monotonic clock.
  */
 export function seldom(log: Log, now: () => number = () => performance.now()): Log {
   let said: { readonly text: string; readonly at: number; readonly isFailure: boolean }[] = []
-  /** True if the line must be logged. Then it is remembered. */
+  /** Returns true if the line must be logged, and remembers it as logged. */
   const isNews = (text: string, isFailure: boolean): boolean => {
     const at = now()
     said = said.filter((line) => at - line.at < 60_000)
@@ -103,14 +106,14 @@ export function seldom(log: Log, now: () => number = () => performance.now()): L
   }
 }
 
-/** Node.js writes stderr synchronously on Linux, to a file, a terminal or a pipe. */
+/** Writes a line to stderr. On Linux Node.js has written it when the call returns, whether stderr is a file, a terminal or a pipe. */
 export function writeToStderr(line: string): void {
-  // If the reader of stderr is gone (EPIPE), the daemon must continue.
+  // If the process that reads stderr has ended (EPIPE), Node.js emits an `error` event, which would end the daemon without a listener.
   if (process.stderr.listenerCount('error') === 0) process.stderr.on('error', () => {})
   process.stderr.write(line)
 }
 
-/** Formats milliseconds as Go prints a Duration, in whole seconds: 82800000 as `23h0m0s`. */
+/** Formats a duration in ms as Go prints a Duration, rounded down to seconds: 82800000 becomes `23h0m0s`. */
 export function formatGoDuration(ms: number): string {
   const seconds = Math.floor(ms / 1000)
   const hours = Math.floor(seconds / 3600)
@@ -119,7 +122,7 @@ export function formatGoDuration(ms: number): string {
   return `${parts}${seconds % 60}s`
 }
 
-/** Formats milliseconds since 1970 as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. */
+/** Formats a time in ms since the epoch as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. Undefined becomes `never`. */
 export function formatGoTime(ms: number | undefined): string {
   return ms === undefined ? 'never' : new Date(ms).toISOString().replace('T', ' ').replace('Z', ' +0000 UTC')
 }

@@ -1,11 +1,14 @@
 // nearest.ts - finds the known word that a mistyped word probably means. Pure.
 
-/** Longer words are not searched for, because no flag or key is longer, and the time grows with the square of the length. */
+/**
+ * The maximum number of letters of a word that is searched for. No flag or key is longer, and the time grows with the square of the
+ * length.
+ */
 const LONGEST = 64
 
 /**
- * Returns the known word with the smallest edit distance, ignoring case; undefined if the distance is more than a third of the letters. The
- * distance counts inserted, deleted, changed and swapped letters (restricted Damerau-Levenshtein distance).
+ * Returns the word of `known` with the smallest edit distance from `word`, ignoring case; undefined if that distance is more than a third
+ * of the letters. An edit inserts, deletes, changes or swaps letters (restricted Damerau-Levenshtein distance).
  */
 export function nearest(word: string, known: Iterable<string>): string | undefined {
   if (word.length > LONGEST) return undefined
@@ -37,7 +40,10 @@ function distanceOf(a: string, b: string): number {
   return row[b.length] ?? 0
 }
 
-/** Returns a hint such as `; did you mean Port?`, or an empty text. `head` is put before the word. */
+/**
+ * Returns a hint such as `; did you mean Port?` with the most similar word of `known`; an empty text if none is similar. The hint has
+ * `head`, such as `--`, before the word.
+ */
 export function meant(word: string, known: Iterable<string>, head = ''): string {
   const one = nearest(word, known)
   return one === undefined ? '' : `; did you mean ${head}${one}?`

@@ -3,28 +3,31 @@
 import { createHmac, randomBytes } from 'node:crypto'
 
 export const HIDDEN = '<hidden>'
-/** A random key of this process, so that secrets cannot be guessed from their hashes. */
+/** A random key that differs in each process. Secrets are hashed with it, so nobody can guess a secret and compare its hash. */
 const salt = randomBytes(32)
 
 export class Secret {
   readonly #value: string
   readonly #show: (value: string) => string
-  /** A keyed hash of the value. isDeepStrictEqual ignores private members, and compares secrets by this one. */
+  /** A hash of the secret with a random key. isDeepStrictEqual ignores private members, so it compares secrets by this member. */
   readonly identity: string
 
-  /** `show` formats the value for display if only a part of it is secret. */
+  /**
+   * Wraps the secret text `value`. `show` returns the text to print instead, if only a part of the value is secret; by default <hidden>
+   * is printed.
+   */
   constructor(value: string, show: (value: string) => string = () => HIDDEN) {
     this.#value = value
     this.#show = show
     this.identity = createHmac('sha256', salt).update(value).digest('base64')
   }
 
-  /** Returns the value. Only the function that needs it may call this; the value must not be shown. */
+  /** Returns the secret value. Only the function that needs the value may call this, and must not print or log it. */
   reveal(): string {
     return this.#value
   }
 
-  /** Makes a secret with another value that is shown in the same way. */
+  /** Makes a secret with another value, which is printed by the same rule as this one. */
   with(value: string): Secret {
     return new Secret(value, this.#show)
   }
@@ -33,7 +36,7 @@ export class Secret {
     return this.#value === ''
   }
 
-  /** Returns <hidden>, or an empty text if there is no value. */
+  /** Returns the text to print: that of `show`, by default <hidden>, or an empty text if the value is empty. */
   toString(): string {
     return this.isEmpty ? '' : this.#show(this.#value)
   }
@@ -42,22 +45,22 @@ export class Secret {
     return this.toString()
   }
 
-  /** Hides the value in util.inspect, which console.log and reports of uncaught exceptions use. */
+  /** Returns the text to print for util.inspect, which console.log and reports of uncaught exceptions use. */
   [Symbol.for('nodejs.util.inspect.custom')](): string {
     return this.toString()
   }
 }
 
-/** Secret bytes, such as a key. Unlike a text, bytes can be wiped when they are no longer needed. */
+/** Wraps secret bytes, such as a key. Unlike a text, bytes can be overwritten with zeros (wiped) when they are no longer needed. */
 export class SecretBytes {
   readonly #bytes: Uint8Array
 
-  /** Keeps the given bytes without a copy, so that wiping removes the only copy. */
+  /** Wraps the given bytes without a copy, so that wiping them removes the only copy in memory. */
   constructor(bytes: Uint8Array) {
     this.#bytes = bytes
   }
 
-  /** Returns the bytes, which are zeros after wiping. They must not be shown or stored. */
+  /** Returns the secret bytes, which are zeros after wiping. The caller must not print or store them. */
   reveal(): Uint8Array {
     return this.#bytes
   }
@@ -80,14 +83,14 @@ export class SecretBytes {
 }
 
 /**
- * Matches the place in a word where the user of a URL may begin: after `//`, or at the start if there is no scheme. A label before a URL is
- * not a user.
+ * Matches the position in a word at which the user name of a URL may begin: after `//`, or at the start of a URL without a scheme. In
+ * `label:http://...` the label is not taken for a user name.
  */
 const USER = /\/\/|(?:^|["'`=])[^"'`=/:]+:(?!["'`]?(?:[a-z][a-z\d+.-]*:)?\/\/)/i
 
 /**
- * Removes user and password from a URL (RFC 3986 section 3.2.1). They end at the last @ of the word, because a password may contain
- * unescaped characters.
+ * Removes user name and password from a word that may be a URL (RFC 3986 section 3.2.1). They end at the last @ of the word, because a
+ * password may contain an unescaped @ or slash.
  */
 function wordWithoutUser(word: string): string {
   const end = word.lastIndexOf('@')
@@ -98,22 +101,23 @@ function wordWithoutUser(word: string): string {
   return word.slice(0, match.index) + kept + word.slice(end + 1)
 }
 
-/** Removes users and passwords from all URLs in a text. Takes linear time. */
+/** Removes user names and passwords from all URLs in a text. It takes linear time. */
 export const withoutUser = (text: string): string => text.replaceAll(/[^\s,]+/g, wordWithoutUser)
 
-/** Removes users and passwords from a comma-separated list of URLs, in which a password may contain commas. */
+/** Removes user names and passwords from a comma-separated list of URLs. A password may contain commas. */
 function urlsWithoutUser(text: string): string {
   const shown: string[] = []
   for (const url of text.split(',')) {
     const [scheme = ''] = /^\s*(?:[a-z][a-z\d+.-]*:)?\/\//i.exec(url) ?? []
     const end = url.lastIndexOf('@')
     const user = url.slice(scheme.length, end + 1)
-    // A user always has a password, so this part, which has no colon, belongs to a password that contains a comma.
+    // This part of the list has an @, but no scheme and no colon before the @. So it is the end of a password that contains a comma, and
+    // the parts before it must not be shown.
     if (end >= 0 && scheme === '' && !user.includes(':')) shown.length = 0
     shown.push(end < 0 ? url : scheme + url.slice(end + 1))
   }
   return shown.join(',')
 }
 
-/** Makes a secret of a comma-separated list of URLs. Users and passwords are hidden when it is shown. */
+/** Makes a secret of a comma-separated list of URLs. It is printed without user names and passwords. */
 export const secretUrls = (text: string): Secret => new Secret(text, urlsWithoutUser)

@@ -4,29 +4,35 @@
 // (ECMA-48: C0, DEL, C1). Bidirectional controls change the order in which a line is read (Unicode UAX 9). Invisible characters (format
 // characters, tags, variation selectors: UAX 44) make two names look equal. A line break makes one line look like two.
 
-/** The characters that are escaped in all texts, including unpaired surrogates. Tab and line break are escaped only within a line. */
+/**
+ * The characters that are escaped in every text, including unpaired surrogates. Tabs and line breaks are escaped too, but only in a text
+ * that is part of one line.
+ */
 const STEERING = String.raw`\0-\x08\x0B\x0C\x0E-\x1F\x7F-\x9F\u2028\u2029\p{Cf}\p{Default_Ignorable_Code_Point}\p{Surrogate}`
 const IN_A_LINE = new RegExp(String.raw`[${STEERING}\t\n\r]`, 'gu')
 const IN_A_TEXT = new RegExp(String.raw`[${STEERING}]|\r(?!\n)`, 'gu')
 
 const SHORT: Readonly<Record<string, string>> = { '\n': String.raw`\n`, '\r': String.raw`\r`, '\t': String.raw`\t` }
-/** Escapes a character as JSON does. A character beyond U+FFFF becomes two escapes. */
+/** Escapes a character as JSON does, by a backslash and `uXXXX`. A character above U+FFFF becomes two escapes. */
 const escapeOf = (letter: string): string =>
   SHORT[letter] ??
   Array.from({ length: letter.length }, (_, at) => letter.charCodeAt(at).toString(16).padStart(4, '0'))
     .map((code) => String.raw`\u${code}`)
     .join('')
 
-/** Escapes text that is part of a line. */
+/** Escapes untrusted text that is printed within one line. */
 export const printable = (text: string): string => text.replaceAll(IN_A_LINE, escapeOf)
 
-/** Escapes text of several lines, and keeps tabs and line breaks. JSON keeps its meaning, because only its strings are changed. */
+/**
+ * Escapes untrusted text of several lines, but keeps its tabs and line breaks. JSON keeps its meaning, because the escaped characters
+ * occur only within its strings.
+ */
 export const printableLines = (text: string): string => text.replaceAll(IN_A_TEXT, escapeOf)
 
-/** Formats a value as one line of JSON without terminal sequences. */
+/** Formats a value as one line of JSON in which control characters are escaped, so that it cannot steer a terminal. */
 export const jsonLine = (value: unknown): string => `${printableLines(JSON.stringify(value))}\n`
 
-/** Parses JSON for display: all its texts and names are escaped as parts of a line. */
+/** Parses untrusted JSON for display: all its texts and member names are escaped for printing within one line. */
 export const parseToShow = (text: string): unknown =>
   JSON.parse(text, (_name, value: unknown) => {
     if (typeof value === 'string') return printable(value)

@@ -1,16 +1,16 @@
 // bell.ts - waits for a time or an event, whichever comes first, or for the signal to stop.
 
-/** Wakes a loop that waits. A ring while no loop waits is kept for the next wait. */
+/** Wakes a waiting loop. If no loop waits when the bell rings, the next wait ends immediately. */
 export interface Bell {
   ring(): void
   /**
-   * Waits for a ring, for at most `ms` milliseconds, or without a limit. Resolves with true if it rang. Rejects with the signal's reason.
-   * Only one caller may wait at a time.
+   * Waits until the bell rings, for at most `ms` milliseconds; without `ms` it has no time limit. Resolves with true if the bell rang.
+   * Rejects with the signal's reason. Only one caller may wait at a time.
    */
   wait(signal: AbortSignal, ms?: number): Promise<boolean>
 }
 
-/** The longest delay of setTimeout (2^31 - 1 ms, 24 days). A longer wait ends early. */
+/** The longest delay that setTimeout accepts, in ms (24 days). A longer wait ends after this time. */
 const LONGEST_MS = 2 ** 31 - 1
 
 export function createBell(): Bell {
@@ -50,7 +50,10 @@ export async function pause(signal: AbortSignal, ms: number): Promise<void> {
   await createBell().wait(signal, ms)
 }
 
-/** Runs `work` with a signal that aborts when `signal` does, or after `ms` milliseconds with the error of `late`. Rejects with the reason. */
+/**
+ * Runs `work` with a time limit of `ms` milliseconds. The signal that `work` gets aborts after this time with the error of `late`, or
+ * when `signal` aborts. Then the promise rejects with that reason.
+ */
 export async function limited<T>(
   signal: AbortSignal,
   ms: number,
@@ -58,7 +61,8 @@ export async function limited<T>(
   work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
   signal.throwIfAborted()
-  // Node.js 20 may collect an AbortSignal.timeout inside AbortSignal.any as garbage, so a timer aborts the signal.
+  // A timer is used, because Node.js 20 may collect an AbortSignal.timeout as garbage that only AbortSignal.any refers to, and it then
+  // never aborts.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)
@@ -73,7 +77,10 @@ export async function limited<T>(
   }
 }
 
-/** Runs `work` with a promise that resolves after `ms` milliseconds, so that it can postpone its remaining steps. */
+/**
+ * Runs `work` with a promise that resolves after `ms` milliseconds. So `work` can notice that it takes long, and postpone its remaining
+ * steps.
+ */
 export async function withLatePromise<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
   const over = new AbortController()
   return work(pause(over.signal, ms).catch(() => {})).finally(() => over.abort())

@@ -4,7 +4,7 @@ import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../base/errors.ts'
 import { withoutUser } from '../base/secret.ts'
 
-/** The Debian packages of programs whose package has another name, for the remedies in error messages. */
+/** The Debian package of each program whose package has another name. Error messages name it as the remedy. */
 const PACKAGES: Readonly<Record<string, string>> = {
   ip: 'iproute2',
   bridge: 'iproute2',
@@ -26,9 +26,12 @@ const PACKAGES: Readonly<Record<string, string>> = {
 export const packageOf = (program: string): string =>
   PACKAGES[program] ?? (/^(?:ip6?|x)tables/.test(program) ? 'iptables' : program)
 
-/** The folders of administration programs. On Debian the PATH of an ordinary user, and of `su` without `-`, lacks them. */
+/**
+ * The folders that hold administration programs such as `ip`. On Debian they are not in the PATH of an ordinary user or of `su` without
+ * `-`.
+ */
 const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin']
-/** Appends the folders of administration programs to a search path. */
+/** Appends SYSTEM_FOLDERS to a search path in the format of PATH. */
 export function withSystemFolders(path: string | undefined): string {
   const folders = path === undefined || path === '' ? ['/usr/local/bin', '/usr/bin', '/bin'] : path.split(':')
   return [...folders, ...SYSTEM_FOLDERS.filter((folder) => !folders.includes(folder))].join(':')
@@ -46,11 +49,14 @@ export interface RunOptions {
   readonly input?: string
   readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
-  /** True for a command that waits for another program, and so has no time limit. */
+  /** True for a command that waits for another program, as iptables waits for its lock. Such a command has no time limit. */
   readonly patient?: boolean
 }
 
-/** Runs a program and returns its stdout. Rejects with WeftError COMMAND, or PERMISSION if the kernel refused with EPERM. */
+/**
+ * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the kernel refused with EPERM, and COMMAND for any other
+ * failure.
+ */
 export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>
   new Promise((resolve, reject) => {
     const how = {
@@ -63,14 +69,15 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
       const child = execFile(file, args, how, (error, stdout, stderr) => {
         if (!error) return resolve(stdout)
         if (signal?.aborted) return reject(signal.reason)
-        // A batch may print results before it fails. They are attached, but as a property that is not printed with the error.
+        // A batch may print results before it fails, so the error carries them. The property is not enumerable, so it is not printed with
+        // the error.
         Object.defineProperty(error, 'stdout', { value: stdout })
         reject(commandError(file, args, error, stderr))
       })
       child.stdin?.on('error', () => {}) // the program ended without reading; its exit code matters
       if (input !== undefined) child.stdin?.end(input)
     } catch (error) {
-      // Node.js throws some errors of fork, such as ENOMEM and E2BIG, and throws for an argument with a zero byte.
+      // Node.js throws, instead of calling back, if fork fails with ENOMEM or E2BIG, or if an argument contains a zero byte.
       reject(commandError(file, args, error as ExecFileException, ''))
     }
   })
@@ -82,17 +89,20 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
       cause: error,
     })
   }
-  // The last line is the error. `ip` prints warnings before it, and iptables-restore prints hints after it, which are removed.
+  // The last line of stderr is the error message. Before it `ip` prints warnings, and after it iptables-restore prints hints, which this
+  // filter removes.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
-  // Below its error nft quotes the faulty input and marks the place.
+  // After its error message nft prints the faulty input, and below that a line of `^` and `~` under the fault. These two lines are
+  // skipped.
   const isMark = /^[\s^~]+$/.test(lines.at(-1) ?? '')
   const last = (isMark ? lines.findLast((line) => line.includes('Error: ')) : undefined) ?? lines.at(-1)
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
   const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? last ?? error.message)
-  // wg prints an invalid key, which may be a secret.
+  // wg quotes an invalid key in its error message. The key may be secret, so it is removed.
   const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
-  // Legacy iptables needs a raw socket, and iptables-restore does not report that it lacks the right (iptables/libiptc/libiptc.c).
+  // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability (iptables/libiptc/libiptc.c),
+  // so the remedy names CAP_NET_RAW.
   if (/\(legacy\).*initialize/.test(said)) {
     return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {
       remedy: 'legacy iptables needs CAP_NET_RAW in addition to CAP_NET_ADMIN; iptables-nft and nft do not',
@@ -109,14 +119,21 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   return new WeftError('COMMAND', message, { cause: error })
 }
 
-/** Returns the name of the program if the error means that it is not installed; else undefined. */
+/** Returns the name of the program if the error says that this program is not installed; undefined for any other error. */
 export function notInstalled(error: unknown): string | undefined {
   if (!(error instanceof WeftError)) return undefined
   const { code, path } = (error.cause ?? {}) as NodeJS.ErrnoException
   return code === 'ENOENT' ? path : undefined
 }
 
-/** True if the program ran and exited with an error, as opposed to a program that could not start or timed out. */
+/** True if the reason of a failure is a program that did not end within TIMEOUT_MS, for example because the host is overloaded. */
+export function hasTimedOut(error: unknown): boolean {
+  for (let each = error; each instanceof Error; each = each.cause)
+    if ((each as ExecFileException).killed === true) return true
+  return false
+}
+
+/** True if a program ran and exited with an error. False if the program could not be started, or ran longer than allowed. */
 export function isRefusal(error: unknown): boolean {
   return error instanceof WeftError && typeof (error.cause as Partial<ExecFileException> | undefined)?.code === 'number'
 }

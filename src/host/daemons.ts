@@ -3,18 +3,18 @@
 import { readdir, readFile, readlink, stat } from 'node:fs/promises'
 import { basename } from 'node:path'
 
-/** The end of the name of the lock that a weftd holds beside its subnet file. */
+/** The end of the name of the lock file that a running weftd holds next to its subnet file. */
 export const LOCK_END = '.handover.lock'
-/** flanneld's default subnet file. */
+/** The default path of flanneld's subnet file. */
 const SUBNET_FILE = '/run/flannel/subnet.env'
 
 interface RunningDaemon {
   readonly pid: number
-  /** The program's name, which begins with `weftd` or `flanneld`. */
+  /** The name of the program, which begins with `weftd` or `flanneld`. */
   readonly name: string
 }
 
-/** Lists the running daemons except this process; `proc` is the mount point of procfs. */
+/** Lists the weftd and flanneld processes of this network namespace, except this process. `proc` is the mount point of procfs. */
 export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
   const running: RunningDaemon[] = []
   const here = await readlink(`${proc}/self/ns/net`)
@@ -22,7 +22,8 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
     const command = await readFile(`${proc}/${pid}/cmdline`, 'utf8').catch(() => '') // the process ended
     const name = daemonName(command.split('\0'))
     if (name === undefined) continue
-    // A process of another user whose namespace this process may not see counts as being in this namespace. An ended process does not.
+    // If this process may not see the namespace of another user's process, that process counts as being in this namespace. A process that
+    // has ended does not count.
     const there = await readlink(`${proc}/${pid}/ns/net`).catch((error: NodeJS.ErrnoException) =>
       error.code === 'ENOENT' || error.code === 'ESRCH' ? undefined : here,
     )
@@ -32,8 +33,8 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
 }
 
 /**
- * Returns the daemon's name if this is the command line of weftd or flanneld; undefined for other programs. weftd is a script, so its
- * interpreter comes first until weftd has set its process title.
+ * Returns the name of the daemon if a command line belongs to weftd or flanneld; undefined for other programs. weftd is a script, so its
+ * interpreter is the first word until weftd has set its process title.
  */
 export function daemonName([program = '', script = '']: readonly string[]): string | undefined {
   const name = basename(program)
@@ -41,14 +42,20 @@ export function daemonName([program = '', script = '']: readonly string[]): stri
   return name.startsWith('node') && /^(flanneld|weftd)$/.test(basename(script)) ? basename(script) : undefined
 }
 
-/** The subnet file of a running daemon, by a path that this process can open, and the lock file that weftd holds next to it. */
+/**
+ * The files of a running daemon: its subnet file, by a path that this process can open, and the lock file that weftd holds next to the
+ * subnet file.
+ */
 interface DaemonFiles {
   readonly subnetFile: string
-  /** The device and the inode of the lock; undefined for a flanneld, which holds none. */
+  /** Device and inode of weftd's lock file; undefined for flanneld, which has no lock file. */
   readonly lock: string | undefined
 }
 
-/** Returns undefined for a weftd that holds no lock, because it waits for another weftd and does not forward yet. */
+/**
+ * Finds the files of a running daemon. Returns undefined for a weftd without a lock, because it still waits for another weftd to stop and
+ * does not forward packets.
+ */
 export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<DaemonFiles | undefined> {
   const root = `${proc}/${pid}/root`
   const held = await lockHeldBy(`${proc}/${pid}/fd`)
@@ -59,13 +66,13 @@ export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<D
       () => [],
     )
   const command = await read('cmdline')
-  // weftd overwrites its command line with its name, so its flags cannot be read.
+  // weftd's command line consists only of its process title, so flags can be read only from a flanneld.
   if (!/^flanneld\b/.test(basename(command[0] ?? ''))) return undefined
   const given = flagOf(command, 'subnet-file') ?? variableOf(await read('environ'), 'FLANNELD_SUBNET_FILE')
   return { subnetFile: `${root}${given ?? SUBNET_FILE}`, lock: undefined }
 }
 
-/** Returns the device and the inode of a file, which identify it under any name; undefined if the file does not exist. */
+/** Returns device and inode of a file, which identify the file whatever its path; undefined if the file does not exist. */
 export const identityOf = (path: string): Promise<string | undefined> =>
   stat(path).then(
     ({ dev, ino }) => `${dev}:${ino}`,
@@ -82,7 +89,7 @@ async function lockHeldBy(folder: string): Promise<{ readonly path: string; read
   return undefined
 }
 
-/** Returns the value of a flag in Go's syntax: `-name value` or `--name=value`. */
+/** Returns the value of a flag in a command line, written as `-name value` or `--name=value`, as Go's flag package allows. */
 function flagOf(command: readonly string[], name: string): string | undefined {
   const at = command.findLastIndex((word) => new RegExp(`^--?${name}(=|$)`).test(word))
   const word = command[at]

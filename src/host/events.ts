@@ -10,15 +10,19 @@ import { pause } from './bell.ts'
 import { childEnvironment } from './command.ts'
 
 /**
- * The first and the longest pause before `ip monitor` is started again. The pause doubles each time, and is reset if the child ran longer
- * than the longest pause. Each restart reports a change, so the host is checked every RESTART_MAX_MS if `ip monitor` cannot run.
+ * The minimum and the maximum pause in ms before `ip monitor` is started again. The pause doubles after each failure, and starts again at
+ * the minimum after a run longer than the maximum pause. Each start counts as a change, so if `ip monitor` cannot run, the host is still
+ * checked every RESTART_MAX_MS.
  */
 const RESTART_MIN_MS = 200
 const RESTART_MAX_MS = 5_000
-/** Kills the child when this process dies (util-linux 2.33). Without it the child ends at the next change that it reports (SIGPIPE). */
+/**
+ * Starts `ip monitor` so that the kernel kills it when this process dies (setpriv of util-linux 2.33). Without setpriv, `ip monitor` ends
+ * only when it next prints a change (SIGPIPE).
+ */
 const DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'KILL']
 
-/** The command that watches, and a filter for its lines; without a filter all lines matter. */
+/** The command that reports changes, and a filter for its output lines. Without a filter every line counts as a change. */
 export interface Watched {
   readonly monitor: readonly string[]
   readonly matters?: (line: string) => boolean
@@ -26,23 +30,23 @@ export interface Watched {
 
 const OBJECTS = ['monitor', 'link', 'address', 'route', 'rule']
 
-/** Watches links, and the addresses, routes and routing rules of these families. */
+/** Returns the command that reports changes of links, and of the addresses, routes and routing rules of these families. */
 export function changesOf(families: readonly Family[]): Watched {
-  // Without IPv6 there are no router advertisements, whose lines would have to be filtered.
+  // A filter is only needed for the lines that IPv6 router advertisements cause.
   if (!families.includes('ipv6')) return { monitor: ['ip', '-4', ...OBJECTS] }
   const flags = families.includes('ipv4') ? ['-o'] : ['-o', '-6']
   return { monitor: ['ip', ...flags, ...OBJECTS], matters: createChangeFilter() }
 }
 
-/** The maximum number of addresses and routes whose last line is stored. */
+/** The maximum number of addresses and routes for which the filter stores the last line. */
 const REMEMBERED = 10_000
 const LIFETIMES = / (?:valid_lft|preferred_lft|expires) \S+/g
-/** The keys of lines: interface and address; or destination, device and metric. */
+/** Match the part of a line that identifies an address (interface and address) or a route (destination, device and metric). */
 const NAMES = [/^(\d+): \S+\s+inet6? (\S+)/, /^(.+?)(?: via .*)? dev (\S+).*? (metric \d+)/]
 
 /**
- * Makes a filter for lines of `ip -o monitor`. It drops lines that only renew a lifetime, as after every router advertisement (RFC 4862
- * section 5.5.3).
+ * Makes a filter for lines of `ip -o monitor`. The filter returns false for lines that only renew the lifetime of an address or route.
+ * Every router advertisement causes such lines (RFC 4862 section 5.5.3).
  */
 export function createChangeFilter(): (line: string) => boolean {
   const known = new Map<string, string>()
@@ -62,14 +66,14 @@ export function createChangeFilter(): (line: string) => boolean {
   }
 }
 
-/** Watches the host while it is not yet known which families matter. */
+/** A watch for changes of the host that starts before weftd knows the families of the network. */
 interface HostWatch {
-  /** Watches these families from now on. The watch begins with IPv4 only. */
+  /** Watches these families from now on. Before the first call only IPv4 is watched. */
   readonly follow: (families: readonly Family[]) => void
   readonly end: () => Promise<void>
 }
 
-/** Makes a host watch, which runs one child at a time. `onChange` and `signal` are as in `watchHost`. */
+/** Makes a host watch, which runs one `ip monitor` at a time. `onChange` and `signal` are those of `watchHost`. */
 export function createHostWatch(onChange: () => void, log: Log, signal: AbortSignal): HostWatch {
   let over = new AbortController()
   let command: readonly string[] = []
@@ -94,15 +98,18 @@ export function createHostWatch(onChange: () => void, log: Log, signal: AbortSig
   }
 }
 
-/** Watches the neighbours and forwarding entries of devices, by name, because a device that is made again has another index. */
+/**
+ * Returns the command that reports changes of the neighbours and forwarding entries of these devices. Devices are compared by name,
+ * because a device that is created again has another index.
+ */
 export const entriesOf = (...devices: readonly string[]): Watched => ({
   monitor: ['ip', 'monitor', 'neigh'],
   matters: (line) => devices.some((device) => line.includes(` dev ${device} `)),
 })
 
 /**
- * Calls `onChange` whenever something changed, or may have changed while no child ran. The caller has to find out what changed. Resolves
- * when `signal` aborts.
+ * Calls `onChange` when the host changed, or may have changed because `ip monitor` did not run. The caller must find out what changed.
+ * Resolves when `signal` aborts.
  */
 export async function watchHost(
   onChange: () => void,
@@ -129,7 +136,7 @@ export async function watchHost(
   }
 }
 
-/** Runs the child until it ends, or `signal` aborts. */
+/** Runs `ip monitor` until it ends or `signal` aborts. */
 async function runMonitor(
   prefix: readonly string[],
   { monitor: command, matters }: Watched,
@@ -143,11 +150,13 @@ async function runMonitor(
     const closed = once(monitor, 'close')
     stop = () => void monitor.kill()
     signal.addEventListener('abort', stop)
-    // If no descriptors are free, the streams are undefined, despite their types, and the child has not started.
+    // If this process has no free descriptors, Node.js leaves the streams undefined, contrary to their types, and does not start the
+    // command.
     const { stdout, stderr } = monitor as Partial<typeof monitor>
     if (stdout && matters) createInterface(stdout).on('line', (line) => matters(line) && onChange())
     else stdout?.on('data', onChange)
-    // If the kernel's queue overflows, iproute2 prints a warning to stderr and continues (lib/libnetlink.c, rtnl_listen).
+    // If the kernel drops reports because its queue is full, iproute2 prints a warning to stderr and continues (lib/libnetlink.c,
+    // rtnl_listen). So output on stderr counts as a change.
     stderr?.on('data', onChange)
     const [code, by] = (await closed) as [number | null, string | null]
     return { bySignal: by !== null, why: by ?? `exit code ${code}` }

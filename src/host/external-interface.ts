@@ -3,7 +3,7 @@
 // The rules and texts are those of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with three differences. If there are several
 // default routes, the one with the lowest metric counts, as for all packets of the host. A tentative IPv6 address is not used, because no
 // socket can be bound to it. If there are several addresses, the node uses its earlier address, or else the kernel's source address,
-// because an address that another program adds later, such as a virtual IP, must not become the node's.
+// because an address that another program adds later, such as a virtual IP, must not become the node's address.
 
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -41,39 +41,51 @@ import {
   type Route,
 } from './links.ts'
 
-/** How long an address must be missing before the node gives it up. A DHCP client removes it for a moment when it restarts. */
+/**
+ * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP client that
+ * restarts removes the address for a moment.
+ */
 const HOLD_MS = 5_000
 
 export interface ExternalInterface {
   readonly name: string
-  /** The kernel's number of the interface, which stays when the interface is renamed; left out if it is not known. */
+  /** The kernel's index of the interface, which stays the same if the interface is renamed; left out if it is not known. */
   readonly index?: number
   readonly mtu: number
-  /** The addresses that sockets are bound to, of the families that the network has. */
+  /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
   readonly address: Addresses
-  /** The addresses that other nodes send to; the interface's unless --public-ip or --public-ipv6 says otherwise. */
+  /** The addresses to which other nodes send packets. They are those of the interface unless --public-ip or --public-ipv6 is given. */
   readonly publicIp: Addresses
-  /** The addresses that the operator named: such an address does not follow the interface's. */
+  /** True for each address that the operator gave by a flag. Such an address stays the same if the interface's address changes. */
   readonly named: { readonly address: ByFamily<boolean>; readonly publicIp: ByFamily<boolean> }
-  /** The expression with which the addresses were chosen. Later addresses must match it too. */
+  /** The regular expression of --iface-regex that chose the addresses. A new address of the interface must match it too. */
   readonly pattern?: string
-  /** The families of the network; those of `address` if it is left out. weftd waits for an address of each. */
+  /** The families of the network; if left out, the families of `address`. weftd waits until the interface has an address of each family. */
   readonly families?: readonly Family[]
-  /** The addresses that the node keeps while they are briefly missing; without it the node follows the interface immediately. */
+  /**
+   * Decides how long the node keeps an address that is missing from the interface. If left out, the node uses another address
+   * immediately.
+   */
   readonly hold?: AddressHold
 }
 
-/** The knowledge of a starting node about its earlier runs. */
+/** The knowledge that a starting node has about its earlier runs. */
 export interface Earlier {
-  /** Returns the addresses that this node used or published, the most certain first. Called only if an interface has several addresses. */
+  /**
+   * Returns the addresses that this node used or published in earlier runs, the most certain first. It is called only if the interface
+   * has several addresses.
+   */
   readonly addresses: () => Promise<readonly Address[]>
-  /** True for a device that weft makes, and for a device with an address of this node's own subnet. Neither is the external interface. */
+  /**
+   * True for a device that weft created, and for a device with an address of this node's own subnet. Neither can be the external
+   * interface.
+   */
   readonly isOwn: (link: Link) => boolean
 }
 
 const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
-/** Remembers the addresses with which the node started, and since when an address in use has been missing. */
+/** Stores the address of each family with which the node started, and the time since when the node's current address has been missing. */
 export class AddressHold {
   #home: { ipv4?: Address; ipv6?: Address } = {}
   #goneSince = new Map<Address, number>()
@@ -82,12 +94,12 @@ export class AddressHold {
     for (const address of listed(home)) this.#home[familyOf(address)] = address
   }
 
-  /** Returns the address to which the node returns as soon as the interface has it again. */
+  /** Returns the address to which the node returns as soon as the interface has that address again; undefined if there is none. */
   home(family: Family): Address | undefined {
     return this.#home[family]
   }
 
-  /** Makes this the address to which the node returns, because it is better than the previous one. */
+  /** Makes `address` the one to which the node returns, because it is better than the address with which the node started. */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
   }
@@ -96,7 +108,10 @@ export class AddressHold {
     this.#goneSince.delete(address)
   }
 
-  /** Notes that an address is missing. Returns true if it has been missing for HOLD_MS, so that the node must give it up. */
+  /**
+   * Records that the interface lacks an address of the node. Returns true if the address has been missing for HOLD_MS, so that the node
+   * must use another one.
+   */
   isGoneForGood(address: Address): boolean {
     const now = performance.now()
     const since = this.#goneSince.get(address) ?? now
@@ -106,36 +121,42 @@ export class AddressHold {
 }
 
 export interface InterfaceWishes {
-  /** Names or addresses, in order of preference. Here and in `patterns`, an empty text means the interface of the default route. */
+  /**
+   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`, means the
+   * interface of the default route.
+   */
   readonly ifaces: readonly string[]
-  /** Regular expressions (RE2) for addresses and names, which are tried if none of `ifaces` fits. */
+  /**
+   * The values of --iface-regex: regular expressions (RE2) for addresses and names of interfaces. They are tried if no interface fits
+   * `ifaces`.
+   */
   readonly patterns: readonly string[]
-  /** An address whose route determines the interface, which is tried last; or empty. */
+  /** The value of --iface-can-reach: the route to this address determines the interface. It is tried last; empty if not given. */
   readonly canReach: string
-  /** The addresses of --public-ip and --public-ipv6, to which other nodes send; or empty. */
+  /** The values of --public-ip and --public-ipv6, to which other nodes send packets; empty if not given. */
   readonly publicIp: Readonly<Record<Family, string>>
 }
 
-/** Reads a setting of the kernel, as `getSysctl` of sysctl.ts does. */
+/** Reads a kernel setting, as `getSysctl` of sysctl.ts does. */
 export type ReadSysctl = (name: string) => Promise<string | undefined>
 
 interface Host {
   readonly run: Run
   readonly links: readonly Link[]
-  /** The families of the network. The interface must have an address of each. */
+  /** The families of the network. The external interface must have an address of each of them. */
   readonly families: readonly Family[]
-  /** Returns the kernel setting that disables IPv6 on an interface; undefined if it is not disabled. */
+  /** Returns the name of the kernel setting that disables IPv6 on an interface; undefined if IPv6 is not disabled there. */
   readonly ipv6OffBy: (link: Link) => Promise<string | undefined>
   readonly earlier: Earlier
   readonly log: Log
 }
 
-/** The interface and the addresses that one wish selects. */
+/** An interface that fits one of the operator's flags, and the addresses that the flag determines. */
 interface Found {
   readonly link: Link
-  /** The addresses that the wish determines. For a family without one, the interface's preferred address is used. */
+  /** The addresses that the flag determines. For every other family the interface's preferred address is used. */
   readonly given?: Addresses
-  /** True if the wish names these addresses. */
+  /** True if the operator's flag names these addresses literally. */
   readonly isNamed?: boolean
   readonly pattern?: string
 }
@@ -147,7 +168,7 @@ interface Choice {
   readonly pattern: string | undefined
 }
 
-/** The texts of log lines and errors for each family. Most are flanneld's. */
+/** The texts of log lines and errors about IPv4 and IPv6. Most texts are flanneld's. */
 const SAYS = {
   ipv4: {
     using: (name: string, address: string) => `Using interface with name ${name} and address ${address}`,
@@ -171,24 +192,33 @@ const SAYS = {
 
 const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
 
-/** True if a host can have the address: it is not unspecified, loopback, multicast or an IPv4-mapped IPv6 address. */
+/** True if an interface can have the address. False for an unspecified, loopback, multicast or IPv4-mapped IPv6 address. */
 function isOfHost(address: Address): boolean {
   if (typeof address === 'bigint') return isOneHost(address)
   const top = address >>> 24
   return top !== 0 && top !== 127 && top < 224
 }
 
-/** Returns 0 for a permanent address; more for a makeshift one (temporary, link-local), which is used only if there is no better one. */
+/**
+ * Returns 0 for a permanent address, and a higher number for a makeshift one (temporary or link-local). The node uses a makeshift address
+ * only if the interface has no permanent one.
+ */
 const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
   (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
 
-/** True for an address with the prefix length of a single host (/32 or /128), which virtual IPs have. */
+/** True if the prefix length of the address covers a single host (/32 or /128), as for virtual IPs. */
 const isBare = ({ address, prefixLength }: LinkAddress): boolean => prefixLength >= ADDRESS_BITS[familyOf(address)]
 
-/** Ranks an address: a lower number is better. A limited lifetime, such as that of a DHCP address, does not count against it. */
+/**
+ * Ranks an address of an interface: a lower number is better. An address with a limited lifetime, such as one from DHCP, has the same
+ * rank as a permanent one.
+ */
 const rankOf = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (isBare(entry) ? 1 : 0)
 
-/** Lists the usable addresses, tentative ones included, the best first; equal ones are in the kernel's order. */
+/**
+ * Lists the usable addresses of an interface, the best first, including tentative ones. Addresses of equal rank stay in the kernel's
+ * order.
+ */
 function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
   return addressesOf(link, family)
     .filter(({ address, deprecated }) => !deprecated && isOfHost(address) && fits(formatAddress(address)))
@@ -196,8 +226,8 @@ function candidatesOf(link: Link, family: Family, fits: (text: string) => boolea
 }
 
 /**
- * Returns the address of an interface to use. Returns undefined while a better address is still tentative: on a booting host the
- * link-local address is ready before the addresses that other nodes can reach.
+ * Returns the interface's address that the node must use. Returns undefined while a better address is still tentative: on a booting host
+ * the link-local address is ready earlier than the addresses that other nodes can reach.
  */
 export function preferredAddress(
   link: Link,
@@ -209,7 +239,10 @@ export function preferredAddress(
   return ready && candidates.every((other) => makeshiftOf(other) >= makeshiftOf(ready)) ? ready.address : undefined
 }
 
-/** Returns the address for a node that starts. Of several it is the node's earlier address, else the kernel's source address. */
+/**
+ * Returns the address with which a starting node begins. If the interface has several addresses, it is the address of the node's earlier
+ * run, or else the kernel's source address.
+ */
 async function addressToStartWith(
   { run, earlier }: Host,
   link: Link,
@@ -233,7 +266,10 @@ async function addressToStartWith(
   return alike.find(isSource)?.address ?? preferred
 }
 
-/** Describes all interfaces but the loopback device, each with its addresses and the reason why it was not chosen; `otherwise` is the reason of a suitable one. */
+/**
+ * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it was not chosen. `otherwise` is the
+ * reason for an interface that would be suitable.
+ */
 async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
   const faultOf = async (link: Link, family: Family): Promise<string[]> => {
     if (preferredAddress(link, family) !== undefined) return []
@@ -262,8 +298,8 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
 }
 
 /**
- * Chooses the interface, which must have an address of each of the network's `families`. Throws WeftError INTERFACE if none fits now, with
- * all candidates and the reasons. Throws USAGE if the wishes can never be met.
+ * Chooses the external interface, which must have an address of each family of the network. Throws WeftError INTERFACE, with all
+ * interfaces and the reasons against them, if none fits now. Throws WeftError USAGE if the flags can never be satisfied.
  */
 export async function chooseExternalInterface(
   run: Run,
@@ -301,7 +337,7 @@ export async function chooseExternalInterface(
   return pattern === undefined ? found : { ...found, pattern }
 }
 
-/** Parses both public addresses, even if the network has only one family. Throws WeftError USAGE. */
+/** Parses --public-ip and --public-ipv6, also the one whose family the network lacks. Throws WeftError USAGE for an invalid address. */
 function readPublicIp({ publicIp }: InterfaceWishes): readonly Address[] {
   const ipv4 = parseIpv4(publicIp.ipv4)
   if (publicIp.ipv4 !== '' && ipv4 === undefined) {
@@ -329,7 +365,8 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
   const { ifaces, patterns, canReach } = wishes
 
   if (ifaces.length === 0 && patterns.length === 0 && canReach === '') {
-    // If only --public-ip is given, an interface must have that address. Behind NAT, --iface is needed too.
+    // If --public-ip is given without --iface, an interface must have the public address. A host behind NAT has no such interface, so its
+    // operator must give --iface too.
     const own = listed(asked)
     try {
       return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)))
@@ -366,7 +403,7 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
       remedy: `give --iface-regex an expression of RE2, --iface-can-reach an ${hasIpv6 ? '' : 'IPv4 '}address`,
     })
   }
-  // For an IPv4 network the message is exactly flanneld's. Otherwise it adds which family an interface lacks.
+  // In an IPv4-only network the message must be exactly flanneld's. In other networks it also says which family each interface lacks.
   throw new WeftError('INTERFACE', hasIpv6 ? `${message}: ${why}` : message, {
     remedy: await remedyFor(host, failures, 'not asked for'),
   })
@@ -379,7 +416,10 @@ async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: 
   return [...remedies, naming].join(', or ')
 }
 
-/** Adds the addresses that the wish did not determine. Throws WeftError INTERFACE if the interface lacks a family. */
+/**
+ * Completes a found interface with the addresses that the operator's flag did not determine. Throws WeftError INTERFACE if the interface
+ * lacks an address of a family of the network.
+ */
 async function complete(host: Host, { link, given = {}, isNamed = false, pattern }: Found): Promise<Choice> {
   const addresses: Address[] = []
   for (const family of host.families) {
@@ -403,8 +443,8 @@ async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message:
 }
 
 /**
- * Like chooseExternalInterface, for a dual-stack network on a host that lacks a family now. Chooses an interface that fits one family, and
- * adds its addresses of the other family, except link-local ones. Throws WeftError INTERFACE if no family is available.
+ * Chooses the external interface in a dual-stack network while the host lacks one family. Chooses an interface that fits one family, and
+ * adds its addresses of the other family except link-local ones. Throws WeftError INTERFACE if no interface fits either family.
  */
 export async function chooseForSome(
   run: Run,
@@ -447,8 +487,8 @@ function withOthers(
 }
 
 /**
- * Returns the current state of the interface: its name, its MTU, and a new address of a family if the old one is gone. A property that is
- * missing for the moment, as while DHCP renews or a cable is out, stays as it was.
+ * Returns the current state of the external interface: its name, its MTU and its addresses. A property that is missing only for the
+ * moment, as while DHCP renews or a cable is unplugged, stays as it was.
  */
 export const currentExternal = async (run: Run, before: ExternalInterface): Promise<ExternalInterface> =>
   (await seeExternal(run, before)).now
@@ -456,10 +496,13 @@ export const currentExternal = async (run: Run, before: ExternalInterface): Prom
 const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
   pattern === undefined ? undefined : compile(pattern)
 
-/** The families of the network, whether or not the interface has an address of each. */
+/** Returns the families of the network, even those of which the interface has no address now. */
 const familiesFor = ({ families, address }: ExternalInterface): readonly Family[] => families ?? familiesOf(address)
 
-/** Like `currentExternal`, but also returns a reason for each family whose address is missing for the moment. */
+/**
+ * Returns the current state of the external interface like `currentExternal`, and for each family whose address is missing now the
+ * reason.
+ */
 export async function seeExternal(
   run: Run,
   before: ExternalInterface,
@@ -484,7 +527,7 @@ export async function seeExternal(
   return { now, gone: goneOf(now, link) }
 }
 
-/** Returns, for each family that the interface cannot serve now, the reason, such as a lost address. */
+/** Returns, for each family that the interface cannot serve now, the reason why, such as a removed address. */
 function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<string> {
   const { name, address } = external
   const reasonFor = (family: Family): string | undefined => {
@@ -503,7 +546,10 @@ function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<s
   )
 }
 
-/** Returns an address of a family of which the interface had none. Link-local addresses do not count, because other nodes cannot send to them. */
+/**
+ * Returns the new address of a family for which the interface had none before; undefined if there is none. A link-local address does not
+ * count, because other nodes cannot send to it.
+ */
 function addressThatCame(
   { hold }: ExternalInterface,
   link: Link,
@@ -514,15 +560,16 @@ function addressThatCame(
   const home = hold?.home(family)
   if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
     return home
-  // The node's earlier address may return shortly.
+  // The node does not use the new address while its earlier address may still return.
   if (address === undefined || isLinkLocal(address) || (home !== undefined && !hold?.isGoneForGood(home)))
     return undefined
   return address
 }
 
 /**
- * Returns the address that the node uses from now on; `known` is its address so far. The node returns to the address with which it
- * started, and leaves a makeshift or deprecated address for a better one. If `known` is gone, the node waits before it uses another.
+ * Returns the address that the node must use from now on; `known` is the one that it used so far. The node returns to the address with
+ * which it started, and leaves a makeshift or deprecated address for a better one. If `known` is missing, the node keeps it for HOLD_MS
+ * before it uses another.
  */
 function follow(
   { named, hold }: ExternalInterface,
@@ -533,7 +580,7 @@ function follow(
   const family = familyOf(known)
   if (named.address[family]) return known
   const all = addressesOf(link, family)
-  // A tentative address still belongs to this host; addresses become tentative when a cable is unplugged.
+  // An address that is tentative now still belongs to this host, because unplugging the cable makes addresses tentative.
   const there = all.find(({ address, duplicate }) => address === known && !duplicate)
   const isReady = ({ deprecated, tentative }: LinkAddress): boolean => !deprecated && !tentative
   const home = all.find((entry) => entry.address === hold?.home(family) && isReady(entry))
@@ -549,15 +596,16 @@ function follow(
     if (makeshiftOf(other) < makeshiftOf(there)) hold?.settle(other.address)
     return other.address
   }
-  // After a link was down, its link-local address returns immediately, but the others only when a router or a DHCP server answers.
+  // When a link returns, it first has only its link-local address; the other addresses return when a router or a DHCP server answers. So
+  // the node does not change to the link-local address.
   const isForNow = other !== undefined && isLinkLocal(other.address) && !isLinkLocal(known)
   const isLeft = hold?.isGoneForGood(known) ?? true
   return other === undefined || isForNow || !isLeft ? known : other.address
 }
 
 /**
- * Describes a change that a data path made for `before` cannot follow: of an address of these families, or else of the MTU. Returns
- * undefined if there is none.
+ * Describes a change of the external interface that the data path made for `before` cannot follow: of an address of these families, or
+ * else of the MTU. Returns undefined if there is no such change.
  */
 export const changeOf = (
   before: ExternalInterface,
@@ -577,11 +625,17 @@ export function addressChange(before: ExternalInterface, now: ExternalInterface,
 export const mtuChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
 
-/** Describes the change if the interface was renamed, since the kernel refuses new routes and devices that use the old name. */
+/**
+ * Describes the renaming of the external interface; undefined if it was not renamed. After a renaming the kernel refuses new routes and
+ * devices that use the old name.
+ */
 export const nameChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.name === before.name ? undefined : `the interface ${before.name} is called ${now.name} now`
 
-/** Returns the default route that the kernel uses, that with the lowest metric. Blackhole and unreachable routes do not count. */
+/**
+ * Returns the default route that the kernel uses, which is the one with the lowest metric. Routes without a device, of type blackhole or
+ * unreachable, are skipped.
+ */
 export async function defaultRoute(
   run: Run,
   family: Family,
@@ -617,7 +671,10 @@ async function byDefaultRoute(host: Host): Promise<Found> {
   return { link: found[0] as Link }
 }
 
-/** Parses an address. In a network without IPv6, an IPv6 address counts as the name of an interface, as in flanneld. */
+/**
+ * Parses a value of --iface as an address; undefined if it is the name of an interface. In a network without IPv6, an IPv6 address counts
+ * as a name, as in flanneld.
+ */
 const readAddress = (text: string, families: readonly Family[]): Address | undefined =>
   parseIpv4(text) ?? (families.includes('ipv6') ? parseIpv6(text) : undefined)
 
@@ -635,7 +692,7 @@ function byAddress({ links, log }: Host, address: Address): Found {
   throw new WeftError('INTERFACE', SAYS[family].noOwner(text))
 }
 
-/** Finds the interface that has all of these addresses, which have different families. */
+/** Finds the interface that has all of these addresses, at most one of each family. */
 async function byAddresses(host: Host, addresses: readonly Address[]): Promise<Found> {
   const [first, second = first] = addresses.map((address) => byAddress(host, address)) as [Found, Found?]
   if (second.link !== first.link) {
@@ -648,7 +705,7 @@ async function byAddresses(host: Host, addresses: readonly Address[]): Promise<F
   return { link: first.link, given: byFamily(addresses), isNamed: true }
 }
 
-/** Finds an interface by a pattern. Matches the addresses of all interfaces first, and then their names. */
+/** Finds an interface by a regular expression: the first interface with a matching address, or else the first with a matching name. */
 async function byPattern(host: Host, pattern: string): Promise<Found> {
   const { families, earlier } = host
   const links = host.links.filter((link) => !earlier.isOwn(link))
@@ -669,7 +726,10 @@ async function byPattern(host: Host, pattern: string): Promise<Found> {
   )
 }
 
-/** Compiles a pattern to a function that searches a text. Syntax and linear time are those of RE2, as in Go. */
+/**
+ * Compiles a regular expression to a function that searches a text for it. The syntax is that of Go (RE2), and a search takes linear
+ * time.
+ */
 async function compile(pattern: string): Promise<(text: string) => boolean> {
   const { RE2JS } = await import('re2js') // few hosts need it
   try {
@@ -694,14 +754,14 @@ async function byReach({ run, links, families, earlier, log }: Host, target: str
   const link = linkOf(links, route.device)
   if (earlier.isOwn(link))
     throw new WeftError('INTERFACE', `the route to ${target} leads through ${link.name}, which is weft's own device`)
-  // For IPv6 the kernel's source may be a temporary address, so it is not used. flanneld does not use it either.
+  // The kernel's IPv6 source address may be a temporary address, so only the IPv4 source is used. flanneld does the same.
   return typeof route.source === 'number' ? { link, given: { ipv4: route.source } } : { link }
 }
 
 function linkOf(links: readonly Link[], name: string): Link {
   const link = links.find((candidate) => candidate.name === name)
   if (link) return link
-  // The message of Go's net.InterfaceByName.
+  // These are the words of the error of Go's net.InterfaceByName, which flanneld logs.
   throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }
 
@@ -712,7 +772,7 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
   return { ...external, address: text(external.address), publicIp: text(external.publicIp), home: text(home) }
 }
 
-/** Reads an interface from a value that `externalText` made; returns undefined for any other value. */
+/** Parses an external interface from JSON that `externalText` made and an earlier run stored; undefined if the value is anything else. */
 export function readExternalText(value: unknown): ExternalInterface | undefined {
   const isRecord = (of: unknown): of is Readonly<Record<string, unknown>> => typeof of === 'object' && of !== null
   if (!isRecord(value)) return undefined
@@ -743,8 +803,9 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
 }
 
 /**
- * Returns the current state of the interface that an earlier process used. Finds it by its name, or by its index if it was renamed; it must
- * have a known address. Returns undefined if it is gone. A family whose address is missing has no address in the result.
+ * Finds the external interface that an earlier run used, and returns its current state. It is found by name, or by index if it was
+ * renamed, and must have one of the earlier addresses. Returns undefined if there is no such interface. A family whose address is missing
+ * has no address in the result.
  */
 export async function resumeExternal(run: Run, known: ExternalInterface): Promise<ExternalInterface | undefined> {
   const links = await listLinks(run)

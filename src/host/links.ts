@@ -16,18 +16,21 @@ import type { Ipv4 } from '../net/ipv4.ts'
 import type { Ipv6 } from '../net/ipv6.ts'
 import { isRefusal, type Run } from './command.ts'
 
-/** An address of an interface, with its flags (ip-address(8)). */
+/** An address of an interface, with the flags that `ip address` prints (ip-address(8)). */
 export interface LinkAddress<A extends Address = Address> {
   readonly address: A
   readonly prefixLength: number
   readonly dynamic: boolean
   readonly deprecated: boolean
   readonly secondary: boolean
-  /** True for a temporary IPv6 address, which changes for privacy (RFC 8981). */
+  /** True for a temporary IPv6 address, which the kernel replaces from time to time for privacy (RFC 8981). */
   readonly temporary: boolean
-  /** True for an IPv6 address whose duplicate address detection is not complete, or has failed (RFC 4862 section 5.4). */
+  /**
+   * True for an IPv6 address whose duplicate address detection is still running or has failed (RFC 4862 section 5.4). Sockets cannot use
+   * it.
+   */
   readonly tentative: boolean
-  /** True for an IPv6 address that another host has too. */
+  /** True for an IPv6 address that another host uses too. */
   readonly duplicate?: boolean
 }
 
@@ -42,14 +45,14 @@ export interface Link {
 }
 
 export interface Route {
-  /** The first next hop's device; empty for a route to nowhere, such as a blackhole. */
+  /** The device of the route's first next hop; empty for a route without a device, such as a blackhole. */
   readonly device: string
-  /** The destination, such as `10.5.0.0/16` or `default`. */
+  /** The destination of the route, such as `10.5.0.0/16` or `default`. */
   readonly destination: string
   readonly type: string
   /** The origin of the route, such as `kernel`, `static`, or `ra` for a router advertisement. */
   readonly protocol?: string | undefined
-  /** The gateway, of either family; undefined if there is none, and for a route with several next hops. */
+  /** The gateway, an IPv4 or IPv6 address; undefined if the route has none, or has several next hops. */
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
   readonly metric: number
@@ -88,8 +91,8 @@ interface JsonRoute {
 }
 
 /**
- * True if a process has a TUN device open. `flags` are those that `ip` prints. The flag NO-CARRIER may be set a second late
- * (net/core/link_watch.c), so sysfs is read too, if it belongs to the same network namespace.
+ * True if a process has the TUN device open. `flags` are those of `ip link`. The kernel may set the flag NO-CARRIER a second late
+ * (net/core/link_watch.c), so the carrier is also read from sysfs, if sysfs belongs to this network namespace.
  */
 export async function isTunOpen(name: string, index: number, flags: readonly string[]): Promise<boolean> {
   if (!flags.includes('UP') || flags.includes('NO-CARRIER')) return false
@@ -101,18 +104,21 @@ export async function isTunOpen(name: string, index: number, flags: readonly str
   return (await read('ifindex')) !== String(index) || (await read('carrier')) !== '0'
 }
 
-/** True if a device name matches a pattern such as `flannel%d`. */
+/** True if a device has a name that the kernel may make from a pattern such as `flannel%d`. */
 export const isNamedBy = (pattern: string, name: string): boolean => {
   const [before = '', after] = pattern.split('%d')
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
-/** Runs `ip -j` and parses its output. Rejects with WeftError COMMAND if the output is not a JSON list. */
+/** Runs `ip -j` with these arguments and parses its output. Rejects with WeftError COMMAND if the output is not a JSON list. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   return parseList(await run('ip', ['-j', ...args]), `ip -j ${args.join(' ')}`)
 }
 
-/** Parses a JSON list that a command of iproute2 printed; empty output is an empty list. Throws WeftError COMMAND for other output. */
+/**
+ * Parses a JSON list that a command of iproute2 printed; empty output counts as an empty list. Throws WeftError COMMAND, which names
+ * `command`, for other output.
+ */
 export function parseList<T>(text: string, command: string): T[] {
   if (text.trim() === '') return []
   try {
@@ -170,7 +176,7 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
   }
 }
 
-/** Finds a known interface again by its index, because it may have been renamed, or else by its name. */
+/** Finds an interface again: by its index, because it may have been renamed, or else by its name. Returns undefined if it is gone. */
 export async function findLinkAgain(run: Run, name: string, index: number | undefined): Promise<Link | undefined> {
   const named = await findLink(run, name)
   if (!index || named?.index === index) return named
@@ -178,8 +184,8 @@ export async function findLinkAgain(run: Run, name: string, index: number | unde
 }
 
 /**
- * Creates a device of a type such as `vxlan`. `common` are options of all devices, `own` those of the type. Rejects with WeftError
- * NO_DEVICE_TYPE if the kernel lacks the type, COMMAND for any other refusal.
+ * Creates a device of a type such as `vxlan`. `common` are options that every type has, `own` are those of this type. Rejects with
+ * WeftError NO_DEVICE_TYPE if the kernel does not support the type, and COMMAND for any other refusal.
  */
 export async function addDevice(
   run: Run,
@@ -191,7 +197,7 @@ export async function addDevice(
   try {
     await run('ip', ['link', 'add', name, ...common, 'type', type, ...own])
   } catch (error) {
-    // "operation not supported" is the message of Linux before 4.20, and of iproute2 without libmnl.
+    // Linux before 4.20, and iproute2 without libmnl, report an unknown device type as "operation not supported".
     if (!isWeftError(error, 'COMMAND') || !/unknown device type|operation not supported/i.test(error.message))
       throw error
     throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {
@@ -203,7 +209,7 @@ export async function addDevice(
   }
 }
 
-/** The metric of a route that was made without one (net/ipv6/route.c, IP6_RT_PRIO_USER). */
+/** The metric that the kernel gives a route which was created without one (net/ipv6/route.c, IP6_RT_PRIO_USER). */
 export const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
 export const ipFlag = (of: Address | Net | Family): '-4' | '-6' =>
@@ -223,20 +229,23 @@ function toRoute(json: JsonRoute): Route {
   }
 }
 
-/** Lists the routes of the main table to exactly `destination`. A family as destination means its default routes. */
+/**
+ * Lists the routes of the main table whose destination is exactly `destination`. If `destination` is a family, lists the family's default
+ * routes.
+ */
 export async function routesTo(run: Run, destination: Net | Family): Promise<Route[]> {
   const exact = typeof destination === 'string' ? 'default' : formatNet(destination)
   return (await ipJson<JsonRoute>(run, [ipFlag(destination), 'route', 'show', 'exact', exact])).map(toRoute)
 }
 
-/** Lists the routes of the main table to `network` and to parts of it. */
+/** Lists the routes of the main table whose destination is `network` or a part of it. */
 export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
   return (await ipJson<JsonRoute>(run, [ipFlag(network), 'route', 'show', 'root', formatNet(network)])).map(toRoute)
 }
 
 /**
- * True if the kernel uses routing tables in addition to those that every host has. Then the main table alone does not determine the route
- * of a packet. A kernel that is built without policy routing, or without the family, uses no other table.
+ * True if the kernel has policy rules in addition to the three that every host has, so that the main table alone does not determine the
+ * route of a packet. False if the kernel is built without policy routing or without the family.
  */
 export async function hasPolicyRules(run: Run, family: Family): Promise<boolean> {
   try {
@@ -247,26 +256,29 @@ export async function hasPolicyRules(run: Run, family: Family): Promise<boolean>
     throw error
   }
 }
-/** The priorities of the rules for the tables local, main and default (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c). */
+/**
+ * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c).
+ */
 const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
 
-/** Lists the routes of the main table to exactly these destinations of one family, such as `10.5.2.0/24`. */
+/** Lists the routes of the main table to exactly these destinations, such as `10.5.2.0/24`, which all have the same family. */
 export async function routesExactly(run: Run, family: Family, destinations: readonly string[]): Promise<Route[]> {
   const input = `${destinations.map((destination) => `route show exact ${destination}`).join('\n')}\n`
   const command = `ip -j ${ipFlag(family)} -batch -`
   return parseLines<JsonRoute>(await run('ip', ['-j', ipFlag(family), '-batch', '-'], { input }), command).map(toRoute)
 }
 
-/** Parses the output of `ip -j -batch`, which is an array for each input line. */
+/** Parses the output of `ip -j -batch`, which has one JSON list for each command of the batch. */
 const parseLines = <T>(text: string, command: string): T[] =>
   text.split('\n').flatMap((line) => parseList<T>(line, command))
 
-/** Looks up the kernel's route to each of these addresses of one family. Addresses without a route are left out of the result. */
+/** Looks up the kernel's route to each of these addresses, which have the same family. The result lacks addresses without a route. */
 export async function routesFor(run: Run, family: Family, addresses: readonly string[]): Promise<Map<string, Route>> {
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
   const text = await run('ip', ['-j', ipFlag(family), '-force', '-batch', '-'], { input }).catch((error: unknown) => {
-    // One of the addresses has no route. If a rule prohibits it, `ip` prints "permission denied".
+    // If an address has no route, or a policy rule prohibits it ("permission denied"), `ip` fails after the batch.
+    // Its output still has the routes of all other addresses, so that output is used.
     if (!isWeftError(error) || !isRefusal(error)) throw error
     return (error.cause as { readonly stdout?: string }).stdout ?? ''
   })
@@ -274,13 +286,14 @@ export async function routesFor(run: Run, family: Family, addresses: readonly st
   return new Map(parseLines<JsonRoute>(text, command).map((json) => [json.dst ?? '', toRoute(json)]))
 }
 
-/** Looks up the interface and source address with which the kernel reaches `address`; undefined if there is no route. */
+/** Looks up the interface and the source address by which the kernel reaches `address`; undefined if there is no route. */
 export async function routeFor(run: Run, address: Address): Promise<Route | undefined> {
   try {
     const [json] = await ipJson<JsonRoute>(run, [ipFlag(address), 'route', 'get', formatAddress(address)])
     return json && toRoute(json)
   } catch (error) {
-    // "no route to host" means a route of the type unreachable, such as the kernel's IPv6 default if there is no other.
+    // `ip` prints "no route to host" for a route of type unreachable, such as the kernel's IPv6 default route on a host without another
+    // one.
     if (isWeftError(error, 'COMMAND') && /unreachable|no route to host/i.test(error.message)) return undefined
     throw error
   }

@@ -4,19 +4,25 @@ import { formatNet, type Net, type Nets } from '../net/address.ts'
 import type { Run } from './command.ts'
 
 export interface LookAhead {
-  /** Answers the queries of links.ts from the stored results. Runs every other command, and then discards the stored results. */
+  /**
+   * Returns the stored result if the command is a stored query of links.ts. Any other command is run and discards the stored results,
+   * because it may change the host.
+   */
   readonly run: Run
-  /** Discards the stored results, because the host changes. */
+  /** Discards the stored results, because the caller is about to change the host. */
   forget(): void
 }
 
-/** The result of each query. Queries for IPv6 begin with `-6`. */
+/** Pairs of a query and its stored result. Queries about IPv6 begin with `-6`. */
 type Seen = readonly (readonly [query: string, answer: string])[]
 
 const LINKS = 'address show'
 const routesFor = (network: Net): string[] => ['route show exact default', `route show exact ${formatNet(network)}`]
 
-/** Queries all links, and for each family of the network the default route and the routes to the network. */
+/**
+ * Runs in advance the queries that links.ts will make: all links, and for each family of the network the default route and the routes to
+ * the network.
+ */
 export function lookAhead(run: Run, networks: Nets): LookAhead {
   const looks = [
     see(run, [LINKS, ...(networks.ipv4 ? routesFor(networks.ipv4) : [])]),
@@ -34,7 +40,10 @@ export function lookAhead(run: Run, networks: Nets): LookAhead {
   }
 }
 
-/** Runs queries by one process. Empty if that fails; then a later single query fails with the reason. */
+/**
+ * Runs several queries by one process of `ip`. Returns an empty list if the process fails; later each query is run separately and reports
+ * the reason.
+ */
 async function see(run: Run, lines: readonly string[], family?: '-6'): Promise<Seen> {
   try {
     const flags = family === undefined ? ['-j', '-d'] : ['-j', '-d', family]
@@ -48,7 +57,8 @@ async function see(run: Run, lines: readonly string[], family?: '-6'): Promise<S
 }
 
 function answerOf(args: readonly string[], seen: ReadonlyMap<string, string> | undefined): string | undefined {
-  // The stored results have the details of `-d`, which do not harm other queries. Routes without a family flag are IPv4 routes.
+  // The stored results come from `ip -d`, whose additional details do not harm a query without -d. A query for routes without a family
+  // means IPv4.
   const query = args.filter((word) => !word.startsWith('-') || word === '-6').join(' ')
   if (!args.includes('-j') || !seen) return undefined
   const [, name] = /^(?:address|link) show dev (\S+)$/.exec(query) ?? []

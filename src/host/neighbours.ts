@@ -5,19 +5,22 @@ import type { Run } from './command.ts'
 import { ipFlag, ipJson } from './links.ts'
 import { getSysctl } from './sysctl.ts'
 
-/** The neighbour table of one family (arp(7)). */
+/** The kernel's neighbour table of one family, which maps IP addresses to link-layer addresses (arp(7)). */
 export interface NeighbourTable {
   readonly family: Family
-  /** The number of entries that the kernel may drop: those of ARP and neighbour discovery, without manually added entries. */
+  /** The number of entries that count against the kernel's limits. Entries that were added manually do not count. */
   readonly entries: number
-  /** `net.ipv4.neigh.default.gc_thresh1` to `3`; undefined inside a network namespace, which cannot see them. */
+  /**
+   * The kernel's limits for the number of entries, `net.ipv4.neigh.default.gc_thresh1` to `3`; undefined inside a network namespace,
+   * which cannot read them.
+   */
   readonly thresholds: readonly [number, number, number] | undefined
 }
 
-/** The states of entries that the kernel does not count against its limits: manually added ones, and those that need no ARP. */
+/** The states of entries that do not count against the kernel's limits: manually added entries, and those that need no ARP. */
 const UNCOUNTED = new Set(['PERMANENT', 'NOARP'])
 
-/** Counts the neighbours of a family, and reads the limits of their number. */
+/** Counts the neighbour entries of a family, and reads the kernel's limits for their number. */
 export async function neighboursOf(family: Family, run: Run): Promise<NeighbourTable> {
   const limits = [1, 2, 3].map((which) => getSysctl(`net/${family}/neigh/default/gc_thresh${which}`))
   const [found, ...texts] = await Promise.all([

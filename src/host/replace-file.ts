@@ -4,19 +4,19 @@ import { randomBytes } from 'node:crypto'
 import { lstat, open, readdir, rename, unlink, writeFile } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 
-/** A temporary file that is older than this was left by a process that was killed while it wrote. */
+/** The maximum age of a temporary file in use, in ms. An older file was left by a process that was killed while it wrote. */
 const STALE_MS = 60_000
 
-/** The content to write, whole or in pieces. */
+/** The content of the file, in one piece or in several. */
 type Data = string | Uint8Array | AsyncIterable<string>
 
-/** The last write of each path. Writes of a path happen in the order of the calls. */
+/** The last write of each path. Writes to the same path run one after another, in the order of the calls. */
 const last = new Map<string, Promise<void>>()
 
 /**
- * Writes a temporary file beside `path`, syncs it, and renames it to `path`. `mode` does not depend on the umask. Of several writes of one
- * path, the last call wins. Rejects with the file system's error. Rejects for a device, a socket or a pipe too, because replacing
- * /dev/null would break the host.
+ * Replaces a file atomically: writes a temporary file next to `path`, syncs it to disk, and renames it to `path`. `mode` applies
+ * regardless of the umask. If several calls write the same path, the last call wins. Rejects with the file system's error, and for a
+ * device, a socket or a pipe, because replacing /dev/null would break the host.
  */
 export function replaceFile(path: string, data: Data, mode: number): Promise<void> {
   const write = (): Promise<void> => replaceNow(path, data, mode)
@@ -31,8 +31,8 @@ async function replaceNow(path: string, data: Data, mode: number): Promise<void>
   const there = await lstat(path).catch(() => undefined)
   if (there && !there.isFile() && !there.isSymbolicLink() && !there.isDirectory())
     throw new Error(`${path} is a device, a socket or a pipe, not a file`)
-  // The leading dot hides the file from readers of configuration folders. The name is random, because processes in different containers
-  // may have equal ids.
+  // The name begins with a dot, so that programs that read configuration folders skip the file. A part is random, because processes in
+  // different containers may have the same process id.
   const prefix = `.${basename(path)}.tmp`
   await removeStale(dirname(path), prefix)
   const temporary = join(dirname(path), prefix + randomBytes(8).toString('hex'))
@@ -48,7 +48,7 @@ async function replaceNow(path: string, data: Data, mode: number): Promise<void>
     await rename(temporary, path)
   } catch (error) {
     await unlink(temporary).catch(() => {})
-    // Errors name `path`, so that the same failure has the same text each time.
+    // The error names `path` instead of the random temporary name, so that the same failure has the same text each time.
     if (error instanceof Error) error.message = error.message.replaceAll(temporary, path)
     throw error
   }

@@ -7,23 +7,23 @@ import { ipFlag, ipJson } from './links.ts'
 
 export interface RouteQuery {
   readonly to: string
-  /** The source of a packet that comes in by the interface `iif`. A packet without both comes from the host itself. */
+  /** The source address of a packet that arrives on the interface `iif`. Both are left out for a packet that this host sends itself. */
   readonly from?: string
   readonly iif?: string
-  /** The packet's mark, such as `0x1`. */
+  /** The firewall mark of the packet, such as `0x1`. */
   readonly mark?: string
 }
 
 export interface KernelRoute {
   readonly device: string
   readonly gateway: string | undefined
-  /** The route's type, such as `unicast`; `local` for an address of this host. */
+  /** The type of the route, such as `unicast`, or `local` for an address of this host. */
   readonly type: string
-  /** The table that has the route, if that is not the main table. */
+  /** The routing table that contains the route; undefined for the main table. */
   readonly table: string | undefined
 }
 
-/** The kernel's answer: a route, or the reason why it refuses the packet. */
+/** The kernel's answer to a route lookup: a route, or the reason why the kernel refuses the packet. */
 export type RouteAnswer = { readonly route: KernelRoute } | { readonly refused: string }
 
 interface JsonAnswer {
@@ -53,7 +53,10 @@ const toRoute = ({ dev = '', gateway, type = 'unicast', table }: JsonAnswer): Ke
   table,
 })
 
-/** Looks up the routes of these packets, in their order, by one command. Asks for each refused packet again, to get the reason. */
+/**
+ * Looks up the routes of these packets by one command, and returns the answers in the same order. If the kernel refuses a packet, the
+ * lookup of its route is repeated separately to get the reason.
+ */
 export async function lookUpRoutes(
   run: Run,
   family: Family,
@@ -78,7 +81,10 @@ export async function lookUpRoutes(
   )
 }
 
-/** Looks up a refused packet again, for the reason. If a rule prohibits the route, `ip` prints "permission denied". */
+/**
+ * Looks up the route of one refused packet again, to get the kernel's reason. If a policy rule prohibits the route, `ip` prints
+ * "permission denied".
+ */
 async function lookUpAgain(run: Run, family: Family, query: RouteQuery): Promise<RouteAnswer> {
   try {
     const [json] = await ipJson<JsonAnswer>(run, [ipFlag(family), ...wordsOf(query)])
@@ -89,17 +95,17 @@ async function lookUpAgain(run: Run, family: Family, query: RouteQuery): Promise
   }
 }
 
-/** A rule of policy routing (ip-rule(8)). */
+/** A rule of policy routing, as listed by `ip rule` (ip-rule(8)). */
 export interface PolicyRule {
   readonly priority: number
   readonly table: string | undefined
-  /** The rule's action, such as `prohibit`, `unreachable` or `blackhole`. */
+  /** The action of the rule if it selects no table, such as `prohibit`, `unreachable` or `blackhole`. */
   readonly action: string | undefined
   readonly iif: string | undefined
-  /** The packet mark that the rule matches, and the bits of it that are compared. */
+  /** The firewall mark that packets must have to match the rule; `mask` has the bits of the mark that are compared. */
   readonly mark: number | undefined
   readonly mask: number
-  /** The rule, as `ip rule` prints it. */
+  /** The rule as `ip rule` prints it. */
   readonly text: string
 }
 
@@ -118,7 +124,7 @@ interface JsonRule {
   action?: string
 }
 
-/** Lists the rules of a family, in the order in which the kernel applies them. */
+/** Lists the policy rules of a family, in the order in which the kernel applies them. */
 export async function policyRules(run: Run, family: Family): Promise<readonly PolicyRule[]> {
   return (await ipJson<JsonRule>(run, [ipFlag(family), 'rule', 'show'])).map((rule) => {
     const { priority = 0, src = 'all', srclen, dst, dstlen, iif, oif, fwmark, fwmask, table, action } = rule

@@ -8,16 +8,20 @@ import { readFileSync, writeFileSync } from 'node:fs'
 
 const FILE = '/proc/self/autogroup'
 
-/** Raises the session's priority if this process leads the session; a shell's session is left alone. A refusal is ignored. */
+/**
+ * Gives this process's session the nice value `nice`, if this process leads the session. The session of a shell is not changed. If the
+ * kernel refuses, nothing happens.
+ */
 export function raiseSession(nice: number): void {
   try {
-    // The fields after the name are state, parent, process group and session (proc_pid_stat(5)).
+    // In /proc/self/stat the process name is followed by state, parent, process group and session (proc_pid_stat(5)).
     const session = readFileSync('/proc/self/stat', 'utf8')
       .replace(/^.*\) /, '')
       .split(' ')[3]
     if (Number(session) !== process.pid || readFileSync(FILE, 'utf8').trim().endsWith(` nice ${nice}`)) return
     writeFileSync(FILE, String(nice))
   } catch {
-    // The kernel has no autogroups, or forbids the change. The log reports a missing right when the threads' priority is set.
+    // The kernel has no autogroups, or this process lacks the permission. A missing permission is logged later, when weftd sets the
+    // priority of its forwarding threads.
   }
 }

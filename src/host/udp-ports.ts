@@ -4,17 +4,20 @@ import { createSocket } from 'node:dgram'
 import { readdir, readFile, readlink } from 'node:fs/promises'
 import { parseAddress, type Family } from '../net/address.ts'
 
-/** A socket of this network namespace. */
+/** A UDP socket in this network namespace. */
 interface UdpSocket {
-  /** The local address as text, `*` for any address. */
+  /** The local address of the socket as text; `*` if the socket receives at every address. */
   readonly address: string
-  /** The inode of the socket. A socket of the kernel itself, such as that of a vxlan device, is open in no process, so no process is found for it. */
+  /**
+   * The inode number of the socket, by which the process that has it open is found. A socket of the kernel, such as that of a vxlan
+   * device, is open in no process.
+   */
   readonly inode: number
 }
 
 /**
- * Binds the port once, without SO_REUSEADDR and SO_REUSEPORT, and closes the socket again. Resolves with the system's error code, such as
- * EADDRINUSE; undefined if the port is free.
+ * Checks if a UDP port is free: binds it without SO_REUSEADDR and SO_REUSEPORT, and closes the socket again. Resolves with undefined if
+ * the port is free, else with the kernel's error code, such as EADDRINUSE.
  */
 export function tryUdpPort(family: Family, address: string, port: number): Promise<string | undefined> {
   return new Promise((resolve) => {
@@ -27,7 +30,7 @@ export function tryUdpPort(family: Family, address: string, port: number): Promi
   })
 }
 
-/** Lists the sockets that keep another one from binding this address and port. Without procfs it lists none. */
+/** Lists the sockets because of which this address and port cannot be bound. Returns an empty list if procfs cannot be read. */
 export async function socketsAt(family: Family, address: string, port: number): Promise<readonly UdpSocket[]> {
   const tables = family === 'ipv4' ? (['udp', 'udp6'] as const) : (['udp6'] as const)
   const texts = await Promise.all(tables.map((table) => readFile(`/proc/self/net/${table}`, 'utf8').catch(() => '')))
@@ -41,10 +44,13 @@ export async function socketsAt(family: Family, address: string, port: number): 
 
 const ANY: ReadonlySet<string> = new Set(['0.0.0.0', '::'])
 const isAny = (address: string): boolean => ANY.has(address)
-/** Returns one spelling of an address, whichever way it was written. */
+/** Returns a canonical text of an address, so that different spellings of an address compare equal. */
 const plain = (address: string): string => String(parseAddress(address))
 
-/** Reads a table of the kernel's (/proc/net/udp): the address is in hexadecimal digits, in words of the host's byte order. */
+/**
+ * Parses /proc/net/udp or udp6, and returns the sockets with this port. The kernel prints addresses in hexadecimal digits, in 32-bit
+ * words of the host's byte order.
+ */
 export function socketsIn(table: string, family: Family, port: number): UdpSocket[] {
   const digits = port.toString(16).toUpperCase().padStart(4, '0')
   return table.split('\n').flatMap((line) => {
@@ -59,8 +65,8 @@ export function socketsIn(table: string, family: Family, port: number): UdpSocke
 }
 
 /**
- * Lists the inodes of the sockets that a process and its children have open; undefined if this process may
- * not see them.
+ * Lists the inode numbers of the sockets that a process and its children have open; undefined if this process lacks the permission to see
+ * them.
  */
 export async function socketsOf(pid: number): Promise<ReadonlySet<number> | undefined> {
   const own = await openSockets(pid)
@@ -71,7 +77,10 @@ export async function socketsOf(pid: number): Promise<ReadonlySet<number> | unde
   return new Set([...own, ...children.flatMap((inodes) => [...(inodes ?? [])])])
 }
 
-/** Names the first process that has one of these sockets open, such as `socat (pid 12)`; undefined if this process sees none. */
+/**
+ * Returns the name of the first process that has one of these sockets open, such as `socat (pid 12)`; undefined if this process finds
+ * none.
+ */
 export async function ownerOfSockets(inodes: ReadonlySet<number>): Promise<string | undefined> {
   for (const pid of await processes()) {
     const open = await openSockets(pid)
@@ -85,7 +94,7 @@ export async function ownerOfSockets(inodes: ReadonlySet<number>): Promise<strin
 const processes = async (): Promise<readonly number[]> =>
   (await readdir('/proc').catch(() => [])).filter((name) => /^\d+$/.test(name)).map(Number)
 
-/** Reads the parent's number from /proc/PID/stat, in which the name may contain spaces and parentheses. */
+/** Reads the id of a process's parent from /proc/PID/stat. The process name in that file may contain spaces and parentheses. */
 async function parentOf(pid: number): Promise<number | undefined> {
   const text = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '')
   const [, parent] = text.slice(text.lastIndexOf(')') + 2).split(' ')

@@ -4,20 +4,20 @@ import { createSocket } from 'node:dgram'
 import { familyOf, formatAddress, type Address } from '../net/address.ts'
 
 /**
- * `refused`: the host is up, and no program listens on the port. `prohibited`: a firewall there, or between, rejects the datagram.
- * `own-firewall`: this host's firewall rejects it. `no-route`: this host has no route to the address. ICMP host unreachable is not
- * reported, because the kernel does not report it to a socket by default (net/ipv4/icmp.c, icmp_err_convert: not fatal).
+ * `refused`: the host is up, and no program listens on the port. `prohibited`: a firewall on the path or on that host rejects the
+ * datagram. `own-firewall`: the firewall of this host rejects it. `no-route`: this host has no route to the address. There is no result
+ * for ICMP host unreachable, because by default the kernel does not report it to a socket (net/ipv4/icmp.c, icmp_err_convert: not fatal).
  */
 export type UdpProbeResult = 'refused' | 'prohibited' | 'own-firewall' | 'no-route'
 
-/** The meaning of an error after the datagram was sent: an ICMP error. */
+/** The result for each error code that the socket reports after the datagram was sent. Such an error comes from an ICMP error. */
 const AFTER_SENDING: Readonly<Record<string, UdpProbeResult>> = {
   ECONNREFUSED: 'refused',
   EHOSTUNREACH: 'prohibited',
   ENETUNREACH: 'prohibited',
   EACCES: 'prohibited', // over IPv6
 }
-/** The meaning of an error of connect or send on this host. */
+/** The result for each error code with which connect or send fails on this host. */
 const BEFORE_SENDING: Readonly<Record<string, UdpProbeResult>> = {
   EPERM: 'own-firewall',
   EACCES: 'own-firewall',
@@ -25,7 +25,9 @@ const BEFORE_SENDING: Readonly<Record<string, UdpProbeResult>> = {
   EHOSTUNREACH: 'no-route',
 }
 
-/** Sends an empty datagram from any port, and waits for an ICMP error; undefined if none comes. */
+/**
+ * Sends an empty UDP datagram, and waits for an ICMP error for at most `waitMs` milliseconds. Resolves with undefined if no error comes.
+ */
 export function probeUdpPort(to: Address, port: number, waitMs: number): Promise<UdpProbeResult | undefined> {
   const socket = createSocket(familyOf(to) === 'ipv4' ? 'udp4' : 'udp6')
   return new Promise((resolve) => {
@@ -38,7 +40,7 @@ export function probeUdpPort(to: Address, port: number, waitMs: number): Promise
     const timer = setTimeout(() => end(undefined), waitMs)
     let codes = BEFORE_SENDING
     socket.on('error', (error: NodeJS.ErrnoException) => end(codes[error.code ?? '']))
-    // If connect fails, as without a route, Node.js passes the error to the callback and emits no event.
+    // If connect fails, for example because there is no route, Node.js passes the error to this callback and emits no `error` event.
     socket.connect(port, formatAddress(to), (refused?: NodeJS.ErrnoException) => {
       if (refused) return end(BEFORE_SENDING[refused.code ?? ''])
       socket.send(Buffer.alloc(0), (error: NodeJS.ErrnoException | null) => {

@@ -6,25 +6,31 @@ import { createBell } from './bell.ts'
 
 export interface Parcel {
   readonly text: string
-  /** Open descriptors, which the owner of the parcel must close. */
+  /** The received file descriptors. The code that receives the message must close them. */
   readonly fds: readonly number[]
 }
 
 export interface Connection {
-  /** The process at the other end; 0 if it is in a PID namespace that this process cannot see. */
+  /** The id of the process at the other end of the connection; 0 if that process is in a PID namespace that this process cannot see. */
   readonly peerPid: number
-  /** Sends a message. The receiver gets copies of the descriptors. Throws an Error with `code` if the other end is gone. */
+  /**
+   * Sends a message. The receiving process gets copies of the descriptors `fds`. Throws an Error with `code` if the other process closed
+   * the connection.
+   */
   send(text: string, fds?: readonly number[]): void
-  /** Waits for the next message; undefined at the end of the connection. Rejects with the signal's reason. */
+  /** Waits for the next message. Resolves with undefined when the other process closed the connection. Rejects with the signal's reason. */
   receive(signal: AbortSignal): Promise<Parcel | undefined>
-  /** Closes the connection, and the descriptors of messages that were not received. May be called again. */
+  /** Closes the connection, and the descriptors of messages that were not received. Further calls have no effect. */
   close(): void
 }
 
 export interface Listener {
-  /** Waits for the next connection. Rejects with the signal's reason. */
+  /** Waits until another process connects. Rejects with the signal's reason. */
   accept(signal: AbortSignal): Promise<Connection>
-  /** Closes the socket. The path stays, because another process may have bound it again. May be called again. */
+  /**
+   * Closes the listening socket. The path stays in the file system, because another process may have bound it again. Further calls have
+   * no effect.
+   */
   close(): void
 }
 
@@ -32,10 +38,16 @@ export function closeAll(fds: readonly number[]): void {
   for (const fd of fds) closeSync(fd)
 }
 
-/** The pause after a failed accept. Without it the readable descriptor would cause a busy loop. */
+/**
+ * The pause in ms after accept failed. The descriptor stays readable after the failure, so without a pause weftd would retry in a busy
+ * loop.
+ */
 const LATER_MS = 100
 
-/** Makes a queue of the items that `take` reads from a descriptor. */
+/**
+ * Makes a queue of items. Whenever the descriptor `fd` is readable, `take` reads items from it until it returns undefined. `take` returns
+ * 'end' at the end of the connection, and 'later' to be called again after LATER_MS.
+ */
 function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later') {
   const waiting: T[] = []
   const bell = createBell()
@@ -64,7 +76,7 @@ function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later')
         await bell.wait(signal)
       }
     },
-    /** Returns the items that were not taken. */
+    /** Stops reading from the descriptor, and returns the items that `next` has not returned. */
     close(): readonly T[] {
       clearTimeout(again)
       if (!isOver) watcher.stop()
@@ -97,12 +109,12 @@ function connectionOf(fd: number): Connection {
   }
 }
 
-/** The errors that mean that no process listens: no socket, a closed socket, or a path that is too long for a socket. */
+/** Error codes which mean that no process listens at the path: the socket does not exist, was closed, or its path is too long. */
 const NO_LISTENER = new Set(['ENOENT', 'ECONNREFUSED', 'ENAMETOOLONG'])
 
 /**
- * Connects to the process that listens at a path; undefined if none does. Throws an Error with `code` for any other failure, such as EAGAIN
- * if the listener accepts no connections.
+ * Connects to the process that listens at a path; returns undefined if none listens there. Throws an Error with `code` for any other
+ * failure, such as EAGAIN if the listener's queue of connections is full.
  */
 export function connect(path: string): Connection | undefined {
   try {
@@ -113,7 +125,7 @@ export function connect(path: string): Connection | undefined {
   }
 }
 
-/** Listens at a path for processes of this user. Throws an Error with `code`. */
+/** Listens at a path for connections of processes of the same user. Throws an Error with `code`. */
 export function listen(path: string): Listener {
   const fd = addon.listenUnix(path)
   const connections = createQueue(fd, () => {

@@ -2,16 +2,20 @@
 
 import { readFile, stat } from 'node:fs/promises'
 
-/** Returns the path of the lock file by the same rules as iptables (iptables/xshared.c). */
+/** Returns the path of the lock file of legacy iptables, which iptables determines in the same way (iptables/xshared.c). */
 const lockFile = (): string => process.env['XTABLES_LOCKFILE'] || '/run/xtables.lock'
 
-/** Describes the process that holds the lock, such as `pid 4711 (kube-proxy)`; undefined if no visible process holds it. */
+/**
+ * Describes the process that holds the lock of legacy iptables, such as `pid 4711 (kube-proxy)`; undefined if no process that this one
+ * can see holds it.
+ */
 export async function xtablesLockHolder(file = lockFile(), proc = '/proc'): Promise<string | undefined> {
   try {
     const { ino } = await stat(file)
     const locks = await readFile(`${proc}/locks`, 'utf8')
     for (const line of locks.split('\n')) {
-      // 1: FLOCK  ADVISORY  WRITE 4711 00:1b:2345 0 EOF; lines of waiting processes have an arrow before the kind (proc_locks(5)).
+      // Parses a line of /proc/locks such as `1: FLOCK  ADVISORY  WRITE 4711 00:1b:2345 0 EOF`. Lines of processes that wait for a lock
+      // have `->` after the number, and do not match (proc_locks(5)).
       const [, pid, inode] = /^\d+: FLOCK\s+\S+\s+WRITE\s+(-?\d+)\s+[\da-f]+:[\da-f]+:(\d+)\s/.exec(line) ?? []
       if (pid === undefined || Number(inode) !== ino) continue
       if (Number(pid) <= 0) return 'a process of another pid namespace'

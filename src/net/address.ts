@@ -31,7 +31,7 @@ export const FAMILIES = ['ipv4', 'ipv6'] as const
 export type Family = (typeof FAMILIES)[number]
 export const FAMILY_NAMES: Readonly<Record<Family, string>> = { ipv4: 'IPv4', ipv6: 'IPv6' }
 
-/** A value for each family; undefined or left out if there is none. */
+/** A value for IPv4 and a value for IPv6. A value is undefined or left out if there is none for the family. */
 export interface ByFamily<Of4, Of6 = Of4> {
   readonly ipv4?: Of4 | undefined
   readonly ipv6?: Of6 | undefined
@@ -49,7 +49,7 @@ export const onlyOf = <Of4, Of6>(
   ...(families.includes('ipv6') ? { ipv6 } : {}),
 })
 
-/** Returns the value that identifies a thing with values of both families: that of IPv4, if there is one. */
+/** Returns the IPv4 value if there is one, else the IPv6 value. The result identifies a thing that may have both. */
 export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6 | undefined => ipv4 ?? ipv6
 
 export const familyOf = (value: Address | Net): Family =>
@@ -57,13 +57,13 @@ export const familyOf = (value: Address | Net): Family =>
 
 export const ADDRESS_BITS: Readonly<Record<Family, number>> = { ipv4: 32, ipv6: 128 }
 
-/** Lists the existing values, IPv4 first. */
+/** Lists the values of a pair that exist, IPv4 first. */
 export const listed = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): readonly (Of4 | Of6)[] =>
   [ipv4, ipv6].filter((each) => each !== undefined)
 
 export const isIpv4Net = (net: Net): net is Ipv4Net => typeof net.address === 'number'
 
-/** Parses an address of either family; undefined for any other text. */
+/** Parses an IPv4 or IPv6 address; undefined for any other text. */
 export const parseAddress = (text: string): Address | undefined => parseIpv4(text) ?? parseIpv6(text)
 export const formatAddress = (address: Address): string =>
   typeof address === 'number' ? formatIpv4(address) : formatIpv6(address)
@@ -72,64 +72,70 @@ export const formatAddress = (address: Address): string =>
 export const formatEndpoint = (address: Address, port: number): string =>
   typeof address === 'number' ? `${formatIpv4(address)}:${port}` : `[${formatIpv6(address)}]:${port}`
 
-/** Returns the network of a single address: `10.5.1.0/32`, `fd00:5:1::/128`. */
+/** Returns the network that consists of a single address, such as `10.5.1.0/32` or `fd00:5:1::/128`. */
 export const hostNet = (address: Address): Net => netAround(address, ADDRESS_BITS[familyOf(address)])
 
-/** Returns the network with this prefix length that contains an address. For IPv4 the length is limited to 32. */
+/** Returns the network with this prefix length that contains an address. For an IPv4 address a prefix length above 32 counts as 32. */
 export const netAround = (address: Address, prefixLength: number): Net =>
   typeof address === 'number' ? ipv4Net(address, Math.min(prefixLength, 32)) : ipv6Net(address, prefixLength)
 
-/** Parses a CIDR of either family, and clears its host bits; undefined for any other text. */
+/** Parses an IPv4 or IPv6 network such as `10.5.1.7/24`, and clears its host bits; undefined for any other text. */
 export const parseNet = (text: string): Net | undefined => parseIpv4Net(text) ?? parseIpv6Net(text)
 export const formatNet = (net: Net): string => (isIpv4Net(net) ? formatIpv4Net(net) : formatIpv6Net(net))
 
 export const netSize = (net: Net, prefixLength = net.prefixLength): bigint =>
   1n << BigInt(ADDRESS_BITS[familyOf(net)] - prefixLength)
 
-/** True if the network contains the address; false if their families differ. */
+/** True if the network contains the address. False if one is IPv4 and the other is IPv6. */
 export function netContains(net: Net, address: Address): boolean {
   if (isIpv4Net(net)) return typeof address === 'number' && ipv4NetContains(net, address)
   return typeof address === 'bigint' && ipv6NetContains(net, address)
 }
 
-/** Groups addresses by family; the first of each family is kept. */
+/** Returns the first IPv4 address and the first IPv6 address of a list. */
 export const byFamily = (addresses: readonly Address[]): Addresses => ({
   ipv4: addresses.find((address) => typeof address === 'number'),
   ipv6: addresses.find((address) => typeof address === 'bigint'),
 })
-/** Groups networks by family; the first of each family is kept. */
+/** Returns the first IPv4 network and the first IPv6 network of a list. */
 export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
   ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),
 })
-/** True if networks of one family overlap. */
+/** True if the two IPv4 networks overlap, or the two IPv6 networks do. */
 export function netsOverlap(a: Nets, b: Nets): boolean {
   if (a.ipv4 && b.ipv4 && ipv4NetsOverlap(a.ipv4, b.ipv4)) return true
   return a.ipv6 !== undefined && b.ipv6 !== undefined && ipv6NetsOverlap(a.ipv6, b.ipv6)
 }
 
-/** True for an IPv6 address with an embedded IPv4 address (RFC 4291 section 2.5.5), which programs print with dots; not for ::2. */
+/**
+ * True for an IPv6 address that contains an IPv4 address (RFC 4291 section 2.5.5) and that programs print with dots, such as ::192.0.2.1.
+ * False for ::2, which is printed without dots.
+ */
 const isIpv4Within = (address: Ipv6): boolean =>
   address >> 32n === 0xffffn || (address >> 32n === 0n && address > 0xffffn)
 
-/** True if a single host can have the address: not ::, ::1, ff00::/8 or an address with an embedded IPv4 address (RFC 4291 section 2). */
+/**
+ * True if the address can belong to a single host. False for ::, ::1, ff00::/8 and IPv6 addresses that contain an IPv4 address (RFC 4291
+ * section 2).
+ */
 export const isOneHost = (address: Address): boolean =>
   typeof address === 'number'
     ? isOneIpv4Host(address)
     : address > 1n && address >> 120n !== 0xffn && !isIpv4Within(address)
 
-/** True for 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6). */
+/** True for a link-local address: 169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC 4291 section 2.5.6). */
 export const isLinkLocal = (address: Address): boolean =>
   typeof address === 'number' ? address >>> 16 === 0xa9fe : address >> 118n === 0x3fan
 
-/** Orders addresses, IPv4 first. */
+/** Compares two addresses for sorting: IPv4 before IPv6, then by number. */
 export function compareAddresses(a: Address, b: Address): number {
   if (typeof a !== typeof b) return typeof a === 'number' ? -1 : 1
   return a < b ? -1 : a > b ? 1 : 0
 }
 
-/** Formats the primary address as Go does; 0.0.0.0 if there is none. */
+/** Formats the IPv4 address, or else the IPv6 address, as Go does. Returns 0.0.0.0 if there is neither. */
 export const addressText = (addresses: Addresses): string => formatAddress(primary(addresses) ?? 0)
 export const netsText = (nets: Nets): string => listed(nets).map(formatNet).join(' and ')
-/** Formats the primary network as Go does; 0.0.0.0/0 if there is none. */
+/** Formats the IPv4 network, or else the IPv6 network, as Go does. Returns 0.0.0.0/0 if there is neither. */
 export const netText = (nets: Nets): string => formatNet(primary(nets) ?? { address: 0, prefixLength: 0 })

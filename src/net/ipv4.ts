@@ -1,15 +1,18 @@
 // ipv4.ts - parses and formats IPv4 addresses, which are unsigned 32-bit numbers, and networks.
 
-/** An IPv4 address in host order, 0 to 4294967295. */
+/** An IPv4 address as a number from 0 to 4294967295; the first octet of its text is the highest byte. */
 export type Ipv4 = number
 
-/** An IPv4 network. `address` has no host bits set; `prefixLength` is 0 to 32. */
+/** An IPv4 network. The host bits of `address` are zero; `prefixLength` is 0 to 32. */
 export interface Ipv4Net {
   readonly address: Ipv4
   readonly prefixLength: number
 }
 
-/** Parses `10.5.1.0`; undefined unless the text is four decimal octets without leading zeros (RFC 6943 3.1.1). */
+/**
+ * Parses an IPv4 address such as `10.5.1.0`. Returns undefined unless the text is four decimal octets without leading zeros (RFC 6943
+ * 3.1.1).
+ */
 export function parseIpv4(text: string): Ipv4 | undefined {
   const match = /^(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})$/.exec(text)
   if (!match) return undefined
@@ -25,7 +28,7 @@ export function formatIpv4(address: Ipv4): string {
   return `${address >>> 24}.${(address >>> 16) & 255}.${(address >>> 8) & 255}.${address & 255}`
 }
 
-/** Returns the netmask of a prefix length: 0xffffff00 for 24. */
+/** Returns the netmask for a prefix length: 0xffffff00 for 24. */
 function ipv4Mask(prefixLength: number): number {
   return prefixLength === 0 ? 0 : (0xffffffff << (32 - prefixLength)) >>> 0
 }
@@ -34,7 +37,10 @@ export function ipv4Net(address: Ipv4, prefixLength: number): Ipv4Net {
   return { address: (address & ipv4Mask(prefixLength)) >>> 0, prefixLength }
 }
 
-/** Parses a CIDR, and clears its host bits as Go's net.ParseCIDR does: `10.5.1.7/24` is 10.5.1.0/24. Undefined for any other text. */
+/**
+ * Parses an IPv4 network, and clears its host bits as Go's net.ParseCIDR does: `10.5.1.7/24` becomes 10.5.1.0/24. Returns undefined for
+ * any other text.
+ */
 export function parseIpv4Net(text: string): Ipv4Net | undefined {
   const slash = text.indexOf('/')
   if (slash < 0 || !/^\d{1,2}$/.test(text.slice(slash + 1))) return undefined
@@ -58,8 +64,8 @@ export function ipv4NetsOverlap(a: Ipv4Net, b: Ipv4Net): boolean {
 }
 
 /**
- * True if a single host can have the address (RFC 1122 section 3.2.1.3). 240.0.0.0/4 counts too, because Linux supports it since 2.6.25 and
- * clouds use it.
+ * True if the address can belong to a single host (RFC 1122 section 3.2.1.3). Addresses in 240.0.0.0/4 can too: they are reserved, but
+ * Linux supports them since 2.6.25, and clouds use them.
  */
 export function isOneHost(address: Ipv4): boolean {
   const top = address >>> 24

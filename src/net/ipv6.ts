@@ -2,10 +2,10 @@
 
 import { parseIpv4 } from './ipv4.ts'
 
-/** An IPv6 address, 0 to 2^128 - 1. */
+/** An IPv6 address as a bigint from 0 to 2^128 - 1. */
 export type Ipv6 = bigint
 
-/** An IPv6 network. `address` has no host bits set; `prefixLength` is 0 to 128. */
+/** An IPv6 network. The host bits of `address` are zero; `prefixLength` is 0 to 128. */
 export interface Ipv6Net {
   readonly address: Ipv6
   readonly prefixLength: number
@@ -13,7 +13,10 @@ export interface Ipv6Net {
 
 const GROUPS = 8
 
-/** Parses `fc00::1`; undefined for other texts (RFC 4291 section 2.2), also for an address with a zone or a prefix length. */
+/**
+ * Parses an IPv6 address such as `fc00::1` (RFC 4291 section 2.2). Returns undefined for any other text, such as an address with a zone
+ * or a prefix length.
+ */
 export function parseIpv6(text: string): Ipv6 | undefined {
   const [head = '', tail, ...more] = text.split('::')
   if (more.length > 0) return undefined
@@ -26,7 +29,10 @@ export function parseIpv6(text: string): Ipv6 | undefined {
   return [...before, ...zeros, ...after].reduce((address, group) => (address << 16n) | BigInt(group), 0n)
 }
 
-/** Parses the 16-bit groups of a text without `::`. At the end of an address, an IPv4 address may replace the last two groups. */
+/**
+ * Parses the 16-bit groups of a part of an address, which must not contain `::`. If `isEnd` is true, an IPv4 address may take the place
+ * of the last two groups.
+ */
 function groupsOf(text: string, isEnd: boolean): number[] | undefined {
   if (text === '') return []
   const parts = text.split(':')
@@ -40,7 +46,10 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
   return groups
 }
 
-/** Formats an address canonically (RFC 5952 section 4): in lower case, with `::` for the first longest run of at least two zeros. */
+/**
+ * Formats an IPv6 address in the canonical form (RFC 5952 section 4): lower case, and `::` for the longest run of two or more zero
+ * groups, the first one of equal runs.
+ */
 export function formatIpv6(address: Ipv6): string {
   const groups = Array.from({ length: GROUPS }, (_, at) =>
     Number((address >> BigInt(16 * (GROUPS - 1 - at))) & 0xffffn),
@@ -64,7 +73,7 @@ export function ipv6Net(address: Ipv6, prefixLength: number): Ipv6Net {
   return { address: address & ipv6Mask(prefixLength), prefixLength }
 }
 
-/** Parses a CIDR, and clears its host bits: `fc00::1/48` is fc00::/48. Undefined for any other text. */
+/** Parses an IPv6 network, and clears its host bits: `fc00::1/48` becomes fc00::/48. Returns undefined for any other text. */
 export function parseIpv6Net(text: string): Ipv6Net | undefined {
   const slash = text.indexOf('/')
   if (slash < 0 || !/^\d{1,3}$/.test(text.slice(slash + 1))) return undefined

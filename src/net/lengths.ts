@@ -1,18 +1,24 @@
 // lengths.ts - the packet lengths that are probed if a path does not carry full-size packets. Pure.
 
 /**
- * Common path MTUs in bytes: the minimum for hosts (576) and for IPv6 (1280), Ethernet (1500), the remainder inside tunnels, PPPoE and
- * clouds, and jumbo frames.
+ * Common path MTUs in bytes: the minimum that hosts must accept (576) and the minimum of IPv6 (1280), Ethernet (1500), the MTUs inside
+ * tunnels, PPPoE and clouds, and jumbo frames.
  */
 const PATH_BYTES = [576, 1024, 1200, 1280, 1400, 1420, 1450, 1492, 1500, 4352, 8896, 9000]
 
-/** Lists the packet lengths to probe, the last of which is `longest`. `overhead` is the length of the outer headers. */
+/**
+ * Lists the packet lengths in bytes that are probed, in ascending order up to `longest`. `overhead` is the total length of the outer
+ * headers in bytes.
+ */
 export const lengthsUpTo = (longest: number, overhead: number): readonly number[] => [
   ...PATH_BYTES.map((bytes) => bytes - overhead).filter((bytes) => bytes < longest),
   longest,
 ]
 
-/** Finds the longest length that passes by binary search; undefined if none does. The last length is known not to pass. */
+/**
+ * Finds by binary search the longest of these packet lengths that passes. Returns undefined if none passes. The caller already knows that
+ * the last length does not pass.
+ */
 export async function longestOf(
   lengths: readonly number[],
   passes: (bytes: number) => Promise<boolean>,

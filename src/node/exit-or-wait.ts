@@ -6,6 +6,7 @@
 import { describeError, isWeftError, messageOf, type ErrorCode, type WeftError } from '../base/errors.ts'
 import { seldom, type Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
+import { hasTimedOut } from '../host/command.ts'
 
 /** The time after which the log names a fact that weftd still waits for. */
 const LATE_MS = 5_000
@@ -14,10 +15,13 @@ const RETRY_MS = 1_000
 const RETRY_MAX_MS = 30_000
 const PASSING: readonly ErrorCode[] = ['STORE_UNAVAILABLE']
 
-/** Decides what a failure means. Failures with a code in `passing` end by themselves. An error that is not a WeftError is a defect. */
+/**
+ * Decides what a failure means. Failures with a code in `passing` end by themselves, and so does a program that did not answer in time. An
+ * error that is not a WeftError is a defect.
+ */
 export function exitOrWait(error: unknown, isForwarding: boolean, passing = PASSING): 'exit' | 'wait' {
   if (!isWeftError(error)) return 'exit'
-  return isForwarding || passing.includes(error.code) ? 'wait' : 'exit'
+  return isForwarding || passing.includes(error.code) || hasTimedOut(error) ? 'wait' : 'exit'
 }
 
 /** Returns if a running node waits out the failure. Throws the failure if it ends the process, and the signal's reason after a stop. */

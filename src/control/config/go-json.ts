@@ -1,8 +1,12 @@
-// go-json.ts - JSON objects as Go's encoding/json reads them into a struct: keys match in any case, the last one wins.
+// go-json.ts - reads JSON objects as Go's encoding/json reads them into a struct: the case of a key does not matter, and the last of
+// equal keys counts.
 
 import { parseJson } from './hidden.ts'
 
-/** Returns the object's members by lower-case key. `parse` replaces JSON.parse. Throws an Error that says why `text` is not an object. */
+/**
+ * Parses a JSON object and returns its members by lower-case key. `parse` is used instead of JSON.parse. Throws an Error that says why
+ * `text` is not an object.
+ */
 export function readGoJsonObject(text: string, parse = parseJson): ReadonlyMap<string, unknown> {
   const value = parse(text)
   if (value === null) return new Map() // Go leaves the struct as it was
@@ -15,7 +19,7 @@ export function goJsonMembers(value: unknown): ReadonlyMap<string, unknown> | un
   return new Map(Object.entries(value).map(([key, member]) => [key.toLowerCase(), member]))
 }
 
-/** Returns Go's name of the type of a JSON value that is not null. */
+/** Returns the name that Go's error messages use for the type of a JSON value, such as `number`. The value must not be null. */
 export function jsonKind(value: unknown): string {
   if (Array.isArray(value)) return 'array'
   return typeof value === 'boolean' ? 'bool' : typeof value

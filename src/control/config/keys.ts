@@ -15,14 +15,14 @@ import { goJsonMembers } from './go-json.ts'
 
 interface Key {
   readonly type: 'string' | 'boolean' | 'integer' | 'object'
-  /** The range of a number. */
+  /** The smallest allowed value of a numeric option. */
   readonly least?: number
   readonly most?: number
-  /** The description of the key and of its default. */
+  /** The description of the key and of its default value, for the JSON Schema. */
   readonly does: string
 }
 
-/** The top-level keys, as in flannel's pkg/subnet/config.go. */
+/** The top-level keys of the network configuration, as in flannel's pkg/subnet/config.go. */
 export const HEAD = {
   Network: {
     type: 'string',
@@ -60,7 +60,7 @@ export type HeadKey = keyof typeof HEAD
 
 const TYPE = 'Type'
 const isOption = (option: Option | Options): option is Option => typeof option.kind === 'string'
-/** Lists the options of a backend, including the options of its groups. */
+/** Lists the options of a backend type, and flattens groups of options. */
 export const optionsOf = (options: Options): readonly Option[] =>
   Object.values(options).flatMap((option) => (isOption(option) ? [option] : optionsOf(option)))
 
@@ -74,7 +74,7 @@ const namesOf = (type: BackendType): readonly string[] => [
 
 const has = (names: readonly string[], key: string): boolean =>
   names.some((name) => name.toLowerCase() === key.toLowerCase())
-/** Returns a key for a message: quoted, escaped and shortened, because it is untrusted text. */
+/** Formats a key of the configuration for a message: quoted, escaped and cut to 60 characters, because the key is untrusted text. */
 const shown = (key: string): string => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}...` : key)
 
 /**
@@ -98,7 +98,7 @@ export function unknownKeys(text: string): readonly string[] {
   return [...unknown, ...unknownOptions(backend)]
 }
 
-/** Returns a hint for an unknown top-level key, such as an option that belongs into `Backend`. */
+/** Returns a hint for an unknown top-level key of the configuration, such as that it belongs in `Backend`. */
 function meantBy(key: string): string {
   const inside = Object.keys(KINDS).some((type) => has(namesOf(type as BackendType), key))
   return inside ? '; it belongs into Backend' : meant(key, Object.keys(HEAD))
@@ -109,7 +109,7 @@ function unknownOptions(backend: unknown): readonly string[] {
   const given = members?.get('type')
   const type = typeof given === 'string' ? given.toLowerCase() : ''
   if (!members) return []
-  // With an unknown type, which parseNetworkConfig refuses, the options of all types count as known.
+  // If the backend type is unknown, keys that any type has are not reported. parseNetworkConfig refuses the unknown type itself.
   const names = isBackendType(type) ? namesOf(type) : (Object.keys(KINDS) as BackendType[]).flatMap(namesOf)
   return Object.keys(backend as object)
     .filter((key) => !has(names, key))
@@ -124,7 +124,7 @@ function unknownOptions(backend: unknown): readonly string[] {
     })
 }
 
-/** Returns an option's property in the JSON Schema. */
+/** Returns the JSON Schema of one option. */
 function schemaOf(option: Option): object {
   switch (option.kind) {
     case 'flag':
@@ -167,8 +167,8 @@ function requiredOf(type: BackendType): object {
 }
 
 /**
- * Returns the JSON Schema of a network configuration. Draft 7, because editors and Helm support it. The schema wants the usual case of each
- * name, although the daemon accepts any case.
+ * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts only the usual upper
+ * and lower case of each key, although the daemon ignores case.
  */
 export function configSchema(): object {
   const types = Object.keys(KINDS) as BackendType[]

@@ -1,4 +1,5 @@
-// network-config.ts - parses and checks the network configuration, with flannel's keys, defaults, checks and messages (pkg/subnet/config.go).
+// network-config.ts - parses and checks the network configuration, with the keys, defaults, checks and messages of flannel
+// (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -18,12 +19,15 @@ export interface SubnetRange<N extends Net> {
   readonly subnetMax: N['address']
 }
 
-/** The range of each enabled family, and the settings for all families. */
+/** The parsed network configuration: for each enabled family the range of node subnets, and the settings that all families share. */
 export interface NetworkConfig extends ByFamily<SubnetRange<Ipv4Net>, SubnetRange<Ipv6Net>> {
   readonly enableNftables: boolean
-  /** In lower case. It is `udp` without a Backend object, and empty if the object has no Type. */
+  /**
+   * The `Type` of the Backend object in lower case. It is `udp` if the configuration has no Backend object, and empty if the object has
+   * no Type.
+   */
   readonly backendType: string
-  /** The members of the Backend object by lower-case key. Secret values are a `Secret`. */
+  /** The members of the Backend object by lower-case key. Each secret value is wrapped in a `Secret`. */
   readonly backend: Readonly<Record<string, unknown>>
 }
 
@@ -36,7 +40,10 @@ const correct = (example: string): string => `correct the network configuration,
 
 type Members = ReadonlyMap<string, unknown>
 
-/** Returns a member, or `fallback` if it is absent or null, as in Go. Throws WeftError CONFIG with `example` if it has another type. */
+/**
+ * Returns a member of the configuration, or `fallback` if the member is absent or null, as in Go. Throws WeftError CONFIG, which quotes
+ * `example`, if the member has another type.
+ */
 function member<T>(
   members: Members,
   key: HeadKey | 'Type',
@@ -58,8 +65,8 @@ const isUint = (value: unknown): value is number =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
 
 /**
- * Parses and checks a configuration. Throws WeftError CONFIG. If a controller assigns the subnets (`givesSubnets` of the subnet manager),
- * the range of subnets is neither needed nor checked, as with flanneld in Kubernetes.
+ * Parses and checks the text of a network configuration. Throws WeftError CONFIG. `areGiven` is true if a controller assigns the subnets,
+ * as in Kubernetes. Then the range of subnets is neither needed nor checked, as in flanneld.
  */
 export function parseNetworkConfig(text: string, { areGiven = false } = {}): NetworkConfig {
   let members: Members
@@ -85,13 +92,16 @@ export function parseNetworkConfig(text: string, { areGiven = false } = {}): Net
   }
 }
 
-/** Throws WeftError CONFIG for a network of neither family, with flanneld's words (main.go). */
+/** Throws WeftError CONFIG, with flanneld's words (main.go), if the configuration enables neither IPv4 nor IPv6. */
 export function requireFamily({ ipv4, ipv6 }: NetworkConfig): void {
   if (!ipv4 && !ipv6)
     throw invalid('none defined stack', 'set "EnableIPv4": true, or "EnableIPv6": true, in the configuration')
 }
 
-/** Returns the IPv4 member for an IPv4-only backend. `who` is its name in the error. Throws WeftError CONFIG if there is none. */
+/**
+ * Returns the IPv4 member of a pair, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the backend `who`, if
+ * there is no IPv4 member.
+ */
 export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
     throw invalid(
@@ -102,8 +112,8 @@ export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
 }
 
 /**
- * Warns that an IPv4-only backend, named `who`, does not carry the IPv6 packets of a dual-stack network. Throws WeftError CONFIG for an
- * IPv6-only network. Every IPv4-only backend calls it.
+ * Logs a warning if a backend that supports only IPv4 runs in a dual-stack network, because it does not carry IPv6 packets. Throws
+ * WeftError CONFIG in an IPv6-only network. `who` is the backend's name.
  */
 export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   ipv4For(who, config)
@@ -113,7 +123,10 @@ export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log
     )
 }
 
-/** Returns a parsed member; undefined if it is absent or empty. Throws WeftError CONFIG if `parse` refuses it. */
+/**
+ * Parses a member of the configuration with `parse`. Returns undefined if the member is absent or empty. Throws WeftError CONFIG if
+ * `parse` refuses it.
+ */
 function parsed<T>(
   members: Members,
   key: HeadKey,
@@ -128,23 +141,23 @@ function parsed<T>(
   return value
 }
 
-/** flannel's keys and limits for one family. */
+/** flannel's names of configuration keys, and its limits, for one family. */
 interface Rules<N extends Net> {
   readonly network: HeadKey
-  /** The prefix of the names of the other keys. */
+  /** The prefix of this family's keys, such as `IPv6` in IPv6SubnetMin. */
   readonly prefix: '' | 'IPv6'
   readonly kind: string
   readonly exampleNet: string
-  /** An example of a configuration with the family, for messages. */
+  /** An example of a configuration that enables the family, for error messages. */
   readonly example: string
   readonly parse: (text: string) => N['address'] | undefined
   readonly parseNet: (text: string) => N | undefined
   readonly at: (address: bigint) => N['address']
-  /** The ranges that cannot be routed between hosts, each with its purpose. */
+  /** Address ranges that cannot be routed between hosts, each with its purpose. A configuration with such a network is refused. */
   readonly useless: readonly (readonly [range: string, what: string])[]
-  /** The subject of flannel's message about a network that is too small. */
+  /** The subject of flannel's error message about a network that is too small for four subnets. */
   readonly tooSmall: string
-  /** The default prefix length of subnets in a network whose prefix length is at most `usualUpTo`. */
+  /** The default prefix length of a node's subnet. It applies if the network's prefix length is at most `usualUpTo`. */
   readonly usual: number
   readonly usualUpTo: number
   readonly longest: number
@@ -160,7 +173,7 @@ const IPV4: Rules<Ipv4Net> = {
   parse: parseIpv4,
   parseNet: parseIpv4Net,
   at: Number,
-  // RFC 1122 section 3.2.1.3, RFC 5771.
+  // From RFC 1122 section 3.2.1.3 and RFC 5771.
   useless: [
     ['127.0.0.0/8', 'loopback'],
     ['224.0.0.0/4', 'multicast'],
@@ -181,7 +194,7 @@ const IPV6: Rules<Ipv6Net> = {
   parse: parseIpv6,
   parseNet: parseIpv6Net,
   at: (address) => address,
-  // RFC 4291 sections 2.5.5 to 2.7.
+  // From RFC 4291 sections 2.5.5 to 2.7.
   useless: [
     ['::/96', 'for embedded IPv4 addresses'],
     ['::ffff:0:0/96', 'for embedded IPv4 addresses'],
@@ -198,7 +211,7 @@ const IPV6: Rules<Ipv6Net> = {
 function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: Rules<N>): SubnetRange<N> {
   const { network: name, prefix, kind, at, example } = rules
   const network = parsed(members, name, `${kind} network such as ${rules.exampleNet}`, rules.parseNet, example)
-  // 0.0.0.0/0 and ::/0 are Go's empty networks.
+  // Go uses 0.0.0.0/0 and ::/0 for a network that is not set, so flannel treats a configured one as missing.
   if (!network?.prefixLength)
     throw invalid(
       `please define a correct ${name} parameter in the flannel config`,
@@ -219,7 +232,7 @@ function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: 
   const end = first + netSize(network)
   const step = netSize(network, subnetLength)
   const bound = (key: 'SubnetMin' | 'SubnetMax', usual: bigint): N['address'] => {
-    // 0.0.0.0 and :: are Go's empty addresses: the default holds, as for an absent one.
+    // Go uses 0.0.0.0 and :: for an address that is not set, so the default applies to them as to an absent key.
     const address = parsed(members, `${prefix}${key}`, `${kind} address`, rules.parse, example) || at(usual)
     const value = BigInt(address)
     if (value < first || value >= end)
@@ -236,7 +249,9 @@ function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: 
   }
 }
 
-/** Returns the given prefix length, or the default one, which leaves room for four subnets. */
+/**
+ * Returns the configured prefix length of node subnets, or the default. Either must leave room for at least four subnets in the network.
+ */
 function subnetLengthFor(networkLength: number, given: number, rules: Rules<Net>): number {
   const remedy = correct(rules.example)
   if (given > 0) {

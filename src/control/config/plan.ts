@@ -1,5 +1,5 @@
-// plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that lose each other's packets
-// until all nodes have restarted.
+// plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that cannot exchange
+// packets with other nodes until all nodes have restarted weftd.
 
 import { Secret } from '../../base/secret.ts'
 import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
@@ -9,7 +9,7 @@ import { optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'
 
 interface Plan {
-  /** One line for each key that changes: `Backend.Port: 8285 -> 9000`. */
+  /** One line for each key of the configuration that changes, such as `Backend.Port: 8285 -> 9000`. */
   readonly changes: readonly string[]
   /** The number of nodes that cannot exchange packets with the other nodes until all nodes have restarted. */
   readonly cut: number
@@ -21,7 +21,7 @@ interface Value {
   readonly key: string
   readonly value: unknown
   readonly isShared: boolean
-  /** The value of an option that is left out. */
+  /** The default value that applies if the configuration omits the option. */
   readonly usual?: Value['value']
 }
 
@@ -48,15 +48,16 @@ function valuesOf(config: NetworkConfig): readonly Value[] {
   ]
 }
 
-/** Compares two valid configurations; `published` has the backend type that each node's lease names. */
+/** Compares two valid network configurations. `published` has, for each node, the backend type that the node's lease names. */
 export function planOf(before: NetworkConfig, after: NetworkConfig, published: readonly string[]): Plan {
   const old = new Map(valuesOf(before).map((each) => [each.key, each]))
   const isOtherType = before.backendType !== after.backendType
-  // The options of another backend have other meanings, so those that are set count as added.
+  // If the backend type changes, equal option names have different meanings. So all options that the new configuration sets count as
+  // added.
   const isOwn = (key: string): boolean => isOtherType && key.startsWith('Backend.') && key !== 'Backend.Type'
   const oldValue = ({ key, usual }: Value): Value['value'] => (isOwn(key) ? usual : old.get(key)?.value)
   const changed = valuesOf(after).filter((each) => !isSame(each.value, oldValue(each)))
-  // A node that publishes the new type already runs it, if the published type distinguishes the two.
+  // True if a node already runs the new backend type. That is known only if the two types publish different names in their leases.
   const isThere = (type: string): boolean =>
     isOtherType && type !== kindOf(before.backendType)?.published && type === kindOf(after.backendType)?.published
   return {

@@ -11,34 +11,34 @@ import { Secret, withoutUser } from '../../base/secret.ts'
 const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount'
 
 export interface Access {
-  /** The API server's URL without a trailing slash and without a user. */
+  /** The URL of the API server, without a trailing slash and without user and password. */
   readonly server: string
-  /** The value of the header Authorization: a bearer token, or the user and password of the URL. */
+  /** The value of the HTTP header Authorization: a bearer token, or the user and password of the URL (basic authentication). */
   readonly authorization?: Secret
-  /** The authorities, in PEM. Defaults to those of Node.js. */
+  /** The certificate authorities that may sign the server's certificate, in PEM. Defaults to the authorities built into Node.js. */
   readonly ca?: string
   /** The client certificate, in PEM. */
   readonly cert?: string
   readonly key?: Secret
-  /** The name that the server's certificate must have, if it differs from the URL's host. */
+  /** The name that the server's certificate must have, if that is not the host of the URL. */
   readonly serverName?: string
-  /** True if any certificate is accepted. */
+  /** True if the server's certificate is not checked (insecure-skip-tls-verify). */
   readonly isInsecure?: boolean
 }
 
 export interface AccessOptions {
-  /** The flags --kube-api-url and --kubeconfig-file; empty if not given. */
+  /** The values of --kube-api-url and --kubeconfig-file; empty if the flag is not given. */
   readonly apiUrl: Secret
   readonly kubeconfig: string
   readonly environment: NodeJS.ProcessEnv
-  /** The folder in which kubelet puts a pod's credentials. */
+  /** The folder in which kubelet puts the pod's token and authority. Defaults to SERVICE_ACCOUNT. */
   readonly serviceAccount?: string
 }
 
-/** Reads the current address and credentials. Throws WeftError STORE if they are invalid. */
+/** Reads the API server's address and the credentials from their files. Throws WeftError STORE if they are invalid. */
 export async function readAccess(options: AccessOptions): Promise<Access> {
   const { apiUrl, kubeconfig } = options
-  // The order is that of client-go's BuildConfigFromFlags.
+  // A kubeconfig takes precedence over a URL, and a URL over the service account, as in client-go's BuildConfigFromFlags.
   if (kubeconfig !== '') return readKubeconfig(kubeconfig, apiUrl.reveal())
   return apiUrl.isEmpty ? readServiceAccount(options) : serverOf(apiUrl.reveal(), '--kube-api-url')
 }
@@ -49,7 +49,7 @@ const refuse = (message: string, remedy: string): WeftError =>
 const bearer = (token: string): Secret => new Secret(`Bearer ${token}`)
 
 function serverOf(text: string, where: string): Pick<Access, 'server' | 'authorization'> {
-  // Like client-go, use http for a host without a scheme.
+  // client-go uses http for a host that is given without a scheme.
   const full = text.includes('://') ? text : `http://${text}`
   if (!URL.canParse(full) || !/^https?:/i.test(full))
     throw refuse(`${where} is ${JSON.stringify(withoutUser(text))}`, 'give it a URL such as https://10.0.0.1:6443')
@@ -58,7 +58,7 @@ function serverOf(text: string, where: string): Pick<Access, 'server' | 'authori
   url.username = url.password = ''
   const server = url.href.replace(/\/$/, '')
   if (user === '' && password === '') return { server }
-  // Go's client does the same with a user in the URL (net/http, Request.URL): RFC 7617.
+  // A user and password in the URL are sent as basic authentication (RFC 7617), as by Go's client (net/http, Request.URL).
   return { server, authorization: new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`) }
 }
 
@@ -87,7 +87,7 @@ async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUN
       'run weftd in a pod, or name a kubeconfig with --kubeconfig-file',
     )
   }
-  // The files are read one after another, so the error always names the first missing one.
+  // The service account's files are read in sequence, so if several are missing, the error always names the same one.
   const token = await readPart(resolve(serviceAccount, 'token'))
   const ca = await readPart(resolve(serviceAccount, 'ca.crt'))
   return {
@@ -97,7 +97,7 @@ async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUN
   }
 }
 
-/** The members of a kubeconfig that weft reads (client-go, tools/clientcmd/api/v1/types.go); a value may be of any type. */
+/** The members of a kubeconfig that weft reads (client-go, tools/clientcmd/api/v1/types.go). They are untrusted: each may have any type. */
 interface Kubeconfig {
   readonly 'current-context'?: unknown
   readonly contexts?: readonly Named<'context'>[]
@@ -107,7 +107,7 @@ interface Kubeconfig {
 type Named<Kind extends string> = { readonly name?: unknown } & { readonly [kind in Kind]?: Section | null }
 type Section = Readonly<Record<string, unknown>>
 
-/** Members that weft refuses, each with its remedy. */
+/** Members of a kubeconfig that weft does not support, each with its remedy for the operator. */
 const REFUSED: Readonly<Record<string, string>> = {
   exec: 'weft starts no program for a credential; give the user a token, a tokenFile or a certificate',
   'auth-provider': 'give the user a token, a tokenFile or a certificate',
@@ -121,7 +121,8 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   try {
     config = (parse(text, { logLevel: 'error' }) ?? {}) as Kubeconfig
   } catch (error) {
-    // YAML's own message quotes lines that may contain a token, so it is omitted.
+    // The message of the YAML parser quotes lines of the kubeconfig, which may contain a token. So weft's message has only line and
+    // column.
     const [{ line, col }] = (error instanceof YAMLParseError && error.linePos) || [{ line: 0, col: 0 }]
     const where = line === 0 ? '' : ` at line ${line}, column ${col}`
     throw refuse(`${path}: it is not valid YAML${where}`, 'correct the kubeconfig')
@@ -149,7 +150,10 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   if (typeof server !== 'string' || server === '')
     throw refuse(`${path}: the cluster of the context has no server`, 'correct the kubeconfig, or give --kube-api-url')
 
-  /** Returns a value that is given in base64 as NAME-data, or in a file whose path is relative to the kubeconfig. */
+  /**
+   * Returns a certificate, key or authority of a kubeconfig. It is given in base64 as NAME-data, or in a file whose path is relative to
+   * the kubeconfig.
+   */
   const material = async (section: Section | undefined, name: string): Promise<string | undefined> => {
     const inline = section?.[`${name}-data`]
     if (typeof inline === 'string' && inline !== '') return Buffer.from(inline, 'base64').toString()
@@ -160,7 +164,7 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   const cert = await material(user, 'client-certificate')
   const key = await material(user, 'client-key')
   const { token: given, tokenFile } = user
-  // Like client-go, the token file takes precedence, because it rotates.
+  // If a kubeconfig has a token and a token file, the file takes precedence as in client-go, because its token is renewed.
   const token =
     typeof tokenFile === 'string' && tokenFile !== ''
       ? (await readPart(resolve(dirname(path), tokenFile))).trim()

@@ -10,18 +10,27 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { limited, pause } from '../../host/bell.ts'
 import type { Access } from './access.ts'
 
-/** The timeout of a complete answer. An answer with 500 nodes has some 10 MB. */
+/** How long reading a complete answer of the API server may take, in ms. A listing of 500 nodes has about 10 MB. */
 const ANSWER_MS = 30_000
-/** How much longer than requested a watch may last. After that its server, or a proxy in between, is gone. */
+/**
+ * How much longer than requested a watch may last, in ms. After that weftd ends the watch, because the API server or a proxy in between
+ * is gone.
+ */
 const WATCH_GRACE_MS = 10_000
-/** The idle time before TCP keepalive. With ten probes one second apart a dead connection is noticed within 15 s (libuv, uv_tcp_keepalive). */
+/**
+ * The idle time in ms before TCP sends keepalive probes. Node.js sends ten probes one second apart (libuv, uv_tcp_keepalive), so a dead
+ * connection is noticed within 15 s.
+ */
 const KEEPALIVE_MS = 5_000
-/** The maximum Retry-After that is obeyed, because changes must be noticed within a minute. */
+/** The maximum Retry-After of the API server that weftd obeys, in seconds, because changes of nodes must be noticed within a minute. */
 const LONGEST_RETRY_AFTER_S = 30
-/** The maximum number of characters of an answer in a message, if it is not a Status. */
+/** The maximum number of characters of an error answer that a message quotes, if the answer is not a Status object. */
 const SHOWN_BODY = 200
 
-/** The Accept header for metadata only, because the rest is most of a node. A server without that feature sends whole objects. */
+/**
+ * The Accept header for requests of a node's metadata only, which is a small part of a node. A server without this feature sends complete
+ * objects.
+ */
 const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
 
 export interface WatchEvent {
@@ -33,17 +42,20 @@ export interface Ask {
   readonly method: 'GET' | 'POST' | 'PATCH'
   readonly path: string
   readonly query?: Readonly<Record<string, string>>
-  /** Sent as JSON. */
+  /** The content of the request, which is sent as JSON. */
   readonly body?: unknown
   readonly contentType?: string
-  /** True for a request that must fail, not wait, while the server demands a pause. */
+  /** True if the request must fail, and not wait, while the server demands a pause by Retry-After. */
   readonly isDispensable?: true
 }
 
 export interface KubeClient {
-  /** Sends a request and returns the answer; undefined if the object of a GET does not exist. */
+  /** Sends a request and returns the parsed answer. Returns undefined if the request is a GET of an object that does not exist. */
   ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined>
-  /** Yields events for `seconds`, and first an empty array when the server begins to answer. Ends when the server ends the watch. */
+  /**
+   * Watches objects for at most `seconds`, and yields batches of events. The first batch is empty, and shows that the server began to
+   * answer.
+   */
   watch(
     path: string,
     query: Readonly<Record<string, string>>,
@@ -53,20 +65,20 @@ export interface KubeClient {
   close(): void
 }
 
-/** Creates a client. It calls `access` before each request. */
+/** Creates a client of the Kubernetes API. `access` returns the server's address and credentials, and is called before each request. */
 export function createKubeClient(access: () => Promise<Access>): KubeClient {
   const agents = {
     http: new HttpAgent({ keepAlive: true }),
     https: new HttpsAgent({ keepAlive: true }),
   }
   /**
-   * For each kind of request, the time, by performance.now(), before which the server accepts no further request. It throttles each kind
-   * separately (API Priority and Fairness), so a throttled Event does not delay a lease.
+   * For each kind of request, the time in ms of performance.now() before which the server accepts no more such requests. The server
+   * limits each kind separately (API Priority and Fairness), so a rejected Event must not delay a lease.
    */
   const notBefore = new Map<string, number>()
   const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
 
-  /** Waits until the server accepts this kind of request again. The wait does not count against the time limit of the answer. */
+  /** Waits until the server accepts requests of this kind again. ANSWER_MS does not include this wait. */
   async function waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     for (const [kind, time] of notBefore) if (time <= now) notBefore.delete(kind)
@@ -89,7 +101,8 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
       ...(authorization && { authorization: authorization.reveal() }),
       ...(body && { 'content-type': ask.contentType ?? 'application/json', 'content-length': body.length }),
     }
-    // The agent separates connections by their TLS options, so a new authority or certificate gets a new connection.
+    // Node.js's HTTP agent reuses a connection only for equal TLS options. So after a change of authority or certificate the next request
+    // makes a new connection.
     const tls = {
       ...(ca === undefined ? {} : { ca }),
       ...(cert === undefined ? {} : { cert }),
@@ -114,7 +127,8 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
           .on('error', (error: NodeJS.ErrnoException) => {
             if (isOver) return // reading the answer fails with this error
             isOver = true
-            // The server closed an idle connection just as it was reused (Node.js, request.reusedSocket), so try a new connection.
+            // The server closed this idle connection just as the request reused it (Node.js, request.reusedSocket). The request is sent
+            // again over a new connection.
             if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted) resolve(send())
             else reject(error)
           })
@@ -127,7 +141,7 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
     }
   }
 
-  /** Throws a WeftError if `good` returns false for the status. */
+  /** Throws a WeftError with the server's explanation if `good` returns false for the HTTP status of the response. */
   async function check(response: IncomingMessage, ask: Ask, good: (status: number) => boolean): Promise<void> {
     const { statusCode = 0, statusMessage = '', headers } = response
     if (good(statusCode)) return
@@ -169,7 +183,8 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
         clearTimeout(timer)
         timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
         yield []
-        // Each line is an event. An incomplete line at the end is ignored; the next watch brings the event again.
+        // In a watch the server sends one event per line. An incomplete line at the end is dropped, because the next watch repeats the
+        // event.
         let rest = ''
         for await (const chunk of unpacked(response)) {
           const lines = (rest + chunk).split('\n')
@@ -203,7 +218,7 @@ const unreachable = (where: string, cause: unknown): WeftError => {
   )
 }
 
-/** Runs `work` with a signal that aborts with a WeftError after `ms`. */
+/** Runs `work` with a signal that aborts with a WeftError after `ms` milliseconds. */
 async function within<T>(
   ms: number,
   signal: AbortSignal,
@@ -219,7 +234,7 @@ async function within<T>(
   }
 }
 
-/** Yields the decompressed text of an answer. Throws if the connection breaks. */
+/** Yields the text of an HTTP response, decompressed. Throws if the connection breaks. */
 async function* unpacked(response: IncomingMessage): AsyncGenerator<string> {
   if (response.headers['content-encoding'] !== 'gzip') {
     for await (const chunk of response.setEncoding('utf8')) yield chunk as string
@@ -256,14 +271,14 @@ function parseEvent(line: string): WatchEvent {
   )
 }
 
-/** Converts an error answer to a WeftError: a Status (Kubernetes, API conventions) or any other text. */
+/** Converts an error answer of the API server to a WeftError. `text` is a Status object (Kubernetes, API conventions) or any other text. */
 export function statusError(code: number, what: string, text: string): WeftError {
   let message = text.slice(0, SHOWN_BODY)
   try {
     const status = JSON.parse(text) as { message?: unknown }
     if (typeof status.message === 'string') ({ message } = status as { message: string })
   } catch {
-    // The text is not JSON, so the message quotes it.
+    // A proxy may answer with a text that is not JSON. The message then quotes that text.
   }
   const line = message === '' ? what : `${what}: ${message.trim()}`
   if (code === 410) return new WeftError('GAP', line)

@@ -15,7 +15,7 @@ const RETRY_MS = 1_000
 
 export interface KubeManagerOptions extends AccessOptions {
   readonly annotationPrefix: string
-  /** The file of the network configuration. */
+  /** The path of the file that holds the network configuration. */
   readonly netConfigPath: string
   /** True if weftd clears the condition NetworkUnavailable of its node. */
   readonly setCondition: boolean
@@ -23,7 +23,10 @@ export interface KubeManagerOptions extends AccessOptions {
   readonly signal: AbortSignal
 }
 
-/** Creates the manager. Without NODE_NAME it asks the API for the node of this pod, and waits for an API server that is unavailable. */
+/**
+ * Creates the subnet manager. If NODE_NAME is not set, it reads from the API on which node its pod runs, and waits while the API server
+ * is unavailable.
+ */
 export async function createKubeManager(options: KubeManagerOptions): Promise<SubnetManager> {
   const { log, signal, environment } = options
   const names = annotationNames(options.annotationPrefix)
@@ -60,7 +63,7 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
   }
 }
 
-/** Refuses the values that flannel refuses, although weft does not have flannel's event queue. */
+/** Refuses the values of EVENT_QUEUE_DEPTH that flannel refuses, although weft does not have flannel's event queue. */
 function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): void {
   if (text !== '' && !/^[+-]?\d+$/.test(text))
     throw new WeftError('USAGE', `env EVENT_QUEUE_DEPTH=${text} format error`, {
@@ -68,7 +71,7 @@ function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): v
     })
 }
 
-/** Returns the name of the node on which this pod runs. */
+/** Reads from the API on which node this pod runs, and returns the node's name. */
 async function nodeOfPod(
   client: KubeClient,
   { POD_NAME: name = '', POD_NAMESPACE: namespace = '' }: NodeJS.ProcessEnv,

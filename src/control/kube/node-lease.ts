@@ -21,7 +21,7 @@ import { shortened } from '../lease/host-name.ts'
 import { goJsonText, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
 import type { Entry } from '../lease/subnet-manager.ts'
 
-/** The members of a node that weft reads. */
+/** The members of a Kubernetes Node object that weft reads. */
 export interface NodeObject {
   readonly metadata?: {
     readonly name?: string | undefined
@@ -35,11 +35,11 @@ export interface NodeObject {
 
 const isText = (value: unknown): value is string => typeof value === 'string'
 const textOf = (value: unknown): string | undefined => (isText(value) ? value : undefined)
-/** Returns the members of a JSON object; an empty object for any other value. */
+/** Returns `value` if it is a JSON object; an empty object for any other value. */
 export const membersOf = (value: unknown): Readonly<Record<string, unknown>> =>
   typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {}
 
-/** Reads a node from untrusted JSON. A member of the wrong type counts as missing. */
+/** Reads a Kubernetes Node object from untrusted JSON. A member of the wrong type counts as missing. */
 export function nodeOf(value: unknown): NodeObject {
   const { metadata, spec } = membersOf(value)
   const { name, uid, resourceVersion, creationTimestamp, annotations } = membersOf(metadata)
@@ -61,8 +61,8 @@ export function nodeOf(value: unknown): NodeObject {
 }
 
 /**
- * Returns the creation time of a node, in ms since the epoch. It orders two nodes of the same host. The resourceVersion cannot, because a
- * heartbeat can give an abandoned node a higher version than the node that replaced it.
+ * Returns the time when a Kubernetes node was created, in ms since the epoch. If two nodes describe one host, the newer node is valid.
+ * The resourceVersion does not show which is newer, because each heartbeat increases it.
  */
 export function createdAt({ metadata }: NodeObject): bigint | undefined {
   const at = Date.parse(metadata?.creationTimestamp ?? '')
@@ -71,7 +71,7 @@ export function createdAt({ metadata }: NodeObject): bigint | undefined {
 
 export type NodeSubnets = Pick<Lease, 'key' | 'subnet'>
 
-/** The names of the annotations. */
+/** The names of the annotations by which nodes publish their data. */
 export interface AnnotationNames {
   readonly managed: string
   readonly backendType: string
@@ -79,17 +79,20 @@ export interface AnnotationNames {
   readonly ipv6: FamilyNames
 }
 
-/** The names of the annotations of one family. */
+/** The names of the annotations for IPv4 or for IPv6. */
 interface FamilyNames {
   readonly backendData: string
   readonly publicIp: string
-  /** Set by an operator: the public IP to publish instead of the node's own. */
+  /** The annotation by which an operator sets a public IP that the node publishes instead of its own. */
   readonly publicIpOverwrite: string
-  /** Set by an operator: the value of --public-ip or --public-ipv6 for this node. */
+  /** The annotation by which an operator sets the value of --public-ip or --public-ipv6 for this node. */
   readonly nodePublicIp: string
 }
 
-/** Returns the names with this prefix. Throws WeftError USAGE, with flannel's words, if Kubernetes would refuse the prefix. */
+/**
+ * Returns the annotation names with the prefix of --kube-annotation-prefix. Throws WeftError USAGE, with flannel's words, if Kubernetes
+ * would refuse the prefix.
+ */
 export function annotationNames(given: string): AnnotationNames {
   const slashes = given.split('/').length - 1
   const remedy = { remedy: 'give --kube-annotation-prefix a domain, a slash and a prefix of names' }
@@ -116,7 +119,10 @@ export function annotationNames(given: string): AnnotationNames {
   }
 }
 
-/** Returns the subnets that a controller assigned to a node, a text if they are invalid, or undefined if there are none yet. */
+/**
+ * Returns the subnets (podCIDRs) that a controller assigned to a node. Returns a text that explains the fault if they are invalid, and
+ * undefined if the node has none yet.
+ */
 export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string | undefined {
   if (!spec?.podCIDR) return undefined
   const cidrs = spec.podCIDRs?.length ? spec.podCIDRs : [spec.podCIDR]
@@ -124,7 +130,7 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
   const subnet = netsOf(cidrs.flatMap((cidr) => parseNet(cidr) ?? []))
   const key = leaseKey(subnet)
-  // There is no valid subnet, or a lease key cannot express it.
+  // The podCIDR is not a valid subnet, or a lease key cannot express it.
   if (!parseLeaseKey(key)) return `node ${name} has no pod cidr that can be a subnet: ${cidrs.join(', ')}`
   return { key, subnet }
 }
@@ -133,7 +139,9 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
 export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boolean =>
   metadata?.annotations?.[names.managed] === 'true'
 
-/** Returns the lease of a managed node with these subnets. */
+/**
+ * Returns the lease of a node that flannel or weft manages, with these subnets. The entry has the reason if the annotations are invalid.
+ */
 export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
   const { metadata } = node
   const revision = createdAt(node)
@@ -147,8 +155,8 @@ export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: A
 }
 
 /**
- * Reads a node's attributes from its annotations. If the annotations of one family are missing or invalid, the node counts as having only
- * the other family. Throws an Error with the reason if neither family is valid.
+ * Reads from a node's annotations the data that the node publishes. A family whose annotations are missing or invalid is left out. Throws
+ * an Error with the reason if neither family is valid.
  */
 export function readAttrs(annotations: Readonly<Record<string, string>>, names: AnnotationNames): LeaseAttrs {
   const ipv4 = readFamily(annotations, names.ipv4, parseIpv4)
@@ -179,10 +187,10 @@ function readFamily<A extends Address>(
   }
 }
 
-/** The maximum number of characters of an unreadable annotation in a message. An annotation can have 256 KiB. */
+/** The maximum number of characters of an invalid annotation that a message quotes. An annotation can have 256 KiB. */
 const SHOWN_TEXT = 200
 
-/** Parses backend data. flannel writes null if there is none. */
+/** Parses the JSON annotation with the data of a node's backend. flannel writes `null` if the backend has no data. */
 function readBackendData(text: string | undefined, name: string): unknown {
   try {
     return parseJson(text || 'null') ?? undefined
@@ -193,8 +201,8 @@ function readBackendData(text: string | undefined, name: string): unknown {
 }
 
 /**
- * Returns the patch that makes a node's annotations publish `attrs`; null removes an annotation. Returns undefined if they already do. Like
- * flannel, the caller writes nothing then.
+ * Returns the JSON merge patch by which a node's annotations publish `attrs`; a null in it removes an annotation. Returns undefined if
+ * the annotations already publish `attrs`; like flannel, weftd then writes nothing.
  */
 export function annotationsPatch(
   present: Readonly<Record<string, string>>,
@@ -217,8 +225,8 @@ export function annotationsPatch(
 }
 
 /**
- * Returns the addresses that an operator set by annotations. Calls `onBad`, with the name of the family, for each text that is not an
- * address at which other hosts can reach this one.
+ * Returns the addresses that an operator set by annotations of the node. Calls `onBad` with the family's name for each text that is not
+ * an address, or is one at which other hosts cannot reach this host.
  */
 export function givenAddresses(
   { metadata }: NodeObject,

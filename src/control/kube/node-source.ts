@@ -1,8 +1,8 @@
-// node-source.ts - the nodes of the Kubernetes API as a source of leases.
+// node-source.ts - makes the nodes of the Kubernetes API a source of leases.
 //
-// Most of a node (images, conditions, capacity) is irrelevant here, and every heartbeat writes a node again. So only the metadata, which has
-// the annotations, is watched. It lacks the podCIDR, which never changes in a node's life. A listing has the podCIDRs of all nodes, and a
-// newer node is read once.
+// Most of a node (images, conditions, capacity) is irrelevant here, and every heartbeat writes a node again. So weftd watches only the
+// metadata of nodes, which include the annotations. The metadata lack the podCIDR, but it never changes in a node's life. A listing has
+// the podCIDRs of all nodes. A node that was created after the listing is read once.
 
 import { WeftError } from '../../base/errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'
@@ -20,22 +20,28 @@ import {
 
 export const NODES = '/api/v1/nodes'
 const PAGE = 500
-/** The minimum duration of a watch. The duration is random, up to twice this value, as in client-go, to spread nodes that started together. */
+/**
+ * The minimum duration of a watch of the nodes, in seconds. The actual duration is random, at most twice as long, so that nodes that
+ * started together do not reconnect together (as in client-go).
+ */
 const WATCH_S = 300
-/** A watch that ends sooner without an event counts as failed. */
+/** The minimum duration, in ms, of a watch without an event. A shorter watch counts as failed. */
 const SHORT_MS = 5_000
-/** The minimum interval of listings, for each node. A listing contains the complete nodes, so large clusters are listed less often. */
+/**
+ * The minimum interval of listings, in ms per node of the cluster. A listing has the complete nodes, so large clusters are listed less
+ * often.
+ */
 const RELIST_MS_PER_NODE = 3_000
 
-/** A page of a listing. */
+/** One page of a listing of nodes. */
 interface NodeList {
   readonly version: bigint
-  /** The token of the next page; empty if this is the last page. */
+  /** The token by which the next page is requested; empty on the last page. */
   readonly next: string
   readonly nodes: readonly NodeObject[]
 }
 
-/** Reads a page from untrusted JSON. Throws WeftError STORE_UNAVAILABLE if it is not a listing. */
+/** Reads a page of nodes from untrusted JSON. Throws WeftError STORE_UNAVAILABLE if it is not a listing of nodes. */
 export function nodeListOf(value: unknown): NodeList {
   const { metadata, items } = membersOf(value)
   const { resourceVersion, continue: next = '' } = membersOf(metadata)
@@ -43,14 +49,17 @@ export function nodeListOf(value: unknown): NodeList {
   return { version: versionOf(resourceVersion), next: typeof next === 'string' ? next : '', nodes }
 }
 
-/** Parses a resourceVersion. Versions come from one counter of etcd, so they compare as numbers (guaranteed by Kubernetes KEP-5504). */
+/**
+ * Parses a resourceVersion. All resourceVersions of nodes come from one counter of etcd, so they can be compared as numbers (Kubernetes
+ * KEP-5504).
+ */
 function versionOf(text: unknown): bigint {
   if (typeof text === 'string' && /^\d{1,20}$/.test(text)) return BigInt(text)
   throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
 }
 
 export function createNodeSource(client: KubeClient, names: AnnotationNames): LeaseSource<bigint> {
-  /** The subnets of each node by its uid. */
+  /** The subnets of each node, by the node's uid. A text explains why a node's subnets are invalid. */
   const subnets = new Map<string, NodeSubnets | string>()
 
   const remember = (node: NodeObject): NodeSubnets | string | undefined => {
@@ -59,19 +68,23 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
     if (found !== undefined && uid !== '') subnets.set(uid, found)
     return found
   }
-  /** Returns the entry of a managed node; `found` are its subnets. */
+  /** Returns the lease of a managed node. `found` are the node's subnets, or the reason why they are invalid. */
   const entry = (node: NodeObject, found: NodeSubnets | string | undefined): Entry =>
     typeof found === 'object'
       ? entryOf(node, found, names)
       : { key: node.metadata?.name ?? '', problem: found ?? 'it has no podCIDR' }
 
-  /** Returns the change for an added or modified node. Reads the whole node if its subnets are not known. */
+  /**
+   * Converts an added or modified node of the watch to a change of its lease. The watch has only metadata, so the complete node is read
+   * if its subnets are not known.
+   */
   async function changeOf(node: NodeObject, signal: AbortSignal): Promise<Change | undefined> {
     const { uid = '', name = '', resourceVersion = '' } = node.metadata ?? {}
     let found = node.spec ? remember(node) : subnets.get(uid)
     if (!isManaged(node, names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
     if (found === undefined && !node.spec && name !== '') {
-      // With resourceVersion any API server may answer from its cache, if that has at least this version.
+      // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that version. This saves
+      // etcd the request.
       const ask = { method: 'GET', path: `${NODES}/${encodeURIComponent(name)}`, query: { resourceVersion } } as const
       const whole = nodeOf(await client.ask(ask, signal))
       if (whole.metadata?.uid !== uid) return undefined // the node was deleted; that event follows
@@ -95,7 +108,7 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
         try {
           page = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
         } catch (error) {
-          // The revision of the first page was compacted, so the listing must begin again.
+          // The API server no longer has the revision of the first page, so the listing must start again.
           if (!(error instanceof WeftError) || error.code !== 'GAP') throw error
           throw new WeftError('STORE_UNAVAILABLE', error.message)
         }
@@ -107,7 +120,7 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
         }
         ;({ next } = page)
       } while (next !== '')
-      // Forget deleted nodes, but keep nodes that the watch has added during the listing.
+      // Remove the subnets of deleted nodes. Nodes that the watch added during the listing are not in `before`, so they are kept.
       for (const uid of before) if (!found.has(uid)) subnets.delete(uid)
       return { cursor, entries }
     },

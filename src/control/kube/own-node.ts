@@ -32,11 +32,14 @@ import {
 } from './node-lease.ts'
 import { NODES, nodeListOf } from './node-source.ts'
 
-/** The duration of one watch of this node, in seconds. */
+/** The duration of one watch of this node's object, in seconds. */
 const WAIT_S = 60
-/** The pause before the next watch, because a server may end watches immediately. */
+/**
+ * The pause in ms before the next watch of this node's object. Without it weftd would send requests in a busy loop to a server that ends
+ * watches immediately.
+ */
 const AGAIN_MS = 1_000
-/** The interval at which the same Event is created again. The API server keeps an Event for an hour. */
+/** The interval, in ms, at which weftd creates an Event again while its reason persists. The API server deletes an Event after an hour. */
 const EVENT_AGAIN_MS = 3_600_000
 const PATCH = 'application/strategic-merge-patch+json'
 
@@ -53,15 +56,15 @@ type Given =
 
 export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   const path = `${NODES}/${name}`
-  /** The subnet of the last lease. */
+  /** The subnet of the lease that this node obtained. */
   let held: NodeSubnets | undefined
-  /** The node's uid as it was last read. */
+  /** The uid of this node's object as it was last read. */
   let seenUid: string | undefined
-  /** The uid of the node whose condition was set. A node that is created again has another uid and no condition. */
+  /** The uid of the node object whose condition weftd has set. A node that is created again has another uid and lacks the condition. */
   let readyUid: string | undefined
   const eventAt = new Map<string, number>()
 
-  /** Reads the node, and the resourceVersion of the answer. */
+  /** Reads this node's object, and the resourceVersion of the answer. */
   async function read(signal: AbortSignal): Promise<{ node: NodeObject | undefined; version: string }> {
     const query = { fieldSelector: `metadata.name=${name}` }
     const { nodes, version } = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
@@ -70,7 +73,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     return { node, version: String(version) }
   }
 
-  /** Resolves if the node changes after `version`, or after a minute. */
+  /** Waits until this node's object changes after `version`, for at most a minute. */
   async function changed(version: string, signal: AbortSignal): Promise<void> {
     const query = { fieldSelector: `metadata.name=${name}`, resourceVersion: version }
     try {
@@ -81,7 +84,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     await pause(signal, AGAIN_MS)
   }
 
-  /** Creates an Event about the node. A failure is ignored, because flannel's RBAC rules do not allow Events. */
+  /** Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd to create Events. */
   async function tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     if (now - (eventAt.get(message) ?? -Infinity) < EVENT_AGAIN_MS) return
@@ -112,7 +115,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     }
   }
 
-  /** Writes the annotations if they differ. Returns true if they differed. */
+  /** Writes `attrs` to this node's annotations if they differ. Returns true if they differed. */
   async function publish(node: NodeObject, attrs: LeaseAttrs, signal: AbortSignal): Promise<boolean> {
     const annotations = annotationsPatch(annotationsOf(node), attrs, names)
     if (!annotations) return false
@@ -128,7 +131,9 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     revision: createdAt(node) ?? 0n,
   })
 
-  /** Returns the node's subnets, or the reason why it has none. `isFinal` means that this node can never get valid subnets. */
+  /**
+   * Returns this node's subnets, or the reason why it has none. `isFinal` in the result means that this node can never get valid subnets.
+   */
   function given(node: NodeObject | undefined): Given {
     const quoted = JSON.stringify(name)
     if (!node) return { why: `node ${quoted} is not there`, isFinal: false }
@@ -137,7 +142,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     return typeof found === 'string' ? { why: found, isFinal: true } : { node, subnets: found }
   }
 
-  /** Checks the subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the network. */
+  /** Checks the assigned subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the network with it. */
   async function checkSubnet(
     { subnet }: NodeSubnets,
     { spec }: NodeObject,
@@ -237,7 +242,7 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       }
     },
 
-    /** Returns the addresses that an operator set by annotations of this node. */
+    /** Returns the addresses that an operator set by annotations of this node. `which` selects the annotation. */
     async addressesGiven(which: 'nodePublicIp' | 'publicIpOverwrite', signal: AbortSignal): Promise<Addresses> {
       const { node } = await read(signal)
       const bad: string[] = []
@@ -264,7 +269,10 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
       }
     },
 
-    /** Clears the condition with which a cloud controller keeps pods off a node until its network works, in flannel's words. */
+    /**
+     * Sets the condition NetworkUnavailable of this node to false, with flannel's words. A cloud controller uses that condition to keep
+     * pods off a node until its network works.
+     */
     async ready(signal: AbortSignal): Promise<void> {
       const uid = seenUid
       if (uid === readyUid) return
@@ -289,5 +297,5 @@ const annotationsOf = ({ metadata }: NodeObject): Readonly<Record<string, string
 const WITHOUT_NODE = 'a kubelet registers it; NODE_NAME must be its name as `kubectl get nodes` has it'
 const WITHOUT_SUBNET = 'kube-controller-manager gives it with --allocate-node-cidrs and --cluster-cidr'
 
-/** Returns the current time in the format of Kubernetes. */
+/** Returns the current time as Kubernetes writes it, without fractions of a second. */
 const goSeconds = (): string => new Date().toISOString().replace(/\.\d+Z$/, 'Z')

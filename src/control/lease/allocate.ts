@@ -3,10 +3,10 @@
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'
 
-/** The number of free subnets from which one is drawn, as in flannel. */
+/** flannel draws a new subnet at random from this number of free subnets, the lowest ones of the network. */
 export const CANDIDATES = 100
 
-/** True if the configuration allows this subnet. */
+/** True if a node may use the subnet with this configuration: it has the configured prefix length and is in the configured range. */
 export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): boolean {
   return (
     subnet.prefixLength === range.subnetLength && subnet.address >= range.subnetMin && subnet.address <= range.subnetMax
@@ -14,8 +14,8 @@ export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): b
 }
 
 /**
- * Returns the first free subnets in ascending order, at most CANDIDATES. A subnet is free if it overlaps none of `taken`, which have the
- * range's family and any length. A large taken range is skipped in one step.
+ * Returns the lowest free subnets of the range in ascending order, at most CANDIDATES. A subnet is free if it overlaps none of `taken`,
+ * whose networks have the range's family and any prefix length. One large taken network is skipped in one step.
  */
 export function freeSubnets<N extends Net>(range: SubnetRange<N>, taken: readonly N[]): N[] {
   const { network, subnetLength, subnetMin, subnetMax } = range
@@ -42,7 +42,9 @@ export function freeSubnets<N extends Net>(range: SubnetRange<N>, taken: readonl
 const subnetAt = <N extends Net>({ network, subnetLength }: SubnetRange<N>, address: bigint): N =>
   netAround(typeof network.address === 'number' ? Number(address) : address, subnetLength) as N
 
-/** Draws a free subnet, or returns undefined if there is none. `random` returns 0 <= x < 1. */
+/**
+ * Draws a free subnet at random. Returns undefined if no subnet of the range is free. `random` returns a number of at least 0 and below 1.
+ */
 export function pickSubnet<N extends Net>(
   range: SubnetRange<N>,
   taken: readonly N[],

@@ -12,15 +12,15 @@ import { isOfOneNode, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } fro
 
 export type FoundLease = Lease & { readonly entry: StoreEntry }
 
-/** The subnets and attributes of a node's lease. */
+/** The subnets and attributes of the lease that a node wants to hold. */
 interface Claim {
   readonly subnet: Nets
   readonly attrs: LeaseAttrs
-  /** The node's existing leases. */
+  /** The leases that this node already has. */
   readonly own: readonly FoundLease[]
 }
 
-/** Another node's key, and our subnet that it overlaps. */
+/** A key of another node, and the subnet of this node that the key overlaps. */
 export interface Across {
   readonly key: string
   readonly subnet: Net
@@ -29,7 +29,10 @@ export interface Across {
 export const overlapText = ({ key, subnet }: Across): string =>
   `Subnet ${formatNet(subnet)} overlaps ${key}, which another node took first; picking another`
 
-/** Creates a lease unless it overlaps another node's lease. An overlap that the store could not see is found by a listing afterwards. */
+/**
+ * Creates a lease for this node unless it overlaps a lease of another node. The store may miss an overlap, so the leases are listed again
+ * after the write.
+ */
 export async function createAlone(
   store: Store,
   value: string,
@@ -48,12 +51,15 @@ export async function createAlone(
   return { across }
 }
 
-/** True if the key was written again after its creation. Its node does that only after it found that no overlapping key is older. */
+/** True if a key was written again after its creation. A node writes its key again only after it found that no overlapping key is older. */
 export const isSettled = ({ revision, created }: StoreEntry): boolean => revision !== created
 
-/** Returns a key of another node that overlaps one of the subnets and wins over every key of this node with that subnet. */
+/**
+ * Returns a key of another node that overlaps one of this node's subnets and wins over every key of this node with that subnet; undefined
+ * if there is none.
+ */
 export function firstAcross(entries: readonly StoreEntry[], { subnet, attrs, own }: Claim): Across | undefined {
-  /** The revision at which each own key was read. A key with another revision may belong to another node now. */
+  /** The revision at which each key of this node was read. If a key has another revision now, it may belong to another node. */
   const ours = new Map(own.map(({ key, entry }) => [key, entry.revision]))
   for (const net of listed(subnet)) {
     const wanted = netsOf([net])
@@ -81,7 +87,7 @@ export function decodeAll(entries: readonly StoreEntry[]): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of entries) {
     const lease = decodeOrUndefined(entry)
-    // LeaseView logs the entries that cannot be decoded.
+    // Entries that cannot be decoded are skipped here. LeaseView logs them.
     if (lease) leases.push({ ...lease, entry })
   }
   return leases

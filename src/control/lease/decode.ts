@@ -9,10 +9,13 @@ import type { Store, StoreChange, StoreEntry } from '../store/store.ts'
 import { parseLeaseKey, type Lease } from './lease.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
-/** Longer values are refused. Backends write at most some hundred bytes. */
+/** The maximum number of characters of a lease value; longer values are refused. Nodes write some hundred bytes at most. */
 const LONGEST_VALUE = 65_536
 
-/** Returns a source of leases that reads a store. The cursor is the store's revision. Each change of a lease is logged to `log`, as by flanneld. */
+/**
+ * Makes a source of leases from a store. The source's cursors are revisions of the store. If `log` is given, each change of a lease is
+ * logged there, in flanneld's words.
+ */
 export function sourceOf(store: Store, log?: Pick<Log, 'info'>): LeaseSource<bigint> {
   return {
     name: store.name,
@@ -45,7 +48,7 @@ function decodeEntry({ key, value, revision, isReservation }: StoreEntry): Entry
   }
 }
 
-/** Decodes a lease. Throws an Error that says why the key or the value is not a lease. */
+/** Decodes a store entry to a lease. Throws an Error that says why the key or the value is not a lease. */
 export function decodeLease(key: string, value: string): Lease {
   if (value.length > LONGEST_VALUE) throw new Error(`the value has ${value.length} characters`)
   const subnet = parseLeaseKey(key)
@@ -56,7 +59,7 @@ export function decodeLease(key: string, value: string): Lease {
   } catch (error) {
     throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
   }
-  // flannel reads a missing PublicIP as 0.0.0.0, and writes 0.0.0.0 for a node without IPv4. It refuses null.
+  // A value without PublicIP means 0.0.0.0 to flannel, which writes 0.0.0.0 for a node without IPv4. flannel refuses the value null.
   const ipv4 = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
   if (ipv4 === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
   const v6 = members.get('publicipv6') ?? undefined

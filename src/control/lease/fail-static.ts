@@ -1,9 +1,10 @@
-// fail-static.ts - the leases that a node uses, given the reports of its source. Pure.
+// fail-static.ts - decides which leases a node uses when leases vanish from its source or cannot be read. It does no I/O.
 //
-// A value that cannot be read does not change its key. If most peers vanish at the same time, usually the store lost them (it was restored
-// or wiped, or another cluster has its name), not the hosts. So if more than half of the known leases, and more than two, vanish within the
-// hold time, the node keeps them until a listing at least the hold time later still lacks them. A smaller loss takes effect immediately.
-// With few peers the node's own key decides: if it vanishes together with more than half of the peers, the store lost them.
+// If the value of a key cannot be read, the key keeps its previous lease. If most peers vanish at the same time, usually the store lost
+// their leases, because it was restored or wiped, or because another cluster has its name; the hosts still run. So if more than half of
+// the known leases, and more than two, vanish within the hold time, the node keeps these leases. It drops them when a listing at least
+// the hold time later still lacks them. A smaller loss takes effect immediately. With few peers the node's own key decides: if that key
+// vanishes together with more than half of the peers, the store lost them.
 
 import type { Log } from '../../base/log.ts'
 import { listed, type Address } from '../../net/address.ts'
@@ -12,24 +13,29 @@ import type { Change, Entry } from './subnet-manager.ts'
 
 const FEW_LOSSES = 2
 
-/** Leases are compared by value. A lease that was written again with the same value has not changed, so no route may move. */
+/**
+ * The differences between two states of the view. Leases are compared by value. So a lease that was written again with the same value
+ * does not count as changed, and its routes stay.
+ */
 export interface ViewChange {
   readonly added: readonly Lease[]
   readonly changed: readonly Lease[]
   readonly removed: readonly Lease[]
-  /** The keys whose lease was written again with the same value. */
+  /** The keys whose lease was written again with the same value, as by a renewal. */
   readonly renewed: readonly string[]
 }
 
 interface ViewOptions {
-  /** How long a loss of most peers must last before it takes effect, in ms. */
+  /** How long, in ms, most of the peers' leases must be missing before the node drops these peers. */
   readonly holdMs: number
-  /** Returns the key of this node's own lease. It does not belong to a peer, so its loss takes effect immediately. */
+  /**
+   * Returns the key of this node's own lease. A loss of that key takes effect immediately, because its lease is not a peer's.
+   */
   readonly ownKey: () => string
   readonly log: Log
 }
 
-/** Returns the addresses that identify a node even if its key changes. One of them may be gone. */
+/** Returns the public addresses of a lease. They identify the node even if its key changes. */
 const addressesOf = ({ attrs }: Lease): readonly Address[] => listed(attrs.publicIp)
 
 /** All leases of the network by key, including this node's own. */
@@ -39,15 +45,18 @@ export type PeerView = ReadonlyMap<string, Lease>
 export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()
-  /** The number of leases that publish each address. */
+  /** The number of leases that publish each public address. */
   readonly #at = new Map<Address, number>()
-  /** The leases that vanished within the last hold time, in the order in which they vanished. While `#isHolding`, `#leases` still has them. */
+  /**
+   * The leases that vanished within the last `holdMs`, in the order in which they vanished. While `#isHolding` is true, they are still in
+   * `#leases`.
+   */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #isHolding = false
   #holds = 0
-  /** The time when this node's own key vanished. */
+  /** The time when this node's own key vanished, in ms of the caller's monotonic clock. */
   #ownLostAt = -Infinity
-  /** The unreadable keys that were logged. */
+  /** The keys whose value could not be read and that were logged. They are not logged again. */
   readonly #named = new Set<string>()
 
   constructor(options: ViewOptions) {
@@ -58,33 +67,33 @@ export class LeaseView {
     return this.#leases
   }
 
-  /** True if the value of this node's own key cannot be read. */
+  /** True if the source has a value under this node's own key that cannot be read as a lease. */
   get isOwnUnreadable(): boolean {
     return this.#named.has(this.#options.ownKey())
   }
 
-  /** The number of leases that are kept although the source lacks them. */
+  /** The number of leases that the node keeps although the source lacks them. */
   get held(): number {
     return this.#isHolding ? this.#gone.size : 0
   }
 
-  /** The keys of the leases that are kept although the source lacks them. */
+  /** The keys of the leases that the node keeps although the source lacks them. */
   get heldKeys(): readonly string[] {
     return this.#isHolding ? [...this.#gone.keys()] : []
   }
 
-  /** The number of times that leases began to be held. */
+  /** How many times this node began to keep leases that the source lacks. */
   get holds(): number {
     return this.#holds
   }
 
-  /** Returns the time until a loss can be confirmed, in ms; undefined if no lease is held. */
+  /** Returns the time in ms until a listing can confirm that the missing leases are gone; undefined if no missing lease is kept. */
   waitMs(now: number): number | undefined {
     const [oldest] = this.#isHolding ? this.#gone.values() : []
     return oldest && Math.max(0, oldest.at + this.#options.holdMs - now)
   }
 
-  /** Applies a complete listing. */
+  /** Applies a complete listing of the source. `now` is in ms of a monotonic clock. */
   list(entries: readonly Entry[], now: number): ViewChange {
     const found = new Map<string, Lease>()
     for (const entry of entries) {
@@ -108,7 +117,7 @@ export class LeaseView {
     return this.#apply([...went.map((key) => [key, undefined] as const), ...found, ...this.#held()])
   }
 
-  /** Applies a batch of changes. Only the last change of each key counts. */
+  /** Applies a batch of changes of the source. Only the last change of each key counts. `now` is in ms of a monotonic clock. */
   change(changes: readonly Change[], now: number): ViewChange {
     const last = new Map<string, Lease | undefined>()
     for (const change of changes) {
@@ -137,12 +146,15 @@ export class LeaseView {
     const wasHolding = this.#isHolding
     if (!wasHolding) this.#holdIfLarge(survivors, now)
     const left = moved.map((key) => [key, undefined] as const)
-    // A hold that begins now also restores the leases that vanished earlier within the hold time.
+    // If this change makes the loss large, also restore the leases that were dropped within the last `holdMs`.
     const back = wasHolding ? [] : this.#held()
     return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...back])
   }
 
-  /** Returns the lease of an entry. If it cannot be read, returns the key's previous lease (from `last` within a batch), and logs it once. */
+  /**
+   * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of its key. Within a batch
+   * the previous lease comes from `last`.
+   */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
     const { key } = entry
     if (entry.lease) {
@@ -166,7 +178,10 @@ export class LeaseView {
     if (lease.key !== this.#options.ownKey()) this.#gone.set(lease.key, { lease, at: now })
   }
 
-  /** Returns a check that is true if an address is new in the batch, or is in the view under a key that the batch does not change. */
+  /**
+   * Returns a function that checks if a node has a lease after the batch. The function is true for an address that the batch adds, or
+   * that a current lease publishes whose key the batch does not change. Vanished leases that are kept do not count.
+   */
   #isPresentBut(
     batch: ReadonlyMap<string, unknown>,
     isNews: (address: Address) => boolean,
@@ -180,7 +195,10 @@ export class LeaseView {
     return (address) => isNews(address) || (this.#at.get(address) ?? 0) > (absent.get(address) ?? 0)
   }
 
-  /** Forgets the vanished keys of nodes that are present under another key, because these nodes moved. Returns these keys. */
+  /**
+   * Removes vanished keys from `#gone` if their node has a lease under another key, because the node only moved. Returns the removed
+   * keys.
+   */
   #forgetMoved(isPresent: (address: Address) => boolean): string[] {
     const moved = [...this.#gone].flatMap(([key, { lease }]) => (addressesOf(lease).some(isPresent) ? [key] : []))
     for (const key of moved) this.#gone.delete(key)
@@ -209,7 +227,7 @@ export class LeaseView {
     )
   }
 
-  /** Removes the leases that were held for the hold time. Leases that vanished since then go too, unless they are a large loss themselves. */
+  /** Drops the leases that were missing for `holdMs`. Leases that vanished later are dropped too, unless they are again a large loss. */
   #confirm(survivors: number, now: number): void {
     const before = this.#gone.size
     for (const [key, { at }] of this.#gone) if (now - at >= this.#options.holdMs) this.#gone.delete(key)
@@ -225,7 +243,7 @@ export class LeaseView {
     this.#options.log.warn('All leases that had vanished are back')
   }
 
-  /** Sets the lease of each key, or removes it if it is undefined. Returns the differences. */
+  /** Sets each key to its lease, or removes the key if its lease is undefined. Returns the differences. */
   #apply(news: Iterable<readonly [string, Lease | undefined]>): ViewChange {
     const added: Lease[] = []
     const changed: Lease[] = []

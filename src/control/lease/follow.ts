@@ -1,12 +1,12 @@
-// follow.ts - follows the leases of all nodes in any source: by a listing, a watch, and another listing after a gap and every minute.
+// follow.ts - follows the leases of all nodes in any source: by a complete listing, by a watch, and by a new listing after a gap of the
+// watch and every minute. If listings are expensive for a source, a listing stays valid for longer, as long as the watch advances every
+// minute.
 //
-// If listings are expensive, one stays valid for longer, as long as the watch advances every minute.
+// The periodic listing runs while the watch is open, so neither waits for the other. A watch may lag behind a listing, or be ahead of a
+// slow listing. Comparing their cursors shows which of the two is newer. If a listing has changes although the watch reported none since
+// the previous listing, the watch is dead and is opened again.
 //
-// The periodic listing runs while the watch is open, so neither waits for the other. Cursors show how the two overlap, because a watch may
-// lag behind a listing, or be ahead of a slow one. If a listing has changes although the watch reported none since the previous listing,
-// the watch is dead and is opened again.
-//
-// The listing and the watch are tasks that run concurrently. One loop takes their results, and sleeps until there are more.
+// The listing and the watch are requests that run concurrently. One loop takes their results, and sleeps until there are more results.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -14,18 +14,18 @@ import { pause } from '../../host/bell.ts'
 import { LeaseView, type PeerView, type ViewChange } from './fail-static.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
-/** The interval of complete listings, which replace the state that was built from changes. */
+/** The interval of complete listings in ms. A listing replaces the state that was built from changes, and so corrects errors in it. */
 const RELIST_MS = 60_000
-/** How long a loss of most peers must last before it takes effect (fail-static.ts). */
+/** How long, in ms, most of the peers' leases must be missing before weftd drops these peers (fail-static.ts). */
 const HOLD_MS = 30_000
 const BACKOFF_MIN_MS = 100
 const BACKOFF_MAX_MS = 5_000
 
-/** The clock of the loop. The simulation replaces it. */
+/** The clock that followLeases uses. The simulation in the tests replaces it. */
 export interface Clock {
   /** Returns monotonic time in ms. */
   now(): number
-  /** Rejects when `signal` aborts. */
+  /** Waits for `ms` milliseconds. Rejects if `signal` aborts. */
   sleep(ms: number, signal: AbortSignal): Promise<void>
 }
 
@@ -34,20 +34,20 @@ const systemClock: Clock = {
   sleep: (ms, signal) => pause(signal, ms),
 }
 
-/** The state of following leases, for reports on the daemon. */
+/** The state of followLeases, for the status report and the metrics. */
 export interface FollowState {
   /**
-   * The time by `Clock.now` when the view last matched a complete listing, or an advancing watch replaced a listing; undefined before the
-   * first listing.
+   * The time, in ms of `Clock.now`, when the leases last agreed with the source: by a complete listing, or by an advancing watch that
+   * replaced a listing. Undefined before the first listing.
    */
   listedAt: number | undefined
-  /** True if the last call to the source failed. */
+  /** True if the last request to the source of leases failed. */
   failing: boolean
-  /** The number of leases that the source lacks and that are kept until a second listing confirms the loss. */
+  /** The number of leases that weftd keeps although the source lacks them, until a second listing confirms that they are gone. */
   held: number
-  /** The keys of these leases. */
+  /** The keys of the leases that are counted by `held`. */
   heldKeys?: readonly string[]
-  /** The number of times that the node began to keep vanished leases. */
+  /** How many times this node began to keep leases that the source lacks. */
   holds: number
 }
 
@@ -55,23 +55,23 @@ interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
-  /** Returns the key of this node's own lease. Its loss is reported immediately. */
+  /** Returns the key of this node's own lease. A loss of that lease is reported immediately, and not held back. */
   readonly ownKey?: () => string
-  /** How long a loss of most peers must last before it takes effect, in ms. */
+  /** How long, in ms, most of the peers' leases must be missing before weftd drops these peers. */
   readonly holdMs?: number
-  /** The object in which the state is published. */
+  /** The object in which followLeases publishes its state. */
   readonly state?: FollowState
   readonly random?: () => number
   readonly clock?: Clock
 }
 
-/** The changes of a listing or of a batch of the watch. */
+/** One result of followLeases: the changes of a listing or of a batch of the watch. */
 interface Followed extends ViewChange {
-  /** All current leases. Later changes modify this map. */
+  /** All current leases by key. The map is not a copy: followLeases modifies it later. */
   readonly leases: PeerView
-  /** True for a complete listing. */
+  /** True if this result comes from a complete listing, not from the watch. */
   readonly isListing: boolean
-  /** True if the value of this node's own key is not a lease. `leases` still has the previous one. */
+  /** True if the value under this node's own key cannot be read as a lease. `leases` still has the node's previous lease. */
   readonly isOwnUnreadable: boolean
 }
 
@@ -84,17 +84,17 @@ interface Batch<Cursor> {
   readonly changes: readonly Change[]
 }
 
-/** A concurrent call and its results so far. */
+/** A request to the source that runs concurrently, and its results so far. */
 interface Task<T> {
-  /** The results that were not taken yet. */
+  /** The results that the loop has not taken yet. */
   readonly results: T[]
   isOver: boolean
-  /** The error that ended the task; undefined if it succeeded or still runs. */
+  /** The error with which the request ended; undefined if it succeeded or still runs. */
   error: unknown
   end(): void
 }
 
-/** Starts tasks, and sleeps until one of them has a result or ends. */
+/** Makes functions to start concurrent requests, and to sleep until one of these requests has a result or ends. */
 function createTasks(signal: AbortSignal, clock: Clock) {
   let alarm = new AbortController()
   const running = new Set<AbortController>()
@@ -126,7 +126,7 @@ function createTasks(signal: AbortSignal, clock: Clock) {
         })
       return task
     },
-    /** Sleeps for at most `ms`. Rejects with the signal's reason. */
+    /** Sleeps until a request has a result or ends, but at most `ms` milliseconds. Rejects with the signal's reason. */
     async sleep(ms: number): Promise<void> {
       if (ms > 0 && !alarm.signal.aborted) await clock.sleep(ms, alarm.signal).catch(() => {})
       signal.throwIfAborted()
@@ -140,8 +140,8 @@ function createTasks(signal: AbortSignal, clock: Clock) {
 }
 
 /**
- * Yields the leases of the network, including this node's own: a listing, then changes, and another listing after each gap and every minute.
- * Failures of the source do not end it. If `signal` aborts, it throws the signal's reason.
+ * Yields the leases of all nodes, including this node: first a complete listing, then changes, and a new listing after each gap of the
+ * watch and every minute. A failure of the source does not end the generator. If `signal` aborts, it throws the signal's reason.
  */
 export async function* followLeases<Cursor>(
   source: LeaseSource<Cursor>,
@@ -159,36 +159,37 @@ export async function* followLeases<Cursor>(
   }
   const calm = seldom(log, () => clock.now())
   const tasks = createTasks(signal, clock)
-  /** The cursor at which the watch resumes; undefined before the first listing, and after a gap. */
+  /** The cursor from which the watch resumes; undefined before the first listing and after a gap. */
   let after: { readonly cursor: Cursor } | undefined
   let listing: Task<Listing<Cursor>> | undefined
   let listAt = 0
-  /** The cursor of the last listing. */
+  /** The cursor of the last complete listing. */
   let listed: { readonly cursor: Cursor } | undefined
   let watch: Task<Batch<Cursor>> | undefined
   let watchAt = 0
-  /** The batches of the watch since the current listing began. */
+  /** The batches that the watch delivered since the running listing began. */
   let since: Batch<Cursor>[] = []
   let heardSinceListing = false
-  /** The time until which the last listing stays valid, if listings are expensive. */
+  /** The time in ms of `clock.now()` until which the last listing stays valid. It is used if the source's listings are expensive. */
   let goodUntil = 0
-  /** True if the watch advanced within the last minute. */
+  /** True if the cursor of the watch advanced within the last minute. */
   let hasGoneForward = false
-  /** True if the watch has answered. */
+  /** True if the source has answered the request for the watch. */
   let isWatching = false
-  /** The number of failures since the watch last delivered something. */
+  /** The number of failures since the watch last delivered a batch. */
   let failures = 0
 
-  /** Returns the time at which a failed call is tried again. */
+  /** Returns the time, in ms of `clock.now()`, at which a failed request is sent again. */
   function retryAt(error: unknown): number {
     if (!isWeftError(error)) throw error
     const isGap = error.code === 'GAP'
     state.failing = !isGap
     failures++
-    // A first gap is repaired immediately. A source that reports a gap for every watch waits like after any other failure.
+    // After a first gap a new listing starts immediately. A source that reports a gap for every watch has to wait as after any other
+    // failure.
     if (isGap && failures === 1) return clock.now()
     const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(failures - 1, 10))
-    // The jitter spreads the nodes that lost the same store.
+    // The pause is random, so that nodes that lost the same store do not all return at the same time.
     return clock.now() + backoffMs * (0.5 + random() / 2)
   }
   const sayWatchEnded = (error: unknown): void => {
@@ -198,7 +199,7 @@ export async function* followLeases<Cursor>(
     )
   }
 
-  /** True if listings are expensive and the advancing watch replaces the next one. */
+  /** True if the source's listings are expensive and the advancing watch makes the next listing unnecessary. */
   function isTrusted(now: number): boolean {
     const isGood = watch !== undefined && hasGoneForward && view.held === 0 && now < goodUntil
     hasGoneForward = false
@@ -217,7 +218,7 @@ export async function* followLeases<Cursor>(
           if (change.kind === 'put') current.set(change.entry.key, change.entry)
           else current.delete(change.key)
     const change = view.list([...current.values()], now)
-    // The random factor spreads nodes that started together.
+    // The random factor keeps nodes that started together from listing together.
     goodUntil = now + (source.trustedMs?.(view.leases.size) ?? 0) * (0.5 + random())
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
     if (watch && (wentBack || (isNews && !heardSinceListing))) {
@@ -228,7 +229,8 @@ export async function* followLeases<Cursor>(
       watchAt = now
     }
     if (watch) failures = 0
-    // The first wait is random, which spreads nodes that started together or lost the same store.
+    // The wait before the first listing by this timer is random, so that nodes that started together, or lost the same store, do not list
+    // together.
     const waitMs = after ? relistMs : random() * relistMs
     listAt = now + Math.min(waitMs, view.waitMs(now) ?? Infinity)
     if (!after || wentBack || source.isAfter(cursor, after.cursor)) after = { cursor }
@@ -250,7 +252,7 @@ export async function* followLeases<Cursor>(
       failures = 0
       heardSinceListing = true
     }
-    // A watch that lags behind the last listing repeats changes of that listing.
+    // A watch that lags behind the last listing repeats changes which that listing already had. Those are dropped.
     const news = batches.filter(
       ({ cursor, changes }) => changes.length > 0 && !(listed && !source.isAfter(cursor, listed.cursor)),
     )
@@ -260,7 +262,7 @@ export async function* followLeases<Cursor>(
       news.flatMap(({ changes }) => changes),
       clock.now(),
     )
-    // A loss is checked as soon as the hold time ends, not at the next periodic listing.
+    // If leases are missing, list again as soon as their hold time ends, and not only at the next periodic listing.
     listAt = Math.min(listAt, clock.now() + (view.waitMs(clock.now()) ?? Infinity))
     return change
   }
@@ -306,7 +308,7 @@ export async function* followLeases<Cursor>(
         const [found] = results
         if (found) yield followed(takeListing(found), true)
         else if (watch && isWatching && isWeftError(error)) {
-          // The watch goes on until the next attempt.
+          // The watch stays open while the failed listing waits for its next attempt.
           state.failing = true
           listAt = clock.now() + BACKOFF_MAX_MS
           calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)

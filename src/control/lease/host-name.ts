@@ -3,18 +3,21 @@
 //
 // The name comes from another host, so a caller that prints it must escape it (base/text.ts).
 
-/** The maximum length of a DNS name (RFC 1035, section 2.3.4) and of a Kubernetes name. Linux allows 64 bytes (sethostname(2)). */
+/**
+ * The maximum length of a host's name in characters, as in DNS (RFC 1035, section 2.3.4) and Kubernetes. Linux allows only 64 bytes
+ * (sethostname(2)).
+ */
 const LONGEST_NAME = 253
-/** Longer claims are ignored. */
+/** A claim with more characters is ignored, because it is untrusted input. */
 const LONGEST_TEXT = 65_536
 
 export const claimText = (hostname: string, id: string): string => JSON.stringify({ Hostname: hostname, ID: id })
 
-/** Cuts a name to LONGEST_NAME characters. */
+/** Cuts a host's name to LONGEST_NAME characters. */
 export const shortened = (name: string): string =>
   name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name
 
-/** Returns the name in a host's claim, or undefined if it has none. */
+/** Returns the host's name in the JSON text of its claim; undefined if the claim has no name. */
 export function hostNameIn(claim: string): string | undefined {
   if (claim.length > LONGEST_TEXT) return undefined
   try {

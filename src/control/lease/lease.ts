@@ -7,47 +7,53 @@ import type { Address, Addresses, Family, Net, Nets } from '../../net/address.ts
 import { formatIpv4, formatIpv4Net, ipv4Net, parseIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6, formatIpv6Net, ipv6Net, parseIpv6 } from '../../net/ipv6.ts'
 
-/** The data that a node publishes about itself. */
+/** The data that a node publishes about itself in its lease. */
 export interface LeaseAttrs {
   /** The addresses at which other nodes reach this node. */
   readonly publicIp: Addresses
-  /** Empty for udp and alloc, which publish no type. */
+  /** The type of the node's backend, such as `vxlan`. Empty for the types udp and alloc, because flannel publishes no type for them. */
   readonly backendType: string
-  /** JSON values as in the store; undefined if the store has none. */
+  /** The data of the node's backend for IPv4, and next for IPv6. Each is a JSON value as in the store; undefined if the store has none. */
   readonly backendData?: unknown
   readonly backendV6Data?: unknown
 }
 
 export interface Lease {
-  /** The identity of the lease. In a store it is the last component of the key: `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
+  /** The identity of the lease. In a store it is the last component of the key, such as `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
   readonly key: string
-  /** Has at least one family. */
+  /** The node's subnets. A lease has a subnet of at least one family. */
   readonly subnet: Nets
   readonly attrs: LeaseAttrs
-  /** The name of the node, if the source has it with the lease, as Kubernetes has. leasesEqual ignores it. */
+  /** The name of the node, if the source of the lease knows it, as Kubernetes does. leasesEqual ignores the name. */
   readonly name?: string
   /**
-   * A number that is higher for a lease written later. In a store it is the key's revision; a reservation, which an operator wrote, has
-   * none. In Kubernetes it is the node's creation time in ms since the epoch.
+   * A number that is higher for a lease written later. In a store it is the revision of the key; a reservation by an operator has none.
+   * In Kubernetes it is the creation time of the node, in ms since the epoch.
    */
   readonly revision?: bigint
 }
 
-/** This node's own lease, with the data that renewing needs. */
+/** The lease of this node, with the data that are needed to renew it. */
 export interface OwnLease extends Lease {
   /** The time when the lease expires, in ms since the epoch; undefined for a reservation, which never expires. */
   readonly expiresAt: number | undefined
-  /** The same time by the monotonic clock, which is not adjusted. node/loops/lease.ts sets it. */
+  /**
+   * The time when the lease expires, in ms of the monotonic clock, which does not jump if the time of day is set. node/loops/lease.ts
+   * computes it.
+   */
   readonly endsAt?: number | undefined
-  /** The store's revision when this process last wrote or read the lease. A renewal is conditional on it. */
+  /** The store's revision when this process last wrote or read the lease. A renewal succeeds only if the store still has this revision. */
   readonly revision: bigint
-  /** The store's reason why the last renewal extended the lease but could not write it. */
+  /**
+   * Why the store refused to write the last renewal, although it extended the lease, as a full store does. Undefined if the renewal was
+   * written.
+   */
   readonly unwritten?: string | undefined
-  /** True if `obtain` created the lease, and this node had none before. */
+  /** True if `obtain` created this lease because the node had none. */
   readonly isNew?: boolean | undefined
 }
 
-/** A lease that has a subnet and a public IP of the family. */
+/** A lease that has a subnet and a public IP of the family `F`. */
 export type FamilyLease<F extends Family> = Lease & {
   readonly subnet: { readonly [K in F]: NonNullable<Nets[K]> }
   readonly attrs: { readonly publicIp: { readonly [K in F]: NonNullable<Addresses[K]> } }
@@ -57,7 +63,10 @@ export type Ipv4Lease = FamilyLease<'ipv4'>
 export const hasFamily = <F extends Family>(lease: Lease, family: F): lease is FamilyLease<F> =>
   lease.subnet[family] !== undefined && lease.attrs.publicIp[family] !== undefined
 
-/** Returns one family of a lease that has it: the subnet, the node's public IP, and the data that the node publishes for its backend. */
+/**
+ * Returns the part of a lease for one family, which the lease must have: the subnet, the node's public IP and the data of the node's
+ * backend.
+ */
 export function sideOf({ subnet, attrs }: Lease, family: Family): LeaseSide {
   return {
     subnet: subnet[family] as Net,
@@ -71,7 +80,7 @@ interface LeaseSide {
   readonly data: unknown
 }
 
-/** True if two leases belong to one node: they have the same public IPv4, or the same IPv6 if one of them is IPv6-only. */
+/** True if two leases belong to the same node: they have the same public IPv4, or, if one of them has no IPv4, the same public IPv6. */
 export function isOfOneNode(
   { publicIp: a }: Pick<LeaseAttrs, 'publicIp'>,
   { publicIp: b }: Pick<LeaseAttrs, 'publicIp'>,
@@ -80,7 +89,7 @@ export function isOfOneNode(
   return a.ipv6 !== undefined && a.ipv6 === b.ipv6
 }
 
-/** The IPv4 part of the key of a lease without IPv4. */
+/** The IPv4 part of a key whose lease has only an IPv6 subnet. */
 const NO_IPV4 = '0.0.0.0-0'
 
 export function leaseKey({ ipv4, ipv6 }: Nets): string {
@@ -89,11 +98,11 @@ export function leaseKey({ ipv4, ipv6 }: Nets): string {
 }
 
 /**
- * Returns the subnets that a key ends with, or undefined if it has none. Like flannel's ParseSubnetKey it accepts any text before them, and
- * the lengths 0 to 31 (IPv4) and 0 to 127 (IPv6); length 0 means no subnet.
+ * Parses the end of a lease's key to subnets; undefined if it has none. Any text may precede the subnets, as in flannel's ParseSubnetKey.
+ * Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the family has no subnet.
  */
 export function parseLeaseKey(key: string): Nets | undefined {
-  // A match must not start inside a number: that would take quadratic time with a long key.
+  // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic time.
   const match = /(?<!\d)(\d+\.\d+\.\d+\.\d+)-(\d+)(?:&([a-f\d:]+)-(\d+))?$/.exec(key)
   const address = parseIpv4(match?.[1] ?? '')
   const length = Number(match?.[2])
@@ -107,7 +116,10 @@ export function parseLeaseKey(key: string): Nets | undefined {
   return ipv4 || ipv6 ? { ipv4, ipv6 } : undefined
 }
 
-/** Returns the value of a lease, with its members in the order of flannel's Go struct: `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. */
+/**
+ * Returns the text that is stored for a lease, such as `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. The members have the order of
+ * flannel's Go struct.
+ */
 export function encodeLeaseValue(attrs: LeaseAttrs): string {
   return goJsonText({
     PublicIP: formatIpv4(attrs.publicIp.ipv4 ?? 0),
@@ -118,13 +130,13 @@ export function encodeLeaseValue(attrs: LeaseAttrs): string {
   })
 }
 
-/** Returns a JSON text as Go's json.Marshal writes it, which escapes five more characters than JSON.stringify. */
+/** Formats a value as JSON as Go's json.Marshal does, which escapes five more characters than JSON.stringify. */
 export function goJsonText(value: unknown): string {
   const escape = (letter: string): string => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`
   return JSON.stringify(value).replaceAll(/[<>&\u2028\u2029]/g, escape)
 }
 
-/** True if two leases have the same key and the same published values. */
+/** True if two leases have the same key and publish the same data. */
 export function leasesEqual(a: Lease, b: Lease): boolean {
   if (a.key !== b.key) return false
   const [x, y] = [a.attrs, b.attrs]
@@ -140,7 +152,7 @@ export function leasesEqual(a: Lease, b: Lease): boolean {
   )
 }
 
-/** Returns the subnets as flanneld's log lines print them: `ip: 10.5.1.0/24 ipv6: ::/0`. */
+/** Formats subnets as flanneld's log lines do, such as `ip: 10.5.1.0/24 ipv6: ::/0`. */
 export function describeSubnets({ ipv4, ipv6 }: Nets): string {
   return `ip: ${ipv4 ? formatIpv4Net(ipv4) : '0.0.0.0/0'} ipv6: ${ipv6 ? formatIpv6Net(ipv6) : '::/0'}`
 }

@@ -44,7 +44,7 @@ import {
 } from './lease.ts'
 import type { IsMine, LeaseHolder } from './subnet-manager.ts'
 
-/** Returns the lease holder of a compare-and-set store. */
+/** Makes the object that obtains, renews and releases this node's lease in a compare-and-set store. */
 export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
   return {
     obtain: (attrs, previous, log, signal, isMine) =>
@@ -55,9 +55,9 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
 }
 
 export interface AcquireOptions {
-  /** The subnets of this node's earlier run, from subnet.env. */
+  /** The subnets that an earlier run of weftd on this node wrote to subnet.env. */
   readonly previous?: Nets
-  /** Checks whether this node had an address. If it is left out, the node had only the addresses that it has now. */
+  /** Checks if this node had an address in the past. If it is left out, only the current addresses count as the node's. */
   readonly isMine?: IsMine
   readonly random: () => number
   readonly log: Log
@@ -67,19 +67,19 @@ export interface AcquireOptions {
 /** The maximum number of characters of an invalid lease value that are logged. */
 const SHOWN_VALUE = 200
 
-/** Deletes the lease, unless it belongs to another node now. */
+/** Deletes this node's lease from the store, unless the key belongs to another node now. */
 async function releaseLease(store: Store, { key, attrs }: OwnLease, signal: AbortSignal): Promise<void> {
   for (;;) {
     const { entries } = await store.list(signal)
     const own = decodeAll(entries).find((lease) => lease.key === key && isOfOneNode(lease.attrs, attrs))
-    // A reservation belongs to the operator.
+    // A reservation is not deleted, because it belongs to the operator.
     if (!own || own.entry.isReservation || (await store.delete(key, own.entry, signal))) return
   }
 }
 
 /**
- * Acquires a lease for this node. It has a subnet of each family that the configuration enables and for which the node has an address. In
- * order of preference each subnet is the one of the node's existing lease, the one of the earlier run if it is free, or a random free one.
+ * Acquires a lease for this node, with a subnet of each family that the configuration enables and for which the node has an address. For
+ * each family it prefers the subnet of the node's existing lease, then the free subnet of the earlier run, then a random free subnet.
  * Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or STORE_UNAVAILABLE.
  */
 export async function acquireLease(
@@ -89,7 +89,7 @@ export async function acquireLease(
   options: AcquireOptions,
 ): Promise<OwnLease> {
   const ranges = rangesFor(config, attrs)
-  // Each round that fails refuses one more subnet, so the loop ends with a lease or with OUT_OF_SUBNETS.
+  // Each failed round adds a subnet to `refused`, so the loop ends with a lease or with OUT_OF_SUBNETS.
   const refused: Net[] = []
   for (;;) {
     options.signal.throwIfAborted()
@@ -98,7 +98,10 @@ export async function acquireLease(
   }
 }
 
-/** Returns the ranges for this node's subnets, one for each family. Throws WeftError CONFIG if the node has no address of any of them. */
+/**
+ * Returns the configured range of subnets of each family for which the node has an address. Throws WeftError CONFIG if there is no such
+ * family.
+ */
 function rangesFor(config: NetworkConfig, { publicIp }: LeaseAttrs): readonly SubnetRange<Net>[] {
   const ranges = listed({
     ipv4: publicIp.ipv4 === undefined ? undefined : config.ipv4,
@@ -116,19 +119,22 @@ interface Acquiring extends AcquireOptions {
   readonly config: NetworkConfig
   readonly ranges: readonly SubnetRange<Net>[]
   readonly attrs: LeaseAttrs
-  /** Subnets that the store refused. Rounds add to the list. */
+  /** The subnets that this acquisition can no longer get, because another node holds them. Each round may add subnets. */
   readonly refused: Net[]
 }
 
-/** The content of the store at the beginning of a round. */
+/** The keys and leases of the store at the beginning of one attempt to acquire a lease. */
 interface Round {
   readonly entries: readonly StoreEntry[]
   readonly leases: readonly FoundLease[]
-  /** This node's leases. Those with most of its previous subnets come first, and among these the ones that fit the configuration. */
+  /**
+   * The leases of this node. Leases with the most previous subnets of the node come first; among equal ones those that fit the
+   * configuration.
+   */
   readonly own: readonly FoundLease[]
 }
 
-/** Tries once to acquire a lease. Returns undefined if another node was faster, so that the caller tries again. */
+/** Tries once to acquire a lease. Returns undefined if another node was faster; the caller then tries again. */
 async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, log, signal } = acquiring
   const { entries } = await store.list(signal)
@@ -138,7 +144,8 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const [lease] = own
   if (!lease) return allocate(round, acquiring)
   if (fits(lease, acquiring)) {
-    // Another key of this node may hold another of its previous subnets.
+    // The node may have two keys that each hold one of its previous subnets. Such a key is not simply reused, because a subnet would be
+    // lost.
     const had = acquiring.ranges.flatMap((range) => hadIn(range, own, acquiring) ?? [])
     const isBest = had.every((net) => hasSubnet(lease, net))
     return isBest ? reuse(lease, round, acquiring) : allocate(round, acquiring)
@@ -154,13 +161,13 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   return undefined
 }
 
-/** Renews a lease that this node already has. */
+/** Renews a lease that this node already has. Returns undefined if the caller must read the store again. */
 async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
   const { key, subnet, entry } = lease
   const address = addressText(attrs.publicIp)
   log.info(`Found lease (${describeSubnets(subnet)}) for current IP (${address}), reusing`)
-  // The process that created the lease may have ended before it checked for an overlapping older key.
+  // The process that created this lease may have ended before it checked if an overlapping key of another node is older. So check now.
   const across = isSettled(entry) ? undefined : firstAcross(entries, { subnet, attrs, own })
   if (across) {
     refused.push(across.subnet)
@@ -187,8 +194,8 @@ async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acqu
 }
 
 /**
- * Creates a lease that keeps as many subnets of the node's own leases as possible. The old leases stay until the new one exists, so a kept
- * subnet is never free, even if the process crashes in between.
+ * Creates a lease that keeps as many subnets of this node's existing leases as possible. The existing leases are deleted only after the
+ * new one was created, so a kept subnet is never free, even if the process crashes in between.
  */
 async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
@@ -208,7 +215,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   if (before) return giveUp(before)
   const there = entries.find((entry) => entry.key === key)
   if (there) {
-    // An unsettled key that overlaps this node's older lease loses. Its process may have ended before it noticed.
+    // The overlapping key of the other node is not settled, so it loses against this node's older lease. The other node may have crashed
+    // before it noticed.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -223,7 +231,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   let { written } = created
   const old = own.filter((lease) => netsOverlap(lease.subnet, subnet))
   if (old.length > 0) {
-    // The new key is settled before the old key goes, because the old key proves that this node came first.
+    // Write the new key again, which settles it, before the old key is deleted, because the old key proves that this node held the subnet
+    // first.
     const isReservation = old.some(({ entry }) => entry.isReservation)
     const settled = await store.update(key, value, { ...written, value, isReservation }, signal)
     const last = settled && (await replaceOthers(old, { key, value, isReservation }, settled, acquiring))
@@ -235,9 +244,9 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
 }
 
 /**
- * Deletes the node's other leases and then writes `key` again. flanneld removes a peer's subnet when any key with that subnet is deleted
- * (pkg/lease, LeaseWatcher), so the last event that it receives must be a write. Returns undefined if one of the leases was changed by
- * another process.
+ * Deletes this node's other leases and then writes `key` again. When any key with a subnet is deleted, flanneld on other hosts removes
+ * that subnet (pkg/lease, LeaseWatcher). So the last event that they receive must be a write. Returns undefined if another process
+ * changed one of the leases.
  */
 async function replaceOthers(
   leases: readonly FoundLease[],
@@ -252,19 +261,19 @@ async function replaceOthers(
 
 const hasSubnet = ({ subnet }: Lease, net: Net): boolean => isSame(net, subnet[familyOf(net)])
 
-/** Returns the previous subnet of a range if one of these leases has it. */
+/** Returns the subnet of the family of `range` that this node had before, if one of the leases `own` has it. */
 function hadIn(range: SubnetRange<Net>, own: readonly Lease[], { previous = {} }: Acquiring): Net | undefined {
   const net = previous[familyOf(range.network)]
   return net && isCompatible(net, range) && own.some((lease) => hasSubnet(lease, net)) ? net : undefined
 }
 
-/** Returns the subnets that none of the node's own leases has. */
+/** Returns those of `subnet` that no existing lease of this node has. */
 const newOf = (subnet: Nets, own: readonly Lease[]): Nets =>
   netsOf(listed(subnet).filter((net) => !own.some((lease) => hasSubnet(lease, net))))
 
 /**
- * Finds the leases of this node's previous subnets whose public IP is an earlier address of the node, such as one by DHCP or a virtual IP.
- * No other node owns such a lease. If the node drew another subnet instead, its containers would be cut off.
+ * Finds leases with this node's previous subnets whose public IP is an earlier address of this node, such as one from DHCP or a virtual
+ * IP. The node takes these leases over. With another subnet its running containers would lose the network.
  */
 async function formerLeases(
   leases: readonly FoundLease[],
@@ -286,7 +295,7 @@ async function formerLeases(
   return former
 }
 
-/** Returns the leases of Round.own, which include `former`. */
+/** Returns the leases of this node for Round.own, including the leases `former` with an earlier address of the node. */
 function ownLeases(
   entries: readonly StoreEntry[],
   leases: readonly FoundLease[],
@@ -294,31 +303,32 @@ function ownLeases(
   former: readonly FoundLease[],
 ): readonly FoundLease[] {
   const { attrs, previous = {} } = acquiring
-  // flanneld takes the first lease of the listing. If the node had another subnet, that would cut its containers off.
+  // If the node has several leases, flanneld takes the first one of the listing. weft prefers its previous subnet, because the running
+  // containers have addresses of it.
   const rank = (lease: Lease): number =>
     2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
   const isOwn = (lease: FoundLease): boolean => former.includes(lease) || isOfOneNode(lease.attrs, attrs)
   const own = leases.filter(isOwn).toSorted((a, b) => rank(b) - rank(a))
   if (own.length > 0 || !primary(previous)) return own
-  // An unreadable value under this node's previous key is overwritten, as while the node runs, so that a typo does not move the node. A value
-  // without a public IP belongs to no node.
+  // If the value under this node's previous key cannot be read, weftd overwrites it, so that an operator's typo does not move the node to
+  // another subnet. This is safe because a value without a public IP belongs to no node.
   const mine = netsOf(listed(previous).filter((net) => isWanted(net, acquiring)))
   if (!primary(mine)) return []
   const key = leaseKey(previous)
   const junk = entries.find((entry) => entry.key === key && !hasOwner(decodeOrUndefined(entry)))
-  // Junk without an etcd lease is a mistake of an operator, not a reservation.
+  // A key without an etcd lease is usually a reservation by an operator, but if its value is unreadable, it is an operator's mistake.
   return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
 }
 
-/** True if the subnet is in one of the ranges for this node. */
+/** True if the subnet fits one of the configured ranges from which this node needs a subnet. */
 const isWanted = (net: Net, { ranges }: Acquiring): boolean => {
   const range = ranges.find(({ network }) => familyOf(network) === familyOf(net))
   return range !== undefined && isCompatible(net, range)
 }
 
 /**
- * True if an own lease has the subnets that the configuration wants. A subnet of a family for which the node has no address now is kept if
- * the configuration has the family, because its containers would lose it.
+ * True if a lease of this node has the subnets that the configuration needs. It may have a subnet of a configured family for which the
+ * node has no address now, because the node's containers still use that subnet.
  */
 function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
   return (
@@ -329,8 +339,8 @@ function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
 }
 
 /**
- * Chooses a subnet for each range. If no IPv6 subnet is free, the node gets only IPv4. A node never gets only IPv6 for lack of an IPv4
- * subnet, because flanneld reads a key without IPv4 as 0.0.0.0/0. Throws WeftError OUT_OF_SUBNETS.
+ * Chooses a subnet of each range. If no IPv6 subnet is free, the node gets only an IPv4 subnet. If no IPv4 subnet is free, it gets none,
+ * because flanneld reads a key without IPv4 as 0.0.0.0/0. Throws WeftError OUT_OF_SUBNETS.
  */
 function chooseSubnets(round: Round, acquiring: Acquiring): Nets {
   const nets: Net[] = []
@@ -345,7 +355,7 @@ function chooseSubnets(round: Round, acquiring: Acquiring): Nets {
   return netsOf(nets)
 }
 
-/** Chooses a subnet of one range. Throws WeftError OUT_OF_SUBNETS. */
+/** Chooses a subnet of one range. Throws WeftError OUT_OF_SUBNETS if no subnet of the range is free. */
 function chooseSubnet(range: SubnetRange<Net>, { entries, leases, own }: Round, acquiring: Acquiring): Net {
   const { network, subnetMin, subnetMax, subnetLength } = range
   const family = familyOf(network)
@@ -358,7 +368,7 @@ function chooseSubnet(range: SubnetRange<Net>, { entries, leases, own }: Round, 
 
   const ownKeys = new Set(own.map(({ key }) => key))
   const taken = refused.filter((net) => familyOf(net) === family)
-  // A key takes its subnet even if its value cannot be read.
+  // The subnet of a key counts as taken even if the key's value cannot be read.
   for (const { key } of entries) {
     const net = ownKeys.has(key) ? undefined : (parseLeaseKey(key) ?? {})[family]
     if (net) taken.push(net)
@@ -398,8 +408,8 @@ const hasOwner = (lease: Lease | undefined): boolean =>
   lease !== undefined && primary(lease.attrs.publicIp) !== undefined
 
 /**
- * Renews this node's lease and publishes `attrs` in it. Rejects with WeftError LEASE_LOST if the key is gone or belongs to another node. A
- * value that is not a lease, such as a typo, is overwritten and logged to `log`.
+ * Renews this node's lease and publishes `attrs` in it. Rejects with WeftError LEASE_LOST if the key is gone or belongs to another node.
+ * A value that is not a lease, such as an operator's typo, is overwritten, and logged to `log`.
  */
 export async function renewLease(
   store: Store,
@@ -409,15 +419,15 @@ export async function renewLease(
   const { attrs = lease.attrs, log, signal } = options
   const value = encodeLeaseValue(attrs)
   const before = encodeLeaseValue(lease.attrs)
-  // A lease without an end is a reservation.
+  // A lease that never expires is a reservation.
   let present = { value: before, revision: lease.revision, isReservation: lease.expiresAt === undefined }
   for (;;) {
     const written = await store.update(lease.key, value, present, signal)
     if (written) return { ...lease, attrs, unwritten: undefined, isNew: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
-    // If the bytes are our own under another revision, the answer to an earlier write was lost, or an operator made the lease a
-    // reservation. It stays a reservation.
+    // The store has the expected bytes under another revision. Either the answer to our earlier write was lost, or an operator turned the
+    // lease into a reservation. A reservation stays one.
     let isReservation = present.isReservation || entry.isReservation
     if (entry.value !== value && entry.value !== before) {
       const found = decodeOrUndefined(entry)
@@ -426,7 +436,8 @@ export async function renewLease(
       if (found && !isOwn)
         throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
-      // Junk without an etcd lease is a mistake of an operator, not a reservation.
+      // A key without an etcd lease is usually a reservation, but if its value is unreadable, it is an operator's mistake. So the
+      // previous state decides.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }

@@ -152,7 +152,10 @@ export class Predecessor {
         'DEVICE',
         `another weftd that runs on this host (pid ${this.pidText}) does not let this one take over: ${textOf(why)}`,
         {
-          remedy: version === undefined ? 'see its log, or stop it first' : `stop weft ${textOf(version)} first`,
+          remedy:
+            version === undefined
+              ? 'read the log of the running weftd, or stop the running weftd first'
+              : `stop weft ${textOf(version)} first`,
         },
       )
     } catch (error) {

@@ -22,10 +22,18 @@ beforeEach(() => {
 })
 afterEach(() => vi.useRealTimers())
 
+/** The error of a program that was killed after its time limit (Node.js, `killed` of child_process.execFile). */
+const timedOut = new WeftError('COMMAND', '`ip link` failed: no answer within 10 s', {
+  cause: Object.assign(new Error('killed'), { killed: true }),
+})
+const prefixedError = (cause: WeftError): WeftError => new WeftError(cause.code, `Error: ${cause.message}`, { cause })
+
 it.each<[what: string, error: unknown, isForwarding: boolean, answer: string]>([
   ['a mistake while nothing forwards', new WeftError('CONFIG', 'it is wrong'), false, 'exit'],
   ['a mistake while something forwards', new WeftError('CONFIG', 'it is wrong'), true, 'wait'],
   ['a store that is unreachable', new WeftError('STORE_UNAVAILABLE', 'no answer'), false, 'wait'],
+  ['a program that did not answer in time', prefixedError(timedOut), false, 'wait'],
+  ['a program that refused', new WeftError('COMMAND', 'refused', { cause: new Error('exit code 2') }), false, 'exit'],
   ['a defect while nothing forwards', new Error('a defect'), false, 'exit'],
   ['a defect while something forwards', new TypeError('a defect'), true, 'exit'],
 ])('%s', (_what, error, isForwarding, answer) => {

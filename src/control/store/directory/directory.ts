@@ -1,10 +1,12 @@
-// directory.ts - the store in a directory: each lease is a file. It needs no service, and daemons on several hosts can share it.
+// directory.ts - implements the interface of store.ts by a directory in which each lease is a file. It needs no service, and daemons on
+// several hosts can share the directory.
 //
-// A read-only file (chmod a-w) is a reservation and never expires. Any other lease expires `ttl` after its file's mtime, by the clock of the
-// file system. So hosts with different clocks agree, because they compare two times of the same file server.
+// A read-only file (chmod a-w) is a reservation by an operator and never expires. Any other lease expires when `ttlMs` have passed since
+// its file's mtime, by the clock of the file system. All hosts compare two times of the same file server, so their own clocks need not
+// agree.
 //
-// Changes of other processes are noticed by inotify. The directory is also scanned every few seconds, because a shared file system does not
-// report the writes of other hosts.
+// inotify reports changes by other processes of this host. The directory is also scanned every few seconds, because a shared file system
+// does not report changes by other hosts.
 
 import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
@@ -16,24 +18,24 @@ interface DirectoryOptions {
   readonly onMade?: (path: string) => void
   /** The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value. */
   readonly ttlMs?: number
-  /** The interval of scans, in ms. */
+  /** The interval at which the directory is scanned, in ms. */
   readonly rescanMs?: number
 }
 
 const RESCAN_MS = 5_000
-/** The interval of scans if inotify has no free instance or watch. */
+/** The interval of scans, in ms, if inotify cannot be used because the kernel has no free instance or watch. */
 const RESCAN_UNTOLD_MS = 1_000
-/** The maximum share of the time that scans of a large directory may take. */
+/** The maximum share of the time that scans may take. In a large directory scans are therefore less frequent. */
 const RESCAN_SHARE = 0.05
-/** How long ago a lease must have expired before a daemon that acquires a lease removes its file. */
+/** The age since expiry, in ms, at which the file of a lease is deleted. A daemon does that when it acquires its own lease. */
 const STALE_LEASE_MS = 24 * 3_600_000
-/** The number of files that a listing requests at a time. lease-files.ts limits how many are read simultaneously. */
+/** The number of files that one listing requests simultaneously. lease-files.ts limits further how many are read at the same time. */
 const READS_ASKED = 64
 
 interface Scan {
-  /** The leases that have not expired. */
+  /** The leases that have not expired, by key. */
   readonly live: Map<string, LeaseFile>
-  /** All files, so that the next scan reads only what changed. */
+  /** All lease files, including expired ones. The next scan reads only the files that differ from these. */
   readonly files: ReadonlyMap<string, LeaseFile>
 }
 
@@ -42,14 +44,14 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   const files = createLeaseFiles(options.directory, options.onMade)
   const ttlMs = options.ttlMs ?? LEASE_TTL_MS
   const rescanMs = options.rescanMs ?? RESCAN_MS
-  /** The last listing. Its number is its revision. A watch can start only from the last listing. */
+  /** The result of the last listing. A watch can start only from this listing, whose revision is its number. */
   let listed: Scan = { live: new Map(), files: new Map() }
   let listedRevision = 0n
   let lastRevision = 0n
 
   const isLive = (file: LeaseFile, now: number): boolean => file.isReservation || now - file.writtenAt < ttlMs
 
-  /** Scans all files, and reads those that differ from `known`. */
+  /** Lists the directory, and reads the files that differ from `known`, the files of an earlier scan. */
   async function scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
     const now = await files.now()
     const names = await files.keys()
@@ -66,7 +68,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     return { live, files: all }
   }
 
-  /** Returns the leases among `names` that have not expired. A file that cannot be read counts as in `known`. */
+  /** Returns the leases among the files `names` that have not expired. If a file cannot be read, its lease in `known` still counts. */
   async function readLive(
     names: readonly string[],
     known: ReadonlyMap<string, LeaseFile>,
@@ -80,7 +82,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     return found
   }
 
-  /** Removes the listed files of leases that expired long ago. The caller must hold the lock. */
+  /** Deletes the files of leases that expired at least STALE_LEASE_MS ago. The caller must hold the directory's lock. */
   async function removeEnded(): Promise<void> {
     const longAgo = (await files.now()) - STALE_LEASE_MS
     for (const file of listed.files.values()) {
@@ -90,7 +92,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     }
   }
 
-  /** Writes `value` if `allowed` returns true for the present file. */
+  /** Writes `value` to a lease file if `allowed` returns true for the file's present state. Returns undefined otherwise. */
   function write(
     key: string,
     value: string,
@@ -110,10 +112,10 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   async function* watch(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch> {
     signal.throwIfAborted()
     if (after !== listedRevision) throw new WeftError('GAP', 'the directory was listed since')
-    // The watch has its own copy, because listings while it runs must not hide changes from it.
+    // The watch works on its own copy of the leases, because a listing that runs meanwhile must not hide changes from the watch.
     const view = new Map(listed.live)
     let known = listed.files
-    // The watcher starts before the scan, so that a change in between is noticed by one of them.
+    // inotify is started before the scan, so a change in between is noticed by inotify or by the scan.
     const news = await listen(files, signal)
     const everyMs = news.hasInotify ? rescanMs : Math.min(rescanMs, RESCAN_UNTOLD_MS)
     try {
@@ -153,7 +155,8 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     setConfig: (text, signal) => files.changing(signal, () => files.setConfig(text)),
     list: (signal) =>
       files.doing(signal, async () => {
-        // The revision is taken before the files are read, so a change that a watch reports during the scan is newer.
+        // The revision is taken before the files are read. So a change that a watch reports during this scan has a higher revision than
+        // the listing.
         const revision = ++lastRevision
         listed = await scan(listed.files)
         listedRevision = revision
@@ -196,7 +199,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
 const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
   present?.revision === revision && present.value === value
 
-/** Updates the `keys` of `view` to their values in `found`. Returns the changes. */
+/** Compares the leases `keys` of `view` and `found`, updates `view` to `found`, and returns the changes. */
 function differences(
   view: Map<string, LeaseFile>,
   found: ReadonlyMap<string, LeaseFile>,
@@ -218,13 +221,13 @@ function differences(
   return changes
 }
 
-/** The changes that inotify has reported. */
+/** The changes in the directory that inotify has reported. */
 interface News {
-  /** True if the kernel had a free inotify instance and watch. If false, scans are more frequent. */
+  /** True if the kernel had a free inotify instance and watch. If false, the directory is scanned more often. */
   readonly hasInotify: boolean
-  /** Returns the keys that changed since the last call. Throws the watcher's failure or the signal's reason. */
+  /** Returns the keys whose files changed since the last call. Throws if inotify failed, or the signal's reason if the signal aborted. */
   take(): string[]
-  /** Waits for a change, at most `ms` milliseconds. */
+  /** Waits until inotify reports a change, at most `ms` milliseconds. */
   wait(ms: number): Promise<void>
   close(): void
 }

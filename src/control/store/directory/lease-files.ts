@@ -19,67 +19,77 @@ import { addon } from '../../../host/addon.ts'
 import type { StoreEntry } from '../store.ts'
 
 /**
- * The maximum number of simultaneous calls to the directory. A file server that is gone (a hard NFS mount) blocks each call and its thread
- * for ever, and the daemon needs some of libuv's four threads for subnet.env and other files.
+ * The maximum number of simultaneous file system calls to the directory. If a file server is gone (hard NFS mount), each call blocks a
+ * thread for ever. libuv has four threads, and the daemon needs some of them for subnet.env and other files.
  */
 const CALLS_AT_ONCE = 2
-/** The timeout of the clean-up at the end. */
+/** How long the clean-up at the end may take, in ms. */
 const CLOSE_MS = 500
-/** An older temporary file was left by a crash. */
+/** The maximum age of a temporary file in use, in ms. An older file was left by a process that crashed. */
 const STALE_TEMPORARY_MS = 3_600_000
 /** The write bits of a file's mode. */
 const WRITABLE = 0o222n
 
 export interface LeaseFile extends StoreEntry {
-  /** The file's mtime by the file system's clock, in ms since the epoch. */
+  /** The file's modification time by the clock of the file system, in ms since the epoch. */
   readonly writtenAt: number
 }
 
 export interface LeaseFiles {
-  /** Runs file operations after the directories were created. A failure becomes a WeftError STORE or STORE_UNAVAILABLE. */
+  /** Runs file operations, and creates the directories first. Converts a failure to a WeftError STORE or STORE_UNAVAILABLE. */
   doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
-  /** Runs file operations as `doing` does, while holding the directory's lock. */
+  /** Runs file operations like `doing`, while this process holds the directory's lock. */
   changing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
-  /** Returns the time of the file system's clock, in ms since the epoch. All hosts agree on it. */
+  /** Returns the current time of the file system's clock, in ms since the epoch. All hosts that share the directory use this clock. */
   now(): Promise<number>
-  /** Lists the existing keys in ascending order. */
+  /** Lists the keys of all lease files in ascending order. */
   keys(): Promise<string[]>
-  /** Reads a lease file; undefined if there is none. Returns `known` without reading if the file has not changed. */
+  /**
+   * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read, returns `known` without
+   * reading.
+   */
   read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined>
-  /** Reads a file that is about to be changed. Unlike `read` it rejects if the file cannot be read. */
+  /** Reads a lease file that the caller is about to change; undefined if the file does not exist. Rejects if the file cannot be read. */
   readToChange(key: string): Promise<LeaseFile | undefined>
-  /** Replaces the file `present`, or creates a file. Returns undefined if another file has appeared. The caller must hold the lock. */
+  /**
+   * Writes a lease file: replaces the file `present`, or creates a new one. Returns undefined if another process has created the file in
+   * the meantime. The caller must hold the lock.
+   */
   write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined>
   remove(key: string): Promise<void>
-  /** Returns the text of `DIR/config`; undefined if there is none. */
+  /** Returns the text of the network configuration, `DIR/config`; undefined if the file does not exist. */
   config(): Promise<string | undefined>
-  /** Replaces `DIR/config` atomically. The caller must hold the lock. */
+  /** Replaces the network configuration, `DIR/config`, atomically. The caller must hold the lock. */
   setConfig(text: string): Promise<void>
-  /** Replaces the text of `DIR/weft/<name>`, and returns the previous text. */
+  /** Replaces the text of the claim `DIR/weft/<name>`, and returns the previous text. */
   claim(name: string, value: string): Promise<string | undefined>
-  /** Returns the texts in `DIR/weft` by name. Reads only files that changed, and omits those that cannot be read. */
+  /** Returns the texts of all claims in `DIR/weft` by name, without those that cannot be read. Reads only the files that changed. */
   claims(): Promise<ReadonlyMap<string, string>>
-  /** Deletes a claim if its text is `value`. */
+  /** Deletes the claim `DIR/weft/<name>` if its text is `value`. */
   unclaim(name: string, value: string): Promise<void>
-  /** Starts an inotify watch; undefined if the kernel has no free instance or watch. */
+  /** Starts to watch the lease files by inotify. Returns undefined if the kernel has no free inotify instance or watch. */
   watch(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined
-  /** Converts a failure to a WeftError, as `doing` does. */
+  /** Converts a failure of a file operation to a WeftError STORE or STORE_UNAVAILABLE. */
   errorOf(error: unknown): WeftError
   close(): Promise<void>
 }
 
-/** Returns the files of a lease directory. The directory is created on first use; if it was missing, `onMade` gets its path. */
+/**
+ * Makes the object that reads and writes the files of a lease directory. The directory is created at the first operation; if it was missing,
+ * `onMade` gets its path.
+ */
 export function createLeaseFiles(directory: string, onMade: (path: string) => void = () => {}): LeaseFiles {
   const top = resolve(directory)
   const subnets = join(top, 'subnets')
   const temporaries = join(top, 'tmp')
   const claims = join(top, 'weft')
-  // The random part is needed because a container can have the same host name and process id again after a crash.
+  // The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
+  // process id again, so a random part is needed.
   const identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
   let prepared: Promise<void> | undefined
   let isClosed = false
   let temporaryCount = 0
-  /** The claims as they were last read. */
+  /** The files of the claims when `claims` was last called. */
   let claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
   async function doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
@@ -114,12 +124,12 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     return prepared
   }
 
-  /** Reads the file system's clock: writes a file and reads its mtime. */
+  /** Returns the current time of the file system's clock: writes a file and returns its modification time. */
   function now(): Promise<number> {
     const path = join(temporaries, `clock.${identity}`)
     return call(async () => {
       if (isClosed) throw new Error('it was closed')
-      // The file is not truncated, because on a full disk only an existing byte can be overwritten.
+      // The file is not truncated before the write, because a full disk only allows overwriting an existing byte.
       return using(await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
         await file.write('.', 0)
         return (await file.stat()).mtimeMs
@@ -132,9 +142,9 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
       const info = await stat(path, { bigint: true })
       if (revisionOf(info) === known.revision) return known
     }
-    // Without O_NONBLOCK, opening a pipe would wait until another process writes to it.
+    // O_NONBLOCK is needed in case the path is a named pipe: opening a pipe otherwise waits until another process writes to it.
     return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
-      // stat of the open file, so that content and revision belong together.
+      // stat reads the open file, not the path, so that the content and the revision belong to the same file.
       const info = await file.stat({ bigint: true })
       if (!info.isFile()) return undefined
       return {
@@ -153,7 +163,7 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
       return await call(() => readFrom(join(subnets, key), key, known))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      // A file that cannot be read leaves its key unchanged.
+      // A lease file that cannot be read counts as unchanged.
       return known
     }
   }
@@ -167,7 +177,7 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     }
   }
 
-  /** Writes `value` to a temporary file, which the caller links or renames. */
+  /** Writes `value` to a temporary file and returns its path. The caller moves the file to its final name by link or rename. */
   function writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
     return call(async () =>
@@ -185,7 +195,7 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     )
   }
 
-  /** Renews a lease on a full disk by overwriting the same bytes. A reader cannot see an incomplete value. */
+  /** Renews a lease on a full disk: overwrites the file with the same bytes, which updates its mtime. Readers see no incomplete value. */
   function rewrite({ key, value }: LeaseFile): Promise<void> {
     return call(async () =>
       using(await open(join(subnets, key), 'r+'), async (file) => {
@@ -195,11 +205,14 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     )
   }
 
-  /** Replaces the file `present` by a new file, or creates one. Returns false if another file has appeared. */
+  /**
+   * Puts a new lease file in place of the file `present`, or creates the file. Returns false if another process has created the file in
+   * the meantime.
+   */
   async function place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
     const temporary = await writeTemporary(key, value, mode)
     try {
-      // Unlike rename, link does not replace a file that a process without the lock has created.
+      // A new file is linked and not renamed, because rename would replace a file that a process without the lock has just created.
       await call(() => (present ? rename : link)(temporary, join(subnets, key)))
       return true
     } catch (error) {
@@ -276,7 +289,8 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
         return watchDirectory(subnets, (_event, name) => onChange(name)).on('error', onError)
       } catch (error) {
         const { code } = error as NodeJS.ErrnoException
-        // fs.inotify.max_user_instances or max_user_watches is used up. All containers of a host share these small limits.
+        // The limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share these small limits, so
+        // weftd continues without inotify.
         if (code === 'EMFILE' || code === 'ENOSPC') return undefined
         throw error
       }
@@ -285,7 +299,7 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     async close() {
       isClosed = true
       const tidied = call(() => unlink(join(temporaries, `clock.${identity}`))).catch(() => {})
-      // A file server that is gone does not answer. The next process removes the file.
+      // Deleting the temporary file may hang if the file server is gone. Then a later process deletes the file.
       await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
     },
   }
@@ -294,8 +308,8 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
 const isReserved = ({ mode }: { readonly mode: bigint }): boolean => (mode & WRITABLE) === 0n
 
 /**
- * Returns a revision that changes with every write of a key, because each write makes a new file (inode) while the old one still exists. It
- * also changes if the file becomes a reservation or stops being one: chmod does not change the mtime.
+ * Returns the revision of a lease file, which changes with every write. Each write makes a new file (another inode) while the old file
+ * still exists. The mode is part of the revision, because chmod makes a reservation without a change of the mtime.
  */
 function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint; readonly mode: bigint }): bigint {
   return (info.mtimeNs << 25n) | ((info.ino & 0xffffffn) << 1n) | BigInt(isReserved(info))
@@ -334,7 +348,7 @@ async function makeFolder(path: string): Promise<boolean> {
   )
 }
 
-/** Runs `body` with a file, and closes the file. */
+/** Runs `body` with an open file, and closes the file afterwards. */
 async function using<T>(file: FileHandle, body: (file: FileHandle) => Promise<T>): Promise<T> {
   try {
     return await body(file)
@@ -346,7 +360,9 @@ async function using<T>(file: FileHandle, body: (file: FileHandle) => Promise<T>
 let underWay = 0
 const queued: (() => void)[] = []
 
-/** Calls the file system, with at most CALLS_AT_ONCE simultaneous calls. `what` must not use `call` itself, or it could wait for ever. */
+/**
+ * Runs a file system call, at most CALLS_AT_ONCE at the same time. `what` must not call this function again, or both could wait for ever.
+ */
 async function call<T>(what: () => Promise<T>): Promise<T> {
   if (underWay === CALLS_AT_ONCE) await new Promise<void>((go) => queued.push(go))
   else underWay++
@@ -359,7 +375,10 @@ async function call<T>(what: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Settles like `promise`, or rejects with the signal's reason if the signal aborts first. The file system call itself goes on. */
+/**
+ * Settles like `promise`, or rejects with the signal's reason if the signal aborts first. A file system call cannot be cancelled, so it
+ * goes on in the background.
+ */
 function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> {
   return new Promise((keep, fail) => {
     const onAbort = (): void => fail(signal.reason as Error)
@@ -368,10 +387,13 @@ function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> 
   })
 }
 
-/** The waiters for the lock of each directory. At most one of this process waits in the kernel. */
+/**
+ * For each directory, the last operation of this process that waits for the lock. The operations wait for each other, so only one of them
+ * occupies a thread in the kernel.
+ */
 const waiting = new Map<string, Promise<unknown>>()
 
-/** Runs `body` while holding the directory's lock. */
+/** Runs `body` while this process holds the directory's lock. */
 function locked<T>(top: string, body: () => Promise<T>): Promise<T> {
   const turn = (waiting.get(top) ?? Promise.resolve()).then(async () => {
     const file = await call(() => open(join(top, 'lock'), 'a', 0o644))

@@ -14,21 +14,24 @@ import { codeOf, EndpointError, isDecision, isTooManyPings, isUnknownToken, plai
 
 const { Metadata, status } = loadGrpc()
 
-/** The default timeout of a call. It is longer than a busy etcd takes; the keepalive notices a dead connection earlier. */
+/**
+ * How long a call to etcd may take by default, in ms. A busy etcd answers in less time, and keepalive pings detect a dead connection
+ * earlier.
+ */
 export const CALL_TIMEOUT_MS = 6_000
-/** The pause between the checks of two endpoints. */
+/** The pause in ms before the next endpoint is checked too, while earlier checks have not been answered. */
 const STAGGER_MS = 250
-/** How long a call waits for its answer before its endpoint is checked, and the timeout of that check. */
+/** The time in ms without an answer to a call after which the call's endpoint is checked. The check has the same time limit. */
 const SILENT_MS = 500
 
 /**
- * The pauses after which a call is repeated that every endpoint refused, because a busy etcd refuses some calls. Each pause is lengthened
- * at random, at most to twice its length.
+ * If every endpoint refused a call, as a busy etcd may, the call is repeated after these pauses in ms. Each pause is lengthened at
+ * random, at most to twice its length.
  */
 const REFUSED_PAUSES_MS = [50, 100]
 const BUSY: ReadonlySet<grpc.status | undefined> = new Set([status.UNAVAILABLE, status.RESOURCE_EXHAUSTED])
 
-/** Runs a function with a signal that aborts if `signal` aborts or the function has ended. */
+/** Runs a function with a signal that aborts if `signal` aborts or when the function has ended. */
 export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
   signal.throwIfAborted()
   const scope = new AbortController()
@@ -42,7 +45,7 @@ export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) =
   }
 }
 
-/** Returns a random order, so that the nodes of a network spread over the endpoints. */
+/** Returns the items in random order. So the nodes of a network spread over the endpoints of etcd. */
 function shuffled<T>(all: readonly T[]): T[] {
   return all
     .map((each) => ({ each, at: Math.random() }))
@@ -50,7 +53,10 @@ function shuffled<T>(all: readonly T[]): T[] {
     .map(({ each }) => each)
 }
 
-/** Returns the metadata of a call. etcd must end the call if its member has lost the cluster (etcd clientv3 WithRequireLeader). */
+/**
+ * Returns the gRPC metadata of a call: the user's token, and the demand that etcd ends the call if its member has no leader (clientv3
+ * WithRequireLeader).
+ */
 export function metadataWith(token?: string): grpc.Metadata {
   const metadata = new Metadata()
   metadata.set('hasleader', 'true')
@@ -58,7 +64,10 @@ export function metadataWith(token?: string): grpc.Metadata {
   return metadata
 }
 
-/** Resolves if the endpoint is a member of etcd that has a leader and serves clients. A learner does not serve clients. */
+/**
+ * Resolves if the endpoint's etcd member has a leader and serves clients. Rejects otherwise, also for a learner, which does not serve
+ * clients.
+ */
 async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
   let answer
   try {
@@ -69,7 +78,7 @@ async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endp
       { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
     )
   } catch (error) {
-    // A member that refuses this request because it does not know the user is alive.
+    // A member that refuses the check because the user is not authenticated is alive too.
     if (!isDecision(error) && !isUnknownToken(error)) throw error
   }
   if ((answer as { isLearner?: boolean } | undefined)?.isLearner)
@@ -77,7 +86,7 @@ async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endp
   return endpoint
 }
 
-/** Returns the first endpoint that passes the check. Rejects with the failures of all endpoints. */
+/** Returns the first endpoint that passes checkAlive. Rejects with the failures of all endpoints if none passes. */
 async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): Promise<Endpoint> {
   const from = async ([endpoint, ...rest]: readonly Endpoint[], scope: AbortSignal): Promise<Endpoint> => {
     if (!endpoint) throw new EndpointError('no endpoint is left')
@@ -101,7 +110,7 @@ async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): 
   }
 }
 
-/** Rejects if `endpoint` does not answer a check and one of `others` does. Never resolves. */
+/** Rejects if `endpoint` does not answer a check and one of `others` does, so that the call can move there. Otherwise never settles. */
 async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: AbortSignal): Promise<never> {
   const forever = new Promise<never>(() => {})
   if (others.length === 0) return forever
@@ -122,18 +131,24 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
 }
 
 interface EndpointChoice {
-  /** Runs `ask` at the endpoint that answered last, then at the others while it fails. Reconnects if certificate files have changed. */
+  /**
+   * Runs `ask` at the endpoint that answered last. If that endpoint fails, runs it at the other endpoints in turn. Makes new connections
+   * first if the certificate files have changed.
+   */
   at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T>
-  /** True if etcd has answered a call. */
+  /** True if any endpoint has answered a call of this process. */
   readonly hasAnswered: boolean
   close(): void
 }
 
-/** Creates the choice without connecting. `onClose` is called before connections are closed, to end the streams on them. */
+/**
+ * Creates the choice without connecting. `onClose` is called before connections are closed, so that the caller can end the streams on
+ * these connections.
+ */
 export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onClose: () => void): EndpointChoice {
   let endpoints = openEndpoints(hosts, options)
   let certificates = certificateTimes(options)
-  /** The endpoint that answered last. */
+  /** The endpoint that answered last; undefined before the first answer. */
   let chosen: Endpoint | undefined
   let hasAnswered = false
 
@@ -142,7 +157,10 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
     for (const endpoint of endpoints) endpoint.close()
   }
 
-  /** Makes new connections if the certificate files have changed. Files that do not match each other are still being written. */
+  /**
+   * Makes new connections if the certificate files have changed. If certificate and key do not match, another program is still writing
+   * the files, so the old connections stay for now.
+   */
   function followCertificates(): void {
     const times = certificateTimes(options)
     if (times === certificates) return
@@ -153,7 +171,7 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
       chosen = undefined
       certificates = times
     } catch {
-      // The next call tries again. Until then the old connections are used.
+      // The old connections stay in use, and the next call reads the files again.
     }
   }
 
@@ -165,7 +183,7 @@ export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onC
     return chosen
   }
 
-  /** Runs `ask` at the endpoint that answered last, then at each other live endpoint while it fails. */
+  /** Runs `ask` at the endpoint that answered last. If that endpoint fails, runs it once at each other live endpoint until one answers. */
   async function once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
     const tried = new Set<Endpoint>()
     let failure: unknown

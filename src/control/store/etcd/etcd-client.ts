@@ -18,13 +18,13 @@ export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
   readonly username: string
   readonly password: Secret
-  /** The lifetime of a key after its last write, in ms. */
+  /** How long a key lives after its last write, in ms. */
   readonly ttlMs?: number
-  /** Gets warnings about options that have no effect. */
+  /** The log for warnings about options that have no effect. */
   readonly log?: { warn(message: string): void }
 }
 
-/** The generated clients of etcd3. */
+/** The clients of etcd's gRPC services that the package etcd3 generates. */
 export interface EtcdCalls {
   readonly kv: etcd3.KVClient
   readonly leaseClient: etcd3.LeaseClient
@@ -33,21 +33,24 @@ export interface EtcdCalls {
 interface OpenWatch {
   readonly responses: AsyncIterator<etcd3.IWatchResponse>
   readonly created: etcd3.IWatchResponse
-  /** Ends the watch. Must also be called after the watch ended by itself. */
+  /** Ends the watch. The caller must also call it after the watch ended by itself. */
   readonly end: () => void
-  /** True if the server ended the watch because of our pings. The endpoint gets fewer pings from then on, so the watch can be reopened. */
+  /**
+   * Checks the error of an ended watch. Returns true if the server closed the connection because of too many keepalive pings. Later
+   * connections to that endpoint ping less often, so the watch can be opened again.
+   */
   readonly pingsLess: (error: unknown) => boolean
 }
 
 interface EtcdClient {
   /**
-   * Runs calls. `timeoutMs` is the timeout of each call at each endpoint. A failure becomes a WeftError that names the endpoints and never
-   * the password. Rejects immediately if `signal` aborts.
+   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes a WeftError that
+   * names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
    */
   call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs?: number): Promise<T>
-  /** Opens a watch and waits for etcd's answer. Rejects if all endpoints fail. */
+  /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
   openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch>
-  /** Converts the failure of a call or a stream to a WeftError. */
+  /** Converts the failure of a call or of a stream to a WeftError. */
   errorOf(error: unknown): WeftError
   close(): void
 }
@@ -56,7 +59,10 @@ interface WatchMethod {
   watch(metadata: grpc.Metadata): Duplex & { cancel(): void }
 }
 
-/** Warns of options without effect. flanneld's client ignores them too. */
+/**
+ * Warns about given options that have no effect, such as certificates for endpoints without TLS. flanneld's client ignores these options
+ * silently.
+ */
 function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
   if ((certFile === '') !== (keyFile === ''))
     log?.warn('a client certificate needs its key: --etcd-certfile and --etcd-keyfile are used together only')
@@ -67,12 +73,15 @@ function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpti
     )
 }
 
-/** The messages for a token that has expired or was issued before users or roles changed (etcd api/v3rpc/rpctypes/error.go). */
+/** Matches etcd's errors for a token that has expired, or that was issued before users or roles changed (api/v3rpc/rpctypes/error.go). */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
-/** A watch that etcd denied. Some versions deny it for an expired token too (server/etcdserver/api/v3rpc/watch.go). */
+/**
+ * The error for a watch that etcd denied. Some versions of etcd deny a watch also because of an expired token
+ * (server/etcdserver/api/v3rpc/watch.go).
+ */
 class WatchDenied extends EndpointError {}
 
-/** Rejects with the signal's reason if the signal aborts. */
+/** Never resolves; rejects with the signal's reason when the signal aborts. */
 const aborted = (signal: AbortSignal): Promise<never> =>
   new Promise((_resolve, reject) =>
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
@@ -83,10 +92,10 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   const hosts = hostsOf(options)
   warnOfUnused(hosts, options)
   const closing = new AbortController()
-  /** True while calls authenticate as the user; false while etcd has no users. */
+  /** True while calls authenticate with the user's token. It becomes false if etcd reports that authentication is not enabled. */
   let asUser = options.username !== ''
   let token: Promise<string> | undefined
-  /** The open watches. They must end before their connections, or they would keep the process alive. */
+  /** The streams of open watches. They must end before their connections are closed, because an open stream keeps the process alive. */
   const streams = new Set<{ cancel(): void }>()
   const choice = createEndpointChoice(hosts, options, () => {
     for (const stream of streams) stream.cancel()
@@ -108,7 +117,10 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     return (token = asking)
   }
 
-  /** Adapts to a change of etcd's users or of the token. Returns true if the failed call must be sent again. */
+  /**
+   * Handles a failure that may come from a change of etcd's users, or from an expired token. Returns true if the caller must send the
+   * failed call again.
+   */
   function followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
     const message = messageOf(error)
     if (wasUser && used && (TOKEN_ENDED.test(message) || error instanceof WatchDenied)) {
@@ -124,7 +136,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     return true
   }
 
-  /** Runs a call with the user's token, and requests a new token if the old one has expired. */
+  /** Runs a call with the user's token. If the token has expired, requests a new one and runs the call again. */
   async function authenticated<T>(
     signal: AbortSignal,
     ask: (endpoint: Endpoint, metadata: grpc.Metadata, scope: AbortSignal) => Promise<T>,
@@ -160,7 +172,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
     return { kv: new KVClient(callable), leaseClient: new LeaseClient(callable) }
   }
 
-  /** Opens a watch at one endpoint and waits for its answer. */
+  /** Opens a watch at one endpoint and waits until etcd has confirmed it. */
   async function watchAt(
     endpoint: Endpoint,
     metadata: grpc.Metadata,
@@ -178,7 +190,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       stream.cancel()
       streams.delete(stream)
     }
-    // A frozen or unreachable member may accept the connection and send nothing.
+    // A frozen or unreachable member may accept the connection and then send nothing, so the confirmation has a time limit.
     let isSilent = false
     const answering = setTimeout(() => {
       isSilent = true
@@ -216,7 +228,8 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       }
     },
     async openWatch(request, signal) {
-      // A watch that answered just as its endpoint was abandoned is not returned, and must be ended.
+      // The watches that etcd confirmed. A watch that is confirmed just after its endpoint was abandoned is not returned, so it must be
+      // ended here.
       const opened: OpenWatch[] = []
       let watch: OpenWatch | undefined
       try {

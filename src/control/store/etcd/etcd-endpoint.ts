@@ -18,46 +18,52 @@ const { Host } = loadEtcdPool()
 
 export interface EndpointOptions {
   readonly endpoints: readonly string[]
-  /** File names; empty if not given. A CA alone is enough for TLS. */
+  /**
+   * The file names of the client's certificate and key and of the authorities; empty if not given. The authorities alone are enough for
+   * TLS.
+   */
   readonly certFile: string
   readonly keyFile: string
   readonly caFile: string
 }
 
-/** The name of a gRPC service of etcd, as in etcd3. */
+/** The name of a gRPC service of etcd, such as KV, as the package etcd3 spells it. */
 export type Service = keyof typeof etcd3.Services
 
 interface CallOptions {
   readonly metadata: grpc.Metadata
-  /** In ms since the epoch. */
+  /** The time at which the call fails if it is not answered, in ms since the epoch. */
   readonly deadline: number
-  /** If it aborts, the call rejects with its reason. */
+  /** If this signal aborts, the call rejects with the signal's reason. */
   readonly signal: AbortSignal
 }
 
 export interface Endpoint {
-  /** `host:port`. */
+  /** The endpoint as `host:port`. */
   readonly address: string
-  /** Rejects with a grpc.ServiceError. */
+  /** Sends a gRPC request and returns its answer. Rejects with a grpc.ServiceError. */
   call(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown>
-  /** Returns the client for streams. */
+  /** Returns the gRPC client with which the caller opens streams. */
   client(service: Service): grpc.Client
-  /** True once the server has refused our pings. Since then new connections are in use, with pings as rare as every gRPC server accepts. */
+  /**
+   * True after the server has refused our keepalive pings. New connections then ping only every SELDOM_MS, which every gRPC server
+   * accepts.
+   */
   readonly isPingedSeldom: boolean
-  /** Makes a new connection that pings rarely. */
+  /** Makes a new connection that sends keepalive pings only every SELDOM_MS. */
   pingLess(): void
   close(): void
 }
 
 /**
- * The interval and the timeout of keepalive pings. A dead connection is noticed after the sum of the two. etcd closes connections that ping
- * more often than every 5 s (--grpc-keepalive-min-time).
+ * The interval of keepalive pings, and the time limit of their answers, both in ms. A dead connection is noticed after the sum of the
+ * two. etcd closes connections that ping more often than every 5 s (--grpc-keepalive-min-time).
  */
 const KEEPALIVE_MS = 6_000
 const KEEPALIVE_TIMEOUT_MS = 2_000
 /**
- * The interval of pings to a server that is not etcd itself, such as `etcd grpc-proxy`. By default gRPC servers close connections that
- * ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
+ * The interval of keepalive pings, in ms, to a server that is not etcd itself, such as `etcd grpc-proxy`. By default gRPC servers close
+ * connections that ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
  */
 const SELDOM_MS = 310_000
 
@@ -68,19 +74,26 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
   'grpc.max_reconnect_backoff_ms': 2_000,
   'grpc.use_local_subchannel_pool': 1, // a new channel must make a new connection
   'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
-  // grpc-js uses `http_proxy` for https and loopback too (its http_proxy.js). Go's client connects directly.
+  // grpc-js would use the proxy of `http_proxy` even for https and loopback addresses (its http_proxy.js). Go's client, which flanneld
+  // uses, connects directly.
   'grpc.enable_http_proxy': 0,
 }
 
 /**
- * A connection attempt that takes longer is replaced by a new attempt. The kernel repeats a lost SYN after 1, 2, 4 ... 64 s, so a host that
- * is back would not be found for a minute.
+ * The maximum duration of a connection attempt in ms; weftd replaces a longer one by a new attempt. The kernel repeats a lost SYN after
+ * 1, 2, 4 ... 64 s, so a host that returns would otherwise not be noticed for a minute.
  */
 const CONNECT_MS = 3_000
 
-/** The listeners of the endpoints to gRPC's log lines. A server's complaint about pings appears only there. */
+/**
+ * The functions that receive gRPC's log lines, one for each endpoint. A server's complaint about too many pings is reported only in these
+ * lines.
+ */
 const listeners = new Set<(line: string) => void>()
-/** True if the operator requested gRPC's log lines. By default they are hidden: they lack klog's header, and call errors repeat them. */
+/**
+ * True if the operator enabled gRPC's log by an environment variable. Otherwise its lines are hidden, because they lack klog's header and
+ * only repeat the errors of calls.
+ */
 const isAskedFor = process.env['GRPC_VERBOSITY'] !== undefined || process.env['GRPC_NODE_VERBOSITY'] !== undefined
 const receive = (line?: unknown, ...more: readonly unknown[]): void => {
   for (const listen of listeners) listen(String(line))
@@ -88,13 +101,13 @@ const receive = (line?: unknown, ...more: readonly unknown[]): void => {
 }
 setLogger({ error: receive, info: receive, debug: receive })
 
-/** Maps `host:port` to true if the endpoint uses TLS. */
+/** The endpoints as `host:port`, each with true if the connection uses TLS. */
 export type Hosts = ReadonlyMap<string, boolean>
 
 /**
- * Parses the endpoints. An endpoint's scheme decides whether it uses TLS. Without a scheme it uses TLS if certificates are given, as in
- * etcd's client (client/v3/internal/endpoint/endpoint.go). A URL may end with a slash. Throws WeftError USAGE if there is no endpoint, or
- * for an endpoint that can never be reached.
+ * Parses the endpoints of --etcd-endpoints. The scheme of an endpoint decides if it uses TLS. An endpoint without a scheme uses TLS if
+ * certificates are given, as in etcd's client (client/v3/internal/endpoint/endpoint.go). A URL may end with a slash. Throws WeftError
+ * USAGE if there is no endpoint, or for an endpoint that can never be reached.
  */
 export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOptions): Hosts {
   const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
@@ -114,7 +127,10 @@ export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOption
   return hosts
 }
 
-/** Throws WeftError USAGE for a text that is not a host and a port. Without a port gRPC uses 443, which is right only with TLS. */
+/**
+ * Throws WeftError USAGE if an endpoint is not a host and a port. An endpoint without a port is accepted only with TLS, because gRPC then
+ * uses port 443.
+ */
 function checkHost(endpoint: string, host: string, isTls: boolean): void {
   if (host.startsWith('unix:')) return
   const [, name, port] = /^(\[[\da-f:.]+(?:%[\w.-]+)?\]|[^\s"'`/@:[\]]+)(?::(\d+))?$/i.exec(host) ?? []
@@ -132,7 +148,10 @@ function checkHost(endpoint: string, host: string, isTls: boolean): void {
     fail('whose port does not exist', 'ports are 1 to 65535; etcd listens for clients on 2379')
 }
 
-/** Creates the endpoints without connecting. Throws WeftError USAGE if a file cannot be read, or OpenSSL's error about its content. */
+/**
+ * Creates the endpoints without connecting. Throws WeftError USAGE if a certificate file cannot be read, or OpenSSL's error if its
+ * content is invalid.
+ */
 export function openEndpoints(hosts: Hosts, options: EndpointOptions): Endpoint[] {
   const tls = tlsCredentials(options, [...hosts.values()].includes(true))
   return [...hosts].map(([address, hasTls]) => openEndpoint(address, hasTls ? tls : credentials.createInsecure()))
@@ -146,11 +165,11 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     return { channel, host: new Host(address, channelCredentials, { channelOverride: channel }) }
   }
   let connection = connect()
-  /** The time, by performance.now(), when the current connection attempt began; undefined if the connection is up or idle. */
+  /** The time, in ms of performance.now(), when the current connection attempt began; undefined while the endpoint is connected or idle. */
   let waitingSince: number | undefined
   let closed = false
 
-  /** Makes a new connection for later calls; open streams stay on the old connection. */
+  /** Makes a new connection for later calls. Open streams stay on the old connection. */
   function reconnect(): void {
     const { channel } = connection
     connection = connect()
@@ -163,7 +182,7 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     isPingedSeldom = true
     reconnect()
   }
-  /** Recognises the log line about excess pings that @grpc/grpc-js writes (subchannel.js). */
+  /** Receives gRPC's log lines, and recognises the line of @grpc/grpc-js (subchannel.js) about too many pings. */
   const listen = (line: string): void => {
     if (line.startsWith(`Connection to dns:${address} `) && line.includes('excess pings')) pingLess()
   }
@@ -210,9 +229,10 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
         try {
           return await once(service, method, payload, options)
         } catch (error) {
-          // With rare pings a dead connection would be noticed too late.
+          // A connection that pings only every SELDOM_MS would not be recognised as dead soon enough, so a timeout makes a new
+          // connection.
           if (isPingedSeldom && !closed && codeOf(error) === status.DEADLINE_EXCEEDED) reconnect()
-          // The call waited for a connection that reconnect() closed.
+          // The call waited for a connection that reconnect() has closed, so it is sent again over the new connection.
           if (closed || !/Channel closed before call started/.test(messageOf(error))) throw error
         }
       }
@@ -242,7 +262,10 @@ function readCredential(flag: string, path: string): Buffer {
   }
 }
 
-/** Returns the TLS credentials. The files are read even if no endpoint uses TLS, so that a mistyped name is reported. */
+/**
+ * Returns the TLS credentials. The files are read even if `isUsed` is false because no endpoint uses TLS, so that a mistyped file name is
+ * reported.
+ */
 function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: boolean): grpc.ChannelCredentials {
   const root = caFile === '' ? null : readCredential('etcd-cafile', caFile)
   const [key, certificate] =
@@ -254,14 +277,15 @@ function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: 
     : credentials.createInsecure()
 }
 
-/** The part of a connector of @grpc/grpc-js that is passed to tls.connect (channel-credentials.js). */
+/** The member of a connector of @grpc/grpc-js (channel-credentials.js) that holds the options for tls.connect. */
 interface TlsConnector {
   readonly connectionOptions?: { host?: string; servername?: string }
 }
 
 /**
- * Sends no server name to an endpoint that is an IP address: TLS allows only names (RFC 6066, section 3), and Node.js warns about an
- * address (DEP0123). The certificate is still checked against the endpoint's host (`host` of tls.connect).
+ * Makes credentials that send no server name to an endpoint that is given as an IP address. TLS allows only names there (RFC 6066,
+ * section 3), and Node.js warns about an address (DEP0123). The certificate is still checked against the endpoint's address (`host` of
+ * tls.connect).
  */
 function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredentials {
   const METHOD = '_createSecureConnector'
@@ -276,7 +300,7 @@ function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredent
   return tls
 }
 
-/** The files in which distributions keep trusted authorities, in the order of Go (crypto/x509/root_linux.go). */
+/** The files in which Linux distributions keep the trusted authorities, in the order in which Go tries them (crypto/x509/root_linux.go). */
 const ROOT_FILES = [
   '/etc/ssl/certs/ca-certificates.crt',
   '/etc/pki/tls/certs/ca-bundle.crt',
@@ -287,8 +311,8 @@ const ROOT_FILES = [
 ]
 
 /**
- * Returns the authorities that this host trusts, as flanneld's client does if no CA is given, including Go's SSL_CERT_FILE and
- * SSL_CERT_DIR. Returns null if the host has none, which means the authorities of Node.js.
+ * Returns the certificate authorities that this host trusts, including those of Go's variables SSL_CERT_FILE and SSL_CERT_DIR. flanneld's
+ * client uses them if no CA is given. Returns null if the host has none; then the authorities built into Node.js apply.
  */
 function systemRoots(): Buffer | null {
   const { SSL_CERT_FILE: file = '', SSL_CERT_DIR: folders = '' } = process.env
@@ -313,7 +337,7 @@ function systemRoots(): Buffer | null {
   return found.length === 0 ? null : Buffer.from(found.join('\n'))
 }
 
-/** Returns a text that changes if a certificate file changes. */
+/** Returns a text that differs after a certificate file was changed. */
 export function certificateTimes({ certFile, keyFile, caFile }: EndpointOptions): string {
   return [certFile, keyFile, caFile]
     .map((path) => (path === '' ? undefined : statSync(path, { throwIfNoEntry: false })))

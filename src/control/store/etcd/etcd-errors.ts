@@ -6,13 +6,16 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 
 const { status } = loadGrpc()
 
-/** A failure of an endpoint for which gRPC has no status. */
+/** A failure of an endpoint that has no gRPC status, such as a watch that was not confirmed in time. */
 export class EndpointError extends Error {}
 
-/** Returns the gRPC status of a failed call; undefined for every other error. */
+/** Returns the gRPC status of a failed call; undefined if the error is not from gRPC. */
 export const codeOf = (error: unknown): grpc.status | undefined => (error as Partial<grpc.ServiceError>).code
 
-/** The statuses of etcd's decisions about a request (api/v3rpc/rpctypes/error.go): each member would decide the same. */
+/**
+ * The gRPC statuses that mean that etcd rejected the request itself (api/v3rpc/rpctypes/error.go). Each member would reject it, so no
+ * other endpoint is tried.
+ */
 const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.INVALID_ARGUMENT,
   status.NOT_FOUND,
@@ -20,12 +23,15 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.PERMISSION_DENIED,
   status.OUT_OF_RANGE,
 ])
-/** Decisions whose status etcd also uses for refusals of a single member, such as a learner or a member that lags behind. */
+/**
+ * Matches rejections that hold for all members, although single members use the same status for faults of their own, such as being a
+ * learner or lagging behind.
+ */
 const DECIDED = /authentication is not enabled|lease already exists|database space exceeded/
 
 /**
- * True if etcd decided about the request, or if the error does not come from a call. False for a failure that another endpoint may not
- * have. Only messages of etcd itself count as decisions, because a proxy uses the same statuses.
+ * True if etcd rejected the request, or if the error is not from a call; then no other endpoint is tried. False for a failure that
+ * another endpoint may not have. Only messages of etcd itself count as rejections, because a proxy uses the same statuses.
  */
 export function isDecision(error: unknown): boolean {
   if (error instanceof EndpointError) return false
@@ -35,15 +41,15 @@ export function isDecision(error: unknown): boolean {
   return /etcdserver: /.test(message) && (DECISIONS.has(code) || DECIDED.test(message))
 }
 
-/** True if a member refused a call because of its missing or unknown token: such a member is alive. */
+/** True if a member refused a call because of a missing or unknown token. Such a member is alive. */
 export const isUnknownToken = (error: unknown): boolean =>
   codeOf(error) === status.UNAUTHENTICATED && /etcdserver: /.test(messageOf(error))
 
-/** gRPC's message for a connection that the server closed with ENHANCE_YOUR_CALM, as servers do after too many pings. */
+/** gRPC's message for a connection that the server closed with the HTTP/2 error ENHANCE_YOUR_CALM. Servers do so after too many pings. */
 const TOO_MANY_PINGS = /Bandwidth exhausted or memory limit exceeded/
 export const isTooManyPings = (error: unknown): boolean => TOO_MANY_PINGS.test(messageOf(error))
 
-/** Messages of gRPC (@grpc/grpc-js: subchannel-call, resolving-call, resolver-dns) with our replacements. The first match is used. */
+/** Replacements for messages of @grpc/grpc-js (subchannel-call, resolving-call, resolver-dns). The first pattern that matches is used. */
 const PLAIN: readonly (readonly [RegExp, string])[] = [
   [/^Deadline exceeded.*/s, 'no answer in time'],
   [/^Connection dropped$/, 'the connection broke'],
@@ -63,8 +69,8 @@ const PLAIN: readonly (readonly [RegExp, string])[] = [
 ]
 
 /**
- * Rewrites an error message of the gRPC library for an operator. Removes the status in front, the previous error that it quotes, and a
- * time. Of the note on name resolution only the reason is kept.
+ * Rewrites an error message of @grpc/grpc-js for an operator: removes the leading status, the quoted earlier error and a time. Of a
+ * message about name resolution only the reason stays.
  */
 export function plainly(message: string): string {
   const [, what = '', note = ''] = /^(.*?)\.? Resolution note: ?(.*)$/s.exec(message) ?? [undefined, message]
@@ -80,27 +86,27 @@ export function plainly(message: string): string {
   return reason === '' || text.includes(reason) ? text : `${text}: ${reason}`
 }
 
-/** Messages of etcd itself (rpctypes/error.go). */
+/** Matches etcd's error for a wrong user or password; DENIED and LEARNER match other errors of etcd (api/v3rpc/rpctypes/error.go). */
 const REFUSED = /authentication failed/
 const DENIED = /permission denied|user name is empty/
 const LEARNER = /learner/
 
-/** Errors of a TLS connection to a server without TLS, and of a plain connection to a server with TLS. */
+/** Matches the errors of a TLS connection to a server without TLS, and of a connection without TLS to a server that requires it. */
 const NO_TLS_THERE =
   /before secure TLS connection|ECONNRESET|socket hang up|wrong version number|packet length too long/
 const TLS_THERE = /closed before it could be used|connection broke|ECONNRESET|socket hang up/
-/** Errors for which TLS is not the reason: the server refused the connection, or there is no server. */
+/** Matches errors that a wrong TLS setting cannot cause: the server refused the connection, or could not be reached. */
 const NOBODY_THERE = /ECONNREFUSED|EHOSTUNREACH|ENETUNREACH|ENOTFOUND|EAI_AGAIN/
 
 interface Asked {
   readonly endpoints: readonly string[]
   readonly prefix: string
   readonly username: string
-  /** True if etcd has answered this client before. Then the scheme of the endpoints is right. */
+  /** True if etcd has answered a call of this client before. This proves that the scheme of the endpoints, http or https, is right. */
   readonly hasAnswered: boolean
 }
 
-/** Converts the failure of a call to a WeftError that names the endpoints and never the password. */
+/** Converts the failure of a call to etcd to a WeftError. Its message names the endpoints and never contains the password. */
 export function storeError(error: unknown, { endpoints, prefix, username, hasAnswered }: Asked): WeftError {
   const where = endpoints.join(', ')
   const message = plainly(messageOf(error))
@@ -131,7 +137,7 @@ export function storeError(error: unknown, { endpoints, prefix, username, hasAns
       `no TLS connection to etcd at ${where}: ${message}`,
       'what answers there does not speak TLS, or ended the connection: if etcd is plain, say http in --etcd-endpoints',
     )
-  // The call is tried again after a bad certificate too: certificates are renewed, and perhaps only one member has a wrong one.
+  // A call with a certificate error counts as retryable, because certificates are renewed, and perhaps only one member has a wrong one.
   if (/certificate|SSL|TLS/i.test(message) && !NO_TLS_THERE.test(message))
     return unavailable(
       `no TLS connection to etcd at ${where}: ${message}`,

@@ -1,4 +1,4 @@
-// etcd.ts - the store in etcd v3, with flannel's keys.
+// etcd.ts - implements the interface of store.ts by etcd v3, with flannel's keys.
 
 import { randomBytes } from 'node:crypto'
 import { posix } from 'node:path'
@@ -15,21 +15,21 @@ import {
 } from '../store.ts'
 import { createEtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
 
-/** The timeout of a listing of all leases. 60,000 leases are about 9 MB. */
+/** How long a listing of all leases may take, in ms. A listing of 60,000 leases is about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
 
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
-/** The part of its lifetime for which an etcd lease whose write failed is reused by the next write. */
+/** An etcd lease whose write failed may be reused until this share of its lifetime has passed: one hour of 24. */
 const SPARE_SHARE = 1 / 24
 
-/** The keys that are written under an etcd lease: the node's own lease and its claim. */
+/** The purposes of the keys that are written under an etcd lease: the lease of this node, and its claim. */
 type Kind = 'subnets' | 'claim'
 
-/** The number of leases whose ends are requested simultaneously. */
+/** The number of keys whose expiry times are requested simultaneously. */
 const ENDS_ASKED = 64
 
-/** An etcd lease. `at` is the time when it was requested, in ms since the epoch. */
+/** An etcd lease, to which keys are attached and with which they expire. `at` is when it was requested, in ms since the epoch. */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
 type Comparison =
@@ -48,15 +48,21 @@ export function createEtcdStore(options: EtcdOptions): Store {
   const claimKey = (name: string): Buffer => Buffer.from(posix.join(options.prefix, 'weft', name))
   const fullKey = (key: string): Buffer => Buffer.from(directory + key)
 
-  /** The identity and term of the cluster as last seen, to notice that another cluster answers. */
+  /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
   let known: { readonly cluster?: string; readonly term?: bigint } = {}
-  /** Reads the cluster's identity and term from a header. `etcd grpc-proxy` omits these fields in some headers, which reads as 0. */
+  /**
+   * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits these fields in some headers, and etcd3
+   * then returns 0.
+   */
   const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): typeof known => ({
     ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
     ...(Number(raft_term) === 0 ? {} : { term: BigInt(raft_term) }),
   })
 
-  /** Reads the revision of an answer, which is at least 1. An answer without a revision does not come from etcd and is not used. */
+  /**
+   * Reads the store's revision from a response header. Throws if it is missing or less than 1, because such a response does not come from
+   * etcd.
+   */
   function revisionOf(header: etcd3.IResponseHeader | null): bigint {
     const revision = BigInt(header?.revision ?? 0)
     if (revision > 0n) return revision
@@ -77,7 +83,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       : { kind: 'put', entry }
   }
 
-  /** Runs a call that writes. An etcd whose quota is used up refuses it until an operator disarms its alarm. */
+  /** Runs a call that writes. If etcd's storage quota is used up, it refuses every write until an operator disarms the alarm. */
   const callToWrite: typeof client.call = (signal, what) =>
     client.call(signal, what).catch((error: unknown) => {
       if (!isFull(error)) throw error
@@ -87,10 +93,13 @@ export function createEtcdStore(options: EtcdOptions): Store {
       })
     })
 
-  /** The etcd leases whose write failed or may not have happened. The next write of the same kind reuses them. */
+  /** The etcd leases whose write failed, or may have failed. The next write of the same kind reuses them. */
   const spare = new Map<Kind, Grant>()
 
-  /** Runs `write` with an etcd lease. Repeated failures do not accumulate unused etcd leases. */
+  /**
+   * Runs `write` with an etcd lease: a spare one if there is one, or a new one. So repeated failures do not leave many unused etcd leases
+   * behind.
+   */
   async function underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
     const before = spare.get(kind)
     spare.delete(kind)
@@ -99,16 +108,20 @@ export function createEtcdStore(options: EtcdOptions): Store {
     try {
       return await write(grant)
     } catch (error) {
-      // The reused etcd lease has expired, or belongs to another cluster.
+      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new one.
       if (isFresh && /lease not found/.test(messageOf(error))) return underLease(kind, signal, write)
-      // The write may have happened, and revoking the etcd lease would delete the key.
+      // Revoke the new etcd lease only if etcd refused the write. After another failure the key may have been written, and revoking would
+      // delete it.
       const isRevoked = !isFresh && isRefusal(error) && (await revokeIfBare(grant, signal).catch(() => false))
       if (!isRevoked) spare.set(kind, grant)
       throw error
     }
   }
 
-  /** Requests an etcd lease. The id is chosen here, so the call can be repeated if its answer is lost: etcd grants an id only once. */
+  /**
+   * Requests an etcd lease. weftd chooses the lease's id, so that the request can be repeated if the answer is lost: etcd grants an id
+   * only once.
+   */
   async function newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
     const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(ttlS) }
     const { ID, TTL } = grant
@@ -122,7 +135,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
     }
   }
 
-  /** Revokes an etcd lease without keys. Returns true if it was revoked. */
+  /** Revokes an etcd lease if no key is attached to it. Returns true if it was revoked. */
   async function revokeIfBare(grant: Grant, signal: AbortSignal): Promise<boolean> {
     const { ID } = grant
     const { keys } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID, keys: true }))
@@ -138,7 +151,10 @@ export function createEtcdStore(options: EtcdOptions): Store {
         if (!/lease not found/.test(messageOf(error))) throw error
       })
 
-  /** Writes the key if `compare` holds, under a new etcd lease unless it `isForever`. Returns undefined if `compare` does not hold. */
+  /**
+   * Writes a key if the conditions `compare` hold, and attaches it to an etcd lease unless `isForever` is true. Returns undefined if the
+   * conditions do not hold.
+   */
   async function putIf(
     compare: readonly Comparison[],
     key: string,
@@ -167,15 +183,15 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // The call is repeated if its answer is lost, so the key may exist because this call wrote it. An earlier write under the same etcd
-    // lease may also have written it, with another value.
+    // A call is repeated if its answer is lost. So the conditions may fail only because this call, or an earlier one with the same etcd
+    // lease and another value, has already written the key.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
     return undefined
   }
 
-  /** Extends the life of a key that is still as it was read, which a full etcd still allows. Returns undefined if the key has changed. */
+  /** Extends the life of a key whose state is still `expected`. A full etcd still allows this. Returns undefined if the key has changed. */
   async function keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
     const [pair] = (await client.call(signal, (etcd) => etcd.kv.range({ key: fullKey(key) }))).kvs
     if (!pair) return undefined
@@ -187,10 +203,11 @@ export function createEtcdStore(options: EtcdOptions): Store {
     return { revision, expiresAt: at + leftS * 1000 }
   }
 
-  /** Throws WeftError GAP if another cluster answers than the one that was watched until revision `delivered`. */
+  /** Throws WeftError GAP if the header shows that another cluster answers than the one that was watched until revision `delivered`. */
   function checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
-    // A cluster that was restored or replaced may already have a higher revision. Only its id or term shows the difference.
+    // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal it. The cluster's id or
+    // Raft term does.
     const found = clusterOf(header)
     const isOther =
       (found.cluster !== undefined && known.cluster !== undefined && found.cluster !== known.cluster) ||
@@ -202,9 +219,12 @@ export function createEtcdStore(options: EtcdOptions): Store {
       throw new WeftError('GAP', `the store went back from revision ${delivered} to ${current}`)
   }
 
-  /** Yields the batches of one watch. Returns if the server ended the watch because of our pings, so that it can be opened again. */
+  /**
+   * Yields the batches of one watch of etcd. Returns if the server closed the connection because of too many pings; the caller then opens
+   * the watch again.
+   */
   async function* watchOnce(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, void> {
-    // The watch resumes only from the last delivered revision. If that is impossible, it throws GAP.
+    // The watch resumes after the last delivered revision. If etcd has compacted that revision, the watch throws GAP.
     const request = { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true }
     const { responses, created, end, pingsLess } = await client.openWatch(request, signal)
     try {
@@ -214,8 +234,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
         const { header } = response as { readonly header: etcd3.IResponseHeader | null }
         checkCluster(header, delivered)
         const current = BigInt(header?.revision ?? 0)
-        // The `created` response has the store's revision, and events before it may still arrive. Every other empty response is a progress
-        // notification: all events up to its revision were delivered.
+        // After a `created` response, events before its revision may still arrive, so it does not advance `delivered`. Every other
+        // response without events is a progress notification: all events up to its revision were delivered.
         if (!response.created && response.events.length === 0 && current > delivered) delivered = current
         if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
         else
@@ -264,7 +284,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       for (let at = 0; at < leased.length; at += ENDS_ASKED) {
         const part = leased.slice(at, at + ENDS_ASKED).map(async ({ key, lease: ID }) => {
           const { TTL } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID }))
-          // -1: the etcd lease has expired.
+          // A TTL of -1 means that the etcd lease has expired.
           if (Number(TTL) >= 0) ends.set(key.toString().slice(directory.length), Date.now() + Number(TTL) * 1000)
         })
         await Promise.all(part)
@@ -286,7 +306,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       } catch (error) {
         if (!isFull(error)) throw error
         const kept = await keepAsRead(key, expected, signal)
-        // A full etcd cannot change a value, and cannot save an etcd lease that has already expired.
+        // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not expired yet.
         if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
         return kept && { ...kept, unwritten: describeError(error) }
       }
@@ -316,7 +336,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const range = {
         key: Buffer.from(folder),
         range_end: Buffer.from(folder.replace(/\/$/, '0')),
-        // The server omits older claims, which are nearly all with thousands of nodes.
+        // The server then sends only newer claims. With thousands of nodes nearly all claims are older.
         ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
       }
       const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
@@ -339,7 +359,7 @@ export function createEtcdStore(options: EtcdOptions): Store {
   }
 }
 
-/** Groups changes by revision, so that the changes of one transaction stay together. */
+/** Groups changes by revision, so that the changes of one etcd transaction stay in one batch. */
 function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
   const batches: { revision: bigint; changes: StoreChange[] }[] = []
   for (const change of changes) {
@@ -351,16 +371,16 @@ function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
   return batches
 }
 
-/** Returns a random id of 63 bits. It is never 0, which makes etcd choose an id. */
+/** Returns a random id of 63 bits for an etcd lease. It is never 0, because 0 makes etcd choose an id. */
 const newLeaseId = (): string => String((randomBytes(8).readBigUInt64BE() >> 1n) | 1n)
 
-/** etcd's message (ErrNoSpace, api/v3rpc/rpctypes/error.go). */
+/** The text of etcd's ErrNoSpace (api/v3rpc/rpctypes/error.go). */
 const FULL = 'database space exceeded'
 const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
-/** True if etcd refused the last attempt. */
+/** True if the error means that etcd refused the write, so the write has not happened. */
 const isRefusal = (error: unknown): boolean => isWeftError(error, 'STORE') || isFull(error)
 
-/** Renews an etcd lease. Returns its remaining lifetime in seconds; 0 if it has expired. */
+/** Renews an etcd lease. Returns its remaining lifetime in seconds; 0 if the lease has expired. */
 async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSignal): Promise<number> {
   const stream = await leaseClient.leaseKeepAlive({ deadline: Date.now() + KEEP_ALIVE_TIMEOUT_MS })
   const cancel = (): void => stream.cancel()
@@ -375,16 +395,20 @@ async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSi
   return answer.then(({ TTL }) => Number(TTL)).finally(() => signal.removeEventListener('abort', cancel))
 }
 
-/** Returns the comparisons that hold if a key is still as it was read. */
+/** Returns the conditions of a transaction that hold if a key still has the expected revision and value. */
 function asRead({ revision, value }: Expected): readonly Comparison[] {
   return [
     { target: 'Mod', mod_revision: String(revision) },
-    // Bytes that are not UTF-8 were read as U+FFFD, so the value cannot be compared.
+    // Bytes that are not UTF-8 became U+FFFD when the value was read. Then the original bytes are not known, so only the revision is
+    // compared.
     ...(value.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(value) } as const]),
   ]
 }
 
-/** Returns the error for a watch that the server ended: its history was compacted, a token expired, or an administrator ended it. */
+/**
+ * Returns the error for a watch that the server ended. Reasons are a compacted history, an expired token, and a cancellation by an
+ * administrator.
+ */
 function gapOf(response: etcd3.IWatchResponse): WeftError {
   const reason = (response as { cancel_reason?: string }).cancel_reason
   return new WeftError(
