@@ -47,7 +47,7 @@ export async function endDataPath(ending: Ending, reason: unknown): Promise<void
 /** The withdrawals so far, because the data path is ended twice when a node leaves. */
 const withdrawals = new WeakMap<Ownership, Promise<boolean>>()
 
-/** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot; the node leaves all the same. */
+/** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot. The node leaves in both cases. */
 function withdraw(known: KnownParts, log: Log): Promise<boolean> {
   const withdrawal = withdrawals.get(known.ownership) ?? withdrawOnce(known, log)
   withdrawals.set(known.ownership, withdrawal)

@@ -156,7 +156,7 @@ export const TEMPLATE_VARIABLES = [
   'credential',
 ]
 const URL_VARIABLES = TEMPLATE_VARIABLES.filter((name) => name !== 'credential')
-/** No variable can stand in the host, so that a template reaches no other one. */
+/** The host has no variables, so that a template reaches no other one. */
 const URL_FORM = new RegExp(
   String.raw`^https?:\/\/[^\s/?#@{}\\]+(?:[/?](?:[^\s#@{}\\]|\{(?:${URL_VARIABLES.join('|')})\})*)?$`,
 )
@@ -204,7 +204,7 @@ const HTTP_OPTIONS = {
   /** Certificates of the authorities to trust instead of the usual ones, in PEM. */
   caFile: { name: 'CAFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
 } as const satisfies Options
-/** What all backends have in common whose routes others keep. */
+/** The properties of all backends whose routes a cloud or a switch keeps. */
 const FABRIC = { overhead: 0, routes: 'none', probe: 'nobody', publishesRoute: true, devices: [] } as const
 
 const UNDERLAY = 'Underlay'
