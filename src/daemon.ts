@@ -15,7 +15,7 @@ import { createWinstonWriter } from './base/log-winston.ts'
 import { seldom, type Log, type MovableLog } from './base/log.ts'
 import { addon } from './host/addon.ts'
 import { createBell } from './host/bell.ts'
-import { run } from './host/command.ts'
+import { hasTimedOut, run } from './host/command.ts'
 import { openEcho } from './host/echo.ts'
 import { createHostWatch } from './host/events.ts'
 import { getSysctl } from './host/sysctl.ts'
@@ -263,7 +263,7 @@ export async function runNode(
     REGISTERING,
     answered(() => before.permit(backend, host)),
   )
-  if (!ownership.dataPath) await parts.firewall?.rules.check?.()
+  if (!ownership.dataPath) await answered(async () => parts.firewall?.rules.check?.())
   const typeBefore = await earlierType(parts, attrs)
   const obtaining = obtainLease(parts, attrs, previous, false, before.publish)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
@@ -274,7 +274,8 @@ export async function runNode(
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before, clear)).catch(
     async (error: unknown) => {
       // Another program may have taken a port since the check.
-      const isUseless = lease.isNew === true && !ownership.dataPath && !handover.isOnLoan && !signal.aborted
+      const isUnused = !ownership.dataPath && !handover.isOnLoan && !ownership.hasSuccessor
+      const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
       if (isUseless) await giveNewLeaseBack(parts, lease)
       throw error
     },
@@ -297,7 +298,9 @@ export async function runNode(
     log.info('Running backend.')
     return await runLoops(node, stopping, ESSENTIAL, OBSERVING)
   } catch (error) {
-    isUseless = lease.isNew === true && !node.isPublished && !signal.aborted
+    // A successor that has met this process may already use the lease.
+    const isUnused = !node.isPublished && ownership.isOurs && !ownership.hasSuccessor
+    isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     stopping.abort(error) // so that no successor borrows a data path that is about to end
     throw error
   } finally {

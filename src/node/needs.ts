@@ -85,15 +85,13 @@ async function requireProgram(program: string, { run }: NeedsHost): Promise<void
 async function requireSide(
   { family, network, mtu, external }: NeededSide,
   device: NeededDevice | undefined,
-  { run, isForwarding }: NeedsHost,
+  { run, isForwarding, tunNames }: NeedsHost,
 ): Promise<void> {
   checkMtu(family, mtu, external)
-  if (network && !isForwarding)
-    await checkForeignRoute(
-      run,
-      network,
-      (name) => device !== undefined && !device.name.includes('%d') && name === device.name,
-    )
+  // A route through a TUN that this process got from its earlier run is its own.
+  const isOwn = (name: string): boolean =>
+    tunNames.includes(name) || (device !== undefined && !device.name.includes('%d') && name === device.name)
+  if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)
 }
 
 const kindOf = ({ linkinfo }: JsonDevice): string => linkinfo?.info_kind ?? 'none'
@@ -184,10 +182,10 @@ async function requirePort(
   const sockets = await socketsAt(family, address, port)
   const own = await socketsOf(process.pid)
   const before = predecessor === undefined ? new Set<number>() : await socketsOf(predecessor)
-  const foreign = new Set(
-    sockets.map(({ inode }) => inode).filter((inode) => own?.has(inode) !== true && before?.has(inode) !== true),
-  )
-  if (foreign.size === 0) return
+  const isKnown = (inode: number): boolean => own?.has(inode) === true || before?.has(inode) === true
+  // A socket of this process or of its predecessor explains why the port is in use. An IPv6 socket beside it need not conflict.
+  if (sockets.length === 0 || sockets.some(({ inode }) => isKnown(inode))) return
+  const foreign = new Set(sockets.map(({ inode }) => inode))
   const owner = await ownerOfSockets(foreign)
   if (owner !== undefined) throw portError(needed, owner)
   // The socket is the kernel's, or that of a process that this one does not see.
@@ -196,8 +194,9 @@ async function requirePort(
   if (other) throw portError(needed, `the device ${other.ifname} (${kindOf(other)})`, `ip link del ${other.ifname}`)
   if (holders.length > 0) return
   const wireguard = devices.find((each) => kindOf(each) === 'wireguard' && isReplaced(each, device))
-  const listens = wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => ''))
-  // A predecessor in another container may hold the port, and cannot be seen from here.
+  const listens =
+    wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => String(port)))
+  // Without `wg` the port of the device is not known, and the device may well have it. A predecessor in another container may hold the port, and cannot be seen from here.
   if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
 }
 

@@ -6,6 +6,7 @@ import { parseEnv } from 'node:util'
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { decodeAll, isSame } from '../../control/lease/claim.ts'
+import { leasesEqual } from '../../control/lease/lease.ts'
 import type { Store } from '../../control/store/store.ts'
 import { limited } from '../../host/bell.ts'
 import { run } from '../../host/command.ts'
@@ -42,11 +43,7 @@ export async function giveLeaseBack(options: DaemonOptions, log: Log, isHosts = 
     // A store in a missing directory would create the directory.
     if (folder !== '' && !existsSync(folder)) throw new Error(`there is no directory ${folder}`)
     const known = await readLastKnown(lastKnownFile(options), { ...log, warn: () => {} })
-    const given = new Set([
-      options['public-ip'],
-      options['public-ipv6'],
-      ...listed(known?.lease.attrs.publicIp ?? {}).map(formatAddress),
-    ])
+    const given = new Set([options['public-ip'], options['public-ipv6']])
     const store = await createStore(options, log)
     const late = (): Error => new Error(`no answer within ${STORE_MS / 1000} s`)
     try {
@@ -66,8 +63,10 @@ export async function giveLeaseBack(options: DaemonOptions, log: Log, isHosts = 
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
+      // The last known public IP may belong to another host now, which then has published another lease with it.
+      const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
-      if (!are.every(Boolean)) {
+      if (!isUnchanged && !are.every(Boolean)) {
         log.warn(
           `The lease of ${subnet} is not given back, because its public IP ${addressText(publicIp)} is not an address of this host; if it is this node's lease: \`weft lease release ${subnet}\``,
         )

@@ -28,13 +28,20 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
   const isBack = await running?.leave()
   running?.close()
   if (running) tellEnd(running.pid, isBack, log)
+  const mayStay = running ? isBack === false : await isLeaseLeft(options, log)
+  // A service manager may have started a daemon while the store was queried. Nothing of a running daemon may be removed.
   const left = await findRunning(run, '/proc', running?.pid)
-  const mayStay = running ? isBack === false : left.length === 0 && !(await giveLeaseBack(options, log))
   const isClean = await removeRemains(options['subnet-file'], false, left, {
     say: (line) => log.info(line),
     warn: (line) => log.warn(line),
   })
   return isClean && !mayStay
+}
+
+/** Gives the lease back unless a daemon runs. Returns true if the lease may still be in the store. */
+async function isLeaseLeft(options: DaemonOptions, log: Log): Promise<boolean> {
+  const running = await findRunning(run, '/proc')
+  return running.length === 0 && !(await giveLeaseBack(options, log))
 }
 
 /** Logs the end of the daemon. `isBack` is undefined if the daemon gives back no lease, or is of an older version, which does not say it. */

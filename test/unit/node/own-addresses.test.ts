@@ -11,6 +11,7 @@ import { ownAddresses, type OwnAddressesParts } from '../../../src/node/own-addr
 
 const host = vi.hoisted(() => ({ addresses: ['10.0.0.7/24'] as string[] }))
 vi.mock('../../../src/host/command.ts', () => ({
+  hasTimedOut: () => false,
   run: async (): Promise<string> =>
     JSON.stringify([
       {

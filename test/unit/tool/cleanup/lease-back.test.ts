@@ -5,6 +5,9 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { parseFlags } from '../../../../src/base/go-flags.ts'
+import { encodeLeaseValue, parseLeaseKey } from '../../../../src/control/lease/lease.ts'
+import { parseIpv4 } from '../../../../src/net/ipv4.ts'
+import { writeLastKnown } from '../../../../src/node/restart/last-known.ts'
 import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
 import { giveLeaseBack } from '../../../../src/tool/cleanup/lease-back.ts'
 
@@ -51,6 +54,21 @@ it("leaves another node's lease, and takes --public-ip for this node's address",
   expect(lines[0]).toMatch(/^W .*not given back, because its public IP 192\.0\.2\.1 is not an address of this host/)
   expect(leases()).toContain('10.5.1.0-24')
   expect(await give(['--public-ip', '192.0.2.1'], async () => false)).toBe(true)
+  expect(leases()).not.toContain('10.5.1.0-24')
+})
+
+it('accepts the last known public IP only if the store still has the last known lease', async () => {
+  const attrs = { publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: 'vxlan', backendData: { VTEPMAC: 'own' } }
+  const lease = { key: '10.5.1.0-24', subnet: parseLeaseKey('10.5.1.0-24')!, attrs }
+  const known = { store: '', config: '', lease, leases: [lease], expiresAt: undefined, tunNames: [] }
+  await writeLastKnown(join(folder, 'subnet.env.last-known'), known)
+  const own = join(folder, 'leases/subnets/10.5.1.0-24')
+  // Another host has the address now and has published its lease with it.
+  writeFileSync(own, encodeLeaseValue({ ...attrs, backendData: { VTEPMAC: 'other' } }))
+  expect(await give([], async () => false)).toBe(false)
+  expect(leases()).toContain('10.5.1.0-24')
+  writeFileSync(own, encodeLeaseValue(attrs))
+  expect(await give([], async () => false)).toBe(true)
   expect(leases()).not.toContain('10.5.1.0-24')
 })
 
