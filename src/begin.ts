@@ -131,7 +131,7 @@ async function resume(
   inheritable: Inheritable,
   log: Log,
 ): Promise<ResumedNode | 'nothing' | 'failed'> {
-  if (!known || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
+  if (!known || known.isForCleanup || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (ownership.state.is !== 'closed') return 'failed' // a successor has the data path
   let look: LookAhead | undefined
   const { signal } = stopping

@@ -107,6 +107,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'options.ts',
     'path/catalog.ts',
     'host',
+    'control/config',
     'control/store',
     'control/lease',
     'path/device',

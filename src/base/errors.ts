@@ -18,6 +18,7 @@ export type ErrorCode =
   | 'STORE' // the store refused: wrong credentials, read-only, a malformed answer
   | 'OUT_OF_SUBNETS' // every subnet of the network is leased
   | 'FAULT' // the data path died
+  | 'FABRIC' // a cloud or a switch refused a route, or did not answer; it is tried again
   | 'CONFIG_MISSING' // there is no network configuration yet; it is read again
   | 'STORE_UNAVAILABLE' // the store cannot be reached now; it is tried again
   | 'GAP' // the watch cannot continue at this revision; all leases are listed again

@@ -11,7 +11,7 @@ import type { ExternalInterface } from '../host/external-interface.ts'
 import { raiseSession } from '../host/session-priority.ts'
 import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
 import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
-import { isBackendType, isIpv4Alone, remedyFor, type BackendType } from '../path/catalog.ts'
+import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
 import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
@@ -95,6 +95,11 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
   wireguard: async () => (await import('../path/backends/wireguard.ts')).createWireguardBackend,
   alloc: async () => (await import('../path/backends/alloc.ts')).createAllocBackend,
   extension: async () => (await import('../path/backends/extension.ts')).createExtensionBackend,
+  'aws-vpc': async () => (await import('../path/backends/aws-vpc.ts')).createAwsVpcBackend,
+  gce: async () => (await import('../path/backends/gce.ts')).createGceBackend,
+  'ali-vpc': async () => (await import('../path/backends/ali-vpc.ts')).createAliVpcBackend,
+  'tencent-vpc': async () => (await import('../path/backends/tencent-vpc.ts')).createTencentVpcBackend,
+  http: async () => (await import('../path/backends/http.ts')).createHttpBackend,
 }
 
 /**
@@ -121,6 +126,22 @@ export async function createBackend(
   const startEngine = (engineConfig: EngineConfig) => startEngineOf(options, engineConfig)
   const parts = { config, external, startEngine, persistence, publishedBefore, run, log }
   return makeBackend(knownType(config.backendType), parts)
+}
+
+/** The backend of a configuration if it publishes a route outside of the host; else undefined. It can only withdraw that route. */
+export async function createWithdrawing(
+  config: NetworkConfig,
+  external: ExternalInterface,
+  log: Log,
+): Promise<Backend | undefined> {
+  const type = knownType(config.backendType)
+  if (!kindOf(type)?.publishesRoute) return undefined
+  const none = (): never => {
+    throw new Error(`${type} has no engine`)
+  }
+  const persistence: Persistence = { persist: false, isMultiQueue: false, tunNames: [], inherit: none }
+  const publishedBefore = async () => undefined
+  return makeBackend(type, { config, external, startEngine: none, persistence, publishedBefore, run: runCommand, log })
 }
 
 async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {

@@ -4,6 +4,7 @@ import { describeError, messageOf } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
 import type { OwnLease } from '../control/lease/lease.ts'
 import { addon } from '../host/addon.ts'
+import { limited } from '../host/bell.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import type { Notifier } from '../report/notify.ts'
@@ -17,6 +18,8 @@ import { packPaths } from './restart/open-path.ts'
 
 /** The time limit for the store to delete the lease. */
 const RELEASE_MS = 3_000
+/** The time limit to withdraw a published route. With RELEASE_MS it is less than LEAVE_MS of restart/protocol.ts. */
+const WITHDRAW_MS = 10_000
 
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
@@ -41,10 +44,37 @@ export async function endDataPath(ending: Ending, reason: unknown): Promise<void
   })
 }
 
-/** Closes the data path and leaves nothing to the next process. */
-async function closeDataPath({ ownership, forwarding }: Pick<Ending, 'ownership' | 'forwarding'>): Promise<void> {
+/** The withdrawals so far, because the data path is ended twice when a node leaves. */
+const withdrawals = new WeakMap<Ownership, Promise<boolean>>()
+
+/** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot. The node leaves in both cases. */
+function withdraw(known: KnownParts, log: Log): Promise<boolean> {
+  const withdrawal = withdrawals.get(known.ownership) ?? withdrawOnce(known, log)
+  withdrawals.set(known.ownership, withdrawal)
+  return withdrawal
+}
+
+async function withdrawOnce({ backend, lease }: KnownParts, log: Log): Promise<boolean> {
+  if (!backend?.withdraw) return true
+  const late = () => new Error(`no answer within ${WITHDRAW_MS / 1000} s`)
+  try {
+    const removed = await limited(new AbortController().signal, WITHDRAW_MS, late, async (signal) =>
+      backend.withdraw?.(lease, signal),
+    )
+    for (const each of removed ?? []) log.info(`removed ${each}`)
+    return true
+  } catch (error) {
+    log.error(`The route to this node's subnet cannot be withdrawn, and stays: ${describeError(error)}`)
+    return false
+  }
+}
+
+/** Ends the data path for good, and leaves nothing to the next process. */
+async function closeDataPath({ ownership, forwarding, log }: Pick<Ending, 'ownership' | 'forwarding' | 'log'>) {
   await ownership.close()
-  if (forwarding?.next) await removeLastKnown(forwarding.next.lastKnown)
+  // The file stays if the route could not be withdrawn, because `weft cleanup` needs it to try again.
+  const isWithdrawn = !forwarding || (await withdraw(forwarding, log))
+  if (forwarding?.next && isWithdrawn) await removeLastKnown(forwarding.next.lastKnown)
 }
 
 /** Closes the paths in this process. Returns their descriptions if the service manager keeps them open. */

@@ -128,7 +128,8 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
   }
 }
 
-const hostTroubles = ({ duplicate, unforwarded }: Node): readonly string[] => [
+const hostTroubles = ({ duplicate, unforwarded, ownership }: Node): readonly string[] => [
+  ...(ownership.dataPath && countersOf(ownership)['route_missing'] ? ['no route to this node is published'] : []),
   ...(duplicate === undefined ? [] : [`${duplicate} uses the same public IP`]),
   ...unforwarded.map((family) => `the kernel does not forward ${FAMILY_NAMES[family]}`),
 ]

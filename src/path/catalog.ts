@@ -20,6 +20,18 @@ export type Option = {
     }
   /** A text that may contain a secret. It is the empty text if the option is left out. */
   | { readonly kind: 'secret'; readonly form?: RegExp; readonly remedy?: string }
+  /** A text without secrets; the default, or empty, if it is left out. */
+  | {
+      readonly kind: 'text'
+      readonly default?: string
+      readonly form: RegExp
+      readonly remedy: string
+      readonly isRequired?: true
+    }
+  /** A text or a list of texts; an empty list if it is left out. */
+  | { readonly kind: 'texts'; readonly form: RegExp; readonly remedy: string }
+  /** An object, or also a text if `orText`, whose values may be secret; undefined if it is left out. The backend checks its members. */
+  | { readonly kind: 'object'; readonly orText?: true; readonly remedy: string }
 )
 
 /** The options of a backend, by the names of their settings in the code. A nested object of options yields a nested object of settings. */
@@ -37,7 +49,13 @@ type Value<O> = O extends { readonly kind: 'flag' }
         : Word | undefined
       : O extends { readonly kind: 'secret' }
         ? Secret
-        : Values<O>
+        : O extends { readonly kind: 'text' }
+          ? string
+          : O extends { readonly kind: 'texts' }
+            ? readonly string[]
+            : O extends { readonly kind: 'object' }
+              ? unknown
+              : Values<O>
 
 type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
 
@@ -77,6 +95,8 @@ export interface Kind {
    * subnet.
    */
   readonly provesSender?: true
+  /** True if the backend publishes a route to this node's subnet outside of the host, which it withdraws when the node leaves. */
+  readonly publishesRoute?: true
   /** The `BackendType` that leases contain; empty for backends that, as in flannel, publish none. */
   readonly published: string
   /**
@@ -105,6 +125,87 @@ const TUNNEL = {
   probePathMtu: { name: 'ProbePathMTU', kind: 'flag' },
 } as const satisfies Options
 export type TunnelSettings = Values<typeof TUNNEL>
+
+/** A key of a cloud's API, which has at least 16 characters and no `<`: the placeholder of a secret that only the store has is refused. */
+const API_KEY = /^[^\s<>]{16,128}$/
+const API_KEY_REMEDY = 'give it a key of the cloud, or leave it out and set the environment variables of the cloud'
+/** Keys of the cloud's API, by the names of flannel's documents. */
+const CLOUD_KEYS = {
+  accessKeyId: { name: 'AccessKeyID', kind: 'secret', form: API_KEY, remedy: API_KEY_REMEDY },
+  accessKeySecret: { name: 'AccessKeySecret', kind: 'secret', form: API_KEY, remedy: API_KEY_REMEDY },
+} as const satisfies Options
+/** The route tables, by number; the table of this node's cloud subnet if it is left out. */
+const routeTables = <F extends RegExp>(form: F, example: string) =>
+  ({
+    name: 'RouteTableID',
+    kind: 'texts',
+    form,
+    remedy: `give it a text or a list of texts such as ${example}`,
+  }) as const
+/** The variables of the templates of `http`. {credential} is not for URLs, because the log shows them. */
+export const TEMPLATE_VARIABLES = [
+  'subnet',
+  'subnetAddress',
+  'prefixLength',
+  'netmask',
+  'publicIp',
+  'address',
+  'node',
+  'instance',
+  'id',
+  'credential',
+]
+const URL_VARIABLES = TEMPLATE_VARIABLES.filter((name) => name !== 'credential')
+/** The host has no variables, so that a template reaches no other one. */
+const URL_FORM = new RegExp(
+  String.raw`^https?:\/\/[^\s/?#@{}\\]+(?:[/?](?:[^\s#@{}\\]|\{(?:${URL_VARIABLES.join('|')})\})*)?$`,
+)
+const URL_REMEDY = `give it an http or https URL without user and password; the variables ${URL_VARIABLES.map((name) => `{${name}}`).join(', ')} may follow its host`
+const METHOD_FORM = /^(?:GET|PUT|POST|PATCH|DELETE)$/
+const METHOD_REMEDY = 'give it GET, PUT, POST, PATCH or DELETE'
+const FILE_REMEDY = 'give it the absolute path of a file'
+const MEMBER_FORM = /^[\w-]+(?:\.[\w-]+)*$/
+const MEMBER_REMEDY = 'give it the name of a member of the JSON answer, or a path of names with dots'
+/** The requests that put, remove and list a route (docs/cloud.md). */
+const HTTP_OPTIONS = {
+  putUrl: { name: 'PutURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY, isRequired: true },
+  putMethod: { name: 'PutMethod', kind: 'text', default: 'PUT', form: METHOD_FORM, remedy: METHOD_REMEDY },
+  putBody: { name: 'PutBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
+  removeUrl: { name: 'RemoveURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
+  removeMethod: { name: 'RemoveMethod', kind: 'text', default: 'DELETE', form: METHOD_FORM, remedy: METHOD_REMEDY },
+  removeBody: { name: 'RemoveBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
+  /** Lists the routes. Without it weftd puts the route again regularly, and sees no route of another node. */
+  listUrl: { name: 'ListURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
+  listMethod: { name: 'ListMethod', kind: 'text', default: 'GET', form: METHOD_FORM, remedy: METHOD_REMEDY },
+  listBody: { name: 'ListBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
+  /** The members of the answer: the array of routes, and in each route its destination, gateway and number. */
+  listRoutes: { name: 'ListRoutes', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
+  listDestination: {
+    name: 'ListDestination',
+    kind: 'text',
+    default: 'destination',
+    form: MEMBER_FORM,
+    remedy: MEMBER_REMEDY,
+  },
+  listGateway: { name: 'ListGateway', kind: 'text', default: 'gateway', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
+  listId: { name: 'ListID', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
+  /** The maximum number of routes that the switch takes; 0 if it is not known. */
+  limit: { name: 'Limit', kind: 'number', default: 0, most: 1_000_000 },
+  headers: { name: 'Headers', kind: 'object', remedy: 'give it an object of texts' },
+  /** Signs requests by AWS Signature Version 4, which other clouds use too: the region and the service. */
+  signAws4: {
+    name: 'SignAWS4',
+    kind: 'text',
+    form: /^[\w-]+\/[\w-]+$/,
+    remedy: 'give it a region and a service, such as "cn-beijing-6/vpc"',
+  },
+  /** A file with lines of an origin and its {credential}, for example of a mounted Secret. */
+  credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
+  /** Certificates of the authorities to trust instead of the usual ones, in PEM. */
+  caFile: { name: 'CAFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
+} as const satisfies Options
+/** The properties of all backends whose routes a cloud or a switch keeps. */
+const FABRIC = { overhead: 0, routes: 'none', probe: 'nobody', publishesRoute: true, devices: [] } as const
 
 const UNDERLAY = 'Underlay'
 const MODE = 'Mode'
@@ -234,6 +335,27 @@ export const KINDS = {
     published: 'extension',
     devices: [],
   },
+  // flannel's cloud backends publish no type (v0.13, backend/awsvpc and others).
+  'aws-vpc': {
+    ...FABRIC,
+    options: { routeTables: routeTables(/^rtb-[\da-f]+$/, '"rtb-0a1b2c3d"') },
+    isIpv4Alone: true,
+    published: '',
+  },
+  gce: { ...FABRIC, options: {}, isIpv4Alone: true, published: '' },
+  'ali-vpc': {
+    ...FABRIC,
+    options: { ...CLOUD_KEYS, routeTables: routeTables(/^vtb-[\da-z]+$/, '"vtb-bp1abc"') },
+    isIpv4Alone: true,
+    published: '',
+  },
+  'tencent-vpc': {
+    ...FABRIC,
+    options: { ...CLOUD_KEYS, routeTables: routeTables(/^rtb-[\da-z]+$/, '"rtb-1a2b3c4d"') },
+    isIpv4Alone: true,
+    published: '',
+  },
+  http: { ...FABRIC, options: HTTP_OPTIONS, published: 'http' },
 } as const satisfies Readonly<Record<string, Kind>>
 
 export type BackendType = keyof typeof KINDS
@@ -299,22 +421,15 @@ export function portOf(type: string, backend: Readonly<Record<string, unknown>>)
 export const publishersOf = (published: string): readonly Kind[] =>
   Object.values<Kind>(KINDS).filter((kind) => kind.published === published)
 
-/** Returns the names of the backends that publish this type in leases, as text: `udp or alloc` for the empty type. */
+/** Returns the backends that publish this type in leases, in words: `udp, alloc or a cloud backend` for the empty type. */
 export function publishers(published: string): string {
+  if (published === '') return 'udp, alloc or a cloud backend'
   const types = Object.entries<Kind>(KINDS).filter(([, kind]) => kind.published === published)
   return types.map(([type]) => type).join(' or ') || published
 }
 
-const CLOUD =
-  "take host-gw where the hosts are on one link, else udp; or alloc, and the routes by the cloud's own controller"
 /** The backends that newer versions of flannel no longer have, each with the remedy that the error message gives. */
-const REMOVED: ReadonlyMap<string, string> = new Map([
-  ['ali-vpc', CLOUD],
-  ['aws-vpc', CLOUD],
-  ['gce', CLOUD],
-  ['tencent-vpc', CLOUD],
-  ['ipsec', 'take wireguard'],
-])
+const REMOVED: ReadonlyMap<string, string> = new Map([['ipsec', 'take wireguard']])
 
 /** Returns the remedy for a `Type` in the network configuration that weft does not support. */
 export function remedyFor(type: string): string {

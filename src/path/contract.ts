@@ -71,6 +71,11 @@ export interface Backend {
     leases: ReadonlyMap<string, Lease>,
     others?: readonly string[],
   ): Promise<DataPath>
+  /**
+   * Removes what this node published outside of the host for a lease, such as a route in a cloud. Returns the removed things in words. Called
+   * when the node leaves the network, after the data path was closed. Throws WeftError. Left out if the backend publishes nothing.
+   */
+  withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
 
 /** The ports, device and families that a data path uses when it is opened, so that a check can tell beforehand if they are available. */

@@ -130,7 +130,14 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     working: 1,
     packets:
       'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
-    findings: ['forwarding-off', 'forwarding-off-ipv6', 'subnet-env-wrong', 'address-twice', 'address-gone'],
+    findings: [
+      'forwarding-off',
+      'forwarding-off-ipv6',
+      'subnet-env-wrong',
+      'address-twice',
+      'address-gone',
+      'route-unpublished',
+    ],
   },
   rules: {
     words: 'its firewall rules',

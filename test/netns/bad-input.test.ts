@@ -95,9 +95,9 @@ describe('an error of one line', () => {
 
   it('for an unknown backend', async () => {
     expectOneError(
-      await run(withLeases('{"Network":"10.5.0.0/16","Backend":{"Type":"ali-vpc"}}')),
+      await run(withLeases('{"Network":"10.5.0.0/16","Backend":{"Type":"nonsense"}}')),
       1,
-      'unknown backend type: ali-vpc',
+      'unknown backend type: nonsense',
     )
   })
 

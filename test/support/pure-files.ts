@@ -37,6 +37,8 @@ export const PURE: readonly string[] = [
   'path/backends/wireguard/indices.ts',
   'path/backends/wireguard/noise.ts',
   'path/backends/wireguard/tai64n.ts',
+  'path/backends/fabric/template.ts',
+  'path/backends/fabric/xml.ts',
   'path/remains.ts',
   'path/firewall/flannel-rules.ts',
   'path/firewall/rules.ts',

@@ -30,7 +30,7 @@ const isOption = (option: Option | Options): option is Option => typeof option.k
  * Returns the value of one option from the `Backend` object, or the option's default if the object lacks it. Throws WeftError CONFIG for
  * an invalid value.
  */
-export function readOption(option: Option, backend: Given): string | number | boolean | Secret | undefined {
+export function readOption(option: Option, backend: Given): unknown {
   const given = backend[option.name.toLowerCase()] ?? undefined
   function refuse(remedy: string): never {
     throw new WeftError('CONFIG', `Backend.${option.name} is ${JSON.stringify(given)}`, { remedy })
@@ -57,6 +57,25 @@ export function readOption(option: Option, backend: Given): string | number | bo
       if (typeof text !== 'string' && !(text instanceof Secret)) return refuse('give it a text')
       const secret = typeof text === 'string' ? new Secret(text, (shown) => shown) : text
       return secret.isEmpty || !form || form.test(secret.reveal()) ? secret : refuse(remedy)
+    }
+    case 'text': {
+      const { default: usual = '', form, remedy, isRequired } = option
+      const text = given ?? usual
+      const mayBeUsual = text === usual && !isRequired
+      return typeof text === 'string' && (mayBeUsual || form.test(text)) ? text : refuse(remedy)
+    }
+    case 'texts': {
+      const { form, remedy } = option
+      if (given === undefined) return []
+      const list: readonly unknown[] = Array.isArray(given) ? given : [given]
+      const texts = list.filter((each): each is string => typeof each === 'string' && form.test(each))
+      return texts.length > 0 && texts.length === list.length ? texts : refuse(remedy)
+    }
+    case 'object': {
+      const { orText, remedy } = option
+      if (given === undefined || (orText && (typeof given === 'string' || given instanceof Secret))) return given
+      const isObject = typeof given === 'object' && !Array.isArray(given) && !(given instanceof Secret)
+      return isObject ? given : refuse(remedy)
     }
   }
 }

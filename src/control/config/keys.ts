@@ -135,6 +135,18 @@ function schemaOf(option: Option): object {
       return { enum: option.words, ...(option.default === undefined ? {} : { default: option.default }) }
     case 'secret':
       return { type: 'string', ...(option.form ? { pattern: `^$|${option.form.source}` } : {}) }
+    case 'text':
+      return {
+        type: 'string',
+        pattern: option.default === undefined && !option.isRequired ? `^$|${option.form.source}` : option.form.source,
+        ...(option.default === undefined ? {} : { default: option.default }),
+      }
+    case 'texts': {
+      const text = { type: 'string', pattern: option.form.source }
+      return { anyOf: [text, { type: 'array', items: text, minItems: 1 }] }
+    }
+    case 'object':
+      return { type: option.orText ? ['object', 'string'] : 'object' }
   }
 }
 
@@ -146,8 +158,13 @@ const backendSchema = (type: BackendType): object => ({
       ofWindows(type).map((name) => [name, { description: 'Only flannel on Windows nodes reads this option.' }]),
     ),
   },
+  ...requiredOf(type),
   additionalProperties: false,
 })
+function requiredOf(type: BackendType): object {
+  const required = optionsOf(KINDS[type].options).filter((option) => option.kind === 'text' && option.isRequired)
+  return required.length > 0 ? { required: required.map(({ name }) => name) } : {}
+}
 
 /**
  * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts only the usual upper

@@ -19,7 +19,7 @@ interface Plan {
 
 interface Value {
   readonly key: string
-  readonly value: string | number | boolean | Secret | undefined
+  readonly value: unknown
   readonly isShared: boolean
   /** The default value that applies if the configuration omits the option. */
   readonly usual?: Value['value']
@@ -104,10 +104,20 @@ function portEffect(before: NetworkConfig, after: NetworkConfig): readonly strin
     : [`firewalls between the nodes must accept ${now} before weftd restarts`]
 }
 
-const isSame = (a: Value['value'], b: Value['value']): boolean =>
-  a instanceof Secret && b instanceof Secret ? a.identity === b.identity : a === b
+const isSame = (a: unknown, b: unknown): boolean =>
+  a === b || JSON.stringify(identityOf(a)) === JSON.stringify(identityOf(b))
 
-const textOf = (value: Value['value']): string => {
-  const text = value instanceof Secret ? value.toString() : String(value ?? '')
-  return text === '' ? 'none' : text
+/** Replaces each secret in a value by its keyed hash, so that two values can be compared as texts. */
+function identityOf(value: unknown): unknown {
+  if (value instanceof Secret) return value.identity
+  if (Array.isArray(value)) return value.map(identityOf)
+  if (typeof value !== 'object' || value === null) return value ?? null
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, identityOf(each)]))
+}
+
+function textOf(value: unknown): string {
+  if (value instanceof Secret) return value.isEmpty ? 'none' : value.toString()
+  if (value === undefined || value === null || value === '') return 'none'
+  if (typeof value === 'string') return value
+  return Array.isArray(value) && value.length === 0 ? 'none' : JSON.stringify(value)
 }

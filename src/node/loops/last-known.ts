@@ -14,7 +14,7 @@ const REST_MS_A_LEASE = 1
 
 /** The parts of a node that the last-known file needs. */
 export type KnownParts = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'ownership'> & {
-  readonly backend?: Pick<Node['backend'], 'external'>
+  readonly backend?: Pick<Node['backend'], 'external' | 'withdraw'>
 }
 
 /** Returns undefined with `--persist=false`. */
@@ -50,14 +50,16 @@ async function write(
   // While the data path is down, the file keeps the state before, for a process that starts meanwhile.
   if (!next || !dataPath) return
   const { tunNames } = dataPath
-  // A data path in the kernel forwards without weftd, so the next process needs no state.
-  if (tunNames === undefined) return removeLastKnown(next.lastKnown)
+  // A data path in the kernel forwards without weftd, so the next process needs no state. `weft cleanup` may need it.
+  const isForCleanup = tunNames === undefined && backend?.withdraw !== undefined
+  if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
     store,
     config,
     wishes,
-    tunNames,
+    tunNames: tunNames ?? [],
+    ...(isForCleanup ? { isForCleanup } : {}),
     paths,
     others: dataPath.underlays?.others(),
     external: backend?.external,

@@ -36,6 +36,8 @@ export interface LastKnown {
   readonly wishes?: string | undefined
   /** The TUN devices, which may still exist. */
   readonly tunNames: readonly string[]
+  /** True if the file only says what `weft cleanup` has to withdraw, because no start goes on with it. */
+  readonly isForCleanup?: true
   /** The descriptions of paths (open-path.ts) whose descriptors the service manager keeps. */
   readonly paths?: unknown
 }

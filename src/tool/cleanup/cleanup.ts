@@ -13,13 +13,14 @@ import { eventsFile } from '../../options.ts'
 import { findIptablesRemains, findNftablesRemains } from '../../path/firewall/rule-remains.ts'
 import type { Remains } from '../../path/remains.ts'
 import { findBlackholeRemains, findDeviceRemains, findHostRouteRemains } from './device-remains.ts'
+import { findPublishedRoute } from './published-route.ts'
 import { findRunning } from './running.ts'
 
 export const CLEANUP_HELP = `Usage: weft cleanup [--dry-run] [-f FILE]
 
 Removes what weftd, or flanneld of any version, left on this host: rules and chains of iptables and nftables, devices and
-their routes, routes to other nodes, subnet.env and the files beside it, including WireGuard keys. Prints one line for each
-item. Refuses to run while a daemon runs.
+their routes, routes to other nodes, the route that a backend published in a cloud or a switch, subnet.env and the files beside
+it, including WireGuard keys. Prints one line for each item. Refuses to run while a daemon runs.
 
   -f, --subnet-file FILE  the daemon's subnet file (default /run/flannel/subnet.env). It also identifies rules of flannel
                           before 0.16, which have no comments
@@ -58,7 +59,9 @@ export async function removeRemains(
   const networks = netsOf(env, ['FLANNEL_NETWORK', 'FLANNEL_IPV6_NETWORK'])
   const subnets = netsOf(env, ['FLANNEL_SUBNET', 'FLANNEL_IPV6_SUBNET'])
   const iptables = await findIptablesRemains(run, networks, true)
+  const published = await findPublishedRoute(lastKnownFile(forFile))
   const remains = [
+    ...published,
     ...(await findDeviceRemains(run)),
     ...(await findHostRouteRemains(run, networks, subnets)),
     ...(await findBlackholeRemains(run, subnets)),
@@ -71,13 +74,17 @@ export async function removeRemains(
       .map(fileRemain),
   ]
   let isClean = iptables.unseen.length === 0
+  /** True once a published route could not be withdrawn: then the file that describes it stays, so that this can be repeated. */
+  let isPublished = false
   for (const each of remains) {
+    if (isPublished && each.things.includes(`file ${lastKnownFile(forFile)}`)) continue
     try {
       if (!dryRun) await each.remove()
       for (const thing of each.things) say(`${dryRun ? 'would remove' : 'removed'} ${thing}`)
     } catch (error) {
       for (const thing of each.things) warn(`cannot remove ${thing}: ${describeError(error)}`)
       isClean = false
+      isPublished ||= published.includes(each)
     }
     for (const reason of each.stays) warn(`not removed: ${reason}`)
     if (each.stays.length > 0) isClean = false

@@ -79,6 +79,16 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
     ...impairments
       .filter(({ by }) => by === 'bypass')
       .map(({ what }) => ({ name: 'path-bypassed', detail: what }) as const),
+    ...publishedRoute(status),
+  ]
+}
+
+/** Checks the route that a backend keeps in a cloud or a switch, by the counters of its data path. */
+function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
+  const { route_missing: missing = 0, table_routes: routes = 0, table_limit: limit = 0 } = dataPath?.counters ?? {}
+  return [
+    ...(missing > 0 ? [{ name: 'route-unpublished', detail: '' } as const] : []),
+    ...(limit > 0 ? [{ name: 'route-table-full', detail: `${routes} of ${limit} routes` } as const] : []),
   ]
 }
 

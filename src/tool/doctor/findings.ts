@@ -58,6 +58,19 @@ export const FINDINGS = {
       "packets for other nodes bypass the backend, with wireguard unencrypted: weftd cannot remove a route or device that an earlier backend left, or another route leads past the backend's device",
     fix: 'remove the device or the route that this finding names (`ip link del`, `ip route del`), or stop the daemon that made it; if you want a route past wireguard, set "AllowBypass": true in `Backend` and restart weftd',
   },
+  'route-unpublished': {
+    check: 'daemon',
+    level: 'failure',
+    means:
+      'the cloud or the switch has no route from this node, or a route to another target: packets to its containers do not arrive',
+    fix: 'read the last error about the route in the log of weftd (missing permission, full table, route of another node), and see docs/cloud.md; weftd tries again by itself',
+  },
+  'route-table-full': {
+    check: 'daemon',
+    level: 'warning',
+    means: 'a route table of the cloud or the switch is full, or nearly full: further nodes get no route',
+    fix: 'request a higher limit of routes for each table, or change to a backend that has a tunnel',
+  },
   'not-root': {
     check: 'daemon',
     level: 'warning',

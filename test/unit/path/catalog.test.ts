@@ -53,7 +53,9 @@ describe('a backend', () => {
     const log = { warn: (line: string) => void warned.push(line) }
     const check = (backend: string, more = ''): void =>
       checkBackend(parseNetworkConfig(`{"Network":"10.5.0.0/16"${more},"Backend":${backend}}`), log)
-    for (const type of Object.keys(KINDS)) expect(() => check(`{"Type":"${type}"}`), type).not.toThrow()
+    const required = (type: string): string => (type === 'http' ? ',"PutURL":"https://switch/{subnet}"' : '')
+    for (const type of Object.keys(KINDS))
+      expect(() => check(`{"Type":"${type}"${required(type)}}`), type).not.toThrow()
     const checkIpv6 = (type: string): void =>
       checkBackend(
         parseNetworkConfig(
@@ -79,14 +81,12 @@ describe('a backend', () => {
       expect(() => checkIpv6(type), type).not.toThrow()
     expect(() => checkIpv6('ipip')).toThrow('the ipip backend needs IPv4, and EnableIPv4 is false')
     expect(() => check('{"Type":"ipip","DirectRouting":1}')).toThrow('Backend.DirectRouting is 1')
-    const instead =
-      "take host-gw where the hosts are on one link, else udp; or alloc, and the routes by the cloud's own controller"
-    const known = 'to udp, vxlan, host-gw, ipip, wireguard, alloc or extension'
+    const known =
+      'to udp, vxlan, host-gw, ipip, wireguard, alloc, extension, aws-vpc, gce, ali-vpc, tencent-vpc or http'
     for (const [type, remedy] of [
       ['bridge', known],
       ['constructor', known],
       ['ipsec', `${known}: take wireguard`],
-      ...['ali-vpc', 'aws-vpc', 'gce', 'tencent-vpc'].map((cloud) => [cloud, `${known}: ${instead}`]),
     ])
       expect(() => check(`{"Type":"${type}"}`)).toThrow(
         expect.objectContaining({
@@ -114,11 +114,18 @@ it.each([
 })
 
 it.each([
-  ['', 'udp or alloc'],
+  ['', 'udp, alloc or a cloud backend'],
   ['vxlan', 'vxlan'],
-  ['gce', 'gce'],
+  ['http', 'http'],
+  ['ipsec', 'ipsec'],
 ])('a lease with type %j was published by %s', (published, type) => {
   expect(publishers(published)).toBe(type)
+})
+
+it('names no other type by "a cloud backend" than those that publish a route', () => {
+  const empty = Object.entries(KINDS).filter(([, kind]) => kind.published === '')
+  const others = empty.filter(([, kind]) => !('publishesRoute' in kind)).map(([type]) => type)
+  expect(others).toEqual(['udp', 'alloc'])
 })
 
 it.each([

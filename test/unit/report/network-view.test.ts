@@ -116,7 +116,7 @@ describe('during a change of the backend', () => {
     )
     expect(found(nodes)).toEqual([
       `node-dead: ${call(3)}: 0 of 2 nodes reach it`,
-      `backend-differs: ${call(4)} publishes udp or alloc`,
+      `backend-differs: ${call(4)} publishes udp, alloc or a cloud backend`,
     ])
   })
 })

@@ -16,6 +16,11 @@ describe('options', () => {
     },
     key: { name: 'Key', kind: 'secret', form: /^k+$/, remedy: 'give it some k' },
     odd: { name: 'Odd', kind: 'secret', form: /^o$/ },
+    verb: { name: 'Verb', kind: 'text', default: 'PUT', form: /^[A-Z]+$/, remedy: 'give it a verb' },
+    path: { name: 'Path', kind: 'text', form: /^\//, remedy: 'give it a path' },
+    list: { name: 'List', kind: 'texts', form: /^x/, remedy: 'give it x' },
+    body: { name: 'Body', kind: 'object', orText: true, remedy: 'give it a body' },
+    head: { name: 'Head', kind: 'object', remedy: 'give it an object' },
   } as const satisfies Options
   const read = (backend: Readonly<Record<string, unknown>>) => readOptions(options, backend)
   const nothing = { port: 7, ttl: 7, isOn: false, group: { mode: undefined, way: 'in' } }
@@ -29,6 +34,13 @@ describe('options', () => {
     ],
   ])('reads %j as %j', (backend, expected) => {
     expect(read(backend)).toMatchObject(expected)
+  })
+
+  it('may be texts, lists of texts and objects', () => {
+    expect(read({})).toMatchObject({ verb: 'PUT', path: '', list: [], body: undefined, head: undefined })
+    const given = { verb: 'POST', path: '/a', list: ['x1', 'x2'], body: 'text', head: { a: 1 } }
+    expect(read(given)).toMatchObject(given)
+    expect(read({ list: 'x1', body: { a: [] } })).toMatchObject({ list: ['x1'], body: { a: [] } })
   })
 
   it('wraps a secret option in Secret, and reads a missing one as an empty secret', () => {
@@ -53,6 +65,15 @@ describe('options', () => {
     [{ key: 7 }, 'Key is 7', 'give it a text'],
     [{ key: new Secret('x') }, 'Key is "<hidden>"', 'give it some k'],
     [{ odd: new Secret('x') }, 'Odd is "<hidden>"', 'give it another one'],
+    [{ verb: 'put' }, 'Verb is "put"', 'give it a verb'],
+    [{ verb: '' }, 'Verb is ""', 'give it a verb'],
+    [{ path: 'a' }, 'Path is "a"', 'give it a path'],
+    [{ path: new Secret('/a') }, 'Path is "<hidden>"', 'give it a path'],
+    [{ list: [] }, 'List is []', 'give it x'],
+    [{ list: ['x', 'y'] }, 'List is ["x","y"]', 'give it x'],
+    [{ list: 'y' }, 'List is "y"', 'give it x'],
+    [{ body: [] }, 'Body is []', 'give it a body'],
+    [{ head: 'x' }, 'Head is "x"', 'give it an object'],
   ])('refuses %j', (backend, message, remedy) => {
     expect(() => read(backend)).toThrow(
       expect.objectContaining({ code: 'CONFIG', message: `Backend.${message}`, remedy }),

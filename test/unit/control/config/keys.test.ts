@@ -67,9 +67,10 @@ describe('the table of keys', () => {
     // The reader refuses a wrong value under the same name.
     for (const type of types)
       for (const { name } of optionsOf(KINDS[type].options))
-        expect(() => readOptions(KINDS[type].options, { [name.toLowerCase()]: [] }), `${type} ${name}`).toThrow(
-          `Backend.${name} is`,
-        )
+        expect(
+          () => readOptions(KINDS[type].options, { puturl: 'http://switch/', [name.toLowerCase()]: [] }),
+          `${type} ${name}`,
+        ).toThrow(`Backend.${name} is`)
   })
 })
 
@@ -85,6 +86,12 @@ describe('the schema', () => {
     [{ Network: '10.5.0.0/16', Backend: { Type: 'vxlan', VNI: 4096, MacPrefix: '0E-2A', DataPath: 'kernel' } }, true],
     [{ EnableIPv4: false, EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: { Type: 'host-gw' } }, true],
     [{ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', PSK: '', Mode: 'auto' } }, true],
+    [{ Network: '10.5.0.0/16', Backend: { Type: 'aws-vpc', RouteTableID: 'rtb-0a1b' } }, true],
+    [{ Network: '10.5.0.0/16', Backend: { Type: 'aws-vpc', RouteTableID: ['rtb-0a1b', 'rtb-2'] } }, true],
+    [{ Network: '10.5.0.0/16', Backend: { Type: 'aws-vpc', RouteTableID: [] } }, false],
+    [{ Network: '10.5.0.0/16', Backend: { Type: 'http', PutURL: 'https://switch/{subnet}', PutBody: { a: 1 } } }, true],
+    [{ Network: '10.5.0.0/16', Backend: { Type: 'http', PutURL: 'https://{node}/{subnet}' } }, false],
+    [{ Network: '10.5.0.0/16', Backend: { Type: 'http' } }, false],
     [{}, false],
     [{ Network: '10.5.0.0/16', Bakcend: {} }, false],
     [{ Network: '10.5.0.0/16', Backend: {} }, false],
@@ -106,7 +113,8 @@ describe('the schema', () => {
     const options = types.flatMap((type) => optionsOf(KINDS[type].options).map(({ name }) => [type, name] as const))
     fc.assert(
       fc.property(fc.constantFrom(...options), anyValue, ([type, name], value) => {
-        const config = { Network: '10.5.0.0/16', Backend: { Type: type, [name]: value } }
+        const required = type === 'http' ? { PutURL: 'http://switch/' } : {}
+        const config = { Network: '10.5.0.0/16', Backend: { Type: type, ...required, [name]: value } }
         let isTaken = true
         try {
           checkBackend(parseNetworkConfig(JSON.stringify(config)), { warn: () => {} })

@@ -40,6 +40,8 @@ const withStatus = (part: Partial<Status>): Partial<Facts> => ({ status: { ...st
 /** A data path that dropped these packets in the last minute, of this number of packets. */
 const losing = (drops: Readonly<Record<string, number>>, packets = 18): Partial<Facts> =>
   withStatus({ dataPath: { ...status.dataPath!, drops, recent: { seconds: 64.3, packets, drops } } })
+const counting = (counters: Readonly<Record<string, number>>): Partial<Facts> =>
+  withStatus({ dataPath: { ...status.dataPath!, counters: { ...status.dataPath!.counters, ...counters } } })
 /** A ruleset in the format of `nft list ruleset`. */
 const nft = (hook: string, rule: string): string =>
   `table inet mine {\n\tchain c {\n\t\ttype filter hook ${hook} priority filter; policy drop;\n\t\t${rule}\n\t}\n}\n`
@@ -307,6 +309,8 @@ describe('the doctor', () => {
         impairments: [{ by: 'bypass', what: 'packets to other nodes leave unencrypted' }],
       }),
     ],
+    ['route-unpublished', counting({ route_missing: 1 })],
+    ['route-table-full', counting({ table_routes: 46, table_limit: 50 })],
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],
     [
       'policy-route',
@@ -527,7 +531,7 @@ describe('the doctor', () => {
     }
     expect(detailsOf(facts, 'config-differs')).toEqual([
       'this node runs udp, but the configuration in the store says vxlan',
-      '10.5.2.0/24 at 192.0.2.2 runs udp or alloc, but the configuration in the store says vxlan',
+      '10.5.2.0/24 at 192.0.2.2 runs udp, alloc or a cloud backend, but the configuration in the store says vxlan',
     ])
     const backend = { port: 1, vni: 2 }
     const turned = { config: { ...status.config!, backend: { vni: 2, port: 1 } } }

@@ -1,0 +1,8 @@
+// ali-vpc.ts - the backend whose routes are in route tables of Alibaba Cloud's VPC.
+
+import type { Backend, BackendParts } from '../contract.ts'
+import { createFabricBackend } from './fabric.ts'
+import { AliPublisher } from './fabric/ali-publisher.ts'
+
+export const createAliVpcBackend = (parts: BackendParts<'ali-vpc'>): Backend =>
+  createFabricBackend('ali-vpc', parts, (place) => new AliPublisher(parts.settings, parts.settings.routeTables, place))

@@ -1,0 +1,8 @@
+// aws-vpc.ts - the backend whose routes are in route tables of Amazon VPC.
+
+import type { Backend, BackendParts } from '../contract.ts'
+import { createFabricBackend } from './fabric.ts'
+import { AwsPublisher } from './fabric/aws-publisher.ts'
+
+export const createAwsVpcBackend = (parts: BackendParts<'aws-vpc'>): Backend =>
+  createFabricBackend('aws-vpc', parts, (place) => new AwsPublisher(parts.settings.routeTables, place))

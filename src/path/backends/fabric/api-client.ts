@@ -1,0 +1,142 @@
+// api-client.ts - sends one HTTP request to the API of a cloud or a switch, within limits of time and size.
+//
+// A redirect is an answer like any other, because following it would send credentials to an address that nobody named. Messages contain
+// the method, the host and the path of a request, and neither its query nor its headers nor its body.
+
+import { request as requestHttp, type IncomingHttpHeaders, type IncomingMessage } from 'node:http'
+import { request as requestHttps } from 'node:https'
+import { messageOf, WeftError } from '../../../base/errors.ts'
+import { printable } from '../../../base/text.ts'
+import { limited } from '../../../host/bell.ts'
+
+/** The timeout of a complete answer. */
+const ANSWER_MS = 10_000
+/** The maximum size of an answer. A page of a route table has less than 100 kB. */
+const ANSWER_BYTES = 4 * 1024 * 1024
+/** The longest pause that a server can demand by Retry-After. */
+const LONGEST_PAUSE_MS = 300_000
+/** The maximum number of characters of an answer in a message. */
+const SHOWN = 200
+
+export interface ApiRequest {
+  readonly method: string
+  readonly url: string
+  readonly headers?: Readonly<Record<string, string>>
+  readonly body?: string | undefined
+  /** Certificates of the authorities to trust instead of the usual ones, in PEM. */
+  readonly ca?: string | undefined
+}
+
+export interface ApiAnswer {
+  readonly status: number
+  readonly headers: IncomingHttpHeaders
+  readonly text: string
+}
+
+interface ApiClientOptions {
+  readonly answerMs?: number
+  readonly answerBytes?: number
+  /** A monotonic clock in ms. */
+  readonly now?: () => number
+}
+
+export class ApiClient {
+  /** The time, by `now`, before which a server accepts no request, by its origin. */
+  readonly #notBefore = new Map<string, number>()
+  readonly #answerMs: number
+  readonly #answerBytes: number
+  readonly #now: () => number
+
+  constructor({
+    answerMs = ANSWER_MS,
+    answerBytes = ANSWER_BYTES,
+    now = () => performance.now(),
+  }: ApiClientOptions = {}) {
+    this.#answerMs = answerMs
+    this.#answerBytes = answerBytes
+    this.#now = now
+  }
+
+  /** Returns the answer with any status. Throws WeftError FABRIC if there is no complete answer, or the server demanded a pause. */
+  async send(request: ApiRequest, signal: AbortSignal): Promise<ApiAnswer> {
+    const { origin } = new URL(request.url)
+    const rest = (this.#notBefore.get(origin) ?? 0) - this.#now()
+    const where = whereOf(request)
+    if (rest > 0) throw new WeftError('FABRIC', `${where}: the server demands a pause of ${Math.ceil(rest / 1000)} s`)
+    const late = () => new WeftError('FABRIC', `${where}: no complete answer within ${this.#answerMs / 1000} s`)
+    const answer = await limited(signal, this.#answerMs, late, (limit) => this.#exchange(request, where, limit))
+    const seconds = Number(answer.headers['retry-after'])
+    if ((answer.status === 429 || answer.status === 503) && seconds > 0)
+      this.#notBefore.set(origin, this.#now() + Math.min(seconds * 1000, LONGEST_PAUSE_MS))
+    return answer
+  }
+
+  async #exchange(request: ApiRequest, where: string, signal: AbortSignal): Promise<ApiAnswer> {
+    try {
+      const response = await open(request, signal)
+      const { statusCode: status = 0, headers } = response
+      const pieces: Buffer[] = []
+      let bytes = 0
+      for await (const piece of response as AsyncIterable<Buffer>) {
+        bytes += piece.length
+        if (bytes > this.#answerBytes) {
+          response.destroy()
+          throw new WeftError('FABRIC', `${where}: the answer is longer than ${this.#answerBytes} bytes`)
+        }
+        pieces.push(piece)
+      }
+      return { status, headers, text: Buffer.concat(pieces).toString('utf8') }
+    } catch (error) {
+      signal.throwIfAborted()
+      if (error instanceof WeftError) throw error
+      throw new WeftError('FABRIC', `${where}: no answer: ${messageOf(error)}`, { cause: error })
+    }
+  }
+}
+
+function open({ method, url, headers, body, ca }: ApiRequest, signal: AbortSignal): Promise<IncomingMessage> {
+  const bytes = body === undefined ? undefined : Buffer.from(body)
+  const options = {
+    method,
+    // A connection for each request: there are few of them, and no connection has to be kept alive.
+    agent: false as const,
+    headers: { 'user-agent': 'weftd', ...headers, ...(bytes ? { 'content-length': String(bytes.length) } : {}) },
+    signal,
+  }
+  return new Promise((resolve, reject) => {
+    const request = url.startsWith('https:')
+      ? requestHttps(url, { ...options, ...(ca === undefined ? {} : { ca }) })
+      : requestHttp(url, options)
+    request.on('response', resolve).on('error', reject).end(bytes)
+  })
+}
+
+/** Returns a request for a message, without its query. */
+export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): string {
+  const { host, pathname } = new URL(url)
+  return `${method} ${host}${pathname}`
+}
+
+/** Makes the error for an answer that refuses. `code` and `message` are those of the API; without them the message has the answer's text. */
+export function refusalOf(
+  request: Pick<ApiRequest, 'method' | 'url'>,
+  { status, text }: ApiAnswer,
+  code = '',
+  message = text.trim(),
+  remedy?: string,
+): WeftError {
+  const why = printable(message).slice(0, SHOWN)
+  const words = [String(status), code, why].filter((word) => word !== '').join(' ')
+  return new WeftError('FABRIC', `${whereOf(request)}: ${words}`, { remedy })
+}
+
+/** Parses an answer that must be a JSON object. Throws WeftError FABRIC if it is not. */
+export function jsonOf(request: Pick<ApiRequest, 'method' | 'url'>, answer: ApiAnswer): Record<string, unknown> {
+  try {
+    const value: unknown = JSON.parse(answer.text)
+    if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
+  } catch {
+    // The error below says so.
+  }
+  throw new WeftError('FABRIC', `${whereOf(request)}: the answer with status ${answer.status} is not JSON`)
+}

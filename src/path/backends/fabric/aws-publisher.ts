@@ -1,0 +1,161 @@
+// aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as its target.
+//
+// flannel v0.13, backend/awsvpc: the interface that has the node's address, its source/destination check, the table of its subnet or else
+// the main table of the VPC, and the log lines.
+
+import { messageOf, WeftError } from '../../../base/errors.ts'
+import { formatAddress, formatNet } from '../../../net/address.ts'
+import { AwsApi } from './aws-api.ts'
+import { imdsHeaders } from './aws-credentials.ts'
+import { readMetadata } from './metadata.ts'
+import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
+import { textAt, elementsAt, type XmlElement } from './xml.ts'
+
+/** The default quota of routes for each route table (Amazon VPC quotas, "Non-propagated routes per route table"). */
+const ROUTE_LIMIT = 50
+const METADATA = 'http://169.254.169.254'
+
+/** This instance's network interface. */
+interface Interface {
+  readonly id: string
+  readonly subnetId: string
+  readonly vpcId: string
+}
+
+export class AwsPublisher implements Publisher {
+  readonly #tables: readonly string[]
+  readonly #place: Place
+  readonly #destination: string
+  readonly #metadata: string
+
+  /** `tables` are the ids of route tables; the table of the instance's subnet if it is empty. */
+  constructor(tables: readonly string[], place: Place) {
+    this.#tables = tables
+    this.#place = place
+    this.#destination = formatNet(place.subnet)
+    // AWS's tools read the same variables for the addresses of the servers.
+    this.#metadata = place.environment['AWS_EC2_METADATA_SERVICE_ENDPOINT']?.replace(/\/$/, '') ?? METADATA
+  }
+
+  async find(signal: AbortSignal): Promise<readonly RouteTable[]> {
+    const { client, environment, log, address } = this.#place
+    const headers = await imdsHeaders(client, this.#metadata, signal)
+    const read = (path: string): Promise<string> =>
+      readMetadata(client, `${this.#metadata}/latest/meta-data/${path}`, headers, signal)
+    const region = await read('placement/region')
+    const own = await this.#findInterface(read)
+    log.info(`Found ${own.id} that has ${formatAddress(address)} IP address.`)
+    const endpoint =
+      environment['AWS_ENDPOINT_URL_EC2'] ?? environment['AWS_ENDPOINT_URL'] ?? (await endpointOf(region, read))
+    const api = new AwsApi({ client, environment, region, endpoint: new URL(endpoint).href, metadata: this.#metadata })
+    await this.#disableCheck(api, own, signal)
+    log.info(`Route table configured: ${this.#tables.length > 0}`)
+    const tables = this.#tables.length > 0 ? this.#tables : [await this.#findTable(api, own, signal)]
+    return tables.map((id) => this.#table(api, own, id))
+  }
+
+  /** Finds the interface that has this node's address. */
+  async #findInterface(read: (path: string) => Promise<string>): Promise<Interface> {
+    const wanted = formatAddress(this.#place.address)
+    for (const line of (await read('network/interfaces/macs/')).split('\n')) {
+      const folder = `network/interfaces/macs/${line.trim().replace(/\/$/, '')}`
+      if (!(await read(`${folder}/local-ipv4s`)).split('\n').includes(wanted)) continue
+      return {
+        id: await read(`${folder}/interface-id`),
+        subnetId: await read(`${folder}/subnet-id`),
+        vpcId: await read(`${folder}/vpc-id`),
+      }
+    }
+    throw new WeftError('CONFIG', `unable to find ENI that matches the ${wanted} IP address`, {
+      remedy: 'choose the external interface by --iface; its address must be one of the instance',
+    })
+  }
+
+  /** Switches a check off that drops packets whose source or destination differs from the addresses of the interface. */
+  async #disableCheck(api: AwsApi, { id }: Interface, signal: AbortSignal): Promise<void> {
+    try {
+      const parameters = { NetworkInterfaceId: id, 'SourceDestCheck.Value': 'false' }
+      await api.call('ModifyNetworkInterfaceAttribute', parameters, signal)
+    } catch (error) {
+      signal.throwIfAborted()
+      this.#place.log.warn(`failed to disable SourceDestCheck on ${id}: ${messageOf(error)}`)
+    }
+  }
+
+  async #findTable(api: AwsApi, { subnetId, vpcId }: Interface, signal: AbortSignal): Promise<string> {
+    const filters = [
+      filterOf([['association.subnet-id', subnetId]]),
+      // A subnet without an association uses the main table of its VPC.
+      filterOf([
+        ['association.main', 'true'],
+        ['vpc-id', vpcId],
+      ]),
+    ]
+    for (const filter of filters) {
+      const [table] = await api.pages('DescribeRouteTables', filter, 'routeTableSet/item', signal)
+      if (!table) continue
+      const id = textAt(table, 'routeTableId')
+      this.#place.log.info(`Found route table ${id}.`)
+      return id
+    }
+    throw new WeftError('CONFIG', 'main route table not found', { remedy: 'set RouteTableID in Backend' })
+  }
+
+  #table(api: AwsApi, { id: interfaceId }: Interface, table: string): RouteTable {
+    const { log } = this.#place
+    const parameters = { RouteTableId: table, DestinationCidrBlock: this.#destination }
+    return {
+      name: table,
+      limit: ROUTE_LIMIT,
+      async list(signal) {
+        const found = await api.pages('DescribeRouteTables', { 'RouteTableId.1': table }, 'routeTableSet/item', signal)
+        return found
+          .flatMap((each) => elementsAt(each, 'routeSet/item'))
+          .flatMap((route) => routeOf(route, interfaceId))
+      },
+      put: async (signal) => {
+        const more = { ...parameters, NetworkInterfaceId: interfaceId }
+        const answer = await api.call('CreateRoute', more, signal, ['RouteAlreadyExists'])
+        if (typeof answer === 'string') return 'exists'
+        log.info(`Route added to table ${table}: ${this.#destination} - ${interfaceId}.`)
+        return 'made'
+      },
+      async remove({ destination }, signal) {
+        const which = { RouteTableId: table, DestinationCidrBlock: destination }
+        await api.call('DeleteRoute', which, signal, ['InvalidRoute.NotFound'])
+      },
+    }
+  }
+}
+
+/** Returns the address of EC2's API in a region. The metadata server knows the domain of the partition, such as amazonaws.com.cn. */
+async function endpointOf(region: string, read: (path: string) => Promise<string>): Promise<string> {
+  const domain = await read('services/domain')
+  return `https://ec2.${region}.${domain}`
+}
+
+function filterOf(filters: readonly (readonly [name: string, value: string])[]): Record<string, string> {
+  return Object.fromEntries(
+    filters.flatMap(([name, value], at) => [
+      [`Filter.${at + 1}.Name`, name],
+      [`Filter.${at + 1}.Value.1`, value],
+    ]),
+  )
+}
+
+function routeOf(route: XmlElement, interfaceId: string): FabricRoute[] {
+  // Routes to prefix lists and to IPv6 networks lack this member. They never belong to this network.
+  const destination = textAt(route, 'destinationCidrBlock')
+  if (destination === '') return []
+  const names = [
+    'networkInterfaceId',
+    'instanceId',
+    'gatewayId',
+    'natGatewayId',
+    'transitGatewayId',
+    'vpcPeeringConnectionId',
+  ]
+  const target = names.map((name) => textAt(route, name)).find((text) => text !== '') ?? 'an unknown target'
+  const state = textAt(route, 'state') === 'blackhole' ? 'dead' : 'active'
+  return [{ destination, target, isOwn: textAt(route, 'networkInterfaceId') === interfaceId, state }]
+}

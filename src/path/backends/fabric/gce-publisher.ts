@@ -1,0 +1,211 @@
+// gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as its next hop.
+//
+// flannel v0.13, backend/gce: the route's name `flannel-10-5-1-0-24`, its priority, and the operations that are polled until they are done.
+
+import { WeftError } from '../../../base/errors.ts'
+import { pause } from '../../../host/bell.ts'
+import { formatAddress, formatNet } from '../../../net/address.ts'
+import { jsonOf, refusalOf, type ApiRequest } from './api-client.ts'
+import { googleToken, type GoogleToken } from './google-token.ts'
+import { readMetadata } from './metadata.ts'
+import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
+
+const PRIORITY = 1000
+/** The pause between two looks at an operation, in ms. */
+const POLL_MS = 1_000
+const MOST_PAGES = 100
+
+/** The remedies for statuses that an operator can correct. */
+const REMEDIES: Readonly<Record<number, string>> = {
+  401: "check the instance's service account, and the clock of this host",
+  403: "give the instance's service account the permissions in docs/cloud.md, and the instance the scope compute-rw",
+}
+
+/** The addresses of the servers. */
+interface GceEndpoints {
+  readonly api: string
+  readonly metadata: string
+}
+
+interface JsonRoute {
+  readonly name?: string
+  readonly destRange?: string
+  readonly network?: string
+  readonly nextHopInstance?: string
+  readonly nextHopGateway?: string
+  readonly nextHopIp?: string
+  readonly warnings?: readonly { readonly code?: string }[]
+}
+interface JsonInstance {
+  readonly selfLink?: string
+  readonly canIpForward?: boolean
+  readonly networkInterfaces?: readonly { readonly network?: string; readonly networkIP?: string }[]
+}
+
+/** This instance as the API names it. */
+interface Instance {
+  readonly link: string
+  readonly network: string
+}
+
+export class GcePublisher implements Publisher {
+  #token: GoogleToken | undefined
+  /** The number of routes of other networks, which count for the project's quota too. */
+  #others = 0
+  readonly #place: Place
+  readonly #endpoints: GceEndpoints
+  readonly #pollMs: number
+
+  constructor(place: Place, endpoints: Partial<GceEndpoints> = {}, pollMs = POLL_MS) {
+    const { GCE_METADATA_HOST: host = 'metadata.google.internal' } = place.environment
+    this.#place = place
+    this.#endpoints = { api: 'https://compute.googleapis.com', metadata: `http://${host}`, ...endpoints }
+    this.#pollMs = pollMs
+  }
+
+  async find(signal: AbortSignal): Promise<readonly RouteTable[]> {
+    const { client, address, log } = this.#place
+    const headers = { 'metadata-flavor': 'Google' }
+    const read = (path: string): Promise<string> =>
+      readMetadata(client, `${this.#endpoints.metadata}/computeMetadata/v1/${path}`, headers, signal)
+    const project = await read('project/project-id')
+    const zone = (await read('instance/zone')).split('/').at(-1) ?? ''
+    const name = await read('instance/name')
+    const base = `${this.#endpoints.api}/compute/v1/projects/${encodeURIComponent(project)}`
+    const url = `${base}/zones/${encodeURIComponent(zone)}/instances/${encodeURIComponent(name)}`
+    const found = (await this.#call('GET', url, signal)) as JsonInstance
+    const wanted = formatAddress(address)
+    const own = found.networkInterfaces?.find(({ networkIP }) => networkIP === wanted)
+    if (found.selfLink === undefined || own?.network === undefined)
+      throw new WeftError('CONFIG', `the instance ${name} has no interface with the address ${wanted}`, {
+        remedy: 'choose the external interface by --iface; its address must be one of the instance',
+      })
+    if (found.canIpForward !== true)
+      log.warn(
+        `The instance ${name} may not forward packets: create it with --can-ip-forward, or its route carries none`,
+      )
+    const limit = await this.#limit(base, signal)
+    return [this.#table(base, { link: found.selfLink, network: own.network }, limit)]
+  }
+
+  /** Returns the project's quota of routes; undefined if the API does not tell. */
+  async #limit(base: string, signal: AbortSignal): Promise<number | undefined> {
+    const project = await this.#call('GET', base, signal, [403, 404])
+    const { quotas = [] } = (project ?? {}) as { quotas?: readonly { metric?: string; limit?: number }[] }
+    return quotas.find(({ metric }) => metric === 'ROUTES')?.limit
+  }
+
+  #table(base: string, { link, network }: Instance, limit: number | undefined): RouteTable {
+    const { subnet, log } = this.#place
+    const destination = formatNet(subnet)
+    const left = (): number | undefined => limit && Math.max(limit - this.#others, 0)
+    return {
+      name: `the network ${network.split('/').at(-1)}`,
+      get limit() {
+        return left()
+      },
+      list: (signal) => this.#list(base, { link, network }, signal),
+      put: async (signal) => {
+        log.info(`Inserting route for subnet: ${destination}`)
+        const route = { name: nameOf(destination), destRange: destination, network, nextHopInstance: link }
+        const body = { ...route, priority: PRIORITY, tags: [] }
+        const operation = await this.#call('POST', `${base}/global/routes`, signal, [409], body)
+        if (operation === undefined) return 'exists'
+        return this.#done(base, operation, signal)
+      },
+      remove: async ({ id = '' }, signal) => {
+        const operation = await this.#call('DELETE', `${base}/global/routes/${encodeURIComponent(id)}`, signal, [404])
+        if (operation !== undefined) await this.#done(base, operation, signal)
+      },
+    }
+  }
+
+  async #list(base: string, { link, network }: Instance, signal: AbortSignal): Promise<readonly FabricRoute[]> {
+    const routes: FabricRoute[] = []
+    let token = ''
+    let others = 0
+    for (let page = 0; page < MOST_PAGES; page++) {
+      const query = new URLSearchParams({ maxResults: '500', ...(token === '' ? {} : { pageToken: token }) })
+      const answer = await this.#call('GET', `${base}/global/routes?${String(query)}`, signal)
+      const { items = [], nextPageToken = '' } = answer as { items?: readonly JsonRoute[]; nextPageToken?: string }
+      for (const each of items)
+        if (isSame(each.network, network)) routes.push(...routeOf(each, link))
+        else others++
+      this.#others = others
+      token = nextPageToken
+      if (token === '') return routes
+    }
+    throw new WeftError('FABRIC', 'the list of routes has no last page')
+  }
+
+  /** Waits until an operation is done. Returns `exists` if another operation made the route first. Throws WeftError FABRIC if it failed. */
+  async #done(base: string, operation: object, signal: AbortSignal): Promise<'made' | 'exists'> {
+    interface JsonOperation {
+      readonly name?: string
+      readonly status?: string
+      readonly error?: { readonly errors?: readonly { readonly code?: string; readonly message?: string }[] }
+    }
+    let { name = '', status, error } = operation as JsonOperation
+    while (status !== 'DONE') {
+      await pause(signal, this.#pollMs)
+      const url = `${base}/global/operations/${encodeURIComponent(name)}`
+      ;({ name = name, status, error } = (await this.#call('GET', url, signal)) as JsonOperation)
+    }
+    const [first] = error?.errors ?? []
+    if (!first) return 'made'
+    if (first.code === 'RESOURCE_ALREADY_EXISTS') return 'exists'
+    const isFull = first.code === 'QUOTA_EXCEEDED'
+    throw new WeftError('FABRIC', `error running operation: ${first.code ?? ''} ${first.message ?? ''}`, {
+      remedy: isFull ? 'request a higher quota of routes, or take a backend that has a tunnel' : undefined,
+    })
+  }
+
+  /** Sends a request. Returns undefined for a status that is expected. Throws WeftError FABRIC for every other error. */
+  async #call(
+    method: string,
+    url: string,
+    signal: AbortSignal,
+    expected: readonly number[] = [],
+    body?: object,
+  ): Promise<object | undefined> {
+    const { client, environment } = this.#place
+    if (!this.#token || Date.now() >= this.#token.until)
+      this.#token = await googleToken(environment, client, this.#endpoints.metadata, signal)
+    const request: ApiRequest = {
+      method,
+      url,
+      headers: {
+        authorization: `Bearer ${this.#token.token}`,
+        ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    }
+    const answer = await client.send(request, signal)
+    if (answer.status === 200) return jsonOf(request, answer)
+    if (expected.includes(answer.status)) return undefined
+    let message: string | undefined
+    try {
+      message = (JSON.parse(answer.text) as { error?: { message?: string } }).error?.message
+    } catch {
+      // The message then has the text of the answer.
+    }
+    throw refusalOf(request, answer, '', message, REMEDIES[answer.status])
+  }
+}
+
+/** Returns the name that flannel gives a route. */
+const nameOf = (destination: string): string => `flannel-${destination.replaceAll(/[./]/g, '-')}`
+
+/** Returns a link without its server and version, which differ between answers. */
+const pathOf = (link = ''): string => link.replace(/^.*\/(?=projects\/)/, '')
+const isSame = (a: string | undefined, b: string): boolean => pathOf(a) === pathOf(b)
+
+function routeOf(route: JsonRoute, link: string): FabricRoute[] {
+  const { name, destRange: destination, nextHopInstance, nextHopGateway, nextHopIp, warnings = [] } = route
+  if (destination === undefined || name === undefined) return []
+  const target = nextHopInstance ?? nextHopGateway ?? nextHopIp ?? 'an unknown target'
+  // The API reports a deleted or stopped next hop as a warning of the route.
+  const isDead = warnings.some(({ code }) => code === 'NEXT_HOP_INSTANCE_NOT_FOUND')
+  const isOwn = isSame(nextHopInstance, link)
+  return [{ destination, target: pathOf(target), isOwn, state: isDead ? 'dead' : 'active', id: name }]
+}

@@ -1,0 +1,186 @@
+// http-publisher.ts - publishes a route by requests that the operator describes: to a switch, or to any API without a publisher of its own.
+
+import { readFile, stat } from 'node:fs/promises'
+import { messageOf, WeftError } from '../../../base/errors.ts'
+import { HIDDEN, Secret } from '../../../base/secret.ts'
+import { formatAddress, formatNet, parseAddress, parseNet } from '../../../net/address.ts'
+import type { Settings } from '../../catalog.ts'
+import { jsonOf, refusalOf, type ApiAnswer, type ApiRequest } from './api-client.ts'
+import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
+import { signV4 } from './sigv4.ts'
+import { fillBody, fillHeaders, fillUrl, variablesOf, type Variables } from './template.ts'
+
+type HttpSettings = Settings<'http'>
+type Action = 'put' | 'remove' | 'list'
+const NAMES = { put: 'Put', remove: 'Remove', list: 'List' } as const
+
+/** The longest file with a secret or with certificates, in bytes. */
+const FILE_BYTES = 1024 * 1024
+
+export class HttpPublisher implements Publisher {
+  readonly #settings: HttpSettings
+  readonly #place: Place
+  readonly #variables: Variables
+  readonly #canList: boolean
+  /** The credentials by origin, and the text of CAFile. `find` reads both files, so that a changed file counts after the next failure. */
+  #credentials: ReadonlyMap<string, Secret> = new Map()
+  #ca: string | undefined
+
+  constructor(settings: HttpSettings, place: Place) {
+    this.#settings = settings
+    this.#place = place
+    this.#variables = variablesOf(place.subnet, place)
+    this.#canList = settings.listUrl !== ''
+  }
+
+  async find(): Promise<readonly RouteTable[]> {
+    const { credentialFile, caFile, putUrl, limit } = this.#settings
+    if (credentialFile !== '') this.#credentials = credentialsOf(await read('CredentialFile', credentialFile))
+    this.#ca = caFile === '' ? undefined : await read('CAFile', caFile)
+    const table: RouteTable = {
+      name: new URL(putUrl).host,
+      limit: limit === 0 ? undefined : limit,
+      isBlind: !this.#canList,
+      list: (signal) => this.#list(signal),
+      put: (signal) => this.#put(signal),
+      remove: (route, signal) => this.#remove(route, signal),
+    }
+    return [table]
+  }
+
+  async #list(signal: AbortSignal): Promise<readonly FabricRoute[]> {
+    if (!this.#canList) {
+      const destination = formatNet(this.#place.subnet)
+      return [{ destination, target: formatAddress(this.#place.publicIp), isOwn: true, state: 'active' }]
+    }
+    const { listRoutes, listDestination, listGateway, listId } = this.#settings
+    const request = this.#request('list', {})
+    const answer = await this.#place.client.send(request, signal)
+    if (answer.status === 404) return []
+    this.#check(request, answer)
+    const found = memberOf(jsonOf(request, answer), listRoutes) ?? []
+    const gateways = new Set(['publicIp', 'address', 'instance'].map((name) => this.#variables[name]))
+    return (Array.isArray(found) ? found : [found]).flatMap((each: unknown): FabricRoute[] => {
+      const [destination, gateway] = [memberOf(each, listDestination), memberOf(each, listGateway)]
+      if (typeof destination !== 'string') return []
+      const net = parseNet(destination)
+      const target = typeof gateway === 'string' ? gateway : 'no gateway'
+      const host = parseAddress(target)
+      const id = listId === '' ? undefined : memberOf(each, listId)
+      return [
+        {
+          destination: net ? formatNet(net) : destination,
+          target,
+          isOwn: gateways.has(host === undefined ? target : formatAddress(host)),
+          state: 'active',
+          ...(typeof id === 'string' || typeof id === 'number' ? { id: String(id) } : {}),
+        },
+      ]
+    })
+  }
+
+  async #put(signal: AbortSignal): Promise<'made' | 'exists'> {
+    const request = this.#request('put', {})
+    const answer = await this.#place.client.send(request, signal)
+    // 409: the API refuses a second route to the subnet. The list shows which route it has; without a list it counts as this node's.
+    if (answer.status === 409) return 'exists'
+    this.#check(request, answer)
+    return 'made'
+  }
+
+  async #remove(route: FabricRoute, signal: AbortSignal): Promise<void> {
+    if (this.#settings.removeUrl === '')
+      throw new WeftError('CONFIG', `the route to ${route.destination} stays, because Backend has no RemoveURL`, {
+        remedy: 'remove the route by hand, or set RemoveURL in Backend',
+      })
+    const net = parseNet(route.destination)
+    const variables = net ? variablesOf(net, this.#place) : this.#variables
+    const request = this.#request('remove', { ...variables, ...(route.id === undefined ? {} : { id: route.id }) })
+    const answer = await this.#place.client.send(request, signal)
+    if (answer.status !== 404 && answer.status !== 410) this.#check(request, answer)
+  }
+
+  #request(action: Action, more: Variables): ApiRequest {
+    const settings = this.#settings
+    const method = settings[`${action}Method` as const]
+    const open = { ...this.#variables, ...more }
+    const url = fillUrl(settings[`${action}Url` as const], open, `${NAMES[action]}URL`)
+    const variables = { ...open, ...this.#credentialFor(url) }
+    const filled = fillBody(settings[`${action}Body` as const], variables, `${NAMES[action]}Body`)
+    const headers = { ...(filled && { 'content-type': filled.type }), ...fillHeaders(settings.headers, variables) }
+    const request = { method, url, headers, body: filled?.body, ca: this.#ca }
+    return settings.signAws4 === '' ? request : { ...request, headers: this.#signed(request, variables) }
+  }
+
+  /** Returns the headers of a signed request. The credential is the number of the key and the key, with a space between them. */
+  #signed({ method, url, headers = {}, body = '' }: ApiRequest, variables: Variables): Record<string, string> {
+    const [region = '', service = ''] = this.#settings.signAws4.split('/')
+    const [accessKeyId, secretAccessKey] = (variables['credential'] ?? '').split(/\s+/)
+    if (!accessKeyId || !secretAccessKey)
+      throw new WeftError('CONFIG', `Backend.SignAWS4 needs a line with two keys for ${new URL(url).origin}`, {
+        remedy: 'write a line of the origin, the number of the key and the key into the file of CredentialFile',
+      })
+    return signV4({ method, url, headers, body }, { accessKeyId, secretAccessKey }, region, service, Date.now())
+  }
+
+  /**
+   * Returns {credential} for a URL. The file binds each credential to an origin, so that whoever can write the network configuration cannot
+   * have it sent elsewhere, nor have another file sent. Throws WeftError CONFIG if the file has none for this origin.
+   */
+  #credentialFor(url: string): { readonly credential?: string } {
+    if (this.#settings.credentialFile === '') return {}
+    const { origin } = new URL(url)
+    const credential = this.#credentials.get(origin)
+    if (credential) return { credential: credential.reveal() }
+    throw new WeftError('CONFIG', `the file of Backend.CredentialFile has no line for ${origin}`, {
+      remedy: `write a line of ${origin}, a space and the credential`,
+    })
+  }
+
+  /** Throws WeftError FABRIC if the status is not 2xx. The message has none of the request's secrets, even if the answer repeats them. */
+  #check(request: ApiRequest, answer: ApiAnswer): void {
+    if (answer.status >= 200 && answer.status < 300) return
+    let { text } = answer
+    const { 'content-type': _, ...headers } = request.headers ?? {}
+    for (const secret of [...[...this.#credentials.values()].map((each) => each.reveal()), ...Object.values(headers)])
+      if (secret.length > 3) text = text.replaceAll(secret, HIDDEN)
+    const isRedirect = answer.status >= 300 && answer.status < 400
+    const remedy = isRedirect ? 'weft follows no redirects: name the address to which it leads' : undefined
+    throw refusalOf(request, { ...answer, text }, '', text.trim(), remedy)
+  }
+}
+
+/** Returns a member of a JSON value by a path such as `data.routes`; the value itself by an empty path. */
+function memberOf(value: unknown, path: string): unknown {
+  if (path === '') return value
+  let member = value
+  for (const name of path.split('.')) {
+    if (typeof member !== 'object' || member === null || !Object.hasOwn(member, name)) return undefined
+    member = (member as Record<string, unknown>)[name]
+  }
+  return member
+}
+
+/** Reads lines of an origin, a space and a credential. */
+function credentialsOf(text: string): ReadonlyMap<string, Secret> {
+  const credentials = new Map<string, Secret>()
+  for (const line of text.split('\n')) {
+    const [, url = '', credential = ''] = /^\s*(https?:\/\/\S+)\s+(.*?)\s*$/.exec(line) ?? []
+    if (URL.canParse(url) && credential !== '') credentials.set(new URL(url).origin, new Secret(credential))
+  }
+  return credentials
+}
+
+/** Reads a file. The network configuration names it, so it may be a device that never ends. */
+async function read(option: string, path: string): Promise<string> {
+  try {
+    const { size, isFile } = await stat(path).then((found) => ({ size: found.size, isFile: found.isFile() }))
+    if (!isFile) throw new Error('it is no regular file')
+    if (size > FILE_BYTES) throw new Error(`it is longer than ${FILE_BYTES} bytes`)
+    return await readFile(path, 'utf8')
+  } catch (error) {
+    throw new WeftError('CONFIG', `cannot read Backend.${option}: ${messageOf(error)}`, {
+      remedy: 'mount the file at that path on each node',
+    })
+  }
+}

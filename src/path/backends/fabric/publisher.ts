@@ -1,0 +1,56 @@
+// publisher.ts - the contract of the fabric backends: a publisher writes the route to this node's subnet into tables outside of the host.
+
+import type { Log } from '../../../base/log.ts'
+import type { Address, Net } from '../../../net/address.ts'
+import type { ApiClient } from './api-client.ts'
+
+/** A route in a table outside of the host. */
+export interface FabricRoute {
+  /** The destination, such as `10.5.1.0/24`. */
+  readonly destination: string
+  /** The target in the words of the API, for log lines. */
+  readonly target: string
+  /** True if the route leads to this node. */
+  readonly isOwn: boolean
+  /** `dead` means that the API keeps the route and no packet follows it, for example because its target was deleted. */
+  readonly state: 'active' | 'pending' | 'dead'
+  /** The API's number of the route, if the API needs it to delete the route. */
+  readonly id?: string
+}
+
+/** A table of routes outside of the host. */
+export interface RouteTable {
+  /** The name for log lines, such as `rtb-1`. */
+  readonly name: string
+  /** The maximum number of routes that the documents of the API state, or that the API reports; left out if it is not known. */
+  readonly limit?: number | undefined
+  /** Lists all routes, from all pages of the answer. */
+  list(signal: AbortSignal): Promise<readonly FabricRoute[]>
+  /** Adds the route to this node's subnet. Returns `exists` if the API refused it because it has a route to the same destination. */
+  put(signal: AbortSignal): Promise<'made' | 'exists'>
+  /** Removes one route. Succeeds if the route does not exist. */
+  remove(route: FabricRoute, signal: AbortSignal): Promise<void>
+  /** True if the API cannot list its routes. Then `list` returns this node's route, and each check puts the route again. */
+  readonly isBlind?: boolean
+}
+
+/** Knows an API. All members throw WeftError FABRIC if the API refuses or does not answer, and CONFIG if an operator has to act. */
+export interface Publisher {
+  /** Finds this node and its tables. Called before everything else, and again by a new publisher after a failure. */
+  find(signal: AbortSignal): Promise<readonly RouteTable[]>
+}
+
+/** The facts that a publisher gets. */
+export interface Place {
+  readonly subnet: Net
+  /** This node's address on the external interface. */
+  readonly address: Address
+  /** The address that this node publishes in its lease. */
+  readonly publicIp: Address
+  readonly nodeName: string
+  readonly environment: Readonly<Record<string, string | undefined>>
+  readonly client: ApiClient
+  readonly log: Log
+}
+
+export type MakePublisher = (place: Place) => Publisher

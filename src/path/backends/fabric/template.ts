@@ -1,0 +1,123 @@
+// template.ts - fills the variables of an `http` publisher's templates. Pure.
+//
+// A value is escaped for the place where it stands, so that it cannot become another path, header or JSON member. The host of a URL has no
+// variables (URL_FORM in path/catalog.ts), so a template reaches only the host that it names.
+
+import { WeftError } from '../../../base/errors.ts'
+import { HIDDEN, Secret } from '../../../base/secret.ts'
+import { formatAddress, formatNet, isIpv4Net, type Net } from '../../../net/address.ts'
+import { TEMPLATE_VARIABLES, type Settings } from '../../catalog.ts'
+import type { Place } from './publisher.ts'
+
+export type Variables = Readonly<Record<string, string>>
+
+/** Returns the variables of a route, without {credential}. */
+export function variablesOf(
+  subnet: Net,
+  { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
+): Variables {
+  const bits = subnet.prefixLength
+  const { WEFT_INSTANCE: instance } = environment
+  return {
+    subnet: formatNet(subnet),
+    subnetAddress: formatAddress(subnet.address),
+    prefixLength: String(bits),
+    netmask: isIpv4Net(subnet) ? formatAddress(bits === 0 ? 0 : (0xffff_ffff << (32 - bits)) >>> 0) : '',
+    publicIp: formatAddress(publicIp),
+    address: formatAddress(address),
+    node: nodeName,
+    // The cloud's name of this instance, which only the operator knows.
+    ...(instance === undefined ? {} : { instance }),
+    id: '',
+  }
+}
+
+const VARIABLE = /\{([A-Za-z]+)\}/g
+
+/** Fills the variables of a text. Throws WeftError CONFIG for an unknown variable; `what` names the option. */
+function fill(template: string, variables: Variables, what: string, escape: (value: string) => string): string {
+  return template.replaceAll(VARIABLE, (_all, name: string) => {
+    if (!TEMPLATE_VARIABLES.includes(name))
+      throw new WeftError('CONFIG', `Backend.${what} has the unknown variable {${name}}`, {
+        remedy: `take one of ${TEMPLATE_VARIABLES.map((each) => `{${each}}`).join(', ')}`,
+      })
+    const value = variables[name]
+    if (value === undefined && name === 'instance')
+      throw new WeftError('CONFIG', `Backend.${what} has {instance}, and WEFT_INSTANCE is not set`, {
+        remedy: "set WEFT_INSTANCE in the environment of weftd to the cloud's name of this host",
+      })
+    if (value === undefined)
+      throw new WeftError('CONFIG', `Backend.${what} has {${name}}, and there is no CredentialFile`, {
+        remedy: 'set Backend.CredentialFile to a file with the credential',
+      })
+    return escape(value)
+  })
+}
+
+export const fillUrl = (template: string, variables: Variables, what: string): string =>
+  fill(template, variables, what, encodeURIComponent)
+
+/** Fills a body: a text is filled as it is, and in an object each text. Returns the content type too. */
+export function fillBody(
+  template: unknown,
+  variables: Variables,
+  what: string,
+): { readonly body: string; readonly type: string } | undefined {
+  if (template === undefined) return undefined
+  if (template instanceof Secret || typeof template === 'string')
+    return { body: fill(plain(template, what), variables, what, (value) => value), type: 'text/plain; charset=utf-8' }
+  return { body: JSON.stringify(fillDeep(template, variables, what)), type: 'application/json' }
+}
+
+function fillDeep(value: unknown, variables: Variables, what: string): unknown {
+  if (value instanceof Secret || typeof value === 'string')
+    return fill(plain(value, what), variables, what, (text) => text)
+  if (Array.isArray(value)) return value.map((each) => fillDeep(each, variables, what))
+  if (typeof value !== 'object' || value === null) return value
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, fillDeep(each, variables, what)]))
+}
+
+/** Headers that the client sets itself, and those that would change the meaning of the connection. */
+const OWN_HEADERS = new Set(['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade', 'te', 'trailer'])
+
+/** Fills the headers. Throws WeftError CONFIG if a name or a value is not one that HTTP allows. */
+export function fillHeaders(headers: unknown, variables: Variables): Record<string, string> {
+  const filled: Record<string, string> = {}
+  for (const [name, value] of Object.entries((headers as object | undefined) ?? {})) {
+    const remedy = 'give it names and texts that HTTP allows as headers'
+    if (!/^[\w!#$%&'*+.^`|~-]+$/.test(name) || OWN_HEADERS.has(name.toLowerCase()))
+      throw new WeftError('CONFIG', `Backend.Headers has the name ${JSON.stringify(name)}`, { remedy })
+    if (typeof value !== 'string' && !(value instanceof Secret))
+      throw new WeftError('CONFIG', `Backend.Headers.${name} is not a text`, { remedy })
+    const text = fill(plain(value, `Headers.${name}`), variables, `Headers.${name}`, (each) => each)
+    // RFC 9110 section 5.5.
+    if (!/^[\t\x20-\x7E\u0080-\u00FF]*$/.test(text))
+      throw new WeftError('CONFIG', `Backend.Headers.${name} has a character that no header can have`, { remedy })
+    filled[name.toLowerCase()] = text
+  }
+  return filled
+}
+
+/**
+ * Returns the text of a template. Throws WeftError CONFIG if it has the placeholder of a secret: the file of the last known state has no
+ * secrets, and a node must wait for its store instead of sending the placeholder.
+ */
+function plain(text: string | Secret, what: string): string {
+  const value = typeof text === 'string' ? text : text.reveal()
+  if (value.includes(HIDDEN))
+    throw new WeftError('CONFIG', `Backend.${what} has a secret that only the store has`, {
+      remedy: 'put the secret into a file, and name it in Backend.CredentialFile',
+    })
+  return value
+}
+
+/** Throws WeftError CONFIG if a body or a header is not a valid template. The schema has checked the URLs. */
+export function checkTemplates(settings: Settings<'http'>): void {
+  const all = Object.fromEntries(TEMPLATE_VARIABLES.map((name) => [name, 'x']))
+  const { credential, ...others } = all
+  const known = settings.credentialFile === '' || credential === undefined ? others : { ...others, credential }
+  fillHeaders(settings.headers, known)
+  fillBody(settings.putBody, known, 'PutBody')
+  fillBody(settings.removeBody, known, 'RemoveBody')
+  fillBody(settings.listBody, known, 'ListBody')
+}

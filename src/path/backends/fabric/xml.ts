@@ -1,0 +1,61 @@
+// xml.ts - reads the XML answers of EC2: elements and text, without attributes. Pure.
+
+export interface XmlElement {
+  readonly name: string
+  readonly text: string
+  readonly children: readonly XmlElement[]
+}
+
+/** EC2's answers are nested about ten levels deep. */
+const DEEPEST = 50
+const ENTITIES: Readonly<Record<string, string>> = { lt: '<', gt: '>', amp: '&', quot: '"', apos: "'" }
+
+const unescaped = (text: string): string =>
+  text.replaceAll(/&(?:#(\d+)|#x([\da-fA-F]+)|(\w+));/g, (all, decimal?: string, hex?: string, name?: string) => {
+    if (name !== undefined) return ENTITIES[name] ?? all
+    const code = decimal === undefined ? Number.parseInt(hex ?? '', 16) : Number(decimal)
+    return code > 0 && code <= 0x10_ffff ? String.fromCodePoint(code) : all
+  })
+
+/** Returns the root element. Throws an Error if the text is not XML of this simple kind. */
+export function readXml(text: string): XmlElement {
+  interface Open {
+    readonly name: string
+    text: string
+    readonly children: XmlElement[]
+  }
+  const root: Open = { name: '', text: '', children: [] }
+  const open: Open[] = [root]
+  // Declarations, comments, tags and text, one after another.
+  for (const [token, tag] of text.matchAll(/<\?[^>]*>|<!--[^]*?-->|<([^>]+)>|[^<]+/g)) {
+    const top = open.at(-1) ?? root
+    if (tag === undefined) {
+      if (!token.startsWith('<')) top.text += unescaped(token)
+      continue
+    }
+    if (tag.startsWith('/')) {
+      if (open.length < 2 || tag.slice(1).trim() !== top.name) throw new Error(`the tag <${tag}> ends no element`)
+      open.pop()
+      continue
+    }
+    const [name = ''] = /^[^\s/]*/.exec(tag) ?? []
+    const element: Open = { name, text: '', children: [] }
+    top.children.push(element)
+    if (!tag.endsWith('/')) open.push(element)
+    if (open.length > DEEPEST) throw new Error(`it is nested more than ${DEEPEST} deep`)
+  }
+  const [first] = root.children
+  if (open.length !== 1 || !first) throw new Error('it is not a complete XML document')
+  return first
+}
+
+/** Returns the elements at a path such as `routeSet/item`. */
+export function elementsAt(element: XmlElement, path: string): readonly XmlElement[] {
+  let found: readonly XmlElement[] = [element]
+  for (const name of path.split('/'))
+    found = found.flatMap(({ children }) => children.filter((child) => child.name === name))
+  return found
+}
+
+/** Returns the text of the first element at a path; empty if there is none. */
+export const textAt = (element: XmlElement, path: string): string => elementsAt(element, path)[0]?.text.trim() ?? ''

@@ -1,0 +1,8 @@
+// gce.ts - the backend whose routes are in the network of a Google Compute Engine instance.
+
+import type { Backend, BackendParts } from '../contract.ts'
+import { createFabricBackend } from './fabric.ts'
+import { GcePublisher } from './fabric/gce-publisher.ts'
+
+export const createGceBackend = (parts: BackendParts<'gce'>): Backend =>
+  createFabricBackend('gce', parts, (place) => new GcePublisher(place))

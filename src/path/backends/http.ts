@@ -1,0 +1,17 @@
+// http.ts - the backend whose routes a switch, or any other API over HTTP, keeps by requests that the operator describes.
+
+import type { Backend, BackendParts } from '../contract.ts'
+import { createFabricBackend } from './fabric.ts'
+import { HttpPublisher } from './fabric/http-publisher.ts'
+import { checkTemplates } from './fabric/template.ts'
+
+/** Throws WeftError CONFIG if a template is wrong. */
+export function createHttpBackend(parts: BackendParts<'http'>): Backend {
+  const { settings, log } = parts
+  checkTemplates(settings)
+  if (settings.credentialFile !== '' && [settings.putUrl, settings.removeUrl, settings.listUrl].some(isPlain))
+    log.warn('Backend sends the text of CredentialFile over http, which is not encrypted; take https')
+  return createFabricBackend('http', parts, (place) => new HttpPublisher(settings, place))
+}
+
+const isPlain = (url: string): boolean => url.startsWith('http:')

@@ -1,0 +1,353 @@
+// http.test.ts - Type `http`: what its templates may contain, and the limits of its requests.
+
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { createServer, type RequestListener, type Server } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { afterAll, afterEach, describe, expect, it } from 'vitest'
+import { Secret } from '../../../../../src/base/secret.ts'
+import { readSettings } from '../../../../../src/control/config/backend-options.ts'
+import { hideSecrets } from '../../../../../src/control/config/hidden.ts'
+import { parseAddress } from '../../../../../src/net/address.ts'
+import { parseIpv4Net } from '../../../../../src/net/ipv4.ts'
+import { parseIpv6Net } from '../../../../../src/net/ipv6.ts'
+import { ApiClient } from '../../../../../src/path/backends/fabric/api-client.ts'
+import { HttpPublisher } from '../../../../../src/path/backends/fabric/http-publisher.ts'
+import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keeper.ts'
+import {
+  checkTemplates,
+  fillBody,
+  fillHeaders,
+  fillUrl,
+  variablesOf,
+} from '../../../../../src/path/backends/fabric/template.ts'
+import { elementsAt, readXml, textAt } from '../../../../../src/path/backends/fabric/xml.ts'
+import { createLogged } from '../../../../support/fake-fabric.ts'
+import { FakeSwitch } from '../../../../support/fake-switch.ts'
+
+const folder = mkdtempSync(join(tmpdir(), 'weft-http-'))
+const credentialFile = join(folder, 'secret')
+const bind = (url: string): void => writeFileSync(credentialFile, `${url} secret-of-switch\n`)
+afterAll(() => rmSync(folder, { recursive: true }))
+
+const never = new AbortController().signal
+const settingsOf = (backend: object) =>
+  readSettings(
+    'http',
+    Object.fromEntries(
+      Object.entries(hideSecrets(backend) as object).map(([name, value]) => [name.toLowerCase(), value as unknown]),
+    ),
+  )
+const PUT = 'https://switch.example:8443/api'
+
+describe('a template', () => {
+  const subnet = parseIpv4Net('10.5.1.0/24')!
+  const [host, other] = [parseAddress('203.0.113.7')!, parseAddress('192.0.2.7')!]
+  const place = { publicIp: host, address: other, nodeName: 'a "node" / é', environment: { WEFT_INSTANCE: 'i-1' } }
+  const variables = { ...variablesOf(subnet, place), credential: 's3cret' }
+
+  it('has the variables of a route', () => {
+    expect(variables).toMatchObject({
+      subnet: '10.5.1.0/24',
+      subnetAddress: '10.5.1.0',
+      prefixLength: '24',
+      netmask: '255.255.255.0',
+      publicIp: '203.0.113.7',
+      address: '192.0.2.7',
+      instance: 'i-1',
+    })
+    expect(variablesOf(parseIpv6Net('fd00:5:0:1::/64')!, place)).toMatchObject({ netmask: '' })
+    expect(variablesOf(parseIpv4Net('0.0.0.0/0')!, place)).toMatchObject({ netmask: '0.0.0.0' })
+  })
+
+  it('escapes a value for its place', () => {
+    expect(fillUrl('https://a/{subnet}?n={node}', variables, 'PutURL')).toBe(
+      'https://a/10.5.1.0%2F24?n=a%20%22node%22%20%2F%20%C3%A9',
+    )
+    expect(fillBody({ n: '{node}', deep: [{ bits: 24, to: 'via {publicIp}' }] }, variables, 'PutBody')).toEqual({
+      body: '{"n":"a \\"node\\" / é","deep":[{"bits":24,"to":"via 203.0.113.7"}]}',
+      type: 'application/json',
+    })
+    expect(fillBody('ip route {subnetAddress} {netmask} {address}', variables, 'PutBody')?.body).toBe(
+      'ip route 10.5.1.0 255.255.255.0 192.0.2.7',
+    )
+    expect(fillHeaders({ Authorization: new Secret('Bearer {credential}') }, variables)).toEqual({
+      authorization: 'Bearer s3cret',
+    })
+  })
+
+  it.each([
+    [{ Host: 'elsewhere' }, 'Backend.Headers has the name "Host"'],
+    [{ 'a b': 'x' }, 'Backend.Headers has the name "a b"'],
+    [{ a: 1 }, 'Backend.Headers.a is not a text'],
+    [{ a: 'x\r\nHost: y' }, 'Backend.Headers.a has a character that no header can have'],
+    [{ a: '{password}' }, 'Backend.Headers.a has the unknown variable {password}'],
+    [{ a: new Secret('<hidden>') }, 'Backend.Headers.a has a secret that only the store has'],
+  ])('refuses the headers %j', (headers, message) => {
+    expect(() => fillHeaders(headers, variables)).toThrow(message)
+  })
+
+  it.each([
+    ['PutURL', 'ftp://switch/x'],
+    ['PutURL', 'https://{node}.example/x'],
+    ['PutURL', 'https://switch{node}/x'],
+    ['PutURL', 'https://user:pass@switch/x'],
+    ['PutURL', String.raw`https://switch\@evil.example/x`],
+    ['PutURL', 'https://switch/{credential}'],
+    ['PutURL', 'https://switch/{password}'],
+    ['PutURL', 'https://switch/a#b'],
+    ['PutURL', ''],
+    ['ListURL', 'file:///etc/shadow'],
+    ['PutMethod', 'CONNECT'],
+    ['CredentialFile', 'relative/path'],
+    ['Headers', 'Authorization: x'],
+    ['ListRoutes', 'a b'],
+  ])('is refused if %s is %j', (name, value) => {
+    expect(() => settingsOf({ PutURL: PUT, [name]: value })).toThrow(`Backend.${name} is `)
+  })
+
+  it('is refused without a URL, and with {credential} without a file', () => {
+    expect(() => settingsOf({})).toThrow('Backend.PutURL is undefined')
+    expect(() => checkTemplates(settingsOf({ PutURL: PUT, Headers: { a: '{credential}' } }))).toThrow(
+      'Backend.Headers.a has {credential}, and there is no CredentialFile',
+    )
+    expect(() =>
+      checkTemplates(settingsOf({ PutURL: PUT, PutBody: { a: ['{credential}'] }, CredentialFile: '/x' })),
+    ).not.toThrow()
+  })
+})
+
+describe('a request', () => {
+  const servers: Server[] = []
+  afterEach(() => {
+    for (const server of servers.splice(0)) {
+      server.closeAllConnections()
+      server.close()
+    }
+  })
+  async function serve(listener: RequestListener): Promise<string> {
+    const server = createServer(listener)
+    servers.push(server)
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+    return `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  }
+  function placeOf(client = new ApiClient()) {
+    const { log, lines } = createLogged()
+    const [subnet, address] = [parseIpv4Net('10.5.1.0/24')!, parseAddress('192.0.2.1')!]
+    return { place: { subnet, address, publicIp: address, nodeName: 'node-1', environment: {}, client, log }, lines }
+  }
+
+  it('follows no redirect, so that the secret goes nowhere else', async () => {
+    let stolen = 0
+    const elsewhere = await serve((_request, response) => {
+      stolen++
+      response.end()
+    })
+    const url = await serve((_request, response) => response.writeHead(307, { location: elsewhere }).end())
+    bind(url)
+    const settings = settingsOf({ PutURL: `${url}/r`, Headers: { a: '{credential}' }, CredentialFile: credentialFile })
+    const [table] = await new HttpPublisher(settings, placeOf().place).find()
+    await expect(table?.put(never)).rejects.toMatchObject({
+      message: expect.stringMatching(/^PUT 127\.0\.0\.1:\d+\/r: 307/) as string,
+      remedy: 'weft follows no redirects: name the address to which it leads',
+    })
+    expect(stolen).toBe(0)
+  })
+
+  it('shows no secret that an answer repeats', async () => {
+    const url = await serve((request, response) =>
+      response.writeHead(500).end(`${String(request.headers['x-name'])} and secret-of-switch`),
+    )
+    bind(url)
+    const headers = { a: '{credential}', 'X-Name': 'plain-text-secret' }
+    const settings = settingsOf({ PutURL: `${url}/r?q={node}`, Headers: headers, CredentialFile: credentialFile })
+    const [table] = await new HttpPublisher(settings, placeOf().place).find()
+    await expect(table?.put(never)).rejects.toThrow(/^PUT 127\.0\.0\.1:\d+\/r: 500 <hidden> and <hidden>$/)
+  })
+
+  it('ends when the answer takes too long, or has no end', async () => {
+    const url = await serve((request, response) => {
+      if (!request.url?.includes('endless')) return
+      const more = (): void =>
+        void (response.write('x'.repeat(65_536)) ? setImmediate(more) : response.once('drain', more))
+      more()
+    })
+    const hasty = new ApiClient({ answerMs: 300 })
+    await expect(hasty.send({ method: 'GET', url: `${url}/a?secret=1` }, never)).rejects.toThrow(
+      /^GET 127\.0\.0\.1:\d+\/a: no complete answer within 0\.3 s$/,
+    )
+    const patient = new ApiClient({ answerMs: 30_000, answerBytes: 1_000_000 })
+    await expect(patient.send({ method: 'GET', url: `${url}/endless` }, never)).rejects.toThrow(
+      'longer than 1000000 bytes',
+    )
+  })
+
+  it('obeys the pause that a server demands', async () => {
+    let count = 0
+    const url = await serve((_request, response) => {
+      count++
+      response.writeHead(429, { 'retry-after': '40' }).end()
+    })
+    let now = 0
+    const client = new ApiClient({ now: () => now })
+    const ask = () => client.send({ method: 'GET', url }, never)
+    expect((await ask()).status).toBe(429)
+    now = 39_000
+    await expect(ask()).rejects.toThrow('the server demands a pause of 1 s')
+    now = 41_000
+    await ask()
+    expect(count).toBe(2)
+  })
+
+  it('sends a credential only to the origin that its file names', async () => {
+    let count = 0
+    const url = await serve((_request, response) => {
+      count++
+      response.end()
+    })
+    bind('http://127.0.0.1:1')
+    const settings = settingsOf({ PutURL: `${url}/r`, Headers: { a: '{credential}' }, CredentialFile: credentialFile })
+    const [table] = await new HttpPublisher(settings, placeOf().place).find()
+    await expect(table?.put(never)).rejects.toMatchObject({
+      message: `the file of Backend.CredentialFile has no line for ${url}`,
+      remedy: `write a line of ${url}, a space and the credential`,
+    })
+    expect(count).toBe(0)
+  })
+
+  it.each([
+    ['/dev/zero', 'it is no regular file'],
+    ['/proc/self/environ', 'has no line for'],
+  ])('sends nothing of the file %s', async (path, why) => {
+    const settings = settingsOf({ PutURL: PUT, Headers: { a: '{credential}' }, CredentialFile: path })
+    const sent = async (): Promise<unknown> => {
+      const [table] = await new HttpPublisher(settings, placeOf().place).find()
+      return table?.put(never)
+    }
+    await expect(sent()).rejects.toThrow(why)
+  })
+
+  it('names a file that cannot be read', async () => {
+    const settings = settingsOf({ PutURL: PUT, CredentialFile: join(folder, 'none') })
+    await expect(new HttpPublisher(settings, placeOf().place).find()).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: expect.stringMatching(/^cannot read Backend\.CredentialFile: ENOENT/) as string,
+    })
+  })
+
+  it('is signed as AWS does, for an API that names hosts in its own way', async () => {
+    const seen: string[] = []
+    const url = await serve((request, response) => {
+      seen.push(`${request.method} ${request.url}`)
+      const [, id, scope] =
+        /Credential=(\w+)\/\d{8}\/(\S+)\/aws4_request, /.exec(request.headers.authorization ?? '') ?? []
+      if (id !== 'AKLT1' || scope !== 'cn-beijing-6/vpc') return void response.writeHead(403).end('no signature')
+      const NextHopSet = [{ GatewayId: 'i-1' }]
+      const RouteSet = [{ RouteId: 'route-7', DestinationCidrBlock: '10.5.1.0/24', NextHopSet }]
+      response.end(JSON.stringify({ RouteSet }))
+    })
+    writeFileSync(credentialFile, `${url} AKLT1 secret-of-ksyun\n`)
+    const settings = settingsOf({
+      PutURL: `${url}/?Action=CreateRoute&InstanceId={instance}`,
+      PutMethod: 'GET',
+      RemoveURL: `${url}/?Action=DeleteRoute&RouteId={id}`,
+      RemoveMethod: 'GET',
+      ListURL: `${url}/?Action=DescribeRoutes`,
+      ListRoutes: 'RouteSet',
+      ListDestination: 'DestinationCidrBlock',
+      ListGateway: 'NextHopSet.0.GatewayId',
+      ListID: 'RouteId',
+      SignAWS4: 'cn-beijing-6/vpc',
+      CredentialFile: credentialFile,
+    })
+    const { place } = placeOf()
+    const named = { ...place, environment: { WEFT_INSTANCE: 'i-1' } }
+    const [table] = await new HttpPublisher(settings, named).find()
+    const [route] = (await table?.list(never)) ?? []
+    expect(route).toEqual({ destination: '10.5.1.0/24', target: 'i-1', isOwn: true, state: 'active', id: 'route-7' })
+    await table?.put(never)
+    await table?.remove(route!, never)
+    expect(seen.slice(1)).toEqual([
+      'GET /?Action=CreateRoute&InstanceId=i-1',
+      'GET /?Action=DeleteRoute&RouteId=route-7',
+    ])
+    const [unnamed] = await new HttpPublisher(settings, place).find()
+    await expect(unnamed?.put(never)).rejects.toThrow('Backend.PutURL has {instance}, and WEFT_INSTANCE is not set')
+    bind(url)
+    const [keyless] = await new HttpPublisher(settings, named).find()
+    await expect(keyless?.put(never)).rejects.toThrow(
+      'Backend.SignAWS4 needs a line with two keys for http://127.0.0.1:',
+    )
+  })
+
+  it('is put again regularly without a list', async () => {
+    const methods: string[] = []
+    const url = await serve((request, response) => {
+      methods.push(`${request.method} ${request.url}`)
+      response.writeHead(methods.length === 2 ? 409 : 200).end()
+    })
+    const settings = settingsOf({ PutURL: `${url}/r/{prefixLength}`, PutMethod: 'POST', RemoveURL: `${url}/r` })
+    const { place, lines } = placeOf()
+    let now = 0
+    const keeper = new RouteKeeper({
+      subnet: place.subnet,
+      network: parseIpv4Net('10.5.0.0/16')!,
+      make: () => new HttpPublisher(settings, place),
+      log: place.log,
+      now: () => now,
+    })
+    for (now = 0; now < 300_000; now += 100_000) await keeper.check()
+    expect(methods).toEqual(['POST /r/24', 'POST /r/24', 'POST /r/24'])
+    expect(await keeper.withdraw(never)).toHaveLength(1)
+    expect(methods.at(-1)).toBe('DELETE /r')
+    expect(lines).toEqual([expect.stringMatching(/^info The route to 10\.5\.1\.0\/24 was sent to 127\.0\.0\.1:\d+$/)])
+  })
+
+  it('does not fight with another node about a switch that replaces routes', async () => {
+    const fabric = await new FakeSwitch(credentialFile).start()
+    fabric.replaces = true
+    try {
+      const keepers = [1, 2].map((node) => {
+        const place = fabric.place(node, '10.5.1.0/24', createLogged().log)
+        const network = parseIpv4Net('10.5.0.0/16')!
+        let now = 0
+        const keeper = new RouteKeeper({
+          subnet: place.subnet,
+          network,
+          make: () => fabric.publisher(place),
+          log: place.log,
+          now: () => now,
+          wait: async () => {},
+        })
+        return { keeper, later: () => void (now += 200_000) }
+      })
+      for (let round = 0; round < 5; round++) {
+        await Promise.all(keepers.map(({ keeper }) => keeper.check()))
+        for (const { later } of keepers) later()
+      }
+      expect(fabric.routes).toHaveLength(1)
+      expect(fabric.changes.filter((change) => change.startsWith('put')).length).toBeLessThanOrEqual(2)
+    } finally {
+      await fabric.close()
+    }
+  })
+})
+
+describe('the XML of an answer', () => {
+  it('is read with its entities and empty elements', () => {
+    const root = readXml(
+      '<?xml version="1.0"?>\n<!-- a -->\n<r xmlns="x"><a><b>1 &lt; 2 &amp;amp; &#65;&#x42; &odd;</b><c/></a><a><b/></a></r>',
+    )
+    expect(root.name).toBe('r')
+    expect(elementsAt(root, 'a/b').map(({ text }) => text)).toEqual(['1 < 2 &amp; AB &odd;', ''])
+    expect([textAt(root, 'a/c'), textAt(root, 'none/b')]).toEqual(['', ''])
+  })
+
+  it.each(['', 'text', '<a>', '<a></b>', '</a>', '<a></a><b>', `${'<a>'.repeat(60)}${'</a>'.repeat(60)}`, '{"a":1}'])(
+    'is refused: %j',
+    (text) => {
+      expect(() => readXml(text)).toThrow(/element|document|deep/)
+    },
+  )
+})
