@@ -14,9 +14,7 @@ const AMEND_MS = 1_000
 /** The first and the longest pause before another try to renew. One failed try must not cost an hour's margin. */
 const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
-/**
- * The random part of the margin, or of the time before it, so that nodes which started together do not renew together.
- */
+/** The random part of the time of a renewal, as a fraction, so that nodes which started together do not renew together. */
 const RENEW_JITTER = 0.1
 /** If the store extended a lease without writing its value, the value is written and the problem logged again within this time. */
 const UNWRITTEN_MS = 3_600_000
@@ -24,7 +22,10 @@ const UNWRITTEN_MS = 3_600_000
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
-/** The longest such pause if the lease is missing. It is shorter than the time for which peers keep a lease that vanished with most others. */
+/**
+ * The longest pause, in ms, before weftd writes this node's lease again if the lease is missing from the store. If most leases vanish
+ * together, peers keep them for longer than this pause.
+ */
 const GONE_PAUSE_MAX_MS = 10_000
 /** How often the clocks are compared during the wait for a renewal. */
 const CLOCKS_MS = 60_000
