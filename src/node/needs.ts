@@ -213,7 +213,7 @@ const portConfig = ({ address, port }: NeededPort, device: NeededDevice | undefi
   tunName: device?.name ?? '',
 })
 
-/** True for a device that `open` goes on with or deletes. */
+/** True if the backend's `open` will use the existing device `each`, or delete and replace it. */
 const isReplaced = (each: JsonDevice, device: NeededDevice | undefined): boolean =>
   device !== undefined &&
   isNamedBy(device.name, each.ifname ?? '') &&

@@ -196,7 +196,7 @@ export function findingsOf(
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
   /**
-   * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so its state is not
+   * The nodes that probe a peer with a problem. A node may be impaired only because of that peer, so the states of these nodes are not
    * reported separately.
    */
   const seesTrouble = new Set(

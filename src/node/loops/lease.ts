@@ -11,7 +11,7 @@ import type { Node, NodeParts } from '../node.ts'
 
 /** The time limit for the store's answer about an operator's public IP, if an earlier answer can be used instead. */
 const AMEND_MS = 1_000
-/** The first and the longest pause before another try to renew. One failed try must not cost an hour's margin. */
+/** The first and the longest pause, in ms, before another try to renew the lease. One failed try must not cost an hour's margin. */
 const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
 /** The random part of the time of a renewal, as a fraction, so that nodes which started together do not renew together. */

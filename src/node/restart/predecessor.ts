@@ -50,7 +50,8 @@ export class Predecessor {
     return parcel && aboutOf(parse(parcel.text))
   }
 
-  /** Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if it lends no path. */
+  /** Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if the
+   * daemon refuses to pass its paths on. */
   async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
     const parcel = await this.request('path')
     if (!parcel) return undefined
