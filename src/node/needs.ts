@@ -41,7 +41,9 @@ interface JsonDevice {
   }
 }
 
-/** Throws WeftError if `open` of a prepared backend would fail because of other programs, devices or routes of this host. Changes nothing. */
+/**
+ * Throws WeftError if `open` of a prepared backend would fail because of other programs, devices or routes of this host. Changes nothing.
+ */
 export async function requireNeeds({ needs }: Pick<Backend, 'needs'>, host: NeedsHost): Promise<void> {
   const parts = needs?.() ?? []
   const failures = await failuresOf(parts, (part) => requirePart(part, host))

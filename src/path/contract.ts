@@ -58,7 +58,8 @@ export interface Backend {
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
    * Lists the ports, devices and families that `open` will use, as the last `prepare` found them. The list has one part for each family if
-   * the families are opened separately. `open` succeeds if at least one part is available. Left out by a backend that uses no ports, devices or families.
+   * the families are opened separately. `open` succeeds if at least one part is available. Left out by a backend that uses no ports,
+   * devices or families.
    */
   needs?(): readonly NeededPart[]
   /**

@@ -303,7 +303,8 @@ function ownLeases(
   former: readonly FoundLease[],
 ): readonly FoundLease[] {
   const { attrs, previous = {} } = acquiring
-  // If the node has several leases, flanneld takes the first one of the listing. weft prefers the node's previous subnet, because the running containers have addresses of this subnet.
+  // If the node has several leases, flanneld takes the first one of the listing. weft prefers the node's previous subnet, because the
+  // running containers have addresses of this subnet.
   const rank = (lease: Lease): number =>
     2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
   const isOwn = (lease: FoundLease): boolean => former.includes(lease) || isOfOneNode(lease.attrs, attrs)

@@ -68,8 +68,9 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
 }
 
 /**
- * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store. Later
- * calls use its last answer if it does not answer, so that a data path can be opened again.
+ * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store.
+ * If
+ * the store does not answer a later call, that call uses the store's last answer, so that a data path can be opened again.
  */
 export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -137,8 +138,8 @@ export async function keepLease(node: Node): Promise<never> {
 }
 
 /**
- * True if the successor has written its own lease: with other attributes, or for other families and so under another key. If this process wrote
- * its lease back, both would write in turns until the hand-over.
+ * True if the successor has written its own lease: with other attributes, or for other families and so under another key. If this process
+ * wrote its lease back, both would write in turns until the hand-over.
  */
 function isSuccessors({ ownership, view, lease }: Node): boolean {
   if (!ownership.hasSuccessor) return false
@@ -148,8 +149,8 @@ function isSuccessors({ ownership, view, lease }: Node): boolean {
 }
 
 /**
- * Runs `write`, and gives its lease an end by the monotonic clock too, because the wall clock may be set later (NTP does so at boot). If the
- * wall clock is set while the lease is written, the earlier end counts.
+ * Runs `write`, and gives its lease an end by the monotonic clock too, because the wall clock may be set later (NTP does so at boot). If
+ * the wall clock is set while the lease is written, the earlier end counts.
  */
 async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const monotonicZero = (): number => Date.now() - performance.now()

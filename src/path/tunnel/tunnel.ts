@@ -82,7 +82,7 @@ interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** What survives a restart of the daemon: devices and queues that this process leaves to the next, or that an earlier process left. */
+/** The devices and queues that survive a restart of the daemon: those of an earlier process, and those that this process will leave. */
 export interface Persistence {
   /** True if the TUN device must stay when this process ends, even if it is killed. */
   readonly persist: boolean

@@ -140,8 +140,8 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
 
 /**
  * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, packets like this one are known to
- * arrive, so a rule is returned only if it certainly drops the packet. A packet without a conntrack state is evaluated with an unknown state, and then as the first packet of its
- * connection, because a firewall may accept only answers.
+ * arrive, so a rule is returned only if it certainly drops the packet. A packet without a conntrack state is evaluated with an unknown
+ * state, and then as the first packet of its connection, because a firewall may accept only answers.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',

@@ -249,8 +249,10 @@ class Peer extends Remote {
    */
   answered: Endpoint | undefined
 
-  /** mac1 and index of the last message to the peer, and the cookie from the last cookie reply of the peer. A peer may answer a message with a
-   * cookie reply. */
+  /**
+   * mac1 and index of the last message to the peer, and the cookie from the last cookie reply of the peer. A peer may answer a message with
+   * a cookie reply.
+   */
   sentMac1: Uint8Array | undefined
   sentIndex = 0
   cookie: SecretBytes | undefined
