@@ -69,8 +69,7 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
 
 /**
  * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store.
- * If the store does not answer a later call, that call uses the store's last
- * answer, so that a data path can be opened again.
+ * If the store does not answer a later call, that call uses the store's last answer, so that a data path can be opened again.
  */
 export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
   if (!manager.amend) return backend
