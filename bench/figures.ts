@@ -42,12 +42,12 @@ const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],
     what: 'One TCP stream between containers on two hosts',
-    why: 'The link in this measurement carries superpackets. weft splits and copies each superpacket, and kernel vxlan does not.',
+    why: 'The link in this measurement carries superpackets (large packets of many segments). weft splits and copies each superpacket, and kernel vxlan does not.',
   },
   {
     of: ['wire', 'tcp', 'throughput'],
-    what: 'One TCP stream over a link that carries no superpackets',
-    why: 'weft and kernel vxlan both split every superpacket before such a link.',
+    what: 'One TCP stream over a link that carries only packets of at most the MTU',
+    why: 'Before the packets enter this link, both weft and kernel vxlan split every superpacket (a large packet of many segments).',
   },
   {
     of: ['containers', 'udp64', 'rate'],
@@ -57,7 +57,7 @@ const FOUR = [
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'The round trip of a ping beside a TCP stream, between containers',
-    why: 'In weft the ping has a lane of its own, but a thread has to wake up on each host.',
+    why: 'In weft the ping has a TUN queue and a thread of its own, but a thread has to wake up on each host.',
   },
 ] as const
 

@@ -65,7 +65,7 @@ import type { Notifier } from './report/notify.ts'
 import { readPage } from './report/page.ts'
 import { serveStatus } from './report/serve.ts'
 
-/** The loops without which no packets pass. A failure that nobody foresaw ends the daemon. */
+/** The loops without which no packets pass. If one of these loops ends with an unexpected error, the daemon ends. */
 const ESSENTIAL: readonly Loop[] = [
   keepPeers, // applies the subnet manager's reports to the data path's peer table
   keepLease, // renews the node's own lease, and acquires it again if it was lost

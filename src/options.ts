@@ -175,7 +175,8 @@ export function checkFeatures({ without, engine }: DaemonOptions, features: read
 }
 
 /**
- * Checks that flanneld's lease renewal margin is in its allowed range. Throws WeftError USAGE; flanneld exits with 1 if the margin is not.
+ * Checks that flanneld's lease renewal margin is in its allowed range. Throws WeftError USAGE if the margin is out of range; flanneld then
+ * exits with 1.
  */
 export function checkMargin(options: DaemonOptions): void {
   const margin = options['subnet-lease-renew-margin']

@@ -21,8 +21,8 @@ struct Upper {
 
 namespace extensions {
 
-/// The maximum number of extension headers in a packet. No sender has a reason for more (RFC 8504 section 5.3
-/// recommends such a limit for options).
+/// The maximum number of extension headers in a packet. No sender has a reason for more. (RFC 8504 section 5.3
+/// recommends a limit for the number of options.)
 constexpr size_t kMost = 8;
 constexpr size_t kBlockBytes = 8, kFragmentBytes = 8, kMaxPayloadBytes = 65535;
 constexpr uint8_t kHopByHop = 0, kRouting = 43, kFragment = 44, kDestination = 60;

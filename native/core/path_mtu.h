@@ -28,7 +28,7 @@ class PathMtu {
     write((bytes < kBytes ? bytes : kBytes) | (read() & kAtOnce ? kDoubted : 0), now_ms);
   }
   /// True if the path MTU explains that the kernel refused a datagram of `bytes`: the datagram exceeds the known MTU,
-  /// or the MTU will be queried again immediately. False if such a query has just confirmed that the datagram fits.
+  /// or the MTU will be queried again immediately. False if a query has just confirmed that the datagram fits.
   bool explains(size_t bytes, int64_t now_ms) {
     const uint64_t word = read();
     const size_t known = word & kBytes;

@@ -31,7 +31,8 @@ class ReplayWindow {
   /// A counter that is at most this far behind the greatest counter is always recent enough for accept().
   static constexpr uint64_t kWindow = kBits - 64;
 
-  /// Marks a counter as arrived. Returns false if it arrived before, or is so old that the window no longer knows.
+  /// Marks a counter as arrived. Returns false if the counter arrived earlier, or if it is older than the window, so
+  /// that it may have arrived earlier.
   bool accept(uint64_t counter) {
     if (counter >= next_) {
       move_to(counter);

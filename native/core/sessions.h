@@ -88,8 +88,9 @@ class Sessions {
     mailbox_.save(out);
     return out.take();
   }
-  /// Continues the sessions that another engine saved, if these records name them. Must be called before a loop thread
-  /// runs. Returns false and keeps no session if the bytes are invalid.
+  /// Continues the sessions that another engine saved (`saved`). `records` is the list of the peers (PeerRecord);
+  /// sessions that no record names are dropped. Must be called before a loop thread runs. Returns false and keeps no
+  /// session if `saved` is invalid.
   bool take_over(std::span<const uint8_t> saved, std::span<const uint8_t> records, int64_t now_ms) {
     std::unordered_map<uint32_t, uint32_t> slots;  // the traffic slot of each session's peer, by session number
     each_record(records, [&](const PeerRecord& record) {

@@ -10,7 +10,7 @@
 //   so that senders who may not send cannot make a thread poll.
 // - Other programs need the core. A thread that yields to them waits for milliseconds, whereas a sleeping thread would
 //   preempt them when it wakes. After a yield that took too long, the thread does not poll for a while, and each
-//   further such yield doubles that time.
+//   further yield that takes too long doubles that time.
 //
 // KVM's halt polling uses only the first rule (Documentation/virt/kvm/halt-polling.rst), because there the core is not
 // shared.

@@ -73,8 +73,8 @@ class Egress final : public Direction {
           pump.failure = SystemError{"read from the TUN", errno};
           break;
         }
-        // Any other errno of read() means that the kernel has dropped one packet (drivers/net/tun.c, tun_put_user), so
-        // reading goes on.
+        // If read() fails with an errno other than EINTR, EAGAIN and EBADFD, the kernel has dropped one packet
+        // (drivers/net/tun.c, tun_put_user), so the loop continues to read.
         drop({.reason = k_tx_drop_tun});
         pump.items++;
         continue;
@@ -285,8 +285,8 @@ class Egress final : public Direction {
     return packet.version == 6 || (load_be16(bytes + 6) & kDontFragment);
   }
   /// Packets up to this length are sent regardless of the path MTU. IPv6 senders need not send packets shorter than
-  /// 1280 bytes, whatever an ICMP error says, so the kernel fragments the datagrams of such packets (RFC 2473 section
-  /// 7.1).
+  /// 1280 bytes, whatever an ICMP error says, so the kernel fragments the datagrams that contain IPv6 packets up to
+  /// this length (RFC 2473 section 7.1).
   static size_t least_mtu(const Packet& packet) { return packet.version == 6 ? kLeastIpv6Mtu : 0; }
 
   void refuse(size_t mtu, const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint) {

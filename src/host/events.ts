@@ -46,7 +46,7 @@ const NAMES = [/^(\d+): \S+\s+inet6? (\S+)/, /^(.+?)(?: via .*)? dev (\S+).*? (m
 
 /**
  * Makes a filter for lines of `ip -o monitor`. The filter returns false for lines that only renew the lifetime of an address or route.
- * Every router advertisement causes such lines (RFC 4862 section 5.5.3).
+ * Every router advertisement renews lifetimes (RFC 4862 section 5.5.3).
  */
 export function createChangeFilter(): (line: string) => boolean {
   const known = new Map<string, string>()

@@ -604,8 +604,8 @@ function follow(
 }
 
 /**
- * Describes a change of the external interface that the data path made for `before` cannot follow: of an address of these families, or
- * else of the MTU. Returns undefined if there is no such change.
+ * Returns a text about how the external interface differs from `before`: a changed or new address of one of these families, or otherwise a
+ * changed MTU. The data path that was made for `before` must then be made again. Returns undefined if neither changed.
  */
 export const changeOf = (
   before: ExternalInterface,

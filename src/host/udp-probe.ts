@@ -10,7 +10,7 @@ import { familyOf, formatAddress, type Address } from '../net/address.ts'
  */
 export type UdpProbeResult = 'refused' | 'prohibited' | 'own-firewall' | 'no-route'
 
-/** The result for each error code that the socket reports after the datagram was sent. Such an error comes from an ICMP error. */
+/** The result for each error code that the socket reports after the datagram was sent. The kernel gets these errors from ICMP errors. */
 const AFTER_SENDING: Readonly<Record<string, UdpProbeResult>> = {
   ECONNREFUSED: 'refused',
   EHOSTUNREACH: 'prohibited',

@@ -73,8 +73,9 @@ export async function externalBefore(
 }
 
 /**
- * Waits for the external interface, because at boot its route, its address or the device itself may appear later than this daemon. The
- * interface that the node used before needs no default route, and keeps its address, as while the node runs.
+ * Waits for the external interface, because at boot its route, its address or the device itself may appear later than this daemon. If
+ * the node used an interface in an earlier run, that interface is accepted without a default route, and with its earlier address if it still
+ * has that address.
  */
 export async function waitForInterface(
   options: DaemonOptions,

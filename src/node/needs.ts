@@ -41,7 +41,9 @@ interface JsonDevice {
   }
 }
 
-/** Throws WeftError if `open` of a prepared backend would fail because of other programs, devices or routes of this host. Changes nothing. */
+/**
+ * Throws WeftError if `open` of a prepared backend would fail because of other programs, devices or routes of this host. Changes nothing.
+ */
 export async function requireNeeds({ needs }: Pick<Backend, 'needs'>, host: NeedsHost): Promise<void> {
   const parts = needs?.() ?? []
   const failures = await failuresOf(parts, (part) => requirePart(part, host))
@@ -212,7 +214,7 @@ const portConfig = ({ address, port }: NeededPort, device: NeededDevice | undefi
   tunName: device?.name ?? '',
 })
 
-/** True for a device that `open` goes on with or deletes. */
+/** True if the backend's `open` will use the existing device `each`, or delete and replace it. */
 const isReplaced = (each: JsonDevice, device: NeededDevice | undefined): boolean =>
   device !== undefined &&
   isNamedBy(device.name, each.ifname ?? '') &&

@@ -71,7 +71,7 @@ export interface NodeParts {
   readonly notifier?: Notifier | undefined
 }
 
-/** The part of the last known state that does not change while the process runs, and the files of the state. */
+/** The part of the last known state that does not change while the process runs, and the paths of the files that the next weftd reads. */
 export interface Next {
   /** The network configuration's text without its secrets, and the name of its store. */
   readonly config: string

@@ -98,7 +98,7 @@ export async function openNode(
         throw error
       }
     }
-    // If there is no data path, a successor came first.
+    // If there is no data path, a successor has taken it over in the meantime.
     if (ownership.dataPath) return createNode({ ...parts, backend }, lease, attrs, ownership, view)
   }
 }

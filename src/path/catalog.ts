@@ -387,7 +387,7 @@ export function outersOf(
 
 /**
  * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family that the network lacks;
- * the backend refuses such a value later.
+ * the backend refuses the value later.
  */
 export function underlaysOf(
   underlay: unknown,

@@ -27,7 +27,7 @@ export interface Backend {
   readonly name: string
   /**
    * The names or name patterns of the TUN devices that an earlier weftd may have left or passed on, and on which this backend can continue.
-   * Left out if the kernel carries the packets, because then a TUN with such a name would be in the way.
+   * Left out if the kernel carries the packets, because then a TUN with the name of the backend's device would prevent the kernel's device.
    */
   readonly tunNames?: readonly string[] | undefined
   /**
@@ -58,7 +58,8 @@ export interface Backend {
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
    * Lists the ports, devices and families that `open` will use, as the last `prepare` found them. The list has one part for each family if
-   * the families are opened separately. `open` succeeds if at least one part is available. Left out by a backend that uses no such parts.
+   * the families are opened separately. `open` succeeds if at least one part is available. Left out by a backend that uses no ports,
+   * devices or families.
    */
   needs?(): readonly NeededPart[]
   /**

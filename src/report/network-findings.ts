@@ -4,7 +4,7 @@
 import { publishers } from '../path/catalog.ts'
 import type { NodeView, Sight } from './view.ts'
 
-/** The percentage of lost probes from which the loss is a finding. */
+/** The minimum percentage of lost probes that is reported as a finding. */
 const LOSSY_PERCENT = 20
 /** The maximum difference between a node's clock and the median clock, in ms, that is not a finding. */
 const CLOCK_MS = 1_000
@@ -196,7 +196,7 @@ export function findingsOf(
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
   /**
-   * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so its state is not
+   * The nodes that probe a peer with a problem. A node may be impaired only because of that peer, so the states of these nodes are not
    * reported separately.
    */
   const seesTrouble = new Set(

@@ -177,7 +177,9 @@ it.each(CASES)(
         `Packets from 192\\.168\\.77\\.3 are not let in: (they claim to be from |${peers}|${tunAddress(peer)} belongs to the node at 192\\.168\\.77\\.2)`,
       ),
     )
-    expect(daemon.lines.filter((line) => line.includes('192.168.77.3 are not let in: no lease assigns'))).toHaveLength(1)
+    expect(daemon.lines.filter((line) => line.includes('192.168.77.3 are not let in: no lease assigns'))).toHaveLength(
+      1,
+    )
     expect(daemon.lines.filter((line) => line.includes('Packets from 192.168.77.3'))).toHaveLength(2)
     expect(await daemon.stop()).toBe(0)
   },

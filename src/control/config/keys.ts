@@ -78,9 +78,9 @@ const has = (names: readonly string[], key: string): boolean =>
 const shown = (key: string): string => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}...` : key)
 
 /**
- * Lists the keys of a configuration that neither flannel nor weft reads. Each is half a sentence that also names the key that was probably
- * meant: `the network configuration has "Bakcend", which nothing reads; did you mean Backend?`. Returns an empty list if the text is not a
- * JSON object; parseNetworkConfig refuses such a text.
+ * Lists the keys of a configuration that neither flannel nor weft reads. Each result is half a sentence that also names the key that was
+ * probably meant: `the network configuration has "Bakcend", which nothing reads; did you mean Backend?`. Returns an empty list if the text
+ * is not a JSON object; parseNetworkConfig refuses a text that is not a JSON object.
  */
 export function unknownKeys(text: string): readonly string[] {
   let value: unknown

@@ -72,7 +72,7 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
     https: new HttpsAgent({ keepAlive: true }),
   }
   /**
-   * For each kind of request, the time in ms of performance.now() before which the server accepts no more such requests. The server
+   * For each kind of request, the time in ms of performance.now() until which the server rejects requests of this kind. The server
    * limits each kind separately (API Priority and Fairness), so a rejected Event must not delay a lease.
    */
   const notBefore = new Map<string, number>()

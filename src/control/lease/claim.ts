@@ -20,7 +20,7 @@ interface Claim {
   readonly own: readonly FoundLease[]
 }
 
-/** A key of another node, and the subnet of this node that the key overlaps. */
+/** The lease key of another node that overlaps a subnet of this node, and that subnet. */
 export interface Across {
   readonly key: string
   readonly subnet: Net

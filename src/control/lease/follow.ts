@@ -1,6 +1,6 @@
 // follow.ts - follows the leases of all nodes in any source: by a complete listing, by a watch, and by a new listing after a gap of the
-// watch and every minute. If listings are expensive for a source, a listing stays valid for longer, as long as the watch advances every
-// minute.
+// watch and every minute. If listings are expensive for a source, weftd postpones the periodic listing while the watch makes progress at
+// least once a minute.
 //
 // The periodic listing runs while the watch is open, so neither waits for the other. A watch may lag behind a listing, or be ahead of a
 // slow listing. Comparing their cursors shows which of the two is newer. If a listing has changes although the watch reported none since

@@ -144,8 +144,8 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const [lease] = own
   if (!lease) return allocate(round, acquiring)
   if (fits(lease, acquiring)) {
-    // The node may have two keys that each hold one of its previous subnets. Such a key is not simply reused, because a subnet would be
-    // lost.
+    // The node may have two keys that each hold one of its previous subnets. If weftd reused only one of the two keys, the
+    // node would lose the subnet of the other key.
     const had = acquiring.ranges.flatMap((range) => hadIn(range, own, acquiring) ?? [])
     const isBest = had.every((net) => hasSubnet(lease, net))
     return isBest ? reuse(lease, round, acquiring) : allocate(round, acquiring)
@@ -303,8 +303,8 @@ function ownLeases(
   former: readonly FoundLease[],
 ): readonly FoundLease[] {
   const { attrs, previous = {} } = acquiring
-  // If the node has several leases, flanneld takes the first one of the listing. weft prefers its previous subnet, because the running
-  // containers have addresses of it.
+  // If the node has several leases, flanneld takes the first one of the listing. weft prefers the node's previous subnet, because the
+  // running containers have addresses of this subnet.
   const rank = (lease: Lease): number =>
     2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
   const isOwn = (lease: FoundLease): boolean => former.includes(lease) || isOfOneNode(lease.attrs, attrs)

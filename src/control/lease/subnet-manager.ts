@@ -37,7 +37,8 @@ export interface LeaseSource<Cursor> {
   /** True if cursor `a` is later in the source's history than cursor `b`. */
   isAfter(a: Cursor, b: Cursor): boolean
   /**
-   * Returns how long, in ms, a listing with this number of leases stays valid while the watch advances every minute. Only a source whose
+   * Returns for how long, in ms, weftd may postpone the periodic listing after a listing with this number of leases, while the watch makes
+   * progress at least once a minute. Only a source whose
    * listings are expensive has this method. Without it weftd lists all leases every minute.
    */
   trustedMs?(leases: number): number

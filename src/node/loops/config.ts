@@ -40,8 +40,8 @@ export async function findConfig(manager: SubnetManager, waiter: Waiter): Promis
 }
 
 /**
- * A node uses the configuration that it started with, as flanneld does. Logs when the store gets another one, or has none, because then no
- * weftd can start.
+ * Logs when the network configuration in the store differs from the one that this node started with and continues to use, as flanneld does.
+ * Also logs when the store has no configuration, because then no weftd can start.
  */
 export async function watchConfig(node: Node): Promise<never> {
   const { manager, config, log, signal } = node

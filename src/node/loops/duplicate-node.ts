@@ -1,9 +1,9 @@
 // duplicate-node.ts - detects another host that uses this node's public IP.
 //
-// Two hosts with one public IP, such as two Vagrant machines with 10.0.2.15, hold one lease, and flanneld does not notice. Each weftd writes
-// a claim with its host name beside the leases. If another claim replaces it twice, another host uses the address. One replacement proves
-// nothing, because a restored store or an earlier run can leave an old claim. flanneld writes no claim, but it writes the lease itself.
-// After the first sign of another host, weftd checks again after some seconds.
+// Two hosts with one public IP, such as two Vagrant machines with 10.0.2.15, hold one lease, and flanneld does not notice. Each weftd
+// writes a claim with its host name beside the leases. If another claim replaces it twice, another host uses the address. One replacement
+// proves nothing, because a restored store or an earlier run can leave an old claim. flanneld writes no claim, but it writes the lease
+// itself. After the first sign of another host, weftd checks again after some seconds.
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
@@ -17,7 +17,10 @@ const CLAIM_MS = 60_000
 /** The interval and the number of the checks after a first sign of another host. */
 const DOUBT_MS = 2_000
 const DOUBT_LOOKS = 3
-/** The number of checks without another claim after which no other host uses the address. It would have written its claim by then. */
+/**
+ * The number of checks without a claim of another host after which weftd assumes that no other host uses the address. Another host would
+ * have written its claim by then.
+ */
 const CALM_LOOKS = 2
 /** The number of checks after which a foreign write counts. A renewal of this node whose answer was lost has been repeated by then. */
 const FOREIGN_LOOKS = 3

@@ -11,12 +11,10 @@ import type { Node, NodeParts } from '../node.ts'
 
 /** The time limit for the store's answer about an operator's public IP, if an earlier answer can be used instead. */
 const AMEND_MS = 1_000
-/** The first and the longest pause before another try to renew. One failed try must not cost an hour's margin. */
+/** The first and the longest pause, in ms, before another try to renew the lease. One failed try must not cost an hour's margin. */
 const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
-/**
- * The random part of the margin, or of the time before it, so that nodes which started together do not renew together.
- */
+/** The random part of the time of a renewal, as a fraction, so that nodes which started together do not renew together. */
 const RENEW_JITTER = 0.1
 /** If the store extended a lease without writing its value, the value is written and the problem logged again within this time. */
 const UNWRITTEN_MS = 3_600_000
@@ -24,7 +22,10 @@ const UNWRITTEN_MS = 3_600_000
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
-/** The longest such pause if the lease is missing. It is shorter than the time for which peers keep a lease that vanished with most others. */
+/**
+ * The longest pause, in ms, before weftd writes this node's lease again if the lease is missing from the store. If most leases vanish
+ * together, peers keep them for longer than this pause.
+ */
 const GONE_PAUSE_MAX_MS = 10_000
 /** How often the clocks are compared during the wait for a renewal. */
 const CLOCKS_MS = 60_000
@@ -67,8 +68,8 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
 }
 
 /**
- * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store. Later
- * calls use its last answer if it does not answer, so that a data path can be opened again.
+ * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store.
+ * If the store does not answer a later call, that call uses the store's last answer, so that a data path can be opened again.
  */
 export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -136,8 +137,8 @@ export async function keepLease(node: Node): Promise<never> {
 }
 
 /**
- * True if the successor has written its own lease: with other attributes, or for other families and so under another key. If this process wrote
- * its lease back, both would write in turns until the hand-over.
+ * True if the successor has written its own lease: with other attributes, or for other families and so under another key. If this process
+ * wrote its lease back, both would write in turns until the hand-over.
  */
 function isSuccessors({ ownership, view, lease }: Node): boolean {
   if (!ownership.hasSuccessor) return false
@@ -147,8 +148,8 @@ function isSuccessors({ ownership, view, lease }: Node): boolean {
 }
 
 /**
- * Runs `write`, and gives its lease an end by the monotonic clock too, because the wall clock may be set later (NTP does so at boot). If the
- * wall clock is set while the lease is written, the earlier end counts.
+ * Runs `write`, and gives its lease an end by the monotonic clock too, because the wall clock may be set later (NTP does so at boot). If
+ * the wall clock is set while the lease is written, the earlier end counts.
  */
 async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const monotonicZero = (): number => Date.now() - performance.now()

@@ -1,4 +1,5 @@
-// memory.ts - records the events of the peers, which are also written to a file for later processes, and the samples of the last hour.
+// memory.ts - records the events of the peers, and the last hour of this node's and the peers' traffic and round-trip times. The events are
+// also written to a file, so that the next weftd has them.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'

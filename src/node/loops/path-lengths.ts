@@ -1,9 +1,9 @@
 // path-lengths.ts - searches the longest packet that reaches each peer: decides which peer gets an echo request of which length, and
 // evaluates the answers. Pure.
 //
-// This is Packetization Layer Path MTU Discovery (RFC 8899) with the peer's kernel as the other end. A length does not pass if no request of
-// that length was answered, but small requests that were sent with it were. Without the small requests, a peer that is down or a path that
-// loses packets of any length would look the same.
+// This is Packetization Layer Path MTU Discovery (RFC 8899) with the peer's kernel as the other end. A length does not pass if no request
+// of that length was answered, but small requests that were sent with it were. Without the small requests, a peer that is down or a path
+// that loses packets of any length would look the same.
 
 import type { Address } from '../../net/address.ts'
 import { lengthsUpTo } from '../../net/lengths.ts'
@@ -16,11 +16,11 @@ const TRIES_OF_LONGEST = 5
 /** The maximum number of requests of one length. Each lost small request adds two requests. */
 const MOST_TRIES = 15
 /**
- * The interval at which a length that passes is tried again (5.1.1, CONFIRMATION_TIMER). Only requests are lost if it does not pass any more,
- * not data. RAISE_EVERY_MS is the interval for a longer length (PMTU_RAISE_TIMER).
+ * The interval at which a length that passes is tried again (5.1.1, CONFIRMATION_TIMER). If a length does not pass any more, only the
+ * requests are lost, and no data. RAISE_EVERY_MS is the interval for a longer length (PMTU_RAISE_TIMER).
  */
 const CONFIRM_EVERY_MS = 10_000
-/** The addition to that interval per peer, which limits the cost with many peers. */
+/** The time in ms that each peer adds to the interval CONFIRM_EVERY_MS, so that many peers do not cost more. */
 const CONFIRM_ONE_MS = 300
 const RAISE_EVERY_MS = 30_000
 /** The pause after a search in which the peer was silent, and the time within which a new or changed peer is searched. */
@@ -83,8 +83,8 @@ interface Known extends SearchedPeer {
 }
 
 /**
- * A binary search through the sorted sizes: the size at index `passes` reaches the peer, the size at `fails` does not, and the size at `at` is
- * tried now.
+ * A binary search through the sorted sizes: the size at index `passes` reaches the peer, the size at `fails` does not, and the size at `at`
+ * is tried now.
  */
 interface Search {
   readonly sizes: readonly number[]
@@ -100,8 +100,8 @@ interface Search {
 }
 
 /**
- * `overhead` is the overhead of a packet in bytes. `wanted` is the longest packet that containers may send. `knownMtu` returns the path MTU that
- * the kernel knows; undefined if the peer must not get requests now. `random` returns 0 to 1.
+ * `overhead` is the overhead of a packet in bytes. `wanted` is the longest packet that containers may send. `knownMtu` returns the path MTU
+ * that the kernel knows; undefined if the peer must not get requests now. `random` returns 0 to 1.
  */
 export function createPathSearch(
   overhead: number,
@@ -111,8 +111,8 @@ export function createPathSearch(
 ): PathSearch {
   const known = new Map<string, Known>()
   /**
-   * The peers with a running search. `later` has the other peers by the second in which they are due, and `come` those whose second has come,
-   * in order.
+   * The peers with a running search. `later` has the other peers by the second in which they are due, and `come` those whose second has
+   * come, in order.
    */
   const begun = new Set<Known>()
   const later = new Map<number, Known[]>()

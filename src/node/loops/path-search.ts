@@ -13,7 +13,7 @@ import { FORBIDDEN, forGood, send } from './probes.ts'
 
 /** The interval at which due requests are sent. */
 const TICK_MS = 1_000
-/** How often all peers of the data path are read again, in addition to the changed ones. */
+/** If a data path cannot return single peers, the search reads all its peers again after a change of a peer, and at this interval in ms. */
 const KEEP_MS = 10_000
 
 /** Returns a peer's addresses for the search over a family; undefined if the peer has no address to probe. */

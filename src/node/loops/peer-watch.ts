@@ -34,7 +34,7 @@ export interface PeerWatch {
   look(looked: Looked, now: number): void
   /** Forgets all peers except these. */
   keep(places: ReadonlySet<string>): void
-  /** True if a peer is silent and it is not known whether its packets arrive. */
+  /** True if any peer is silent and weftd does not know whether packets from this peer arrive. */
   isAnySilent(): boolean
   /** Returns the newest round trip and loss of each peer. A silent peer has no round trip. */
   readings(): Iterable<{ readonly roundTripMs: number | undefined; readonly lossPercent: number }>

@@ -95,7 +95,7 @@ export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'er
 interface Value<N extends Net> {
   readonly path: string
   readonly key: string
-  /** Such as `10.244.1.0/24,10.244.2.0/24`. */
+  /** The value as it is written in the file, such as `10.244.1.0/24,10.244.2.0/24`. */
   readonly value: string
   readonly parse: (text: string) => N | undefined
   /** True if the file does not exist yet. */

@@ -73,7 +73,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
           underlays.send(key, underlays[which], echoes[which].packet(address, sequence, underlays[which]))
       }
       wakeByOther(probes, now)
-      // An answer through the tunnel shows that the peer's host lives, as a written lease does.
+      // Silent peers are probed less often. If such a peer answers a probe through the tunnel, its host runs, so probe it over both underlays
+      // at the usual interval again.
       for (const key of probes.first.resting())
         if (FAMILIES.some((family) => node.probes?.[family]?.result(key)?.isAnswering))
           for (const which of BOTH) probes[which].wake(key, now)

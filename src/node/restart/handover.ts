@@ -404,7 +404,7 @@ const pidOf = (pid: number | undefined): string => (pid ? String(pid) : 'unknown
 
 const takenBack = (): WeftError =>
   new WeftError('DEVICE', 'the previous weftd forwards again, because this one did not respond for too long', {
-    remedy: 'start it again',
+    remedy: 'start the new weftd again',
   })
 
 const unreachable = (pid: number | undefined, path: string): WeftError =>

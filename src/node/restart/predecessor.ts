@@ -10,8 +10,8 @@ import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type Hand
 export const predecessorAt = (connection: Connection): Predecessor => new Predecessor(connection)
 
 /**
- * The running daemon, as its successor sees it. Each request throws WeftError DEVICE if the daemon hangs or refuses, and returns undefined if
- * it has gone.
+ * The running daemon, as its successor sees it. Each request throws WeftError DEVICE if the daemon hangs or refuses, and returns undefined
+ * if it has gone.
  */
 export class Predecessor {
   /** The process ID; 0 if the process is in a PID namespace that this one cannot see. */
@@ -50,7 +50,10 @@ export class Predecessor {
     return parcel && aboutOf(parse(parcel.text))
   }
 
-  /** Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if it lends no path. */
+  /**
+   * Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if the daemon refuses to pass
+   * its paths on.
+   */
   async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
     const parcel = await this.request('path')
     if (!parcel) return undefined

@@ -352,7 +352,7 @@ export function createWireguardBackend(options: Parts): Backend {
     }
   }
 
-  /** Opens a data path for these families that weftd carries itself, through one TUN. */
+  /** Opens a data path for the families `carried` through one TUN. weftd, not the kernel, forwards the packets. */
   async function openUserspaceTunnel(
     name: string,
     listenPort: number,

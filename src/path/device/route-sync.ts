@@ -71,7 +71,7 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
   let refused: NextHops = new Map()
   /**
    * The destinations that already have a route to a link of this host, made by another program or by the kernel for a bridge. weftd never
-   * replaces such a route.
+   * replaces these routes.
    */
   let taken: ReadonlySet<string> = new Set()
   let isFirst = true

@@ -66,7 +66,7 @@ export interface EngineConfig {
   readonly keepsSessions?: boolean | undefined
 }
 
-/** The encrypted sessions of an engine. Each is identified by the session number in its peer's record. */
+/** The encrypted sessions of an engine. The record of each peer contains the number of the peer's session. */
 export interface EngineSessions {
   /** True if the running engine continues the encrypted sessions of the engine before it. */
   readonly areKept: boolean

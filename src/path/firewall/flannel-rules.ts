@@ -244,7 +244,7 @@ export function findFlannelNftRules(
     if (!names.has(chain)) continue
     const own = all.filter((rule) => rule.chain === chain)
     const ours = own.filter((rule) => !networks || networksOf(rule).some((network) => networks.has(network)))
-    // A chain in which another daemon has rules is not deleted; only the rules for `networks` are.
+    // If another daemon has rules in a chain, weft deletes only the rules for `networks` and keeps the chain.
     if (own.some((rule) => !ours.includes(rule) && networksOf(rule).length > 0)) {
       rules.push(...(ours.length > 0 ? [`${ours.length} rules of chain ${chain}`] : []))
       removal.push(...ours.map(({ handle }) => `delete rule ${family} ${table} ${chain} handle ${handle}`))

@@ -11,8 +11,8 @@ type Peers = ReadonlyMap<string, Lease>
 export type PeerChanges = ReadonlyMap<string, Lease | undefined>
 
 /**
- * The carrier that is tried last, such as the tunnel. It has every peer, even a peer whose packets another carrier takes, because the
- * caller gives it the peers directly.
+ * The carrier that is tried last, such as the tunnel. A carrier is a way for packets to reach a peer's host. The caller passes all peers to
+ * this carrier, including peers whose packets an earlier carrier takes.
  */
 export interface FallbackCarrier {
   readonly name: NonNullable<PathSide['way']>

@@ -16,9 +16,9 @@ interface DirectHops {
   hops(): NextHops
   has(peer: Lease): boolean
   /**
-   * Looks up again the next hops of peers whose direct route the kernel refused, according to `routes`, because their host may now be
-   * behind a router. Each call repeats this for a peer until the kernel accepts the peer's route. Returns by lease key the peers whose next
-   * hop has changed; the caller must set their routes.
+   * Looks up the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be behind a router.
+   * `routes` says which routes the kernel has accepted. Later calls look up the same peer until the kernel accepts its route. Returns, by
+   * lease key, the peers whose next hop has changed; the caller must set the routes of these peers.
    */
   lookUpAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
 }

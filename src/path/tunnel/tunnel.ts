@@ -82,7 +82,7 @@ interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** The state that survives a restart of the daemon: the parts that this process leaves, and those that an earlier process left. */
+/** The devices and queues that survive a restart of the daemon: those of an earlier process, and those that this process will leave. */
 export interface Persistence {
   /** True if the TUN device must stay when this process ends, even if it is killed. */
   readonly persist: boolean

@@ -255,8 +255,8 @@ async function probePeers(
     const twice = async (bytes: number): Promise<boolean> =>
       (await probe(peer, family, bytes)) || (await probe(peer, family, bytes))
     const small = await twice(0)
-    // If the kernel knows a path MTU below the MTU of the data path, senders of longer packets get an ICMP error. Such packets need not
-    // arrive, so the probes are no longer than the path MTU.
+    // If the kernel knows a path MTU below the MTU of the data path, senders of longer packets get an ICMP error. Packets
+    // longer than the path MTU need not arrive, so the probes are no longer than the path MTU.
     const most = pathMtu ?? mtu
     const large = small && (await twice(most))
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined

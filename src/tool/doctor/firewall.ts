@@ -1,5 +1,5 @@
 // firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by evaluating the rules of
-// iptables and nftables for such packets. Also checks whether weft's own rules exist for one family only. Pure.
+// iptables and nftables for these packets. Also checks whether weft's own rules exist for one family only. Pure.
 
 import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
@@ -139,9 +139,9 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
 }
 
 /**
- * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, such packets are known to arrive, and
- * only a certain drop counts. A packet without a conntrack state is evaluated with an unknown state, and then as the first packet of its
- * connection, because a firewall may accept only answers.
+ * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, packets like this one are known to
+ * arrive, so a rule is returned only if it certainly drops the packet. A packet without a conntrack state is evaluated with an unknown
+ * state, and then as the first packet of its connection, because a firewall may accept only answers.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',

@@ -315,7 +315,7 @@ function comparedAt(
   const word = words[at]
   const isNot = word === '!='
   const isCompared = word !== undefined && COMPARISONS.has(word)
-  // This file does not evaluate comparisons by order (<, >) or by bits, so the result is unknown.
+  // nft-walk.ts does not evaluate comparisons by order (<, >) or by bits, so it is unknown if the condition holds.
   if (isCompared && !isNot && word !== '==') return { width: 2, holds: undefined }
   const place = isCompared ? at + 1 : at
   const value = words[place]

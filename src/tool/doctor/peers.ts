@@ -91,8 +91,8 @@ export function checkPeers(
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
   const { probeSeconds } = status.peers
-  // Says where packets to such a peer are probably lost. If the facts do not show who drops them, the usual cause is a firewall on the
-  // peer's host.
+  // Says where packets to a peer that this host does not reach are probably lost. If the facts do not show who drops them, the usual cause
+  // is a firewall on the peer's host.
   const whereLost = (reach: Reach | undefined): string =>
     isSendingWrong
       ? ''

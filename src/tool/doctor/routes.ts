@@ -30,8 +30,8 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
 }
 
 /**
- * True if the backend has a single route to the whole network. That is so if weftd itself carries the packets. If the kernel carries them,
- * the backend has either such a route or one route per peer.
+ * True if the backend has a single route to the whole network. If weftd itself carries the packets, the backend has a single route. If the
+ * kernel carries the packets, the backend has either a single route or one route per peer.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'

@@ -6,7 +6,7 @@ import type { Both, Plan } from '../measure/plan.ts'
 import type { Compared, Length, Result, Samples } from '../measure/result.ts'
 import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
 
-/** The smallest percentage that is shown as a number. A smaller one is shown as `less than` this one. */
+/** The smallest percentage that is shown as a number. A smaller percentage is shown as `less than` this number. */
 const LEAST_PERCENT = 0.001
 
 export interface About extends Both<string> {

@@ -200,8 +200,8 @@ function summary(shown: number, verb: 'shown' | 'written', report: DropsReport):
 }
 
 /**
- * Makes a function that returns for each report how many packets it misses: those dropped since the previous report that neither report
- * contains.
+ * Makes a function that is called with each report in turn. The function returns how many packets were dropped between the previous report
+ * and this report, but are listed in neither of the two reports.
  */
 export function createTally(): (report: DropsReport) => number {
   let before: { readonly seen: number; readonly ahead: number } | undefined

@@ -147,7 +147,7 @@ function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
     )
   }
   return new WeftError('CONFIG', `it does not fit ${count(unfit.length, 'lease')}, such as ${netsText(first)}`, {
-    remedy: 'give --force if their nodes may get other subnets',
+    remedy: 'give --force if the nodes with these leases may get other subnets',
   })
 }
 

@@ -108,8 +108,8 @@ interface Looked {
 }
 
 /**
- * Reads the configuration and the leases from the store that the flags name. Without such flags, uses the daemon's store, or the one in the
- * last-known file if no daemon runs.
+ * Reads the configuration and the leases from the store that the flags name. If no flag names a store, uses the daemon's store, or
+ * the store in the last-known file if no daemon runs.
  */
 async function lookInStore(
   options: DoctorOptions,

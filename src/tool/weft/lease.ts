@@ -190,7 +190,7 @@ export const leaseShowCommand = command({
 /** Formats the value of a lease's field for display. If the lease publishes no type, shows the default type. */
 const textOf = (key: string, value: unknown): string => (key === 'type' ? typeText(String(value)) : String(value))
 
-/** Describes the running node that uses a lease; returns undefined if this host's daemon knows no such node. */
+/** Describes the running node that uses a lease; returns undefined if this host's daemon knows no node with this lease. */
 function holderOf(status: Status | undefined, key: string): string | undefined {
   if (status?.lease?.key === key) return 'this node'
   const peer = status?.peers?.list.find(({ lease }) => lease === key)

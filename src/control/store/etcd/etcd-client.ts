@@ -92,7 +92,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   const hosts = hostsOf(options)
   warnOfUnused(hosts, options)
   const closing = new AbortController()
-  /** True while calls authenticate with the user's token. It becomes false if etcd reports that authentication is not enabled. */
+  /** True while calls send the user's token to etcd. Becomes false if etcd reports that authentication is not enabled. */
   let asUser = options.username !== ''
   let token: Promise<string> | undefined
   /** The streams of open watches. They must end before their connections are closed, because an open stream keeps the process alive. */

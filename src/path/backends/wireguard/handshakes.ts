@@ -174,7 +174,7 @@ export interface Handshakes {
    * node may use them too.
    */
   confirmed(peer: number, now: number): void
-  /** Records that a new engine without keys runs, so that a handshake may follow even if the last one was a moment ago. */
+  /** Records that a new engine without keys runs, so that the next handshake with a peer may begin immediately after the previous one. */
   lostKeys(): void
   /** Returns the state of a peer that the next process needs; undefined for an unknown peer. */
   memoryOf(peer: number): HandshakeMemory | undefined
@@ -249,7 +249,10 @@ class Peer extends Remote {
    */
   answered: Endpoint | undefined
 
-  /** mac1 and index of the last message to the peer, to which it may send a cookie reply; `cookie` is the cookie from such a reply. */
+  /**
+   * mac1 and index of the last message to the peer, and the cookie from the last cookie reply of the peer. A peer may answer a message with
+   * a cookie reply.
+   */
   sentMac1: Uint8Array | undefined
   sentIndex = 0
   cookie: SecretBytes | undefined

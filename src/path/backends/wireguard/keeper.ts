@@ -32,8 +32,8 @@ import { KEY_BYTES } from './x25519.ts'
 /** The maximum number of messages from unknown hosts that are processed before the next pause. */
 const MOST_OF_OTHERS = 64
 /**
- * The length of the pause after messages and reports of moved peers. It is `times` the processing time, so that a flood uses only a small
- * part of a core; per message at least `leastMs` and at most `mostMs`.
+ * How long JavaScript reads no control messages after it has processed some, so that a flood of messages uses only a small part of a core.
+ * The pause is `times` as long as the processing took, but at least `leastMs` and at most `mostMs` per message or moved peer.
  */
 const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */
@@ -54,8 +54,8 @@ const MOST_SESSIONS = 1 << 20
 /** The first byte of a WireGuard data message. The engine reports such a message if it does not know the message's session. */
 const TYPE_DATA = 4
 /**
- * The version of the state that one keeper passes to the next: first a MAC that proves that both have the same keys, then JSON that
- * contains this version.
+ * The version of the state that this process passes to its successor. The state is a MAC, which proves that both processes have the same
+ * private key and PSK, followed by JSON that contains this version.
  */
 const HEAD_FORM = 2
 const PROOF_BYTES = 32

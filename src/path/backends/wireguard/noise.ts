@@ -201,8 +201,8 @@ interface Received<R extends Remote> {
 }
 
 /**
- * Reads an initiation to this node. `find` returns the sender for a static public key. Returns undefined if there is no such sender or the
- * message is invalid.
+ * Reads an initiation to this node. `find` returns the sender for a static public key. Returns undefined if `find` returns no sender or
+ * the message is invalid.
  */
 export function readFirst<R extends Remote>(
   own: KeyPair,

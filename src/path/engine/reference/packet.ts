@@ -23,14 +23,13 @@ const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
 /** The maximum length of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
 const MAX_ICMP_ERROR_BYTES = 576
-/**
- * Rate limits of ICMP errors, equal to those in native/core/icmp.h: for all senders together, then for each sender, then the number of
- * senders that are tracked.
- */
+/** The rate limit of ICMP errors to all senders together, as in native/core/icmp.h: a burst of 500, then one error per ms. */
 const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
+/** The rate limit of ICMP errors to one sender, as in native/core/icmp.h: a burst of 50, then one error every 10 ms. */
 const ICMP_SENDER_BURST = 50
 const ICMP_SENDER_EVERY_MS = 10
+/** The maximum number of senders whose rate of ICMP errors is tracked. */
 const ICMP_SENDERS = 1024
 
 /** Returns the length of the IPv4 packet at the start of `bytes`; undefined if `bytes` does not start with a complete IPv4 packet. */
