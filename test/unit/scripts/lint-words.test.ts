@@ -35,7 +35,7 @@ describe('lint-words', () => {
       ['3: clause-as-noun', '3: of-before'],
     ],
     ['a match that spans two lines', 'a.ts', '// Names the host where\n// it is known.\n', ['1: where-if']],
-    ['the name of a test', 'a.test.ts', `${'it'}('repairs where it is known', () => {})\n`, ['1: where-if']],
+    ['the name of a test', 'a.test.ts', "it('repairs where it is known', () => {})\n", ['1: where-if']],
     ['a paragraph', 'a.md', 'weft runs.\n\nThe peers that are there\nare probed.\n', ['3: that-is-there']],
     ['a table cell', 'a.md', '| a | b |\n|---|---|\n| x | weft is told of it |\n', ['3: told']],
   ])('checks %s', (_, name, text, expected) => {

@@ -8,7 +8,7 @@ import { parseFlags } from '../../../../src/base/go-flags.ts'
 import { encodeLeaseValue, parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { writeLastKnown } from '../../../../src/node/restart/last-known.ts'
-import { FLAGS, type DaemonOptions } from '../../../../src/options.ts'
+import { FLAGS } from '../../../../src/options.ts'
 import { giveLeaseBack } from '../../../../src/tool/cleanup/lease-back.ts'
 
 let folder: string
@@ -22,7 +22,7 @@ const log = {
 const leases = (): string[] => readdirSync(join(folder, 'leases/subnets'))
 const give = (flags: readonly string[] = [], isHosts = async () => true): Promise<boolean> => {
   const own = ['--subnet-file', join(folder, 'subnet.env'), '--lease-dir', join(folder, 'leases')]
-  return giveLeaseBack(parseFlags(FLAGS, [...own, ...flags]).options as DaemonOptions, log as never, isHosts)
+  return giveLeaseBack(parseFlags(FLAGS, [...own, ...flags]).options, log, isHosts)
 }
 
 beforeEach(() => {
