@@ -1,4 +1,4 @@
-// segment.cc - writes the header of each segment.
+// segment.cc - splits a TCP or UDP superpacket into segments, and writes the header of each segment.
 #include "segment.h"
 
 #include <algorithm>

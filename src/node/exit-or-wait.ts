@@ -8,7 +8,7 @@ import { seldom, type Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { hasTimedOut } from '../host/command.ts'
 
-/** The time after which the log names a fact that weftd still waits for. */
+/** How long weftd waits for a condition, in ms, before it logs the name of the condition. */
 const LATE_MS = 5_000
 const RETRY_MS = 1_000
 /** The longest pause before another try after a failure that only an operator can repair. */

@@ -1,4 +1,4 @@
-// open.ts - opens the data path of a node, or continues with the data path that forwards with the last known state.
+// open.ts - opens the data path of a node, or continues with the data path that this process opened from the last known state.
 
 import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
@@ -22,7 +22,7 @@ import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 export interface ResumedNode extends ForwardingNode {
   readonly config: NetworkConfig
   readonly external: ExternalInterface
-  /** Ends the loop that repairs the data path, so that the node's own loop can. */
+  /** Ends the temporary loop that repairs the data path, because from now on the node's own loop repairs it. */
   hand(): Promise<void>
   /** Reopens the resumed data path and looks after it again, because the node could not open its own. */
   again(): Promise<void>
@@ -42,7 +42,7 @@ export interface StartParts {
   readonly permit: (backend: Backend, host: Omit<NeedsHost, 'run'>) => Promise<void>
   /** Publishes the missing fact. */
   readonly publish?: (waitsFor: string) => void
-  /** Called with the node, which answers successors from then on. */
+  /** Called once with the node. From then on the node answers a newer weftd that wants to take over the data path. */
   readonly onNode: (node: Node) => void
 }
 

@@ -20,7 +20,7 @@ export type Option = {
     }
   /** A text that may contain a secret. It is the empty text if the option is left out. */
   | { readonly kind: 'secret'; readonly form?: RegExp; readonly remedy?: string }
-  /** A text without secrets; the default, or empty, if it is left out. */
+  /** A text without secrets. If the configuration omits the option, the text is the default, or empty if there is no default. */
   | {
       readonly kind: 'text'
       readonly default?: string

@@ -255,7 +255,10 @@ export interface NodeReport extends State {
     readonly drops: Readonly<Record<string, number>>
     /** How much the counters grew over about the last minute; null until weftd has a node. */
     readonly recent: RecentCounts | null
-    /** The WireGuard public keys that tried a handshake but are in no lease, with the time of the last handshake; null if unknown. */
+    /**
+     * The WireGuard public keys that tried a handshake but are in no lease, each with the time of its last handshake. The whole list is null
+     * if the data path cannot report it.
+     */
     readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
       | null

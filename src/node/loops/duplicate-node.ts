@@ -84,7 +84,10 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
   }
 }
 
-/** Returns the revision of this node's lease if another process wrote it. If the store assigns subnets, the revision does not show that. */
+/**
+ * Returns the revision of this node's lease if another process wrote the lease; else undefined. Always undefined if a controller assigns the
+ * subnets, because the revision does not show who wrote the lease.
+ */
 function foreignRevision({ lease: { key, revision: ours }, manager, view }: Node): bigint | undefined {
   const { revision } = manager.givesSubnets ? {} : (view.get(key) ?? {})
   return revision !== undefined && revision > ours ? revision : undefined

@@ -45,7 +45,7 @@ export interface Question extends SearchedPeer {
   readonly bytes: number
 }
 
-/** The result of the search for one peer. */
+/** The result of the search for the longest packet that reaches one peer. */
 export interface PathLength {
   /** True if a packet as long as containers may send reaches the peer. */
   readonly isWhole: boolean

@@ -148,7 +148,7 @@ export function createProbes(
     peer.lostInVain = 0
     schedule(key, peer, now)
   }
-  /** Called when this peer is back. Makes the peers due for a probe that fell silent at about the same time. */
+  /** Called when this peer answers again. The other peers that fell silent at about the same time are then probed immediately. */
   function wakeOthers({ unansweredSince }: Known, now: number): void {
     if (unansweredSince === undefined) return
     for (const other of Array.from(atRest))

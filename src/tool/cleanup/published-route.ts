@@ -34,7 +34,7 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
     }
     return [{ things: [what], stays: [], remove }]
   } catch (error) {
-    // A configuration that is wrong for another reason published no route.
+    // If the configuration is invalid and no secret was removed from it, no weftd started with it, so no route was published.
     if (!known.config.includes(HIDDEN)) return []
     return [{ things: [], stays: [`${what}: ${messageOf(error)}; remove it by hand`], remove: async () => {} }]
   }

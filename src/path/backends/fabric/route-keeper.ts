@@ -45,8 +45,9 @@ export class RouteKeeper {
   #isThere = false
   /** True if any check found the route in all tables, so that a later absence is a repair. */
   #wasThere = false
-  /** The number of routes in the fullest table as of the last check; the limit of a table that is nearly full, or 0. */
+  /** The number of routes in the fullest table at the last check. */
   #routes = 0
+  /** The limit of a table that is nearly full, as a number of routes; 0 if no table is nearly full. */
   #nearLimit = 0
   /** The number of routes at the last warning, by table. */
   readonly #warnedAt = new Map<string, number>()

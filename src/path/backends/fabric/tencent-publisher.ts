@@ -61,7 +61,7 @@ export class TencentPublisher implements Publisher {
   readonly #gateway: string
   readonly #endpoints: TencentEndpoints
 
-  /** `wanted` are the ids of route tables; the table of the instance's subnet if it is empty. */
+  /** `wanted` lists the ids of the route tables to use. If the list is empty, the route table of the instance's subnet is used. */
   constructor(given: GivenKeys, wanted: readonly string[], place: Place, endpoints = ENDPOINTS) {
     this.#given = given
     this.#wanted = wanted
