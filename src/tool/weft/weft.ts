@@ -247,8 +247,8 @@ async function runOld({ name, load }: OldCommand, rest: readonly string[], scree
     return await run(rest, { ...screen, warn })
   } catch (error) {
     warn(describeError(error))
-    // Of the commands that are handled here, only `weft cleanup` has an exit code for wrong usage. The others replace flannel's programs,
-    // which exit with 1 for every error.
+    // Only `weft cleanup` has an exit code for wrong usage. The other commands that this function handles replace flannel's programs, which
+    // exit with 1 for every error.
     return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }
 }
