@@ -45,7 +45,10 @@ export async function createAlone(
   const isAcross = (other: string): boolean => !ownKeys.has(other) && netsOverlap(parseLeaseKey(other) ?? {}, subnet)
   const written = await store.create(key, value, signal, isAcross)
   if (!written) return { across: undefined }
-  const across = firstAcross((await store.list(signal)).entries, claim)
+  const { entries } = await store.list(signal)
+  // The node with an older lease of the subnet may have overwritten this key and deleted it since, so that no overlap is left in the listing.
+  if (!entries.some((entry) => entry.key === key && entry.value === value)) return { across: undefined }
+  const across = firstAcross(entries, claim)
   if (!across) return { written }
   await store.delete(key, { ...written, value }, signal)
   return { across }

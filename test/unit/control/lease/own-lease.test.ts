@@ -27,21 +27,21 @@ function recorder() {
   return { lines, info: add, warn: add, error: add, v: () => false }
 }
 
-/** A store whose answers the test gives. A call that the test did not define fails. */
+/** A store whose answers the test gives. A call that the test did not define fails. Listings include the keys that were created. */
 function fakeStore(parts: Partial<Store>): Store {
   const unasked = () => Promise.reject(new Error('not expected to be called'))
+  const made = new Map<string, StoreEntry>()
+  const { create = unasked, list = unasked } = parts
   return {
     name: 'etcd',
     title: 'Etcd Local Manager',
     config: unasked,
     setConfig: unasked,
-    list: unasked,
     ends: unasked,
     // oxlint-disable-next-line require-yield
     async *watch() {
       throw new Error('not expected to be called')
     },
-    create: unasked,
     update: unasked,
     delete: unasked,
     claim: unasked,
@@ -49,8 +49,39 @@ function fakeStore(parts: Partial<Store>): Store {
     unclaim: unasked,
     close: async () => {},
     ...parts,
+    async create(key, text, ...rest) {
+      const written = await create(key, text, ...rest)
+      const revision = written?.revision ?? 0n
+      if (written) made.set(key, { key, value: text, revision, created: revision, isReservation: false })
+      return written
+    },
+    async list(signal) {
+      const { entries, revision } = await list(signal)
+      return {
+        revision,
+        entries: [...entries, ...[...made.values()].filter(({ key }) => !entries.some((each) => each.key === key))],
+      }
+    },
   }
 }
+
+it('does not take a lease that another node overwrote and deleted before the listing that follows the creation', async () => {
+  let creations = 0
+  const entries: StoreEntry[] = []
+  const store: Store = {
+    ...fakeStore({}),
+    list: async () => ({ revision: 1n, entries: [...entries] }),
+    create: async (key, text) => {
+      // The first created key is gone from the listing that follows.
+      if (creations++ > 0) entries.push({ key, value: text, revision: 2n, created: 2n, isReservation: false })
+      return { revision: 2n, expiresAt: undefined }
+    },
+  }
+  const options = { random: () => 0, log: recorder(), signal: AbortSignal.timeout(EVENT_MS) }
+  const lease = await acquireLease(store, parseNetworkConfig('{"Network":"10.5.0.0/16"}'), attrs('192.0.2.1'), options)
+  expect(creations).toBe(2)
+  expect(entries.map(({ key }) => key)).toEqual([lease.key])
+})
 
 describe('acquiring', () => {
   const options = () => ({ random: () => 0, log: recorder(), signal: AbortSignal.timeout(EVENT_MS) })
