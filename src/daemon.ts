@@ -34,7 +34,7 @@ import { warnOfForwarding, watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
 import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
 import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
-import { clearEarlier, clearLeftovers, earlierType } from './node/loops/leftovers.ts'
+import { clearEarlier, clearLeftovers, earlierAttrs } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepNames } from './node/loops/names.ts'
 import { searchPaths } from './node/loops/path-search.ts'
@@ -264,13 +264,13 @@ export async function runNode(
     answered(() => before.permit(backend, host)),
   )
   if (!ownership.dataPath) await answered(async () => parts.firewall?.rules.check?.())
-  const typeBefore = await earlierType(parts, attrs)
+  const attrsEarlier = await earlierAttrs(parts, attrs)
   const obtaining = obtainLease(parts, attrs, previous, false, before.publish)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
   const resumed = await handover.opening()
   // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
   if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
-  const clear = () => clearEarlier(parts, lease, typeBefore)
+  const clear = () => clearEarlier(parts, lease, attrsEarlier)
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before, clear)).catch(
     async (error: unknown) => {
       // Another program may have taken a port since the check.

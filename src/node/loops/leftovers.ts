@@ -66,16 +66,16 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
 }
 
 /**
- * Returns the backend type that this node's lease has had so far; undefined if it has no lease, or if the new backend makes its own routes.
- * Must be called before the lease is written.
+ * Returns the attributes that this node's lease has had so far if they have another backend type; undefined if this node has no lease, or if
+ * the new backend makes its own routes. Must be called before the lease is written.
  */
-export async function earlierType(
+export async function earlierAttrs(
   { backend, manager, log, signal }: Pick<NodeParts, 'backend' | 'manager' | 'log' | 'signal'>,
   { publicIp, backendType }: LeaseAttrs,
-): Promise<string | undefined> {
+): Promise<LeaseAttrs | undefined> {
   if (!backend.routesByOthers) return undefined
   const before = await attrsBefore(manager, log)(publicIp, signal)
-  return before && before.backendType !== backendType ? before.backendType : undefined
+  return before?.backendType === backendType ? undefined : before
 }
 
 /**
@@ -85,11 +85,33 @@ export async function earlierType(
 export async function clearEarlier(
   parts: Pick<NodeParts, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
   lease: OwnLease,
-  type: string | undefined,
+  before: LeaseAttrs | undefined,
 ): Promise<void> {
-  const { backend, config, leftovers, options, log } = parts
-  if (type === undefined || !leftovers) return
-  const { run, earlier, others = othersOf(options) } = leftovers
+  if (before === undefined || !parts.leftovers) return
+  try {
+    await clear(parts, parts.leftovers, lease, before.backendType)
+  } catch (error) {
+    // Only the earlier type in the lease makes the next start look for leftovers again, so the lease gets the earlier type back.
+    const { manager, config, log, signal } = parts
+    await manager
+      .holder(config)
+      .renew(lease, before, log, signal)
+      .catch((failure: unknown) =>
+        log.error(
+          `Cannot write the earlier backend type into the lease again: ${messageOf(failure)}; run \`weft cleanup\` before the next start`,
+        ),
+      )
+    throw error
+  }
+}
+
+async function clear(
+  parts: Pick<NodeParts, 'backend' | 'config' | 'options' | 'manager' | 'log' | 'signal'>,
+  { run, earlier, others = othersOf(parts.options) }: NonNullable<NodeParts['leftovers']>,
+  lease: OwnLease,
+  type: string,
+): Promise<void> {
+  const { backend, config, log } = parts
   const kinds = publishersOf(type)
   const { leftovers: found, held } = await findLeftovers(
     run,

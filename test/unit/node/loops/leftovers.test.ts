@@ -14,14 +14,17 @@ import type { Node } from '../../../../src/node/node.ts'
 import {
   backend,
   config,
+  ended,
   installRig,
   inTurns,
   lines,
   logged,
   nodeStatus,
+  ours,
   ownership,
   readiness,
   ready,
+  restart,
   start,
   store,
   subnetFile,
@@ -121,6 +124,24 @@ describe('what another backend left', () => {
     expect(readiness()).toBe(false)
     whileListing = () => {}
     await inTurns(() => readiness())
+  })
+
+  it('is searched at the next start too if a backend without routes of its own could not remove it', async () => {
+    const earlier = '{"PublicIP":"192.0.2.1","PublicIPv6":null,"BackendType":"host-gw"}'
+    store.put('10.5.0.64-26', earlier)
+    store.put('10.5.0.192-26', value('192.0.2.2'))
+    routes.push(toPeer())
+    refuses = /route del/
+    const byOthers = { ...backend, routesByOthers: true }
+    start({ backend: byOthers, leftovers })
+    expect(await ended).toMatchObject({ message: expect.stringMatching(/A leftover of another backend/) as string })
+    expect(store.entries.get('10.5.0.64-26')?.value).toBe(earlier)
+    refuses = undefined
+    restart()
+    start({ backend: byOthers, leftovers })
+    await ready()
+    expect(routes).toEqual([])
+    expect(store.entries.get('10.5.0.64-26')?.value).toBe(ours)
   })
 
   it('is searched again while the node runs', async () => {
