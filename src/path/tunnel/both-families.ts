@@ -96,7 +96,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
   const openedFor = external()
   /** The external interface as this node last published it to the peers. */
   let published = openedFor
-  /** A description of how the external interface has changed since it was published; undefined if it has not. */
+  /** Describes how the external interface has changed since its addresses were published; undefined if the interface is unchanged. */
   let move: string | undefined
   /** The data paths by family, including failed ones that are not closed yet. */
   const sides: { [K in Family]?: Side } = {}

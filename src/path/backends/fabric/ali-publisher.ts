@@ -7,7 +7,7 @@ import { randomUUID } from 'node:crypto'
 import { WeftError } from '../../../base/errors.ts'
 import { formatNet } from '../../../net/address.ts'
 import { acs3Query, signAcs3 } from './acs3.ts'
-import { jsonOf, refusalOf } from './api-client.ts'
+import { actionRefusal, jsonOf } from './api-client.ts'
 import { cloudKeys, type CloudKeyPlaces, type ExpiringCloudKeys, type GivenKeys } from './cloud-keys.ts'
 import { readMetadata } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
@@ -145,15 +145,9 @@ export class AliPublisher implements Publisher {
     const answer = await this.#place.client.send(request, signal)
     const value = jsonOf(request, answer) as { Code?: string; Message?: string }
     if (answer.status === 200) return value
-    const { Code = '', Message } = value
-    if (expected?.test(Code)) return undefined
-    throw refusalOf(
-      request,
-      answer,
-      `${action}: ${Code}`,
-      Message,
-      REMEDIES[Code] ?? REMEDIES[Code.split('.')[0] ?? ''],
-    )
+    const { Code: code = '', Message: message } = value
+    if (expected?.test(code)) return undefined
+    throw actionRefusal(request, answer, action, { code, message }, REMEDIES)
   }
 
   #places(): CloudKeyPlaces {

@@ -130,6 +130,18 @@ export function refusalOf(
   return new WeftError('FABRIC', `${whereOf(request)}: ${words}`, { remedy })
 }
 
+/** Returns the error for an action that the API refused with a code. The remedy is that of the code, or of the part before its first dot. */
+export function actionRefusal(
+  request: Pick<ApiRequest, 'method' | 'url'>,
+  answer: ApiAnswer,
+  action: string,
+  { code = '', message }: { readonly code?: string | undefined; readonly message?: string | undefined },
+  remedies: Readonly<Record<string, string>>,
+): WeftError {
+  const remedy = remedies[code] ?? remedies[code.split('.')[0] ?? '']
+  return refusalOf(request, answer, `${action}: ${code}`, message, remedy)
+}
+
 /** Parses an answer that must be a JSON object. Throws WeftError FABRIC if it is not. */
 export function jsonOf(request: Pick<ApiRequest, 'method' | 'url'>, answer: ApiAnswer): Record<string, unknown> {
   try {

@@ -5,7 +5,7 @@
 
 import { WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
-import { jsonOf, refusalOf } from './api-client.ts'
+import { actionRefusal, jsonOf, refusalOf } from './api-client.ts'
 import { cloudKeys, type CloudKeyPlaces, type ExpiringCloudKeys, type GivenKeys } from './cloud-keys.ts'
 import { readMetadata } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
@@ -167,15 +167,9 @@ export class TencentPublisher implements Publisher {
       Response?: { Error?: { Code?: string; Message?: string } }
     }
     if (value && !value.Error) return value
-    const { Code = '', Message } = value?.Error ?? {}
-    if (expected?.test(Code)) return undefined
-    throw refusalOf(
-      request,
-      answer,
-      `${action}: ${Code}`,
-      Message,
-      REMEDIES[Code] ?? REMEDIES[Code.split('.')[0] ?? ''],
-    )
+    const { Code: code = '', Message: message } = value?.Error ?? {}
+    if (expected?.test(code)) return undefined
+    throw actionRefusal(request, answer, action, { code, message }, REMEDIES)
   }
 
   #places(): CloudKeyPlaces {
