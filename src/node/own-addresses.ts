@@ -6,9 +6,9 @@ import type { Log } from '../base/log.ts'
 import { hostNameIn } from '../control/lease/host-name.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause } from '../host/bell.ts'
+import type { Earlier } from '../host/choose-interface.ts'
 import { run } from '../host/command.ts'
 import { openEcho } from '../host/echo.ts'
-import type { Earlier } from '../host/external-interface.ts'
 import { isNamedBy, listLinks, type Link } from '../host/links.ts'
 import {
   FAMILIES,

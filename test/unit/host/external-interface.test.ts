@@ -3,11 +3,11 @@
 import fc from 'fast-check'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
+import { chooseExternalInterface, type InterfaceWishes } from '../../../src/host/choose-interface.ts'
 import type { Run } from '../../../src/host/command.ts'
 import {
   AddressHold,
   changeOf,
-  chooseExternalInterface,
   currentExternal,
   externalText,
   nameChange,
@@ -16,7 +16,6 @@ import {
   seeExternal,
   preferredAddress,
   type ExternalInterface,
-  type InterfaceWishes,
 } from '../../../src/host/external-interface.ts'
 import type { Link, LinkAddress } from '../../../src/host/links.ts'
 import { addressText, formatAddress, type Addresses, type Family } from '../../../src/net/address.ts'
