@@ -34,7 +34,7 @@ const HOLD_MS = 5_000
 export interface ExternalInterface {
   readonly name: string
   /** The kernel's index of the interface, which stays the same if the interface is renamed; left out if it is not known. */
-  readonly index?: number
+  readonly index?: number | undefined
   readonly mtu: number
   /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
   readonly address: Addresses
@@ -173,8 +173,7 @@ export async function seeExternal(
     return isKept ? (before.publicIp[family] ?? address) : address
   }
   const publicIp = byFamily(FAMILIES.flatMap((family) => publicOf(family) ?? []))
-  const place = { name: link.name, ...(before.index === undefined ? {} : { index: link.index }) }
-  const now = { ...before, ...place, mtu: link.mtu, address: byFamily(own), publicIp }
+  const now = { ...before, name: link.name, index: link.index, mtu: link.mtu, address: byFamily(own), publicIp }
   return { now, gone: goneOf(now, link) }
 }
 
@@ -275,13 +274,6 @@ export function addressChange(before: ExternalInterface, now: ExternalInterface,
 
 export const mtuChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
   now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
-
-/**
- * Describes the renaming of the external interface; undefined if it was not renamed. After a renaming the kernel refuses new routes and
- * devices that use the old name.
- */
-export const nameChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
-  now.name === before.name ? undefined : `the interface ${before.name} is called ${now.name} now`
 
 /**
  * Compiles a regular expression to a function that searches a text for it. The syntax is that of Go (RE2), and a search takes linear

@@ -2,6 +2,7 @@
 
 import { readFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
+import type { Log } from '../base/log.ts'
 import {
   ADDRESS_BITS,
   familyOf,
@@ -182,6 +183,64 @@ export async function findLinkAgain(run: Run, name: string, index: number | unde
   if (!index || named?.index === index) return named
   return (await listLinks(run)).find((link) => link.index === index) ?? named
 }
+
+/** A name that another program may change at any time. */
+export interface Named {
+  readonly name: string
+}
+
+/**
+ * An interface that weftd follows by the kernel's index, because another program may rename it. An interface that was deleted and created
+ * again under the same name has another index, and takes the place of the deleted one.
+ */
+export class FollowedLink implements Named {
+  /** The name as of the last `find`. */
+  name: string
+  /** The kernel's index; undefined until `find` has found the interface. */
+  index: number | undefined
+  /** The name under which the interface is created again. */
+  readonly #firstName: string
+
+  constructor(name: string, index?: number) {
+    this.name = name
+    this.index = index
+    this.#firstName = name
+  }
+
+  /**
+   * Looks up the interface and remembers its present name and index. If the interface is gone, returns undefined, and `name` is its first
+   * name again.
+   */
+  async find(run: Run): Promise<Link | undefined> {
+    let link = await findLinkAgain(run, this.name, this.index)
+    if (!link && this.name !== this.#firstName) {
+      this.name = this.#firstName
+      link = await findLink(run, this.name)
+    }
+    if (!link?.index) return undefined
+    this.name = link.name
+    this.index = link.index
+    return link
+  }
+
+  /** Records that the caller has deleted the interface and will create it again, under its first name. */
+  forget(): void {
+    this.name = this.#firstName
+    this.index = undefined
+  }
+
+  /** Finds the interface like `find`, and logs a new name. */
+  async follow(run: Run, log: Pick<Log, 'info'>): Promise<Link | undefined> {
+    const before = this.name
+    const link = await this.find(run)
+    if (this.name !== before) log.info(renamed(before, this.name))
+    return link
+  }
+}
+
+/** Describes in the log the renaming of an interface that weftd follows. */
+export const renamed = (before: string, now: string): string =>
+  `The interface ${before} is called ${now} now; weftd goes on with it under the new name`
 
 /**
  * Creates a device of a type such as `vxlan`. `common` are options that every type has, `own` are those of this type. Rejects with

@@ -6,6 +6,7 @@ import { seldom, type Log } from '../../base/log.ts'
 import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
 import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
+import { renamed } from '../../host/links.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPath } from '../../path/contract.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
@@ -82,7 +83,13 @@ export async function keepForwarding(
 }
 
 async function prepareAgain(node: ForwardingNode): Promise<void> {
+  const before = node.backend.external?.name
   node.attrs = await node.backend.prepare(node.signal)
+  const now = node.backend.external?.name
+  if (before !== undefined && now !== undefined && before !== now) {
+    node.log.info(renamed(before, now))
+    node.learnt.ring() // the file for the next process has the name too
+  }
   if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
 

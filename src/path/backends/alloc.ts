@@ -5,9 +5,9 @@ import type { Lease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { FAMILIES, formatAddress } from '../../net/address.ts'
 import type { Backend, BackendParts } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
+import { ExternalWatch } from '../device/external-watch.ts'
 
-export function createAllocBackend({ external: found, run }: BackendParts<'alloc'>): Backend {
+export function createAllocBackend({ external: found, run, log }: BackendParts<'alloc'>): Backend {
   let external = found
   return {
     name: 'alloc',
@@ -21,11 +21,15 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
       return { publicIp: external.publicIp, backendType: '' }
     },
     async open() {
-      const watch = watchExternal(run, external)
+      const watch = new ExternalWatch(run, external)
       let applied: readonly Lease[] = []
       return {
         mtu: external.mtu,
         fault: watch.moved,
+        get isOutdated() {
+          return watch.isOutdated
+        },
+        renew: async () => watch.markPublished(log),
         async apply(leases, ownKey) {
           applied = [...leases.values()].filter(({ key }) => key !== ownKey)
         },
@@ -33,7 +37,7 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
           await watch.hasMoved()
           return []
         },
-        gone: watch.gone,
+        gone: () => watch.gone(),
         carrier: () => ({ engine: 'none', features: [] }),
         peers: () =>
           applied.map(({ key, attrs: { publicIp } }) => ({

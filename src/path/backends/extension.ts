@@ -9,10 +9,11 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import { withoutUser } from '../../base/secret.ts'
 import { hasFamily, leasesEqual, sideOf, type Lease, type LeaseAttrs } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
+import { renamed } from '../../host/links.ts'
 import { familiesOf, formatAddress, formatNet, netText } from '../../net/address.ts'
 import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
+import { ExternalWatch } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
 import { createPeerFilter } from '../tunnel/peer-filter.ts'
 
@@ -123,7 +124,7 @@ export function createExtensionBackend({
             ]
           : []
       })
-      const watch = watchExternal(run, external)
+      const watch = new ExternalWatch(run, external)
       let known: ReadonlyMap<string, Lease> = new Map()
       let failures = 0
       const closing = new AbortController()
@@ -174,9 +175,15 @@ export function createExtensionBackend({
         },
         async resync() {
           await watch.hasMoved()
+          if (watch.isOutdated) {
+            // `prepare` would run PreStartupCommand again.
+            log.info(renamed(external.name, watch.now().name))
+            external = { ...external, name: watch.now().name }
+            watch.markPublished(log)
+          }
           return []
         },
-        gone: watch.gone,
+        gone: () => watch.gone(),
         carrier: () => ({ engine: 'none', features: [] }),
         peers: () =>
           [...known.values()].map((peer) => ({

@@ -12,7 +12,7 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, formatAddress, type Family } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
+import { ExternalWatch } from '../device/external-watch.ts'
 import { createPeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
@@ -69,7 +69,7 @@ export function createFabricBackend<T extends BackendType>(
       const filter = createPeerFilter({ type: KINDS[type].published, lease: own, network, isOneOfTwo, log })
       return [{ family, filter }]
     })
-    const watch = watchExternal(run, external)
+    const watch = new ExternalWatch(run, external)
     const check = async (): Promise<readonly string[]> =>
       (await Promise.all(keepers.map((keeper) => keeper.check()))).flat()
     /** The check that the last `resync` did not wait for. */
@@ -91,6 +91,10 @@ export function createFabricBackend<T extends BackendType>(
     return {
       mtu: external.mtu,
       fault: watch.moved,
+      get isOutdated() {
+        return watch.isOutdated
+      },
+      renew: async () => watch.markPublished(log),
       // No kernel reports a change of the routes, so the caller calls `resync` often, and the keeper decides whether a check is due.
       unreported: true,
       async apply(leases, ownKey, touched) {
@@ -100,7 +104,7 @@ export function createFabricBackend<T extends BackendType>(
         await watch.hasMoved()
         return checkUntil(late)
       },
-      gone: watch.gone,
+      gone: () => watch.gone(),
       carrier: () => ({ engine: 'none', features: [] }),
       families,
       peers() {

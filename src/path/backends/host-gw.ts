@@ -5,6 +5,7 @@
 import { WeftError } from '../../base/errors.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
+import { FollowedLink } from '../../host/links.ts'
 import { familiesOf, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { createRouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
@@ -44,7 +45,8 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
   }
 
   async function openFamily(family: Family, own: OwnLease): Promise<DataPath> {
-    const { name: device, mtu, address } = external
+    const { name, index, mtu, address } = external
+    const device = new FollowedLink(name, index)
     const network = config[family]?.network
     if (!network) throw new Error(`${family} is none of the network's families`)
     const routes = createRouteSync({ network, run, log })

@@ -8,13 +8,15 @@ import { WeftError } from '../../base/errors.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import type { Ipv4Lease, LeaseAttrs } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { addDevice, findLink, ipJson } from '../../host/links.ts'
+import { addDevice, FollowedLink, ipJson } from '../../host/links.ts'
+import { netsOf } from '../../net/address.ts'
 import { formatIpv4, formatIpv4Net } from '../../net/ipv4.ts'
 import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState } from '../device/device-state.ts'
-import { watchExternal } from '../device/external-watch.ts'
+import { ExternalWatch } from '../device/external-watch.ts'
+import { findEarlier } from '../device/flannel-devices.ts'
 import { createRouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { createDirectHops } from '../tunnel/direct-routing.ts'
@@ -39,29 +41,33 @@ export function createIpipBackend({ config, settings, external: found, run, log 
   const { directRouting } = settings
   log.info(`IPIP config: DirectRouting=${directRouting}`)
 
-  const make = (local: string): Promise<void> =>
-    sayingWhoHasIt(run, { name: NAME }, () => addDevice(run, NAME, TYPE, [], ['local', local]))
+  const device = new FollowedLink(NAME)
+  async function make(local: string): Promise<void> {
+    await sayingWhoHasIt(run, { name: device.name }, () => addDevice(run, device.name, TYPE, [], ['local', local]))
+    await device.find(run)
+  }
 
   /**
    * Finds or creates the device and returns a description of each repair. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks ipip.
    */
   async function ensureDevice(): Promise<readonly string[]> {
     const local = formatIpv4(ipv4For(NEEDS, external.address))
-    if (await findLink(run, NAME)) {
-      const [json] = await ipJson<JsonIpip>(run, ['-d', 'link', 'show', 'dev', NAME])
+    if (await device.follow(run, log)) {
+      const [json] = await ipJson<JsonIpip>(run, ['-d', 'link', 'show', 'dev', device.name])
       const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
       if (kind !== TYPE)
         throw new WeftError('DEVICE', OTHER_TYPE, {
-          remedy: `it is of type ${kind}: remove it with \`ip link del ${NAME}\``,
+          remedy: `it is of type ${kind}: remove it with \`ip link del ${device.name}\``,
         })
       const [isLocal, isRemote] = [data.local ?? 'any', data.remote ?? 'any']
       if (isLocal === local && isRemote === 'any') return []
-      await run('ip', ['link', 'del', NAME])
+      await run('ip', ['link', 'del', device.name])
+      device.forget()
       await make(local)
-      return [`${NAME} went from ${isLocal} to ${isRemote}`]
+      return [`${device.name} went from ${isLocal} to ${isRemote}`]
     }
     await make(local)
-    return [`${NAME} was gone`]
+    return [`${device.name} was gone`]
   }
 
   return {
@@ -92,22 +98,23 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       const mtu = external.mtu - overhead
       const { network } = ipv4For(NEEDS, config)
       const { address } = ipv4For(NEEDS, own.subnet)
-      const state = deviceState(run, NAME, mtu, address, network)
+      const state = deviceState(run, device, mtu, address, network)
+      await findEarlier(device, run, TYPE, netsOf([network]), log)
       const made = await ensureDevice()
       try {
         await state.configure()
       } catch (error) {
-        if (made.length > 0) await run('ip', ['link', 'del', NAME]).catch(() => {})
+        if (made.length > 0) await run('ip', ['link', 'del', device.name]).catch(() => {})
         throw error
       }
-      const routes = createRouteSync({ network, ownDevice: NAME, run, log })
+      const routes = createRouteSync({ network, ownDevice: device, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
-      const watch = watchExternal(run, external, ['ipv4'], true)
+      const watch = new ExternalWatch(run, external, ['ipv4'])
       const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined
       let applied: readonly Ipv4Lease[] = []
       const hopOf = (peer: Ipv4Lease): NextHop => ({
         gateway: formatIpv4(peer.attrs.publicIp.ipv4),
-        device: NAME,
+        device,
         onlink: true,
       })
       const route = (): Promise<void> => {
@@ -117,14 +124,11 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       return inTurn({
         mtu,
         fault: watch.moved,
-        gone: watch.gone,
+        gone: () => watch.gone(),
         get isOutdated() {
-          return watch.news !== undefined
+          return watch.isOutdated
         },
-        async renew() {
-          log.info(`Publishing a change to the peers: ${watch.news}`)
-          watch.markPublished()
-        },
+        renew: async () => watch.markPublished(log),
         async apply(leases, ownKey) {
           applied = filter.usable(leases, ownKey)
           await direct?.lookUp(filter.peers())
@@ -140,7 +144,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
           // If the device was repaired, only that is reported, because its routes were lost with it.
           return wrong.length > 0 ? wrong : routed
         },
-        carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
+        carrier: () => ({ device: device.name, engine: 'kernel', features: [] }),
         // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
         probeSource: { ipv4: address },
         families: ['ipv4'],

@@ -9,14 +9,17 @@ import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink, findLinkAgain, ipFlag, ipJson, parseList } from '../../host/links.ts'
-import { formatAddress, type Address, type Net } from '../../net/address.ts'
+import { addDevice, findLink, FollowedLink, ipFlag, ipJson, parseList } from '../../host/links.ts'
+import { formatAddress, netsOf, type Address, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
+import { findEarlier, findRenamed } from '../device/flannel-devices.ts'
 
 interface VxlanOptions {
   readonly name: string
+  /** The network that contains the device's address. */
+  readonly network: Net
   readonly vni: number
   readonly port: number
   readonly learning: boolean
@@ -44,6 +47,8 @@ export interface VxlanPeer {
 }
 
 interface VxlanDevice {
+  /** The device, which another program may rename. */
+  readonly link: FollowedLink
   /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
   configure(address: Address, network: Net): Promise<void>
   add(peers: readonly VxlanPeer[]): Promise<void>
@@ -131,8 +136,19 @@ function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | un
 }
 
 async function show(run: Run, name: string): Promise<JsonVxlan | undefined> {
-  if (!(await findLink(run, name))) return undefined
-  return (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
+  return (await findLink(run, name)) ? describe(run, name) : undefined
+}
+
+const describe = async (run: Run, name: string): Promise<JsonVxlan | undefined> =>
+  (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
+
+/**
+ * Returns the name of the kernel's vxlan device of an earlier run, which another program may have renamed since. If there is none, returns
+ * the name that the device will have.
+ */
+export async function vxlanName(run: Run, name: string, network: Net): Promise<string> {
+  if (await findLink(run, name)) return name
+  return (await findRenamed(run, 'vxlan', netsOf([network]))) ?? name
 }
 
 /** Returns the MAC of the vxlan device called `name`; undefined if no vxlan device has that name. */
@@ -162,96 +178,102 @@ export async function checkVxlan(run: Run, name: string): Promise<void> {
 
 /** Finds or creates the device and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel does not support vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
-  const { name, mtu } = options
-  let { underlay } = options
+  const { mtu } = options
+  const underlay = new FollowedLink(options.underlay, options.underlayIndex)
+  const device = new FollowedLink(options.name)
   let state: DeviceState | undefined
 
   async function create(): Promise<void> {
     const { vni, port, learning, gbp, local } = options
-    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', underlay, 'dstport', String(port)]
+    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', underlay.name, 'dstport', String(port)]
     const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
     try {
-      await addDevice(run, name, 'vxlan', ['address', mac], [...link, ...flags])
+      await addDevice(run, device.name, 'vxlan', ['address', mac], [...link, ...flags])
     } catch (error) {
       if (!isWeftError(error, 'COMMAND')) throw error
-      throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
+      throw new WeftError('DEVICE', `failed to create the vxlan device ${device.name}: ${messageOf(error)}`, {
         remedy:
           'check whether another device has the same VNI (`ip -d link show type vxlan`); or set "DataPath": "userspace"',
         cause: error,
       })
     }
+    await device.find(run)
     // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel. The file is missing if
     // IPv6 is disabled.
-    await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
+    await writeFile(`/proc/sys/net/ipv6/conf/${device.name}/accept_ra`, '0').catch(() => {})
   }
 
   /**
    * Describes how the device differs from the options; undefined if it does not differ. If only the external interface was renamed, that is
    * not a difference.
    */
-  async function differenceNow(device: JsonVxlan): Promise<string | undefined> {
-    const { link } = device.linkinfo?.info_data ?? {}
-    if (link !== undefined && link !== underlay && options.underlayIndex !== undefined) {
-      const is = await findLink(run, link)
-      if (is?.index === options.underlayIndex) underlay = link
-    }
-    return difference(device, { ...options, underlay })
+  async function differenceNow(found: JsonVxlan): Promise<string | undefined> {
+    if (found.linkinfo?.info_data?.link !== underlay.name) await underlay.find(run)
+    return difference(found, { ...options, underlay: underlay.name })
   }
   /**
    * Deletes the device so that it can be created again. If the external interface is missing, it throws and keeps the device, because the
    * new device could not be created.
    */
   async function removeForAnother(): Promise<void> {
-    const under = await findLinkAgain(run, underlay, options.underlayIndex)
-    if (!under)
-      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${underlay} is gone`, {
-        remedy: `restore ${underlay}, or restart weftd so that it chooses another interface`,
+    if (!(await underlay.find(run)))
+      throw new WeftError('DEVICE', `cannot repair ${device.name}: the interface ${underlay.name} is gone`, {
+        remedy: `restore ${underlay.name}, or restart weftd so that it chooses another interface`,
       })
-    underlay = under.name
-    await run('ip', ['link', 'del', name])
+    await run('ip', ['link', 'del', device.name])
+    device.forget()
   }
 
-  let found = await show(run, name)
+  await findEarlier(device, run, 'vxlan', netsOf([options.network]), log)
+  let found = device.index === undefined ? undefined : await describe(run, device.name)
   const other = found && (await differenceNow(found))
   if (other !== undefined) {
-    log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
+    log.warn(`"${device.name}" already exists with incompatible configuration: ${other}; recreating device`)
     await removeForAnother()
     found = undefined
   }
-  const setMac = (): Promise<string> => run('ip', ['link', 'set', 'dev', name, 'address', mac])
+  const setMac = (): Promise<string> => run('ip', ['link', 'set', 'dev', device.name, 'address', mac])
   const isMade = !found
   if (!found) await create()
   else if (found.address !== mac) await setMac()
 
   async function configure(own: Address, network: Net): Promise<void> {
-    state = withReasons(deviceState(run, name, mtu, own, network))
+    state = withReasons(deviceState(run, device, mtu, own, network))
     try {
       await state.configure()
     } catch (error) {
       // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
-      if (isMade) await run('ip', ['link', 'del', name]).catch(() => {})
+      if (isMade) await run('ip', ['link', 'del', device.name]).catch(() => {})
       throw error
     }
   }
   const port = { number: options.port, option: KINDS.vxlan.options.port.name }
   const withReasons = (of: DeviceState): DeviceState => ({
     ...of,
-    configure: () => sayingWhoHasIt(run, { name, port }, () => of.configure()),
+    configure: () => sayingWhoHasIt(run, { name: device.name, port }, () => of.configure()),
   })
 
   const neighbours = async (): Promise<Map<string, string>> =>
     new Map(
-      (await ipJson<JsonNeighbour>(run, [ipFlag(options.local), 'neigh', 'show', 'dev', name, 'nud', 'permanent'])).map(
-        ({ dst = '', lladdr = '' }) => [dst, lladdr],
-      ),
+      (
+        await ipJson<JsonNeighbour>(run, [
+          ipFlag(options.local),
+          'neigh',
+          'show',
+          'dev',
+          device.name,
+          'nud',
+          'permanent',
+        ])
+      ).map(({ dst = '', lladdr = '' }) => [dst, lladdr]),
     )
   /**
    * Returns the device's forwarding entries: the host for each MAC. The device has no entry for the MAC 00:00:00:00:00:00, because flannel
    * floods no packets.
    */
   const forwarding = async (): Promise<Map<string, string>> => {
-    const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', name])
-    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${name}`)
+    const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', device.name])
+    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${device.name}`)
     return new Map(entries.flatMap(({ mac: to = '', dst }) => (dst === undefined ? [] : [[to, dst] as const])))
   }
 
@@ -259,13 +281,13 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     runBatch(
       run,
       'bridge',
-      peers.map(({ mac: to, host }) => `fdb replace ${to} dev ${name} dst ${host} self permanent`),
+      peers.map(({ mac: to, host }) => `fdb replace ${to} dev ${device.name} dst ${host} self permanent`),
     )
   const resolveTo = (peers: readonly VxlanPeer[]): Promise<boolean> =>
     runBatch(
       run,
       'ip',
-      peers.map(({ address: of, mac: at }) => `neigh replace ${of} lladdr ${at} dev ${name} nud permanent`),
+      peers.map(({ address: of, mac: at }) => `neigh replace ${of} lladdr ${at} dev ${device.name} nud permanent`),
     )
 
   /** Adds the entries that the device lacks for these peers, and returns the number of added entries. */
@@ -282,12 +304,12 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     const hadNeighbours = await runBatch(
       run,
       'ip',
-      [...addresses.keys()].map((of) => `neigh del ${of} dev ${name}`),
+      [...addresses.keys()].map((of) => `neigh del ${of} dev ${device.name}`),
     )
     const hadForwarding = await runBatch(
       run,
       'bridge',
-      [...macs].map(([of, dst]) => `fdb del ${of} dev ${name} dst ${dst} self`),
+      [...macs].map(([of, dst]) => `fdb del ${of} dev ${device.name} dst ${dst} self`),
     )
     return hadNeighbours && hadForwarding
   }
@@ -302,6 +324,7 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
   }
 
   return {
+    link: device,
     configure,
     add: async (peers) => void (await putMissing(peers)),
     async put(peers) {
@@ -312,21 +335,21 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
     keepOnly,
     async resync(peers) {
       const wrong: string[] = []
-      const now = await show(run, name)
+      const now = (await device.follow(run, log)) && (await describe(run, device.name))
       const change = now && (await differenceNow(now))
       if (!now || change !== undefined) {
+        wrong.push(now ? `${device.name} was another device (${change})` : `${device.name} was gone`)
         if (now) await removeForAnother()
         await create()
-        wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
       }
       if (wrong.length === 0 && now?.address !== mac) {
         await setMac()
-        wrong.push(`${name} had the MAC ${now?.address}`)
+        wrong.push(`${device.name} had the MAC ${now?.address}`)
       }
       if (wrong.length === 0 && state) wrong.push(...(await state.wrong()))
       if (wrong.length > 0) await state?.configure()
       const missing = await putMissing(peers)
-      if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
+      if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${device.name} for peers were gone`)
       return wrong
     },
   }

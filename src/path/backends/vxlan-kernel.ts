@@ -5,6 +5,7 @@
 
 import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
+import type { Named } from '../../host/links.ts'
 import { familiesOf, formatAddress, formatEndpoint, formatNet, listed, type Family } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
@@ -58,7 +59,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     },
     open(lease) {
       const entries: { [F in Family]?: () => VxlanEntries } = {}
-      const watched = entriesOf(...devices)
+      const links: { [F in Family]?: Named } = {}
+      const watched = entriesOf(() => families.map((family) => links[family]?.name ?? names[family] ?? ''))
       // The kernel also reports the changes that this process makes. They are filtered out, because each other change starts a check of all
       // entries.
       const isNews = (line: string): boolean =>
@@ -71,7 +73,11 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
         log,
         mtu: Math.min(...families.map((family) => mtus[family])),
         external: () => setup().external,
-        open: (family, own) => openFamily(family, setup(), parts, own, (wanted) => (entries[family] = wanted)),
+        open: (family, own) =>
+          openFamily(family, setup(), parts, own, (link, wanted) => {
+            links[family] = link
+            entries[family] = wanted
+          }),
       })
     },
   }
@@ -82,8 +88,8 @@ async function openFamily(
   { names, options, port, mtus, macs, external }: VxlanSetup,
   { config, run, log }: Parts,
   lease: OwnLease,
-  /** Called once with a function that returns the neighbour and forwarding entries that the device should have. */
-  setWanted: (wanted: () => VxlanEntries) => void,
+  /** Called once with the device, and with a function that returns the neighbour and forwarding entries that the device should have. */
+  setWanted: (link: Named, wanted: () => VxlanEntries) => void,
 ): Promise<DataPath> {
   const { vni, learning, gbp, directRouting } = options
   const [name, mac, local] = [names[family], macs[family], external.address[family]]
@@ -92,15 +98,16 @@ async function openFamily(
     throw new Error(`${family} is none of this node's families`)
   const mtu = mtus[family]
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
-  const opened = await openVxlanDevice({ name, vni, learning, gbp, ...link }, mac, run, log)
+  const opened = await openVxlanDevice({ name, network, vni, learning, gbp, ...link }, mac, run, log)
   await opened.configure(subnet.address, network)
-  const routes = createRouteSync({ network, ownDevice: name, run, log })
+  const device = opened.link
+  const routes = createRouteSync({ network, ownDevice: device, run, log })
   const direct = directRouting ? createDirectHops(run, family) : undefined
   const identity = {
     name: 'MAC',
     own: mac,
     of: ({ attrs }: Lease) => vtepMacOf(attrs, family),
-    remedy: `if both hosts exist, delete ${name} on one of the two and restart its daemon`,
+    remedy: `if both hosts exist, delete ${device.name} on one of the two and restart its daemon`,
   }
   const isOneOfTwo = familiesOf(config).length === 2
   const filter = createPeerFilter({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
@@ -111,7 +118,7 @@ async function openFamily(
   let tunnelled: ReadonlyMap<string, VxlanPeer> = new Map()
   let wanted: VxlanEntries | undefined
   const entries = (): VxlanEntries => (wanted ??= entriesOfPeers(tunnelled.values()))
-  setWanted(entries)
+  setWanted(device, entries)
 
   /**
    * Sets entries and routes for the peers in `changed`, or for all peers if it is left out. A peer gets a direct route if `direct` has one
@@ -137,7 +144,7 @@ async function openFamily(
       const hop = direct?.hops().get(destination)
       const address = formatAddress(sideOf(peer, family).subnet.address)
       if (!hop) next.set(destination, { address, host: hostOf(peer), mac: vtepMacOf(peer.attrs, family) ?? '' })
-      nextHops.set(destination, hop ?? { gateway: address, device: name, onlink: true })
+      nextHops.set(destination, hop ?? { gateway: address, device, onlink: true })
     }
     ;[hops, tunnelled, wanted] = [nextHops, next, undefined]
     if (!changed) {
@@ -159,7 +166,7 @@ async function openFamily(
 
   return inTurn({
     mtu,
-    watched: entriesOf(name),
+    watched: entriesOf(() => [device.name]),
     fault: new Promise(() => {}),
     async apply(leases, ownKey, touched) {
       const changed = filter.take(leases, ownKey, touched)
@@ -175,7 +182,7 @@ async function openFamily(
       // If the device was repaired, only that is reported, because its routes were lost with it.
       return repaired.length > 0 ? repaired : routed
     },
-    carrier: () => ({ device: name, engine: 'kernel', features: [] }),
+    carrier: () => ({ device: device.name, engine: 'kernel', features: [] }),
     // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
     probeSource: { [family]: subnet.address },
     peers: () =>

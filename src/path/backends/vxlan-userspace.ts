@@ -48,7 +48,6 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
         of: config,
         lease,
         leases,
-        isUnnamed: true,
         run,
         log,
         mtu: Math.min(...families.map((family) => mtus[family])),

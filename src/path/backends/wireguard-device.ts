@@ -9,7 +9,7 @@ import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink } from '../../host/links.ts'
+import { addDevice, type FollowedLink } from '../../host/links.ts'
 import { REJECT_AFTER_MS, WIREGUARD_KEY } from '../catalog.ts'
 import type { PeerSession } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
@@ -26,7 +26,8 @@ export interface WireguardPeer {
 }
 
 interface WireguardOptions {
-  readonly name: string
+  /** The device to create; an existing one is deleted first. */
+  readonly device: FollowedLink
   /** The path of the private key's file. Temporary files with keys for `wg` may be created in the same directory. */
   readonly keyFile: string
   readonly privateKey: Secret
@@ -116,24 +117,26 @@ function isAlive(pid: number): boolean {
 }
 
 /**
- * Creates the device; an existing device with this name is deleted first. Throws WeftError DEVICE or COMMAND; NO_DEVICE_TYPE if the kernel
+ * Creates the device; an existing one is deleted first. Throws WeftError DEVICE or COMMAND; NO_DEVICE_TYPE if the kernel
  * does not support WireGuard.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
-  const { name, keyFile, privateKey, ownKey, port, psk, keepalive, run } = options
+  const { device, keyFile, privateKey, ownKey, port, psk, keepalive, run } = options
   await removeLeftovers(keyFile)
-  if (await findLink(run, name)) await run('ip', ['link', 'del', name])
-  await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
+  if (await device.find(run)) await run('ip', ['link', 'del', device.name])
+  device.forget()
+  await sayingWhoHasIt(run, { name: device.name }, () => addDevice(run, device.name, 'wireguard', []))
+  await device.find(run)
   const setEndpoints = new Map<string, string>() // the endpoint set for each key; the kernel's may differ, because a peer may move
 
   // The private key is set from memory and not from its file, because the file may have changed since this node published its public key.
   const setOwn = (): Promise<void> =>
     withKey('wgkey', privateKey, async (file) => {
-      await run('wg', ['set', name, 'listen-port', String(port), 'private-key', file])
+      await run('wg', ['set', device.name, 'listen-port', String(port), 'private-key', file])
     })
 
   async function close(): Promise<void> {
-    if (await findLink(run, name)) await run('ip', ['link', 'del', name])
+    if (await device.find(run)) await run('ip', ['link', 'del', device.name])
   }
 
   try {
@@ -148,7 +151,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
    * endpoint.
    */
   async function present(): Promise<{ isOwn: boolean; peers: Map<string, string> }> {
-    const [own = [], ...lines] = (await run('wg', ['show', name, 'dump']))
+    const [own = [], ...lines] = (await run('wg', ['show', device.name, 'dump']))
       .trim()
       .split('\n')
       .map((line) => line.split('\t'))
@@ -165,7 +168,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
 
   async function set(peers: readonly (readonly string[])[]): Promise<void> {
     for (let at = 0; at < peers.length; at += PEERS_AT_ONCE)
-      await run('wg', ['set', name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
+      await run('wg', ['set', device.name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
   }
 
   /** Writes a key to a file for `wg`, calls `work` with the file's path, and deletes the file. */
@@ -214,7 +217,7 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
       return unknown.length + wrong.length + (isOwn ? 0 : 1)
     },
     async traffic() {
-      const [, ...lines] = (await run('wg', ['show', name, 'dump'])).trim().split('\n')
+      const [, ...lines] = (await run('wg', ['show', device.name, 'dump'])).trim().split('\n')
       const now = Date.now()
       const at = performance.now() - now
       return new Map(

@@ -9,7 +9,7 @@ import { seldom } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { addDevice, findLink } from '../../host/links.ts'
+import { addDevice, FollowedLink } from '../../host/links.ts'
 import {
   FAMILIES,
   familiesOf,
@@ -18,6 +18,7 @@ import {
   formatEndpoint,
   formatNet,
   isLinkLocal,
+  netsOf,
   netText,
   onlyOf,
   type Addresses,
@@ -28,6 +29,7 @@ import type { Ipv6 } from '../../net/ipv6.ts'
 import { KINDS, type Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, NeededPart, PathPeer, PathSide, PathTraffic } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
+import { findEarlier } from '../device/flannel-devices.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
@@ -214,7 +216,6 @@ export function createWireguardBackend(options: Parts): Backend {
         mtu: mtuNow(),
         external: () => external,
         isUnbound: !isOurs,
-        isUnnamed: true,
         signal,
         run,
         log,
@@ -425,9 +426,11 @@ export function createWireguardBackend(options: Parts): Backend {
       return network && subnet && fits(family) ? [{ family, network, subnet }] : []
     })
     const own = await ownKey()
-    for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
+    const link = new FollowedLink(name)
+    await findEarlier(link, run, 'wireguard', netsOf(sides.map(({ network }) => network)), log)
+    for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === link.name)
     const opened = await openWireguardDevice({
-      name,
+      device: link,
       keyFile,
       privateKey: own.privateKey,
       ownKey: own.publicKey,
@@ -439,7 +442,7 @@ export function createWireguardBackend(options: Parts): Backend {
     })
     const mtu = mtuNow()
     const parts = sides.map(({ family, network, subnet }) => ({
-      device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
+      device: createTunDevice({ device: link, network, subnet, mtu, scope: 'link', run, log }),
       filter: createPeerFilter({
         ...peersIn(family, lease, own),
         lease,
@@ -490,7 +493,7 @@ export function createWireguardBackend(options: Parts): Backend {
         applied = usable
       },
       async resync() {
-        if (!(await findLink(run, name))) {
+        if (!(await link.follow(run, log))) {
           reportFault(new Error(`${name} is gone`))
           return []
         }
@@ -498,13 +501,13 @@ export function createWireguardBackend(options: Parts): Backend {
         const repaired: string[] = []
         for (const { device } of parts) repaired.push(...(await device.resync()))
         const others = await opened.setPeers(peers)
-        return others > 0 ? [...repaired, `${others} settings of ${name} had changed`] : repaired
+        return others > 0 ? [...repaired, `${others} settings of ${link.name} had changed`] : repaired
       },
       carrier: () => ({
-        device: name,
+        device: link.name,
         engine: 'kernel',
         features: [],
-        devices: Object.fromEntries(parts.map(({ family }) => [family, name])),
+        devices: Object.fromEntries(parts.map(({ family }) => [family, link.name])),
       }),
       probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
       peers() {

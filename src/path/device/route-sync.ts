@@ -9,7 +9,14 @@ import type { Log } from '../../base/log.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { routesExactly, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
+import {
+  routesExactly,
+  routesWithin,
+  USUAL_METRIC,
+  type FollowedLink,
+  type Named,
+  type Route,
+} from '../../host/links.ts'
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /**
@@ -20,7 +27,8 @@ const NAMED = 5
 
 export interface NextHop {
   readonly gateway: string
-  readonly device: string
+  /** The interface of the route. `RouteSync` looks up its present name if a route through the interface is missing. */
+  readonly device: FollowedLink
   /** True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device covers it. */
   readonly onlink?: boolean
 }
@@ -32,7 +40,7 @@ interface RouteSyncOptions {
   /** The network that contains the destinations of all routes. */
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
-  readonly ownDevice?: string
+  readonly ownDevice?: Named
   readonly run: Run
   readonly log: Log
 }
@@ -49,8 +57,10 @@ export interface RouteSync {
   resync(): Promise<readonly string[]>
 }
 
-const say = (destination: string, { gateway, device }: NextHop): string => `${destination} via ${gateway} dev ${device}`
-const isSame = (a: NextHop | undefined, b: NextHop): boolean => a?.gateway === b.gateway && a.device === b.device
+const say = (destination: string, { gateway, device }: NextHop): string =>
+  `${destination} via ${gateway} dev ${device.name}`
+const isSame = (a: NextHop | undefined, b: NextHop): boolean =>
+  a?.gateway === b.gateway && a.device.name === b.device.name
 const wordsFor = (destination: string, hop: NextHop): string[] => [
   'route',
   'replace',
@@ -83,7 +93,7 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
         .map((each) => [each.destination, each]),
     )
   const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
-    route?.gateway === gateway && route.device === device
+    route?.gateway === gateway && route.device === device.name
   /**
    * True if the route leads to a link of this host, that is, without a gateway through a device that is not the backend's own, such as a
    * bridge.
@@ -93,7 +103,7 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     route.gateway === undefined &&
     !route.isMultipath &&
     route.type === 'unicast' &&
-    route.device !== ownDevice
+    route.device !== ownDevice?.name
   /**
    * Records in `taken` which of these destinations have a route that `isAnothers` accepts, and logs those that were not recorded before.
    */
@@ -118,15 +128,34 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
       return hop && !isThere(route, hop) && !isAnothers(route) ? [[destination, hop] as const] : []
     })
 
+  const devices = (of = wanted): ReadonlySet<FollowedLink> => new Set([...of.values()].map(({ device }) => device))
+  /** Looks up the present names of the interfaces of these routes. Returns true if an interface has a new name. */
+  async function followDevices(of = wanted): Promise<boolean> {
+    let isRenamed = false
+    for (const device of devices(of)) {
+      const before = device.name
+      await device.find(run)
+      isRenamed ||= device.name !== before
+    }
+    return isRenamed
+  }
+  /** Remembers the index of each interface while its name is known to be right. */
+  async function noteDevices(): Promise<void> {
+    for (const device of devices()) if (device.index === undefined) await device.find(run)
+  }
+
+  const lines = (hops: Iterable<readonly [string, NextHop]>): string[] =>
+    [...hops].map(([destination, hop]) => wordsFor(destination, hop).join(' '))
   /**
    * Passes these lines to `ip -batch` and records which routes the kernel refused. `touched` lists the lines' destinations; if it is left
    * out, the lines may concern all destinations.
    */
-  async function change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
-    if (await runBatch(run, 'ip', lines)) {
+  async function change(changes: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
+    if (await runBatch(run, 'ip', changes)) {
       refused = new Map(touched ? [...refused].filter(([destination]) => !touched.has(destination)) : [])
       return
     }
+    if (await followDevices()) return change(lines(missing(await mainRoutes())))
     const still = new Map(missing(await mainRoutes()))
     const news = [...still].filter(([destination, hop]) => !isSame(refused.get(destination), hop))
     for (const [destination, hop] of news.slice(0, NAMED)) {
@@ -143,15 +172,15 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
    * them, so they are not removed.
    */
   function warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
-    const devices = new Set([...wanted.values()].map(({ device }) => device))
+    const names = new Set([...devices()].map(({ name }) => name))
     const strange = [...routes.values()].filter(
       ({ destination, gateway, device }) =>
-        gateway !== undefined && device !== ownDevice && devices.has(device) && !wanted.has(destination),
+        gateway !== undefined && device !== ownDevice?.name && names.has(device) && !wanted.has(destination),
     )
-    const names = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
+    const some = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
     if (strange.length > 0)
       log.warn(
-        `Routes into the network that belong to no node: ${names.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
+        `Routes into the network that belong to no node: ${some.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
           'remove them with `ip route del` unless they are wanted',
       )
   }
@@ -163,25 +192,32 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
       const routes = await mainRoutes(where)
       const known = wanted
       wanted = hops
+      await noteDevices()
+      const isOld = ([destination, route]: readonly [string, Route]): boolean => {
+        const hop = known.get(destination)
+        return hop !== undefined && !isThere(route, hop)
+      }
+      if ([...routes].some(isOld)) await followDevices(known)
       if (isFirst) warnOfUnknown(routes)
       isFirst = false
       const gone = [...routes].filter(([destination, { device, gateway }]) => {
         const ours = known.get(destination)
         const isOurs =
-          (ours && isThere(routes.get(destination), ours)) || (device === ownDevice && gateway !== undefined)
+          (ours && isThere(routes.get(destination), ours)) || (device === ownDevice?.name && gateway !== undefined)
         return isOurs && !wanted.has(destination)
       })
       noteTaken(routes, where)
       const adding = missing(routes, where)
       for (const [destination] of adding) {
         const other = routes.get(destination)
-        if (other && !isThere(other, known.get(destination) ?? { gateway: '', device: '' }))
+        const before = known.get(destination)
+        if (other && !(before && isThere(other, before)))
           log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
       }
       await change(
         [
           ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
-          ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
+          ...lines(adding),
         ],
         where,
       )
@@ -189,9 +225,10 @@ export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptio
     isSet: (destination) => wanted.has(destination) && !refused.has(destination) && !taken.has(destination),
     async resync() {
       const routes = await mainRoutes()
+      if (missing(routes).length > 0) await followDevices() // the kernel's routes follow a new name by themselves
       noteTaken(routes)
       const lost = missing(routes)
-      await change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
+      await change(lines(lost))
       return lost
         .filter(([destination, hop]) => !isSame(refused.get(destination), hop))
         .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)

@@ -14,6 +14,7 @@ import {
   routesWithin,
   USUAL_METRIC,
   type Link,
+  type Named,
   type Route,
 } from '../../host/links.ts'
 import {
@@ -42,7 +43,7 @@ const QUEUE_LENGTH = 4000
 const HIDING_NAMED = 5
 
 interface TunOptions {
-  readonly name: string
+  readonly device: Named
   readonly network: Net
   /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
@@ -243,20 +244,20 @@ export async function checkForeignRoute(run: Run, to: Net, isOwn: (device: strin
 }
 
 export function createTunDevice(options: TunOptions): TunDevice {
-  const { name: device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
+  const { device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
   const family = familyOf(network)
   const route = formatNet(network)
   // Nodes' subnets differ, so no other node has this address, and duplicate address detection (RFC 4862) is switched off (`nodad`).
-  const address = [formatNet(hostNet(subnet.address)), 'dev', device, ...(family === 'ipv6' ? ['nodad'] : [])]
+  const nodad = family === 'ipv6' ? ['nodad'] : []
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
     // The line leaves gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram: the kernel splits larger
     // superpackets of containers in software (gso_features_check in net/core/dev.c).
-    await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
-    await run('ip', ['address', 'replace', ...address])
+    await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
+    await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
     // For IPv4 the scope must be given, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2, ip/iproute.c).
-    await run('ip', ['route', 'replace', route, 'dev', device, ...(family === 'ipv4' ? ['scope', scope] : [])])
+    await run('ip', ['route', 'replace', route, 'dev', device.name, ...(family === 'ipv4' ? ['scope', scope] : [])])
   }
 
   /**
@@ -271,7 +272,7 @@ export function createTunDevice(options: TunOptions): TunDevice {
       const isOwn =
         isOwnRoute(each.destination) ||
         (net && net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address))
-      if (net && !isOwn && net.prefixLength > network.prefixLength && each.device !== device)
+      if (net && !isOwn && net.prefixLength > network.prefixLength && each.device !== device.name)
         hiding.add(`${each.destination} to ${ownerOf(each)}`)
     }
     const name = (found: string[]): string =>
@@ -290,18 +291,18 @@ export function createTunDevice(options: TunOptions): TunDevice {
       // The routes are read before the device. If the device goes down between the two commands, its route disappears with it, and only the
       // device is reported.
       const within = await routesWithin(run, network)
-      const link = await findLink(run, device)
+      const link = await findLink(run, device.name)
       if (!link) return []
       logBypassing(within)
       const routes = within.filter(
         ({ destination, metric }) => destination === route && metric === USUAL_METRIC[family],
       )
       const wrong: string[] = []
-      if (!link.up) wrong.push(`${device} was down`)
-      if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
+      if (!link.up) wrong.push(`${device.name} was down`)
+      if (link.mtu !== mtu) wrong.push(`${device.name} had MTU ${link.mtu}`)
       if (!link.addresses[family].some((each) => each.address === subnet.address))
-        wrong.push(`${device} had lost its address`)
-      const other = routes.find((each) => each.device !== device)
+        wrong.push(`${device.name} had lost its address`)
+      const other = routes.find((each) => each.device !== device.name)
       if (other) wrong.push(`${route} was routed to ${ownerOf(other)}`)
       else if (routes.length === 0) wrong.push(`the route to ${route} was gone`)
       if (wrong.length > 0) await configure()

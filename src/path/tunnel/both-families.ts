@@ -13,7 +13,6 @@ import {
   addressChange,
   changeOf,
   mtuChange,
-  nameChange,
   seeExternal,
   type ExternalInterface,
 } from '../../host/external-interface.ts'
@@ -44,8 +43,6 @@ interface FamilyPaths {
    * path is opened again.
    */
   readonly isUnbound?: boolean
-  /** True if no device or route refers to the external interface by its name, so that renaming the interface has no effect. */
-  readonly isUnnamed?: boolean
   readonly watched?: Watched
   /** Aborts when the daemon stops. After that, failures of a family are not logged. */
   readonly signal?: AbortSignal
@@ -84,7 +81,6 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     external,
     open,
     isUnbound = false,
-    isUnnamed = isUnbound,
     watched,
     signal,
     run,
@@ -107,6 +103,8 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
    * device may be unnoticed.
    */
   let isUnseen = false
+  /** True if the external interface has another name than at the backend's last `prepare`. */
+  let isRenamed = false
   let gone: ByFamily<string> = {}
   let isClosed = false
   /** True after `leave` passed the descriptors on, until `takeBack`: another process may forward with them. */
@@ -318,7 +316,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
     },
     gone: () => gone,
     get isOutdated() {
-      return move !== undefined || familiesOf(lacking).length > 0
+      return isRenamed || move !== undefined || familiesOf(lacking).length > 0
     },
     get isBehind() {
       return carried().some(([, { transfer, pending }]) => transfer !== undefined || pending !== undefined)
@@ -340,20 +338,17 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
       gone = onlyOf(familiesOf(parts.of), missing)
       // If the data path is closed or passed on, the successor may already have devices with these names, which a check would change.
       if (isClosed || isAway) return []
-      // The data path must be opened again after a change of the MTU, a new name of the external interface, or its first address in a
-      // family that the node lacked. Existing devices and routes survive a new name, because they refer to the interface by its index, but
-      // new ones would use the old name.
+      // The data path must be opened again after a change of the MTU, or after the external interface's first address in a family that the
+      // node lacked.
       const came = familiesOf(parts.of).find(
         (family) => !families.includes(family) && openedFor.address[family] === undefined,
       )
-      const isOther =
-        mtuChange(openedFor, now) ??
-        (isUnnamed ? undefined : nameChange(openedFor, now)) ??
-        (came && addressChange(openedFor, now, came)) // the node may get a subnet of this family now
+      const isOther = mtuChange(openedFor, now) ?? (came && addressChange(openedFor, now, came)) // the node may get a subnet of this family now
       if (isOther !== undefined) {
         reportFault(new Error(isOther))
         return []
       }
+      isRenamed = now.name !== external().name
       if (isUnbound) move = changeOf(published, now)
       else lose(moved(now))
       const { values, failures } = await checkEach(late)
@@ -367,7 +362,7 @@ export async function openFamilies(parts: FamilyPaths): Promise<DataPath> {
         if (isClosed || isAway) return
         own.attrs = attrs
         if (move !== undefined) log.info(`Publishing a change to the peers: ${move}`)
-        ;[published, move] = [external(), undefined]
+        ;[published, move, isRenamed] = [external(), undefined, false]
         const ended = await closeEnded()
         if (isClosed) return
         await openRest()

@@ -5,7 +5,7 @@ import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
-import { routesFor } from '../../host/links.ts'
+import { FollowedLink, routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
 import type { Carrier } from './choose-carrier.ts'
@@ -28,12 +28,19 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
   let hops: NextHops = new Map()
   const refused = new Set<string>()
+  /** The interfaces of the hops. The kernel's answers name an interface, and the hops follow it by its index. */
+  const links = new Set<FollowedLink>()
+  function linkNamed(name: string): FollowedLink {
+    const link = [...links].find((each) => each.name === name) ?? new FollowedLink(name)
+    links.add(link)
+    return link
+  }
   async function hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
     const routes = await routesFor(run, family, peers.map(hostOf))
     return peers.flatMap((peer) => {
       const route = routes.get(hostOf(peer))
       if (!route || route.gateway !== undefined) return []
-      return [[subnetOf(peer), { gateway: hostOf(peer), device: route.device }] as const]
+      return [[subnetOf(peer), { gateway: hostOf(peer), device: linkNamed(route.device) }] as const]
     })
   }
   const direct: DirectHops = {

@@ -7,7 +7,7 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import { findLink, isNamedBy } from '../../host/links.ts'
+import { findLink, isNamedBy, renamed, type Named } from '../../host/links.ts'
 import {
   byFamily,
   FAMILIES,
@@ -40,7 +40,7 @@ import type {
   Underlays,
   UnknownKey,
 } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
+import { ExternalWatch } from '../device/external-watch.ts'
 import {
   adoptTun,
   checkMtu,
@@ -445,14 +445,16 @@ export async function openTunnel(
     const path = await (engine.lend ? engine.lend(kind.keeper?.pause()) : engine.stop())
     return path ? [path] : []
   }
+  const tun: Named = {
+    get name() {
+      return engine.tunName
+    },
+  }
   const scope = kind.scope ? { scope: kind.scope } : {}
   const devices = new Map(
     sides.map(({ family, network, subnet, earlier }) => {
       const isOwnRoute = (destination: string): boolean => earlier.some((carrier) => carrier.hasRoute?.(destination))
-      return [
-        family,
-        createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute, ...scope }),
-      ] as const
+      return [family, createTunDevice({ device: tun, network, subnet, mtu, run, log, isOwnRoute, ...scope })] as const
     }),
   )
   const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
@@ -479,8 +481,10 @@ export async function openTunnel(
     `Forwarding between ${engine.tunName} and UDP ${bindings.join(' and ')} with the ${engine.kind} engine` +
       (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
   )
+  /** The TUN's name as of the last `resync`. */
+  let knownName = engine.tunName
   const awaited = kind.awaited === undefined ? [] : [kind.awaited]
-  const watch = watchExternal(run, external, [kind.outer, ...awaited], kind.directRouting === true)
+  const watch = new ExternalWatch(run, external, [kind.outer, ...awaited])
   const pathPeer = (key: string): PathPeer | undefined => {
     const its = carried().flatMap(({ family, filter, carriers }) => {
       const peer = filter.peers().get(key)
@@ -569,16 +573,17 @@ export async function openTunnel(
   }
   return inTurn({
     mtu,
-    tunNames: [engine.tunName],
+    get tunNames() {
+      return [engine.tunName]
+    },
     fault: Promise.race([engine.fault, watch.moved, ended]),
     lacking,
     get isOutdated() {
-      return carried().length < sides.length || watch.news !== undefined
+      return carried().length < sides.length || watch.isOutdated
     },
     async renew(attrs) {
       renewed = attrs
-      if (watch.news !== undefined) log.info(`Publishing a change to the peers: ${watch.news}`)
-      watch.markPublished()
+      watch.markPublished(log)
       await bindOther(watch.now())
       for (const side of sides) {
         if (lacking[side.family] === undefined) continue
@@ -611,6 +616,8 @@ export async function openTunnel(
     },
     async resync() {
       if (await watch.hasMoved()) return []
+      if (engine.tunName !== knownName) log.info(renamed(knownName, engine.tunName))
+      knownName = engine.tunName
       await kind.check?.()
       followSwitches()
       const repaired: string[] = []

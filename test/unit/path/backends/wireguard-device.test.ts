@@ -9,6 +9,7 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { Secret } from '../../../../src/base/secret.ts'
 import { run as runForReal, type Run } from '../../../../src/host/command.ts'
+import { FollowedLink } from '../../../../src/host/links.ts'
 import { openWireguardDevice } from '../../../../src/path/backends/wireguard-device.ts'
 import { log } from '../../../support/fake-host.ts'
 
@@ -49,7 +50,7 @@ const run: Run = async (file, args) => {
 }
 const open = (keyFile: string) =>
   openWireguardDevice({
-    name: 'flannel-wg',
+    device: new FollowedLink('flannel-wg'),
     keyFile,
     privateKey: new Secret(KEY),
     ownKey: 'PUB',

@@ -6,7 +6,7 @@ import type { ExternalInterface } from '../../../../src/host/external-interface.
 import type { Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
-import { watchExternal } from '../../../../src/path/device/external-watch.ts'
+import { ExternalWatch } from '../../../../src/path/device/external-watch.ts'
 
 function rig(families?: readonly Family[]) {
   const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
@@ -31,7 +31,7 @@ function rig(families?: readonly Family[]) {
         ],
       },
     ])
-  return { host, watch: watchExternal(run, external, families) }
+  return { host, watch: new ExternalWatch(run, external, families) }
 }
 
 it.each<[Family, Family, string, string]>([
@@ -39,22 +39,26 @@ it.each<[Family, Family, string, string]>([
   ['ipv6', 'ipv4', '192.0.2.99', 'from 192.0.2.1 to 192.0.2.99'],
 ])('with %s a changed address of %s is news until it is published', async (family, other, address, change) => {
   const { host, watch } = rig([family])
-  expect([await watch.hasMoved(), watch.news]).toEqual([false, undefined])
+  const lines: string[] = []
+  const log = { info: (line: string) => void lines.push(line) }
+  expect([await watch.hasMoved(), watch.isOutdated]).toEqual([false, false])
   host[other] = address
-  expect([await watch.hasMoved(), watch.news]).toEqual([false, `the address of eth0 changed ${change}`])
-  watch.markPublished()
-  expect([await watch.hasMoved(), watch.news]).toEqual([false, undefined])
+  expect([await watch.hasMoved(), watch.isOutdated]).toEqual([false, true])
+  watch.markPublished(log)
+  expect(lines).toEqual([`Publishing a change to the peers: the address of eth0 changed ${change}`])
+  expect([await watch.hasMoved(), watch.isOutdated]).toEqual([false, false])
   host[other] = other === 'ipv4' ? '192.0.2.1' : 'fd00::1'
   expect(await watch.hasMoved()).toBe(false)
-  expect(watch.news).toMatch(/ changed from .* to (192\.0\.2\.1|fd00::1)$/)
+  watch.markPublished(log)
+  expect(lines[1]).toMatch(/ changed from .* to (192\.0\.2\.1|fd00::1)$/)
 })
 
 it('with both families publishes nothing: a changed address or MTU ends the data path', async () => {
   const { host, watch } = rig()
   host.ipv6 = 'fd00::a1'
-  expect([await watch.hasMoved(), watch.news]).toEqual([true, undefined])
+  expect([await watch.hasMoved(), watch.isOutdated]).toEqual([true, false])
   expect((await watch.moved).message).toBe('the address of eth0 changed from fd00::1 to fd00::a1')
   const other = rig(['ipv4'])
   other.host.mtu = 1400
-  expect([await other.watch.hasMoved(), other.watch.news]).toEqual([true, undefined])
+  expect([await other.watch.hasMoved(), other.watch.isOutdated]).toEqual([true, false])
 })

@@ -4,6 +4,7 @@ import { expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { FollowedLink } from '../../../../src/host/links.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
 import { createDirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
@@ -20,7 +21,7 @@ it("removes an earlier process's routes to peers through its own device, and kee
     return args.includes('-j') ? JSON.stringify(routes) : ''
   }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
-  const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: 'flannel.1', run, log })
+  const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: { name: 'flannel.1' }, run, log })
   await sync.apply(new Map())
   expect(batches.join('').match(/route del \S+/g)).toEqual(['route del 10.5.2.0/24'])
 })
@@ -40,7 +41,7 @@ it('considers a peer without output of `ip` unreachable only if `ip` ran to its 
   const peers = new Map([near!, far!].map((peer) => [peer.key, peer]))
   const direct = createDirectHops(after(1), 'ipv4')
   await direct.lookUp(peers)
-  expect(direct.hops()).toEqual(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
+  expect(direct.hops()).toEqual(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: new FollowedLink('eth0') }]]))
   await expect(createDirectHops(after(null), 'ipv4').lookUp(peers)).rejects.toMatchObject({ code: 'COMMAND' })
 })
 
@@ -54,7 +55,7 @@ it('replaces a route with several gateways to a peer, which is not the route of 
   }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
   const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
-  await sync.apply(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
+  await sync.apply(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: new FollowedLink('eth0') }]]))
   expect(batches.join('')).toContain('route replace 10.5.2.0/24 via 192.0.2.2')
 })
 
@@ -78,7 +79,7 @@ it('does not replace the route of a bridge: it logs the route once, and adds the
     run,
     log: { info: say, warn: say, error: say, v: () => false },
   })
-  const hop = (last: number) => ({ gateway: `192.0.2.${last}`, device: 'eth0' })
+  const hop = (last: number) => ({ gateway: `192.0.2.${last}`, device: new FollowedLink('eth0') })
   await sync.apply(
     new Map([
       ['10.5.2.0/24', hop(2)],

@@ -18,7 +18,7 @@ installHost()
 async function configured(): Promise<TunDevice> {
   host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
   const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
-  const device = createTunDevice({ name: 'flannel0', network, subnet, mtu: 1472, run, log })
+  const device = createTunDevice({ device: { name: 'flannel0' }, network, subnet, mtu: 1472, run, log })
   await device.configure()
   return device
 }
