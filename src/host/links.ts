@@ -105,12 +105,6 @@ export async function isTunOpen(name: string, index: number, flags: readonly str
   return (await read('ifindex')) !== String(index) || (await read('carrier')) !== '0'
 }
 
-/** True if a device has a name that the kernel may make from a pattern such as `flannel%d`. */
-export const isNamedBy = (pattern: string, name: string): boolean => {
-  const [before = '', after] = pattern.split('%d')
-  return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
-}
-
 /** Runs `ip -j` with these arguments and parses its output. Rejects with WeftError COMMAND if the output is not a JSON list. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   return parseList(await run('ip', ['-j', ...args]), `ip -j ${args.join(' ')}`)

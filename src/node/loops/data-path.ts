@@ -133,6 +133,7 @@ async function lookAfter(
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
   let isCalm = false
+  let tunNames = dataPath.tunNames?.join()
   let triedAt = -Infinity
   let besideAt = -Infinity
   let renewing: Promise<void> | undefined
@@ -148,6 +149,8 @@ async function lookAfter(
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
+      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the file for the next process names the TUN
+      tunNames = dataPath.tunNames?.join()
       const gone = dataPath.gone?.() ?? {}
       logGone(gone)
       for (const each of repaired) repairs.add(each)

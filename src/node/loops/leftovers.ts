@@ -4,7 +4,9 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
+import { listed } from '../../net/address.ts'
 import { publishersOf } from '../../path/catalog.ts'
+import type { DataPath } from '../../path/contract.ts'
 import {
   findDiverted,
   findLeftovers,
@@ -171,7 +173,7 @@ async function findInTable(
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
     earlier,
-    ownDevices: [...(backend.devices ?? []), ...(ownership.dataPath?.tunNames ?? [])],
+    ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
     external: backend.external?.name,
@@ -184,6 +186,12 @@ async function findInTable(
   if (!listed) return { found, surroundings }
   const all = { ...surroundings, leases: listed }
   return { found: { ...(await findLeftovers(run, all, others)), needsLeases: false }, surroundings: all }
+}
+
+/** Returns the present names of the data path's devices, which another program may have renamed. */
+function presentDevices(dataPath: DataPath | undefined): readonly string[] {
+  const { device = [], devices = {} } = dataPath?.carrier() ?? {}
+  return [dataPath?.tunNames ?? [], device, listed(devices)].flat()
 }
 
 /** Lists the leases in the store, for the time before the node follows them; undefined if the store does not answer. */

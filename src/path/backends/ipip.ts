@@ -88,6 +88,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         device: {
           name: NAME,
           type: TYPE,
+          networks: { ipv4: config.ipv4?.network },
           replaces: [],
           local: formatIpv4(ipv4For(NEEDS, external.address)),
           refusal: OTHER_TYPE,

@@ -53,7 +53,12 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
             vxlan: { vni: options.vni, gbp: options.gbp },
           },
         ],
-        device: { name: names[family] ?? '', type: 'vxlan', replaces: 'any' },
+        device: {
+          name: names[family] ?? '',
+          type: 'vxlan',
+          networks: { [family]: config[family]?.network },
+          replaces: 'any',
+        },
         sides: [{ family, mtu: leastMtu(), external: external.name }],
       }
     },

@@ -38,7 +38,12 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
       const address = formatAddress(external.address[family] ?? 0)
       return {
         ports: [{ family, address, port, option: KINDS.vxlan.options.port.name }],
-        device: { name: names[family] ?? '', type: 'tun', replaces: ['vxlan'] },
+        device: {
+          name: names[family] ?? '',
+          type: 'tun',
+          networks: { [family]: config[family]?.network },
+          replaces: ['vxlan'],
+        },
         sides: [{ family, network: config[family]?.network, mtu, external: external.name }],
       }
     },

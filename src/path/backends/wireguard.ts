@@ -251,6 +251,7 @@ export function createWireguardBackend(options: Parts): Backend {
   function partOf(name: string, listenPort: number, carried: readonly Family[]): NeededPart {
     const [first = 'ipv4'] = carried
     const option = (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
+    const networks = netsOf(carried.flatMap((family) => config[family]?.network ?? []))
     const isOurs = carrier === 'userspace'
     const bound = isOurs
       ? outersOf(first).flatMap((family = first) => {
@@ -264,7 +265,9 @@ export function createWireguardBackend(options: Parts): Backend {
         ] as const)
     return {
       ports: bound.map(([family, address]) => ({ family, address, port: listenPort, option })),
-      device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
+      device: isOurs
+        ? { name, type: 'tun', networks, replaces: ['wireguard'] }
+        : { name, type: TYPE, networks, replaces: 'any' },
       sides: carried
         .filter((family) => external.publicIp[family] !== undefined)
         .map((family) => ({ family, network: config[family]?.network, mtu: mtuNow(), external: external.name })),

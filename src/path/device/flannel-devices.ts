@@ -2,7 +2,7 @@
 
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, isNamedBy, isTunOpen, renamed, type FollowedLink } from '../../host/links.ts'
+import { ipJson, isTunOpen, renamed, type FollowedLink } from '../../host/links.ts'
 import {
   familyOf,
   isLinkLocal,
@@ -12,7 +12,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import { KINDS, type Kind } from '../catalog.ts'
+import { hasBackendName, isNamedBy, KINDS, type Kind } from '../catalog.ts'
 
 interface JsonLink {
   ifindex?: number
@@ -77,7 +77,7 @@ interface AddressedDevice extends FlannelDevice {
 export async function findRenamed(run: Run, type: string, networks: Nets): Promise<string | undefined> {
   for (const link of await ipJson<JsonLink>(run, ['-d', 'address', 'show'])) {
     const { ifindex = 0, ifname: name = '', flags = [], linkinfo } = link
-    const isOther = linkinfo?.info_kind !== type || DEVICES.some(([, pattern]) => isNamedBy(pattern, name))
+    const isOther = linkinfo?.info_kind !== type || hasBackendName(name)
     if (isOther || (type === 'tun' && linkinfo?.info_data?.type !== 'tun')) continue
     const addresses = globalOf(link).filter((address) => networks[familyOf(address)])
     const isInside = (address: Address): boolean => netContains(networks[familyOf(address)] as Net, address)

@@ -13,7 +13,6 @@ import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
 import {
   hasPolicyRules,
   ipFlag,
-  isNamedBy,
   listLinks,
   routesFor,
   routesWithin,
@@ -38,6 +37,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import { isNamedBy } from '../catalog.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 
 /** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */

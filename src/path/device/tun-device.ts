@@ -8,7 +8,6 @@ import type { Run } from '../../host/command.ts'
 import {
   findLink,
   ipJson,
-  isNamedBy,
   isTunOpen,
   routesTo,
   routesWithin,
@@ -32,7 +31,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import { KINDS } from '../catalog.ts'
+import { hasBackendName, isNamedBy, KINDS } from '../catalog.ts'
 
 /**
  * The length of the TUN's queue in packets. In a measurement, 290,000 packets of 64 bytes per second passed without loss, against 155,000
@@ -75,7 +74,8 @@ interface JsonTun {
 /**
  * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are right; undefined if
  * there is none. Tries the devices of the last process first, then the device to which the network is routed. It deletes an unused device
- * whose queues or addresses are wrong, because the device would be in the way.
+ * whose queues or addresses are wrong, because the device would be in the way. A device that another program has renamed is recognised by
+ * this node's address.
  */
 export async function adoptTun(
   run: Run,
@@ -84,13 +84,16 @@ export async function adoptTun(
   const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
     .flat()
     .map(({ device }) => device)
-  const names = [...last, pattern, ...routed].filter((name) => isNamedBy(pattern, name))
+  // The kernel reports a renamed device under a name that matches no pattern.
+  const isCandidate = (name: string): boolean => isNamedBy(pattern, name) || !hasBackendName(name)
+  const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
     // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the network lacks do
     // not count.
     if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
     const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
+    if (!hasBackendName(name) && !tun.addresses.some(isOwn)) continue
     if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(isOwn)) return name
     await run('ip', ['link', 'del', 'dev', name])
   }
@@ -199,6 +202,15 @@ async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => bo
 const typesNamed = (device: string): readonly string[] =>
   DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, device) ? [type] : []))
 
+/** True for a TUN that has the first address of this node's subnet, so that an earlier process made it, whatever its name is. */
+async function isRenamedTun(run: Run, name: string, subnet: Net | undefined): Promise<boolean> {
+  if (!subnet || hasBackendName(name)) return false
+  const link = await findLink(run, name)
+  if (!link?.addresses[familyOf(subnet)].some(({ address }) => address === subnet.address)) return false
+  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
+  return json?.linkinfo?.info_kind === 'tun' && json.linkinfo.info_data?.type === 'tun'
+}
+
 function foreignRouteError(to: Net, foreign: Route): WeftError {
   const network = formatNet(to)
   return new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
@@ -208,11 +220,17 @@ function foreignRouteError(to: Net, foreign: Route): WeftError {
 
 /**
  * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route would silently replace
- * it. Before that, it deletes an unused device whose name and type show that another backend left it.
+ * it. Before that, it deletes an unused device whose name and type show that another backend left it. If `subnet` is given, a renamed TUN
+ * with the first address of this subnet is not foreign.
  */
-export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
+export async function refuseForeignRoute(
+  run: Run,
+  to: Net,
+  isOwn: (device: string) => boolean,
+  subnet?: Net,
+): Promise<void> {
   const first = await findForeignRoute(run, to, isOwn)
-  if (!first) return
+  if (!first || (await isRenamedTun(run, first.device, subnet))) return
   const types = typesNamed(first.device)
   if (types.includes('tun')) await removeIdleTun(run, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {

@@ -7,7 +7,7 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import { findLink, isNamedBy, renamed, type Named } from '../../host/links.ts'
+import { findLink, renamed, type Named } from '../../host/links.ts'
 import {
   byFamily,
   FAMILIES,
@@ -29,7 +29,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import type { BackendType, Settings, TunnelSettings } from '../catalog.ts'
+import { isNamedBy, type BackendType, type Settings, type TunnelSettings } from '../catalog.ts'
 import type {
   BackendParts,
   DataPath,
@@ -328,14 +328,18 @@ export async function openTunnel(
     if (first && failures.length === all.length) throw first[1]
     for (const [family, error] of failures) lack(family, error)
   }
-  async function refuseRoute({ family, network }: Side, isOwn: (device: string) => boolean): Promise<void> {
+  async function refuseRoute(
+    { family, network }: Side,
+    isOwn: (device: string) => boolean,
+    subnet?: Net,
+  ): Promise<void> {
     checkMtu(family, mtu, external.name)
-    await refuseForeignRoute(run, network, isOwn)
+    await refuseForeignRoute(run, network, isOwn, subnet)
   }
 
-  // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
-  // checked later, when no other process forwards.
-  await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
+  // The route of a device with this backend's name or this node's address is accepted here, because another process may still forward with
+  // that device. It is checked later, when no other process forwards.
+  await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name), side.subnet))
   const endTo = ({ family }: Side, peer: Lease): Peer => {
     const { address: endpoint, port: to } = placeOf(peer)
     const what = { slot: slots.slotOf(peer.key), limit: limits[family].get(peer.key) ?? 0 }

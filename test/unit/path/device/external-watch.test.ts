@@ -2,6 +2,8 @@
 // published.
 
 import { expect, it } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
+import type { Run } from '../../../../src/host/command.ts'
 import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
 import type { Family } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
@@ -12,17 +14,19 @@ function rig(families?: readonly Family[]) {
   const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
   const external: ExternalInterface = {
     name: 'eth0',
+    index: 1,
     mtu: 1500,
     address,
     publicIp: address,
     named: { address: {}, publicIp: {} },
   }
-  const host = { mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
-  const run = async (): Promise<string> =>
-    JSON.stringify([
+  const host = { name: 'eth0', mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
+  const run: Run = async (_file, args) => {
+    if (args.includes('dev') && args.at(-1) !== host.name) throw new WeftError('COMMAND', 'Device does not exist.')
+    return JSON.stringify([
       {
         ifindex: 1,
-        ifname: 'eth0',
+        ifname: host.name,
         mtu: host.mtu,
         flags: ['UP'],
         addr_info: [
@@ -31,6 +35,7 @@ function rig(families?: readonly Family[]) {
         ],
       },
     ])
+  }
   return { host, watch: new ExternalWatch(run, external, families) }
 }
 
@@ -61,4 +66,15 @@ it('with both families publishes nothing: a changed address or MTU ends the data
   const other = rig(['ipv4'])
   other.host.mtu = 1400
   expect([await other.watch.hasMoved(), other.watch.isOutdated]).toEqual([true, false])
+})
+
+it('a renamed interface does not end the data path, and the node must know the new name', async () => {
+  const { host, watch } = rig()
+  host.name = 'uplink0'
+  expect([await watch.hasMoved(), watch.isOutdated, watch.gone()]).toEqual([false, true, {}])
+  watch.markPublished({ info: () => {} })
+  expect([await watch.hasMoved(), watch.isOutdated, watch.now().name]).toEqual([false, false, 'uplink0'])
+  host.mtu = 1400
+  expect(await watch.hasMoved()).toBe(true)
+  expect((await watch.moved).message).toBe('the MTU of uplink0 changed from 1500 to 1400')
 })
