@@ -23,7 +23,7 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
-      remedy: 'stop it first, because weft cannot tell which daemon made what',
+      remedy: 'stop that daemon first, because weft cannot tell which daemon made what',
     })
   const isBack = await running?.leave()
   running?.close()
