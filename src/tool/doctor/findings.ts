@@ -16,7 +16,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd does not run, or does not answer: nobody repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
+      'weftd does not run, or does not answer: no program repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
     fix: 'start weftd (`systemctl start weftd`) and read the last lines of its log; if weftd runs with another --status-socket, give weft doctor the same option',
   },
   'daemon-waits': {
