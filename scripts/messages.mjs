@@ -213,7 +213,7 @@ export function page(all = messages()) {
   return `${INTRODUCTION}\n${tables.join('\n')}`
 }
 
-const INTRODUCTION = `<!-- Written by scripts/messages.mjs from scripts/messages.txt and the sources. Do not edit it by hand. -->
+const INTRODUCTION = `<!-- Written by scripts/messages.mjs from scripts/messages.txt and the sources. Do not edit docs/messages.md by hand. -->
 
 # Messages
 

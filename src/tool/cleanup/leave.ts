@@ -57,7 +57,7 @@ function meet(options: DaemonOptions, log: Log): Connection | undefined {
     return rendezvousAt(options, (message) => log.warn(message)).connect()
   } catch (error) {
     throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${messageOf(error)}`, {
-      remedy: 'run this as the user of that weftd; if it hangs, kill it',
+      remedy: 'run this command as the user of that weftd; if that weftd hangs, kill it',
       cause: error,
     })
   }
