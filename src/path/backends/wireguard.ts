@@ -31,7 +31,7 @@ import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
+import { PeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
 import type { TunnelOptions } from '../tunnel/tunnel.ts'
 import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
@@ -440,7 +440,7 @@ export function createWireguardBackend(options: Parts): Backend {
     const mtu = mtuNow()
     const parts = sides.map(({ family, network, subnet }) => ({
       device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
-      filter: createPeerFilter({
+      filter: new PeerFilter({
         ...peersIn(family, lease, own),
         lease,
         network,

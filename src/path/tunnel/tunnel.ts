@@ -62,7 +62,7 @@ import {
   type Carrier,
   type Carriers,
 } from './choose-carrier.ts'
-import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
+import { PeerFilter, reachedBy, type PeerFilterOptions } from './peer-filter.ts'
 import { createUnknownSenderLog } from './unknown-senders.ts'
 
 /** The engine's features that coalesce received packets, each with the protocol's name for the log. */
@@ -286,7 +286,7 @@ export async function openTunnel(
   for (const family of kind.families) {
     const [network, subnet] = [config[family]?.network, lease.subnet[family]]
     if (!network || !subnet) continue
-    const filter = createPeerFilter<Net>({
+    const filter = new PeerFilter({
       ...kind.filter,
       lease: own,
       network,
