@@ -53,7 +53,7 @@ import {
 import type { EncapsulationName } from '../engine/encapsulation.ts'
 import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
-import { createTrafficSlots } from '../engine/traffic.ts'
+import { TrafficSlots } from '../engine/traffic.ts'
 import { inTurn } from '../in-turn.ts'
 import {
   createCarriers,
@@ -228,8 +228,7 @@ export async function openTunnel(
     }),
   )
   const [bindAddress = '', otherAddress] = [...bound.values()].map(formatAddress)
-  let counted = (_slot?: number): Float64Array => new Float64Array() // until the engine runs
-  const slots = createTrafficSlots((slot) => counted(slot))
+  const slots = new TrafficSlots()
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
   /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
   const chosen = new Map<string, Family>(kind.other ? overOther.map((key) => [key, kind.other as Family]) : [])
@@ -405,7 +404,7 @@ export async function openTunnel(
     network: networks,
     subnet: subnets,
   })
-  counted = (slot) => engine.traffic(slot)
+  slots.counted = (slot) => engine.traffic(slot)
   const beginSessions = (): void => {
     if (engine.sessions) kind.keeper?.begin(engine.sessions)
   }
