@@ -10,7 +10,8 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal, type Address, type Family } from '../../net/address.ts'
 import { KINDS, overheadBy, underlaysOf } from '../catalog.ts'
 import type { Backend } from '../contract.ts'
-import { checkNetwork, openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { checkNetwork, openTunnel } from '../tunnel/tunnel.ts'
 
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices

@@ -13,7 +13,7 @@ import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { createDirectHops } from '../tunnel/direct-routing.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import {
   checkVxlan,

@@ -8,7 +8,8 @@ import { FAMILIES, familiesOf, FAMILY_NAMES, formatAddress, listed, type Family 
 import { KINDS, overheadBy } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
-import { openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { openTunnel } from '../tunnel/tunnel.ts'
 import { namesOf, peersOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { vxlanMac } from './vxlan-device.ts'
 

@@ -27,19 +27,8 @@ import {
   type Addresses,
   type Family,
   type Net,
-  type Nets,
 } from '../../net/address.ts'
-import type { BackendType, Settings, TunnelSettings } from '../catalog.ts'
-import type {
-  BackendParts,
-  DataPath,
-  PathPeer,
-  PathSearching,
-  PathTraffic,
-  PeerSession,
-  Underlays,
-  UnknownKey,
-} from '../contract.ts'
+import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays } from '../contract.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import {
   adoptTun,
@@ -50,8 +39,7 @@ import {
   refuseSharedTun,
   removeFamilies,
 } from '../device/tun-device.ts'
-import type { EncapsulationName } from '../engine/encapsulation.ts'
-import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
+import type { OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import { TrafficSlots } from '../engine/traffic.ts'
 import { inTurn } from '../in-turn.ts'
@@ -62,7 +50,8 @@ import {
   type Carrier,
   type Carriers,
 } from './choose-carrier.ts'
-import { PeerFilter, reachedBy, type PeerFilterOptions } from './peer-filter.ts'
+import { PeerFilter, reachedBy } from './peer-filter.ts'
+import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import { createUnknownSenderLog } from './unknown-senders.ts'
 
 /** The engine's features that coalesce received packets, each with the protocol's name for the log. */
@@ -70,109 +59,6 @@ const JOINING = [
   ['coalesce-tcp', 'TCP'],
   ['coalesce-udp', 'UDP'],
 ] as const
-
-type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
-
-export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
-  readonly startEngine: (config: EngineConfig) => Promise<Engine>
-  readonly persistence: Persistence
-}
-
-interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
-  readonly settings: { readonly tunnel: TunnelSettings }
-}
-
-/** The devices and queues that survive a restart of the daemon: those of an earlier process, and those that this process will leave. */
-export interface Persistence {
-  /** True if the TUN device must stay when this process ends, even if it is killed. */
-  readonly persist: boolean
-  /** The names of the TUN devices that the earlier process had. */
-  readonly tunNames: readonly string[]
-  /** True if the engine opens several TUN queues. An existing device cannot change between one queue and several. */
-  readonly isMultiQueue: boolean
-  /**
-   * Takes over the predecessor's open descriptors if they were opened with the same options; the predecessor then no longer forwards. If
-   * the options differ, it closes the descriptors that the predecessor passed and returns undefined.
-   */
-  inherit(
-    wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
-  ): Promise<OpenPath | undefined>
-}
-
-interface TunnelKind {
-  readonly encapsulation: EncapsulationName
-  /** The families of inner packets that the tunnel can carry. It carries those in which the node has a subnet. */
-  readonly families: readonly Family[]
-  readonly outer: Family
-  /**
-   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all datagrams use one
-   * family.
-   */
-  readonly other?: Family | undefined
-  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
-  readonly awaited?: Family | undefined
-  /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
-  readonly overhead: number
-  /** Returns the number of bytes that the encapsulation adds with an outer header of this family; defaults to `overhead`. */
-  readonly overheadOf?: (outer: Family) => number
-  /**
-   * The encapsulation's data about this host (`ownEnd`), such as its MAC, and about a peer (`endOf`); left out if the encapsulation needs
-   * none.
-   */
-  readonly ownEnd?: Uint8Array
-  readonly endOf?: (peer: Lease) => Uint8Array
-  readonly tunName: string
-  readonly port: number
-  /** The longest packet in bytes that containers may send. */
-  readonly mtu: number
-  /** The backend's own checks of peers' leases, in addition to those that all backends share. */
-  readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
-  readonly scope?: 'link'
-  /** Negotiates keys with peers; left out if the encapsulation has no keys. */
-  readonly keeper?: SessionKeeper
-  /** Checks objects that only the backend knows. It is called with each check of the device. */
-  readonly check?: () => Promise<void>
-  /**
-   * Removes a device of the kernel that carried the packets under the name of the TUN device. It is called only when no other process
-   * forwards, because that process would create the device again.
-   */
-  readonly clear?: () => Promise<void>
-  /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
-  readonly directRouting?: boolean
-}
-
-export interface SessionKeeper {
-  /**
-   * Continues the sessions of the predecessor's keeper from the bytes that its `pause` returned. Returns false if the bytes are invalid or
-   * were made with other keys. It must be called before all other functions.
-   */
-  inherit(head: Uint8Array): boolean
-  /** Starts to work with a running engine, including the sessions that the engine kept from the engine before it. */
-  begin(sessions: EngineSessions): void
-  /** Stops all work until `begin` is called. Returns the state, without secret keys, from which another keeper can continue. */
-  pause(): Uint8Array
-  /** Handles the engine's control messages and events. It is called when the engine's `takeMail` has something to return. */
-  onMail(): void
-  /** Sets the peers. It must be called before the engine gets the peers' records, which contain the session numbers. */
-  setPeers(peers: ReadonlyMap<string, Lease>): void
-  /**
-   * Returns the destination of datagrams to a peer: the address in the peer's lease, or a newer address from which the peer has sent
-   * authentic packets.
-   */
-  endpointOf(peer: Lease): UdpEndpoint
-  /**
-   * True if datagrams to this peer must leave from the port on which this host listens, because the peer replies to the port from which it
-   * received a datagram.
-   */
-  isFromKnownPort(peer: Lease): boolean
-  /** Returns the state of the session with a peer, without the byte counts, which the engine has; undefined for a peer without a key. */
-  stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
-  unknownKeys(): readonly UnknownKey[]
-  /** Sets the function that is called with a peer's lease key when the destination of its datagrams has changed. */
-  listen(moved: (key: string) => void): void
-  stop(): void
-}
 
 /**
  * Returns the source address of ICMP errors that the engine writes into the TUN. It is the network's own address, which no host has; if
