@@ -52,7 +52,7 @@ import {
 } from './choose-carrier.ts'
 import { PeerFilter, reachedBy } from './peer-filter.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
-import { createUnknownSenderLog } from './unknown-senders.ts'
+import type { UnknownSenderLog } from './unknown-senders.ts'
 
 /** The engine's features that coalesce received packets, each with the protocol's name for the log. */
 const JOINING = [
@@ -294,18 +294,15 @@ export async function openTunnel(
   const beginSessions = (): void => {
     if (engine.sessions) kind.keeper?.begin(engine.sessions)
   }
-  const unknownSenders = createUnknownSenderLog(
-    { ...settings, network: networks, subnet: subnets, provesSender: kind.keeper !== undefined },
-    log,
-  )
-  unknownSenders.setPeers(ends)
+  /** Logs the senders of refused packets; undefined until the tunnel is open. */
+  let unknownSenders: UnknownSenderLog | undefined
   function redirect(key: string): void {
     const its = sides.flatMap((side) => {
       const peer = side.filter.peers().get(key)
       return peer ? [endTo(side, peer)] : []
     })
     engine.changePeers(encodePeers(its))
-    unknownSenders.changePeers(its)
+    unknownSenders?.changePeers(its)
   }
   // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
   // peers return to the first family.
@@ -352,6 +349,11 @@ export async function openTunnel(
     const others = FAMILIES.filter((each) => !sides.some(({ family }) => family === each))
     if (inherited) await removeFamilies(run, engine.tunName, others)
     await eachSide(configure)
+    // This module is loaded last, because packets wait until the engine runs and the device is configured.
+    const senders = await import('./unknown-senders.ts')
+    const accepted = { ...settings, network: networks, subnet: subnets, provesSender: kind.keeper !== undefined }
+    unknownSenders = new senders.UnknownSenderLog(accepted, log)
+    unknownSenders.setPeers(ends)
   } catch (error) {
     // A device that existed before stays, because the predecessor may have taken it back; a new device is deleted.
     await (inherited || adopted !== undefined ? engine.stop() : end())
@@ -485,12 +487,12 @@ export async function openTunnel(
       if (differing.length === changes.length) {
         const differ = changedEnds(differing)
         engine.changePeers(encodePeers(differ))
-        unknownSenders.changePeers(differ)
+        unknownSenders?.changePeers(differ)
       } else {
         slots.keep(peerKeys())
         for (const key of chosen.keys()) if (!hasPeer(key)) chosen.delete(key)
         engine.setPeers(encodePeers(ends()))
-        unknownSenders.setPeers(ends)
+        unknownSenders?.setPeers(ends)
       }
       for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
     },
@@ -527,7 +529,7 @@ export async function openTunnel(
     }),
     drops: (after) => engine.drops(after),
     threads: () => engine.threads(),
-    look: () => unknownSenders.report(engine.takeUnknownSenders()),
+    look: () => unknownSenders?.report(engine.takeUnknownSenders()),
     ...(persist ? { leave } : {}),
     ...(engine.takeBack ? { takeBack: async () => takeBack() } : {}),
     close: end,
