@@ -4,7 +4,7 @@
 import { describeError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
-import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { findLink, isNamedBy } from '../../host/links.ts'
@@ -13,7 +13,6 @@ import {
   FAMILIES,
   familiesOf,
   FAMILY_NAMES,
-  familyOf,
   formatAddress,
   formatEndpoint,
   formatNet,
@@ -34,12 +33,11 @@ import {
   adoptTun,
   checkMtu,
   createTunDevice,
-  LEAST_MTU,
   refuseForeignRoute,
   refuseSharedTun,
   removeFamilies,
 } from '../device/tun-device.ts'
-import type { OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
+import type { OpenPath, PeerTraffic } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import { TrafficSlots } from '../engine/traffic.ts'
 import { inTurn } from '../in-turn.ts'
@@ -50,8 +48,9 @@ import {
   type Carrier,
   type Carriers,
 } from './choose-carrier.ts'
-import { PeerFilter, reachedBy } from './peer-filter.ts'
+import { PeerFilter } from './peer-filter.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
+import { Underlay } from './underlay.ts'
 import type { UnknownSenderLog } from './unknown-senders.ts'
 
 /** The engine's features that coalesce received packets, each with the protocol's name for the log. */
@@ -99,83 +98,34 @@ interface Side {
 
 export async function openTunnel(
   { config, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelParts,
-  { encapsulation, overhead, overheadOf = () => overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
+  given: TunnelKind,
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
   overOther: readonly string[] = [],
 ): Promise<DataPath> {
+  const { encapsulation, overhead, ownEnd, endOf, tunName, port, mtu, ...kind } = given
   const { persist, isMultiQueue } = persistence
-  const outers = [kind.outer, kind.other].filter((family) => family !== undefined)
-  const bound = new Map(
-    outers.map((family) => {
-      const local = external.address[family]
-      if (local === undefined) throw new Error(`the external interface has no address of ${FAMILY_NAMES[family]}`)
-      return [family, local] as const
-    }),
-  )
-  const [bindAddress = '', otherAddress] = [...bound.values()].map(formatAddress)
+  const underlay = new Underlay(given, lease, external.address, overOther)
+  const [bindAddress = '', otherAddress] = underlay.addresses.map(formatAddress)
   const slots = new TrafficSlots()
-  const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
-  /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
-  const chosen = new Map<string, Family>(kind.other ? overOther.map((key) => [key, kind.other as Family]) : [])
-  /**
-   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
-   * leases.
-   */
-  function outerOf(peer: Lease): Family {
-    if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
-    const can = reachedBy(peer, own, outers)
-    return can.find((family) => family === chosen.get(peer.key)) ?? can[0] ?? kind.outer
-  }
-  const placeOf = (peer: Lease): UdpEndpoint =>
-    kind.keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[outerOf(peer)] ?? 0, port }
-  /** Returns the peer's address in the second outer family, from which its datagrams may also come; undefined if it has none. */
-  function otherHostOf(peer: Lease): Address | undefined {
-    const outer = outerOf(peer)
-    const other = reachedBy(peer, own, outers).find((family) => family !== outer)
-    return other && peer.attrs.publicIp[other]
-  }
-  /**
-   * Returns the smallest path MTU in bytes that counts for inner packets of a family. It is 1280 for IPv6, because hosts ignore smaller
-   * values in ICMPv6 errors; if the path takes less, the kernel fragments the datagrams.
-   */
-  const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
-  const known = (peer: Lease, family: Family): number => {
-    const outer = outerOf(peer)
-    const bytes =
-      addon.pathMtu(formatAddress(bound.get(outer) ?? 0), formatAddress(placeOf(peer).address)) - overheadOf(outer)
-    return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
-  }
   const throughTo = (family: Family): FallbackCarrier => ({
     name: 'tunnel',
     endpointOf(peer) {
-      const place = placeOf(peer)
+      const place = underlay.endpointOf(peer)
       return formatEndpoint(place.address, place.port)
     },
     traffic: () => slots.read(),
-    pathMtu(peer) {
-      const found = Math.max(limits[family].get(peer.key) ?? mtu, least(family))
-      const bytes = Math.min(known(peer, family), found)
-      return bytes < mtu ? bytes : undefined
-    },
+    pathMtu: (peer) => underlay.pathMtu(peer, family),
   })
-  /** The attributes that the node publishes since an address of the host changed; undefined if none has changed. */
-  let renewed: LeaseAttrs | undefined
-  const own: OwnLease = {
-    ...lease,
-    get attrs() {
-      return renewed ?? lease.attrs
-    },
-  }
   const sides: Side[] = []
   for (const family of kind.families) {
     const [network, subnet] = [config[family]?.network, lease.subnet[family]]
     if (!network || !subnet) continue
     const filter = new PeerFilter({
       ...kind.filter,
-      lease: own,
+      lease: underlay.own,
       network,
-      outers,
+      outers: underlay.families,
       // A device may carry one family of a dual-stack network.
       isOneOfTwo: familiesOf(config).length > 1,
       log,
@@ -222,10 +172,10 @@ export async function openTunnel(
   // checked later, when no other process forwards.
   await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
   const endTo = ({ family }: Side, peer: Lease): Peer => {
-    const { address: endpoint, port: to } = placeOf(peer)
-    const what = { slot: slots.slotOf(peer.key), limit: limits[family].get(peer.key) ?? 0 }
+    const { address: endpoint, port: to } = underlay.endpointOf(peer)
+    const what = { slot: slots.slotOf(peer.key), limit: underlay.limitOf(peer.key, family) ?? 0 }
     const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, ...what }
-    const other = outers.length > 1 ? { other: otherHostOf(peer) } : {}
+    const other = underlay.families.length > 1 ? { other: underlay.otherHostOf(peer) } : {}
     const by = kind.keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true as const } : {}
     return { ...place, ...(endOf ? { encap: endOf(peer) } : {}), ...other, ...by }
   }
@@ -239,7 +189,7 @@ export async function openTunnel(
     for (const key of keys) {
       if (hasPeer(key)) continue
       slots.remove(key)
-      chosen.delete(key)
+      underlay.forgetChoice(key)
     }
     for (const key of keys) if (hasPeer(key)) slots.add(key)
     const gone = changes.flatMap(([{ family, filter }, changed]) =>
@@ -307,8 +257,8 @@ export async function openTunnel(
   // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
   // peers return to the first family.
   if (!engine.hasOther)
-    for (const key of Array.from(chosen.keys())) {
-      chosen.delete(key)
+    for (const key of underlay.chosen) {
+      underlay.forgetChoice(key)
       redirect(key)
     }
   kind.keeper?.listen(redirect)
@@ -359,7 +309,7 @@ export async function openTunnel(
     await (inherited || adopted !== undefined ? engine.stop() : end())
     throw error
   }
-  const bindings = [...bound.values()].slice(0, engine.hasOther ? 2 : 1).map((address) => formatEndpoint(address, port))
+  const bindings = underlay.addresses.slice(0, engine.hasOther ? 2 : 1).map((address) => formatEndpoint(address, port))
   for (const note of engine.notes) log.warn(note)
   if (log.v(1)) for (const detail of engine.details) log.info(detail)
   log.info(
@@ -393,7 +343,7 @@ export async function openTunnel(
     knownMtu(key, family) {
       const { filter, carriers, through } = sideFor(family) ?? {}
       const peer = filter?.peers().get(key)
-      return peer && carriers?.of(peer) === through ? known(peer, family) : undefined
+      return peer && carriers?.of(peer) === through ? underlay.knownMtu(peer, family) : undefined
     },
     ...(settings.probePathMtu ? { limit } : {}),
   }
@@ -401,20 +351,15 @@ export async function openTunnel(
   function underlaysWith(first: Family, other: Family): Underlays {
     const bothOf = (key: string): Lease | undefined => {
       const peer = sides.flatMap(({ filter }) => filter.peers().get(key) ?? [])[0]
-      return peer && reachedBy(peer, own, outers).length > 1 ? peer : undefined
+      return peer && underlay.reachesByBoth(peer) ? peer : undefined
     }
     return {
       first,
       other,
-      others: () => [...chosen.keys()],
+      others: () => underlay.chosen,
       has: (key) => bothOf(key) !== undefined,
       choose(key, family) {
-        if (family === first) chosen.delete(key)
-        else chosen.set(key, family)
-        // Removes the limits of the peer's packets, because they were found over the earlier outer family, and the path of the new family
-        // may differ.
-        for (const { family: inner } of sides)
-          limits[inner] = new Map([...limits[inner]].filter(([each]) => each !== key))
+        underlay.choose(key, family)
         redirect(key)
       },
       send(key, family, packet) {
@@ -424,10 +369,9 @@ export async function openTunnel(
     }
   }
   async function bindOther({ address }: ExternalInterface): Promise<void> {
-    const { other } = kind
-    const local = other && address[other]
-    if (!other || local === undefined || local === bound.get(other) || !engine.bindOther) return
-    bound.set(other, local)
+    if (!engine.bindOther) return
+    const local = underlay.rebindOther(address)
+    if (local === undefined) return
     await engine.bindOther(formatAddress(local)).catch((error: unknown) => {
       if (kind.keeper) reportFault(new Error(messageOf(error)))
       else log.warn(messageOf(error))
@@ -446,10 +390,7 @@ export async function openTunnel(
     }
   }
   function limit(bytes: ReadonlyMap<string, number>, family: Family): void {
-    const before = limits[family]
-    limits[family] = bytes
-    const differ = new Set([...before.keys(), ...bytes.keys()])
-    const changed = [...differ].filter((key) => before.get(key) !== bytes.get(key))
+    const changed = underlay.setLimits(bytes, family)
     const side = sideFor(family)
     const peers = changed.flatMap((key) => side?.filter.peers().get(key) ?? [])
     if (side) engine.changePeers(encodePeers(peers.map((peer) => endTo(side, peer))))
@@ -463,7 +404,7 @@ export async function openTunnel(
       return carried().length < sides.length || watch.news !== undefined
     },
     async renew(attrs) {
-      renewed = attrs
+      underlay.renew(attrs)
       if (watch.news !== undefined) log.info(`Publishing a change to the peers: ${watch.news}`)
       watch.markPublished()
       await bindOther(watch.now())
@@ -490,7 +431,7 @@ export async function openTunnel(
         unknownSenders?.changePeers(differ)
       } else {
         slots.keep(peerKeys())
-        for (const key of chosen.keys()) if (!hasPeer(key)) chosen.delete(key)
+        for (const key of underlay.chosen) if (!hasPeer(key)) underlay.forgetChoice(key)
         engine.setPeers(encodePeers(ends()))
         unknownSenders?.setPeers(ends)
       }
