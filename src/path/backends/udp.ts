@@ -11,7 +11,7 @@ import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal, type Address, typ
 import { KINDS, overheadBy, underlaysOf } from '../catalog.ts'
 import type { Backend } from '../contract.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
-import { checkNetwork, openTunnel } from '../tunnel/tunnel.ts'
+import { checkNetwork, Tunnel } from '../tunnel/tunnel.ts'
 
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
@@ -87,7 +87,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
       const carried = { families: familiesOf(config), outer, other, awaited, overheadOf } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
-      return openTunnel({ ...options, external }, kind, lease, leases, others)
+      return Tunnel.open({ ...options, external }, kind, lease, leases, others)
     },
   }
 }

@@ -1,0 +1,93 @@
+// peer-records.ts - makes the engine's records of a tunnel's peers, and gives each peer a slot that counts its traffic.
+
+import { sideOf, type Lease } from '../../control/lease/lease.ts'
+import type { Family } from '../../net/address.ts'
+import type { Peer } from '../engine/peers.ts'
+import type { TrafficSlots } from '../engine/traffic.ts'
+import type { PeerChanges } from './choose-carrier.ts'
+import type { InnerFamilies, InnerFamily } from './inner-families.ts'
+import type { TunnelKind } from './tunnel-options.ts'
+import type { Underlay } from './underlay.ts'
+
+export class PeerRecords {
+  readonly #kind: Pick<TunnelKind, 'endOf' | 'keeper'>
+  readonly #inner: InnerFamilies
+  readonly #underlay: Underlay
+  readonly #slots: TrafficSlots
+
+  constructor(
+    kind: Pick<TunnelKind, 'endOf' | 'keeper'>,
+    inner: InnerFamilies,
+    underlay: Underlay,
+    slots: TrafficSlots,
+  ) {
+    this.#kind = kind
+    this.#inner = inner
+    this.#underlay = underlay
+    this.#slots = slots
+  }
+
+  /** Returns the records of all peers. */
+  all(): Peer[] {
+    return this.#inner.all.flatMap((inner) => [...inner.filter.peers().values()].map((peer) => this.#of(inner, peer)))
+  }
+
+  /** Returns the records of one peer, one for each family in which it is a peer. */
+  ofPeer(key: string): Peer[] {
+    return this.#inner.withPeer(key).map(([inner, peer]) => this.#of(inner, peer))
+  }
+
+  /** Returns the records of the peers with these lease keys in one family of inner packets. */
+  inFamily(family: Family, keys: readonly string[]): Peer[] {
+    const inner = this.#inner.of(family)
+    return inner ? keys.flatMap((key) => this.#ofKey(inner, key)) : []
+  }
+
+  /** Gives a slot to each peer, and forgets the hosts that are no peers any more. */
+  followAll(): void {
+    this.#slots.keep(this.#inner.keys())
+    for (const key of this.#underlay.chosen) if (!this.#inner.hasPeer(key)) this.#underlay.forgetChoice(key)
+  }
+
+  /**
+   * Gives a slot to each added peer, and forgets the removed peers. Returns the records that change the engine's table according to these
+   * changes of each family's peers.
+   */
+  followChanges(changes: readonly (readonly [InnerFamily, PeerChanges])[]): Peer[] {
+    const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
+    for (const key of keys) {
+      if (this.#inner.hasPeer(key)) continue
+      this.#slots.remove(key)
+      this.#underlay.forgetChoice(key)
+    }
+    for (const key of keys) if (this.#inner.hasPeer(key)) this.#slots.add(key)
+    const gone = changes.flatMap(([{ family, filter }, changed]) =>
+      [...changed].flatMap(([key, before]) =>
+        before && !filter.peers().has(key) ? sideOf(before, family).subnet : [],
+      ),
+    )
+    const came = changes.flatMap(([inner, changed]) => [...changed.keys()].flatMap((key) => this.#ofKey(inner, key)))
+    // Removals come first, because a removed peer's subnet may now belong to another peer.
+    return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
+  }
+
+  #ofKey(inner: InnerFamily, key: string): Peer[] {
+    const peer = inner.filter.peers().get(key)
+    return peer ? [this.#of(inner, peer)] : []
+  }
+
+  #of({ family }: InnerFamily, peer: Lease): Peer {
+    const { endOf, keeper } = this.#kind
+    const { address, port } = this.#underlay.endpointOf(peer)
+    return {
+      subnet: sideOf(peer, family).subnet,
+      endpoint: address,
+      port,
+      slot: this.#slots.slotOf(peer.key),
+      limit: this.#underlay.limitOf(peer.key, family) ?? 0,
+      ...(endOf ? { encap: endOf(peer) } : {}),
+      ...(this.#underlay.families.length > 1 ? { other: this.#underlay.otherHostOf(peer) } : {}),
+      ...(keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true } : {}),
+    }
+  }
+}
