@@ -43,15 +43,15 @@ export class PeerRecords {
     return inner ? keys.flatMap((key) => this.#ofKey(inner, key)) : []
   }
 
-  /** Gives a slot to each peer, and forgets the hosts that are no peers any more. */
+  /** Gives a slot to each peer, and forgets the slots and outer families of all former peers. */
   followAll(): void {
     this.#slots.keep(this.#inner.keys())
     for (const key of this.#underlay.chosen) if (!this.#inner.hasPeer(key)) this.#underlay.forgetChoice(key)
   }
 
   /**
-   * Gives a slot to each added peer, and forgets the removed peers. Returns the records that change the engine's table according to these
-   * changes of each family's peers.
+   * Gives a slot to each added peer, and forgets the slots and outer families of the removed peers. `changes` has the changes of the peers
+   * of each family. Returns the records that make the same changes in the engine's peer table.
    */
   followChanges(changes: readonly (readonly [InnerFamily, PeerChanges])[]): Peer[] {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))

@@ -23,7 +23,12 @@ const leases = new Map([[peer.key, peer]])
 
 installHost()
 let events: string[] = []
-beforeEach(() => void (events = []))
+/** True if the session keeper must refuse the peers. */
+let isRefusing = false
+beforeEach(() => {
+  events = []
+  isRefusing = false
+})
 
 const run: Run = (file, args, ...rest) => {
   events.push([file, ...args].join(' '))
@@ -53,7 +58,10 @@ const keeper: SessionKeeper = {
   begin: () => void events.push('keeper: begin'),
   pause: () => new Uint8Array(),
   onMail: () => {},
-  setPeers: (peers) => void events.push(`keeper: ${peers.size} peers`),
+  setPeers(peers) {
+    events.push(`keeper: ${peers.size} peers`)
+    if (isRefusing) throw new Error('refused')
+  },
   endpointOf: ({ attrs }) => ({ address: attrs.publicIp.ipv4 ?? 0, port: 8285 }),
   isFromKnownPort: () => false,
   stateOf: () => undefined,
@@ -160,14 +168,9 @@ it('runs its operations one at a time, and lists no peers until an apply succeed
       addr_info: [{ family: 'inet', local: '192.0.2.1', prefixlen: 24, scope: 'global' }],
     },
   ])
-  const setPeers = keeper.setPeers
-  let isBroken = true
-  keeper.setPeers = (peers) => {
-    setPeers(peers)
-    if (isBroken) throw new Error('refused')
-  }
+  isRefusing = true
   const [checked, bad] = await Promise.allSettled([tunnel.resync(), tunnel.apply(leases, own.key)])
-  isBroken = false
+  isRefusing = false
   expect(checked).toEqual({ status: 'fulfilled', value: [] })
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })
   expect(events.indexOf('keeper: 1 peers')).toBe(events.length - 1) // after all commands of the check
@@ -177,5 +180,4 @@ it('runs its operations one at a time, and lists no peers until an apply succeed
   await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
   expect(events).toEqual(['keeper: 1 peers', 'engine: set the peers', 'keeper: stop', 'engine: stop'])
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
-  keeper.setPeers = setPeers
 })
