@@ -20,13 +20,7 @@ import {
   type Nets,
 } from '../../net/address.ts'
 import type { TrafficSlots } from '../engine/traffic.ts'
-import {
-  createCarriers,
-  type Carrier,
-  type Carriers,
-  type FallbackCarrier,
-  type PeerChanges,
-} from './choose-carrier.ts'
+import { createCarriers, type Carrier, type Carriers, type FallbackCarrier } from './choose-carrier.ts'
 import { PeerFilter } from './peer-filter.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import type { Underlay } from './underlay.ts'
@@ -160,15 +154,6 @@ export class InnerFamilies {
   lack(family: Family, error: unknown): void {
     this.lacking[family] = messageOf(error)
     this.#calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
-  }
-
-  /** Judges the leases in each family. Returns the changes of each family's peers; undefined if all peers may have changed. */
-  take(
-    leases: ReadonlyMap<string, Lease>,
-    ownKey: string,
-    touched?: Iterable<string>,
-  ): readonly (readonly [InnerFamily, PeerChanges | undefined])[] {
-    return this.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)])
   }
 
   /** Returns the peers of all families, by lease key. */

@@ -10,73 +10,82 @@ import type { TunnelKind } from './tunnel-options.ts'
 import type { Underlay } from './underlay.ts'
 
 export class PeerRecords {
+  /** The encapsulation's own data about a peer, and the session keeper. */
   readonly #kind: Pick<TunnelKind, 'endOf' | 'keeper'>
-  readonly #inner: InnerFamilies
+  /** The families of inner packets, with the peers of each family. */
+  readonly #innerFamilies: InnerFamilies
+  /** The outer family, the endpoint and the limit of packet lengths for each peer. */
   readonly #underlay: Underlay
+  /** The slots in which the engine counts each peer's traffic. */
   readonly #slots: TrafficSlots
 
   constructor(
     kind: Pick<TunnelKind, 'endOf' | 'keeper'>,
-    inner: InnerFamilies,
+    innerFamilies: InnerFamilies,
     underlay: Underlay,
     slots: TrafficSlots,
   ) {
     this.#kind = kind
-    this.#inner = inner
+    this.#innerFamilies = innerFamilies
     this.#underlay = underlay
     this.#slots = slots
   }
 
   /** Returns the records of all peers. */
   all(): Peer[] {
-    return this.#inner.all.flatMap((inner) => [...inner.filter.peers().values()].map((peer) => this.#of(inner, peer)))
+    return this.#innerFamilies.all.flatMap((inner) =>
+      [...inner.filter.peers().values()].map((peer) => this.#recordOf(inner, peer)),
+    )
   }
 
   /** Returns the records of one peer, one for each family in which it is a peer. */
   ofPeer(key: string): Peer[] {
-    return this.#inner.withPeer(key).map(([inner, peer]) => this.#of(inner, peer))
+    return this.#innerFamilies.withPeer(key).map(([inner, peer]) => this.#recordOf(inner, peer))
   }
 
   /** Returns the records of the peers with these lease keys in one family of inner packets. */
   inFamily(family: Family, keys: readonly string[]): Peer[] {
-    const inner = this.#inner.of(family)
-    return inner ? keys.flatMap((key) => this.#ofKey(inner, key)) : []
+    const inner = this.#innerFamilies.of(family)
+    return inner ? keys.flatMap((key) => this.#recordsOf(inner, key)) : []
   }
 
-  /** Gives a slot to each peer, and forgets the slots and outer families of all former peers. */
-  followAll(): void {
-    this.#slots.keep(this.#inner.keys())
-    for (const key of this.#underlay.chosen) if (!this.#inner.hasPeer(key)) this.#underlay.forgetChoice(key)
+  /** Gives a slot to each peer, and forgets the slots and outer families of all former peers. Returns the records of all peers. */
+  updateAll(): Peer[] {
+    this.#slots.keep(this.#innerFamilies.keys())
+    for (const key of this.#underlay.chosen) if (!this.#innerFamilies.hasPeer(key)) this.#underlay.forgetChoice(key)
+    return this.all()
   }
 
   /**
    * Gives a slot to each added peer, and forgets the slots and outer families of the removed peers. `changes` has the changes of the peers
    * of each family. Returns the records that make the same changes in the engine's peer table.
    */
-  followChanges(changes: readonly (readonly [InnerFamily, PeerChanges])[]): Peer[] {
+  update(changes: readonly (readonly [InnerFamily, PeerChanges])[]): Peer[] {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
     for (const key of keys) {
-      if (this.#inner.hasPeer(key)) continue
+      if (this.#innerFamilies.hasPeer(key)) continue
       this.#slots.remove(key)
       this.#underlay.forgetChoice(key)
     }
-    for (const key of keys) if (this.#inner.hasPeer(key)) this.#slots.add(key)
+    for (const key of keys) if (this.#innerFamilies.hasPeer(key)) this.#slots.add(key)
     const gone = changes.flatMap(([{ family, filter }, changed]) =>
       [...changed].flatMap(([key, before]) =>
         before && !filter.peers().has(key) ? sideOf(before, family).subnet : [],
       ),
     )
-    const came = changes.flatMap(([inner, changed]) => [...changed.keys()].flatMap((key) => this.#ofKey(inner, key)))
+    const came = changes.flatMap(([inner, changed]) =>
+      [...changed.keys()].flatMap((key) => this.#recordsOf(inner, key)),
+    )
     // Removals come first, because a removed peer's subnet may now belong to another peer.
     return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
   }
 
-  #ofKey(inner: InnerFamily, key: string): Peer[] {
+  #recordsOf(inner: InnerFamily, key: string): Peer[] {
     const peer = inner.filter.peers().get(key)
-    return peer ? [this.#of(inner, peer)] : []
+    return peer ? [this.#recordOf(inner, peer)] : []
   }
 
-  #of({ family }: InnerFamily, peer: Lease): Peer {
+  #recordOf({ family }: InnerFamily, peer: Lease): Peer {
     const { endOf, keeper } = this.#kind
     const { address, port } = this.#underlay.endpointOf(peer)
     return {

@@ -62,6 +62,7 @@ const JOINING = [
   ['coalesce-udp', 'UDP'],
 ] as const
 
+/** Warns if a network contains this node's own address, because then datagrams to some peers would go into the tunnel. */
 export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): void {
   for (const family of familiesOf(config)) {
     const [range, address] = [config[family], own[family]]
@@ -93,26 +94,30 @@ async function refuseRoute(
  * Removes the devices that prevent the tunnel, and refuses foreign devices. It is called only when no other process forwards. Returns the
  * name of a TUN of an earlier process on which the engine can continue; undefined if the engine must create the TUN.
  */
-async function adoptDevice(parts: TunnelParts, kind: TunnelKind, inner: InnerFamilies): Promise<string | undefined> {
+async function adoptDevice(
+  parts: TunnelParts,
+  kind: TunnelKind,
+  innerFamilies: InnerFamilies,
+): Promise<string | undefined> {
   const { run, persistence } = parts
   await kind.clear?.()
   const adopted = await adoptTun(run, {
     name: kind.tunName,
     last: persistence.tunNames,
-    networks: inner.networks,
-    subnets: inner.subnets,
+    networks: innerFamilies.networks,
+    subnets: innerFamilies.subnets,
     isMultiQueue: persistence.isMultiQueue,
   })
-  await inner.each((each) => refuseRoute(parts, kind.mtu, each, (name) => name === adopted))
+  await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => name === adopted))
   if (adopted === undefined) await refuseSharedTun(run, kind.tunName)
   return adopted
 }
 
-/** Returns the engine's options, except those that depend on an earlier process, and the peers. */
+/** Returns the engine's options, except the options that depend on an earlier process and the peers. */
 function engineConfig(
   { settings, persistence }: TunnelParts,
   { encapsulation, ownEnd, port, mtu, keeper }: TunnelKind,
-  inner: InnerFamilies,
+  innerFamilies: InnerFamilies,
   underlay: Underlay,
 ): Omit<EngineConfig, 'tunName'> {
   const [bindAddress = '', otherAddress] = underlay.addresses.map(formatAddress)
@@ -125,83 +130,99 @@ function engineConfig(
     ...(otherAddress === undefined ? {} : { otherAddress }),
     port,
     mtu,
-    tunAddress: inner.ownAddresses,
-    networkAddress: inner.icmpSources,
+    tunAddress: innerFamilies.ownAddresses,
+    networkAddress: innerFamilies.icmpSources,
     settings: settings.tunnel,
-    network: inner.networks,
-    subnet: inner.subnets,
+    network: innerFamilies.networks,
+    subnet: innerFamilies.subnets,
   }
 }
 
 export class Tunnel implements DataPath {
+  /** The longest packet in bytes that containers may send. */
   readonly mtu: number
+  /** The name of the TUN device. */
   readonly tunNames: readonly string[]
-  /** Resolves if the engine cannot forward, if the external interface changed, or if encrypted datagrams lost an outer family. */
+  /**
+   * Resolves if the engine can no longer forward, if the external interface changed, or if the sockets of the second outer family are lost
+   * while datagrams are encrypted.
+   */
   readonly fault: Promise<Error>
+  /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
   readonly families: readonly Family[]
+  /** The addresses of the TUN device, from which the daemon sends probes to peers. */
   readonly probeSource: Addresses
+  /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
-  /** Chooses the outer family of each peer; left out with encryption, because then the session keeper chooses it. */
+  /** Chooses the outer family for each peer; undefined if there is only one, or if the session keeper chooses it. */
   readonly underlays?: Underlays
+  /** Returns the public keys of unknown hosts; undefined without encryption. */
   readonly unknownKeys?: () => readonly UnknownKey[]
+  /** Stops forwarding and returns the open descriptors; undefined if the TUN device must not outlive this process. */
   readonly leave?: () => Promise<readonly OpenPath[]>
+  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot. */
   readonly takeBack?: () => Promise<void>
+  /** The configuration, the log and the functions that act on the host. */
   readonly #parts: TunnelParts
+  /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
   readonly #kind: TunnelKind
+  /** The running engine, which moves the packets. */
   readonly #engine: Engine
-  /** The families of inner packets, with their peers. */
-  readonly #inner: InnerFamilies
+  /** The families of inner packets, with the peers of each family. */
+  readonly #innerFamilies: InnerFamilies
+  /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
+  /** Makes the engine's records of the peers. */
   readonly #records: PeerRecords
-  /** The TUN device, as each family configures it. */
+  /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
-  /** Reports changes of the external interface. */
-  readonly #watch: ExternalWatch
   /** The outer families in which a change of this host's address is a fault. */
-  readonly #watched: readonly Family[]
+  readonly #watchedFamilies: readonly Family[]
+  /** Finds changes of the external interface. */
+  readonly #watch: ExternalWatch
   /** Logs the senders of refused packets; undefined until the tunnel is open. */
   #unknownSenders: UnknownSenderLog | undefined
   /**
-   * Runs the operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could
-   * report objects as missing while they are being created, and `close` could close descriptors that are being passed on.
+   * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
+   * objects as missing while they are being created, and `close` could close descriptors that are being passed on.
    */
-  readonly #next = createTurn()
+  readonly #inTurn = createTurn()
   /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
   #isUnapplied = false
-  /** Resolves `fault` with this reason. */
+  /** Resolves `fault` with the reason. */
   #reportFault!: (reason: Error) => void
 
   private constructor(
     parts: TunnelParts,
     kind: TunnelKind,
     engine: Engine,
-    inner: InnerFamilies,
+    innerFamilies: InnerFamilies,
     underlay: Underlay,
     records: PeerRecords,
   ) {
     this.#parts = parts
     this.#kind = kind
     this.#engine = engine
-    this.#inner = inner
+    this.#innerFamilies = innerFamilies
     this.#underlay = underlay
     this.#records = records
     const { external, run, persistence } = parts
     const { keeper } = kind
     this.mtu = kind.mtu
     this.tunNames = [engine.tunName]
-    this.families = inner.all.map(({ family }) => family)
-    this.probeSource = inner.ownAddresses
-    this.#devices = new Map(inner.all.map((each) => [each.family, this.#createDevice(each)]))
-    this.#watched = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
-    this.#watch = watchExternal(run, external, this.#watched, kind.directRouting === true)
+    this.families = innerFamilies.all.map(({ family }) => family)
+    this.probeSource = innerFamilies.ownAddresses
+    this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
+    this.#watchedFamilies = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
+    this.#watch = watchExternal(run, external, this.#watchedFamilies, kind.directRouting === true)
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
     this.pathSearch = this.#createPathSearch()
     // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
     if (kind.other && engine.hasOther && !keeper) this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (keeper) this.unknownKeys = () => keeper.unknownKeys()
-    if (persistence.persist) this.leave = () => this.#next(() => this.#leave())
-    if (engine.takeBack) this.takeBack = () => this.#next(async () => this.#takeBack())
+    if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
+    if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
   }
 
   /**
@@ -219,29 +240,29 @@ export class Tunnel implements DataPath {
     const { tunName, port, keeper } = kind
     const underlay = new Underlay(kind, lease, external.address, overOther)
     const slots = new TrafficSlots()
-    const inner = await InnerFamilies.create(parts, kind, lease, underlay, slots)
+    const innerFamilies = await InnerFamilies.create(parts, kind, lease, underlay, slots)
     // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
     // checked later, when no other process forwards.
-    await inner.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
-    inner.take(leases, lease.key)
-    slots.keep(inner.keys())
-    const records = new PeerRecords(kind, inner, underlay, slots)
+    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
+    for (const { filter } of innerFamilies.all) filter.take(leases, lease.key)
+    slots.keep(innerFamilies.keys())
+    const records = new PeerRecords(kind, innerFamilies, underlay, slots)
     const [bindAddress = ''] = underlay.addresses.map(formatAddress)
-    const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: inner.subnets })
+    const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
     const keepsSessions = head && keeper?.inherit(head)
-    keeper?.setPeers(inner.peers())
-    const adopted = inherited ? undefined : await adoptDevice(parts, kind, inner)
+    keeper?.setPeers(innerFamilies.peers())
+    const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
     const engine = await startEngine({
-      ...engineConfig(parts, kind, inner, underlay),
+      ...engineConfig(parts, kind, innerFamilies, underlay),
       tunName: adopted ?? tunName,
       inherited,
       keepsSessions,
       peers: () => encodePeers(records.all()),
     })
     slots.counted = (slot) => engine.traffic(slot)
-    const tunnel = new Tunnel(parts, kind, engine, inner, underlay, records)
+    const tunnel = new Tunnel(parts, kind, engine, innerFamilies, underlay, records)
     tunnel.#begin()
     try {
       await tunnel.#configureAll(inherited !== undefined)
@@ -256,19 +277,19 @@ export class Tunnel implements DataPath {
 
   /** True if a family that is not carried, or a changed address of this host, waits for `renew`. */
   get isOutdated(): boolean {
-    return this.#inner.carried().length < this.#inner.all.length || this.#watch.news !== undefined
+    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.news !== undefined
   }
 
   get lacking(): ByFamily<string> {
-    return this.#inner.lacking
+    return this.#innerFamilies.lacking
   }
 
   renew(attrs: LeaseAttrs): Promise<void> {
-    return this.#next(() => this.#renew(attrs))
+    return this.#inTurn(() => this.#renew(attrs))
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
-    return this.#next(async () => {
+    return this.#inTurn(async () => {
       try {
         await this.#apply(leases, ownKey, touched)
         this.#isUnapplied = false
@@ -280,15 +301,15 @@ export class Tunnel implements DataPath {
   }
 
   resync(): Promise<readonly string[]> {
-    return this.#next(() => this.#resync())
+    return this.#inTurn(() => this.#resync())
   }
 
   close(): Promise<void> {
-    return this.#next(() => this.#end())
+    return this.#inTurn(() => this.#end())
   }
 
   gone(): ByFamily<string> {
-    return onlyOf(this.#watched, this.#watch.gone())
+    return onlyOf(this.#watchedFamilies, this.#watch.gone())
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
@@ -298,30 +319,30 @@ export class Tunnel implements DataPath {
 
   peers(): readonly PathPeer[] {
     if (this.#isUnapplied) return []
-    return [...this.#inner.keys(this.#inner.carried())].flatMap((key) => this.peer(key) ?? [])
+    return [...this.#innerFamilies.keys(this.#innerFamilies.carried())].flatMap((key) => this.peer(key) ?? [])
   }
 
   peer(key: string): PathPeer | undefined {
-    const sides = this.#inner
+    const sides = this.#innerFamilies
       .withPeer(key)
-      .filter(([{ family }]) => this.#inner.lacking[family] === undefined)
+      .filter(([{ family }]) => this.#innerFamilies.lacking[family] === undefined)
       .map(([{ family, carriers }, peer]) => [family, carriers.side(peer)] as const)
     return sides.length > 0 ? { key, ...Object.fromEntries(sides) } : undefined
   }
 
   async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    const counted = this.#inner.all.flatMap(({ carriers }) => [...carriers.traffic()])
+    const counted = this.#innerFamilies.all.flatMap(({ carriers }) => [...carriers.traffic()])
     return new Map(counted.map(([key, traffic]) => [key, this.#withSessions(key, traffic)]))
   }
 
   pathMtu({ key }: Lease, family: Family): number | undefined {
-    const inner = this.#inner.of(family)
+    const inner = this.#innerFamilies.of(family)
     const peer = inner?.filter.peers().get(key)
     return peer && inner?.carriers.pathMtu(peer)
   }
 
   counters(): Readonly<Record<string, bigint>> {
-    return { ...this.#engine.counters(), peers_unusable: BigInt(this.#inner.skipped()) }
+    return { ...this.#engine.counters(), peers_unusable: BigInt(this.#innerFamilies.skipped()) }
   }
 
   drops(after?: Parameters<Engine['drops']>[0]): ReturnType<Engine['drops']> {
@@ -363,13 +384,13 @@ export class Tunnel implements DataPath {
       })
     const absent = FAMILIES.filter((family) => !this.families.includes(family))
     if (isInherited) await removeFamilies(run, this.#engine.tunName, absent)
-    await this.#inner.each((each) => this.#configure(each))
+    await this.#innerFamilies.each((each) => this.#configure(each))
     // This module is loaded last, because packets wait until the engine runs and the device is configured.
     const { UnknownSenderLog } = await import('./unknown-senders.ts')
     const filter = {
       ...settings.tunnel,
-      network: this.#inner.networks,
-      subnet: this.#inner.subnets,
+      network: this.#innerFamilies.networks,
+      subnet: this.#innerFamilies.subnets,
       provesSender: keeper !== undefined,
     }
     this.#unknownSenders = new UnknownSenderLog(filter, log)
@@ -409,17 +430,16 @@ export class Tunnel implements DataPath {
   }
 
   async #apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
-    const changes = this.#inner.take(leases, ownKey, touched)
-    this.#kind.keeper?.setPeers(this.#inner.peers())
+    const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)
+    this.#kind.keeper?.setPeers(this.#innerFamilies.peers())
     const known = changes.flatMap(([inner, changed]) => (changed ? [[inner, changed] as const] : []))
     // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
     if (known.length === changes.length) {
-      const records = this.#records.followChanges(known)
+      const records = this.#records.update(known)
       this.#engine.changePeers(encodePeers(records))
       this.#unknownSenders?.changePeers(records)
     } else {
-      this.#records.followAll()
-      this.#engine.setPeers(encodePeers(this.#records.all()))
+      this.#engine.setPeers(encodePeers(this.#records.updateAll()))
       this.#unknownSenders?.setPeers(() => this.#records.all())
     }
     for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
@@ -431,7 +451,7 @@ export class Tunnel implements DataPath {
     this.#followSwitches()
     const repaired: string[] = []
     // A missing device is not repaired here, because the engine reports it as a fault.
-    await this.#inner.each(async ({ family, carriers }) => {
+    await this.#innerFamilies.each(async ({ family, carriers }) => {
       for (const each of [this.#devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
     })
     return repaired
@@ -444,15 +464,15 @@ export class Tunnel implements DataPath {
     if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
     this.#watch.markPublished()
     await this.#bindOther(this.#watch.now())
-    for (const inner of this.#inner.all) {
-      if (this.#inner.lacking[inner.family] === undefined) continue
+    for (const inner of this.#innerFamilies.all) {
+      if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
         await refuseRoute(this.#parts, this.mtu, inner, (name) => name === this.#engine.tunName)
         await this.#configure(inner)
-        delete this.#inner.lacking[inner.family]
+        delete this.#innerFamilies.lacking[inner.family]
         log.info(`${FAMILY_NAMES[inner.family]} is carried again`)
       } catch (error) {
-        this.#inner.lack(inner.family, error)
+        this.#innerFamilies.lack(inner.family, error)
       }
     }
   }
@@ -495,7 +515,7 @@ export class Tunnel implements DataPath {
    */
   #withSessions(key: string, traffic: PeerTraffic): PathTraffic {
     const { txBytes, rxBytes } = traffic
-    const sessions = this.#inner.withPeer(key).flatMap(([{ family }, peer]) => {
+    const sessions = this.#innerFamilies.withPeer(key).flatMap(([{ family }, peer]) => {
       const state = this.#kind.keeper?.stateOf(peer)
       return state ? [[family, { ...state, txBytes, rxBytes }] as const] : []
     })
@@ -506,7 +526,7 @@ export class Tunnel implements DataPath {
     return {
       overhead: this.#kind.overhead,
       knownMtu: (key, family) => {
-        const { filter, carriers, through } = this.#inner.of(family) ?? {}
+        const { filter, carriers, through } = this.#innerFamilies.of(family) ?? {}
         const peer = filter?.peers().get(key)
         return peer && carriers?.of(peer) === through ? this.#underlay.knownMtu(peer, family) : undefined
       },
@@ -524,7 +544,7 @@ export class Tunnel implements DataPath {
 
   #createUnderlays(first: Family, other: Family): Underlays {
     const reachedByBoth = (key: string): Lease | undefined => {
-      const [inner] = this.#inner.withPeer(key)
+      const [inner] = this.#innerFamilies.withPeer(key)
       const peer = inner?.[1]
       return peer && this.#underlay.reachesByBoth(peer) ? peer : undefined
     }
