@@ -13,7 +13,7 @@ import { familiesOf, formatAddress, type Family } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { watchExternal } from '../device/external-watch.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
@@ -66,7 +66,7 @@ export function createFabricBackend<T extends BackendType>(
     const filters = families.flatMap((family) => {
       const network = config[family]?.network
       if (!network) return []
-      const filter = createPeerFilter({ type: KINDS[type].published, lease: own, network, isOneOfTwo, log })
+      const filter = new PeerFilter({ type: KINDS[type].published, lease: own, network, isOneOfTwo, log })
       return [{ family, filter }]
     })
     const watch = watchExternal(run, external)
