@@ -19,15 +19,14 @@ import {
   formatNet,
   isLinkLocal,
   netText,
-  onlyOf,
   type Addresses,
   type Family,
 } from '../../net/address.ts'
 import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
 import type { Ipv6 } from '../../net/ipv6.ts'
 import { KINDS, type Settings } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath, NeededPart } from '../contract.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
+import type { Backend, BackendParts, DataPath, NeededPart, PlannedPath } from '../contract.ts'
+import { checkFamily } from '../device/tun-device.ts'
 import { unusableReason } from '../tunnel/peer-filter.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
 import type { TunnelOptions } from '../tunnel/tunnel.ts'
@@ -202,36 +201,39 @@ export function createWireguardBackend(options: Parts): Backend {
       isOneDevice
         ? [partOf(NAME, port, families)]
         : families.filter((family) => isHere(family)).map((family) => partOf(nameIn(family), ports[family], [family])),
-    open(lease, signal, leases) {
-      const isOurs = carrier === 'userspace'
-      if (isOurs && isOneDevice) return openUserspaceTunnel(NAME, port, families, lease, leases)
-      const parts = {
-        lease,
-        leases,
+    plan: (lease) => (isOneDevice ? [planOne(lease)] : families.map(planSeparate)),
+  }
+
+  /** Plans the data path of the device that carries both families. */
+  function planOne(lease: OwnLease): PlannedPath {
+    const [first = 'ipv4'] = familiesOf(lease.subnet)
+    if (carrier === 'userspace')
+      return {
+        families,
         mtu: mtuNow(),
-        external: () => external,
-        isUnbound: !isOurs,
-        isUnnamed: true,
-        signal,
-        run,
-        log,
+        open: (own, leases) => openUserspaceTunnel(NAME, port, families, own, leases),
       }
-      const first = families.find((family) => lease.subnet[family])
-      return isOneDevice && first
-        ? openFamilies({
-            ...parts,
-            of: onlyOf([first], config),
-            open: (_family, own) => openDevice(NAME, port, families, own),
-          })
-        : openFamilies({
-            ...parts,
-            of: config,
-            open: (family, own, known) =>
-              isOurs
-                ? openUserspaceTunnel(nameIn(family), ports[family], [family], own, known)
-                : openDevice(nameIn(family), ports[family], [family], own),
-          })
-    },
+    return {
+      families,
+      mtu: mtuNow(),
+      external: { families: [first], isBound: false, isByName: false },
+      open: (own) => openDevice(NAME, port, families, own),
+    }
+  }
+
+  /** Plans the data path of a device that carries one family. */
+  function planSeparate(family: Family): PlannedPath {
+    const isOurs = carrier === 'userspace'
+    return {
+      families: [family],
+      mtu: mtuNow(),
+      external: { families: [family], isBound: isOurs, isByName: false },
+      async open(own, leases) {
+        if (!isOurs) return openDevice(nameIn(family), ports[family], [family], own)
+        checkFamily(family, mtuNow(), external)
+        return openUserspaceTunnel(nameIn(family), ports[family], [family], own, leases)
+      },
+    }
   }
 
   /**

@@ -568,7 +568,6 @@ export async function openTunnel(
     if (side) engine.changePeers(encodePeers(peers.map((peer) => endTo(side, peer))))
   }
   return inTurn({
-    mtu,
     tunNames: [engine.tunName],
     fault: Promise.race([engine.fault, watch.moved, ended]),
     lacking,

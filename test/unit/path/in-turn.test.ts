@@ -12,7 +12,6 @@ it('runs the operations in the order of the calls, one at a time, also after a f
     events.push(`${name} ends`)
   }
   const dataPath: DataPath = {
-    mtu: 1450,
     fault: new Promise(() => {}),
     async apply(_leases, ownKey) {
       await slow(ownKey)

@@ -133,7 +133,6 @@ class WireguardPath extends KernelPath {
   ) {
     super({
       families: options.families,
-      mtu: options.mtu,
       device: options.name,
       probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
       filters: parts.map(({ filter }) => filter),

@@ -1,0 +1,46 @@
+// path-sums.ts - joins what the data paths of a node report: peers, traffic and counters.
+
+import type { PathPeer, PathTraffic } from '../path/contract.ts'
+
+/** Joins the peers that each data path lists, by lease key. Each data path has the peer's entry for its own families. */
+export function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly PathPeer[] {
+  const [first = [], ...others] = lists
+  if (others.length === 0) return first
+  const byKey = new Map<string, PathPeer>()
+  for (const peer of lists.flat()) byKey.set(peer.key, { ...byKey.get(peer.key), ...peer })
+  return [...byKey.values()]
+}
+
+/** Adds the traffic that several data paths counted for the same peer, by lease key. `lastReceivedAt` is the latest one. */
+export function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
+  const sums = new Map<string, PathTraffic>()
+  for (const [key, one] of counted) {
+    const other = sums.get(key)
+    sums.set(key, other ? sumOfTwo(one, other) : one)
+  }
+  return sums
+}
+
+function sumOfTwo(one: PathTraffic, other: PathTraffic): PathTraffic {
+  return {
+    txPackets: plus(one.txPackets, other.txPackets),
+    txBytes: plus(one.txBytes, other.txBytes),
+    rxPackets: plus(one.rxPackets, other.rxPackets),
+    rxBytes: plus(one.rxBytes, other.rxBytes),
+    lastReceivedAt: latest(one.lastReceivedAt, other.lastReceivedAt),
+    ...(one.sessions || other.sessions ? { sessions: { ...other.sessions, ...one.sessions } } : {}),
+  }
+}
+
+const plus = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined ? b : b === undefined ? a : a + b
+
+const latest = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined || b === undefined ? (a ?? b) : Math.max(a, b)
+
+export function sumCounters(all: readonly Readonly<Record<string, bigint>>[]): Readonly<Record<string, bigint>> {
+  const sums: Record<string, bigint> = {}
+  for (const counters of all)
+    for (const [name, count] of Object.entries(counters)) sums[name] = (sums[name] ?? 0n) + count
+  return sums
+}
