@@ -22,7 +22,7 @@ import { createTurn } from '../../host/turn.ts'
 import { FAMILIES, familiesOf, formatAddress, formatNet, netText, type Family, type Net } from '../../net/address.ts'
 import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
-import { createPeerFilter, type PeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
@@ -99,7 +99,7 @@ export function createExtensionBackend({
     const isOneOfTwo = familiesOf(config).length === 2
     for (const family of familiesOf(config)) {
       const network = config[family]?.network
-      if (network) filters.set(family, createPeerFilter<Net>({ type: TYPE, network, isOneOfTwo, lease: own, log }))
+      if (network) filters.set(family, new PeerFilter<Net>({ type: TYPE, network, isOneOfTwo, lease: own, log }))
     }
     return new ExtensionPath(commands, filters, log)
   }

@@ -12,7 +12,7 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { FAMILIES, familiesOf, formatAddress, type Family, type Net } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
-import { createPeerFilter, type PeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
@@ -77,7 +77,7 @@ export function createFabricBackend<T extends BackendType>(
     for (const family of families) {
       const network = config[family]?.network
       const published = KINDS[type].published
-      if (network) filters.set(family, createPeerFilter<Net>({ type: published, lease: own, network, isOneOfTwo, log }))
+      if (network) filters.set(family, new PeerFilter<Net>({ type: published, lease: own, network, isOneOfTwo, log }))
     }
     return filters
   }

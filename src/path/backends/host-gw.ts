@@ -9,7 +9,7 @@ import { familiesOf, type Family, type Net } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
 import { checkFamily } from '../device/tun-device.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 
 const TYPE = 'host-gw'
@@ -55,7 +55,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     const local = address[family]
     if (!network || local === undefined) throw new Error(`${family} is none of the network's families`)
     const isOneOfTwo = familiesOf(config).length === 2
-    const filter = createPeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
+    const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
     // Probes go from host to host, because a host without containers may have no address in its subnet.
     return new HostGwPath({ family, network, probeSource: local, filter, run, log }, name)
   }

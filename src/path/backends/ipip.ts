@@ -17,7 +17,7 @@ import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
 import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 
 const TYPE = 'ipip'
@@ -82,7 +82,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       run,
     )
     await device.open()
-    const filter = createPeerFilter<Net>({ type: TYPE, lease: own, network, log })
+    const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, log })
     const parts = { network, device: NAME, probeSource: address, filter, directRouting, run, log }
     return new IpipPath({ family: 'ipv4', ...parts }, device)
   }

@@ -10,8 +10,8 @@ import { KINDS } from '../catalog.ts'
 import type { PathSide } from '../contract.ts'
 import type { NextHop } from '../device/route-sync.ts'
 import { checkFamily } from '../device/tun-device.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { checkVxlan, openVxlanDevice, type VxlanDevice } from './vxlan-device.ts'
@@ -95,7 +95,7 @@ async function openFamily(
     remedy: `if both hosts exist, delete ${name} on one of the two and restart its daemon`,
   }
   const isOneOfTwo = familiesOf(config).length === 2
-  const filter = createPeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
+  const filter = new PeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
   const parts = { family, network, device: name, probeSource: subnet.address, filter, directRouting, run, log }
   return new VxlanPath(parts, opened, name, port)
 }
