@@ -155,9 +155,13 @@ function untilAnswering(child: ChildProcess, signal: AbortSignal): Promise<ViciC
   return limited(signal, START_MS, late, async (limit) => {
     for (;;) {
       if (child.exitCode !== null || child.signalCode !== null || child.pid === undefined)
-        throw new WeftError('COMMAND', `charon ended at its start (${child.signalCode ?? child.exitCode ?? 'no process'})`, {
-          remedy: SEE_LOG,
-        })
+        throw new WeftError(
+          'COMMAND',
+          `charon ended at its start (${child.signalCode ?? child.exitCode ?? 'no process'})`,
+          {
+            remedy: SEE_LOG,
+          },
+        )
       try {
         return await ViciClient.connect(SOCKET, limit)
       } catch (error) {

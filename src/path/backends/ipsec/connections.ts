@@ -7,8 +7,8 @@ import { seldom, type Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import { pause } from '../../../host/bell.ts'
 import { createTurn } from '../../../host/turn.ts'
+import { REQUEST_ID, type PolicyPeer } from '../../device/ipsec-policies.ts'
 import type { Charon } from './charon.ts'
-import { REQUEST_ID, type PolicyPeer } from './policies.ts'
 import type { ViciSection } from './vici-message.ts'
 
 /** The pause before charon is started again after its end, and the longest pause. Each failure doubles it. */

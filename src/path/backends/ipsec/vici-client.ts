@@ -35,7 +35,7 @@ export class ViciClient {
   /** The requests without an answer so far, the oldest first. */
   readonly #waiting: Waiting[] = []
   /** The received bytes that do not make a whole packet yet. */
-  #received = Buffer.alloc(0)
+  #received: Buffer = Buffer.alloc(0)
   /** Receives the events of the running `stream`. */
   #onEvent: ((event: ViciSection) => void) | undefined
 
@@ -106,9 +106,10 @@ export class ViciClient {
     this.#socket.destroy()
   }
 
-  #send(type: number, command: string, body = Buffer.alloc(0)): Promise<{ type: number; body: Buffer }> {
+  #send(type: number, command: string, body: Buffer = Buffer.alloc(0)): Promise<{ type: number; body: Buffer }> {
     const content = Buffer.concat([Buffer.of(type), name(command), body])
-    if (content.length > MOST_PACKET) return Promise.reject(new RangeError(`a VICI packet is longer than ${MOST_PACKET}`))
+    if (content.length > MOST_PACKET)
+      return Promise.reject(new RangeError(`a VICI packet is longer than ${MOST_PACKET}`))
     const length = Buffer.alloc(4)
     length.writeUInt32BE(content.length)
     return new Promise((resolve, reject) => {

@@ -31,12 +31,7 @@ function elements(section: ViciSection): Buffer[] {
   return Object.entries(section).flatMap(([key, value]) => {
     if (typeof value === 'string') return [type(KEY_VALUE), name(key), text(value)]
     if (isList(value))
-      return [
-        type(LIST_START),
-        name(key),
-        ...value.flatMap((item) => [type(LIST_ITEM), text(item)]),
-        type(LIST_END),
-      ]
+      return [type(LIST_START), name(key), ...value.flatMap((item) => [type(LIST_ITEM), text(item)]), type(LIST_END)]
     return [type(SECTION_START), name(key), ...elements(value), type(SECTION_END)]
   })
 }

@@ -1,11 +1,13 @@
-// policies.ts - keeps the kernel's IPsec policies, which encrypt the packets to peers and refuse unencrypted packets of the network.
+// ipsec-policies.ts - keeps the kernel's IPsec policies, which encrypt the packets to peers and refuse unencrypted packets of the network.
 //
 // flanneld makes three policies for each peer (pkg/backend/ipsec/handle_xfrm.go). weftd adds policies that block all other packets to and
 // from the network, so that no packet leaves unencrypted before a peer's policies exist.
 
-import type { Log } from '../../../base/log.ts'
-import { runBatch } from '../../../host/batch.ts'
-import type { Run } from '../../../host/command.ts'
+import { isWeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import { runBatch } from '../../host/batch.ts'
+import type { Run } from '../../host/command.ts'
+import type { Watched } from '../../host/events.ts'
 
 /** flanneld's request id (pkg/backend/ipsec/ipsec_network.go), which connects the policies with charon's security associations. */
 export const REQUEST_ID = 11
@@ -21,6 +23,9 @@ export interface PolicyPeer {
   readonly subnet: string
   readonly host: string
 }
+
+/** Reports the changes of the kernel's policies. */
+export const POLICY_CHANGES: Watched = { monitor: ['ip', 'xfrm', 'monitor', 'policy'] }
 
 interface PolicyOptions {
   readonly network: string
@@ -58,14 +63,16 @@ export class IpsecPolicies {
 
   /** Changes what differs from the wanted policies. Returns the selectors of the policies that were added. */
   async #sync(): Promise<readonly string[]> {
-    const { run, log } = this.#options
+    const { own, network, run, log } = this.#options
     const there = await listPolicies(run)
     const missing = [...this.#wanted].filter(([selector, words]) => there.get(selector) !== words)
     const gone = [...there].filter(([selector]) => !this.#wanted.has(selector))
     const isDone = await runBatch(run, 'ip', [
       // Policies are added first, so that a packet finds either its own policy or the one that blocks it.
       ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
-      ...gone.filter(([selector]) => this.#isOurs(selector)).map(([selector]) => `xfrm policy delete ${selector}`),
+      ...gone
+        .filter(([selector]) => isFor(selector, own, network))
+        .map(([selector]) => `xfrm policy delete ${selector}`),
     ])
     const after = isDone ? undefined : await listPolicies(run)
     const refused = after ? missing.filter(([selector, words]) => after.get(selector) !== words) : []
@@ -73,13 +80,6 @@ export class IpsecPolicies {
       if (!this.#refused.has(selector)) log.error(`error adding ipsec policy: the kernel refuses ${selector}`)
     this.#refused = new Set(refused.map(([selector]) => selector))
     return missing.map(([selector]) => selector).filter((selector) => !this.#refused.has(selector))
-  }
-
-  /** True if the policy is for this node's subnet or network. Other policies may belong to another program. */
-  #isOurs(selector: string): boolean {
-    const { own, network } = this.#options
-    const [, source, , destination] = selector.split(' ')
-    return [source, destination].some((net) => net === own.subnet || net === network)
   }
 
   #policiesOf({ subnet, host }: PolicyPeer): (readonly [string, string])[] {
@@ -117,7 +117,10 @@ const template = (from: string, to: string): string =>
  * templates.
  */
 export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
-  const output = await run('ip', ['-o', 'xfrm', 'policy', 'list'])
+  const output = await run('ip', ['-o', 'xfrm', 'policy', 'list']).catch((error: unknown) => {
+    if (isWeftError(error, 'COMMAND')) return '' // a kernel without IPsec
+    throw error
+  })
   const policies = new Map<string, string>()
   for (const line of output.split('\n')) {
     const text = line.replaceAll(/[\\\s]+/g, ' ')
@@ -138,4 +141,20 @@ function wordsOf(text: string): string | undefined {
   }
   if (priority !== ALLOW_PRIORITY && priority !== BLOCK_PRIORITY) return undefined
   return `action ${text.includes(' action block ') ? 'block' : 'allow'} priority ${priority}`
+}
+
+/** Removes the policies of weftd and flanneld for this node's subnet and network. */
+export async function removePolicies(run: Run, own: PolicyPeer, network: string): Promise<void> {
+  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, own, network))
+  await runBatch(
+    run,
+    'ip',
+    selectors.map((selector) => `xfrm policy delete ${selector}`),
+  )
+}
+
+/** True if the policy is for this node's subnet or network. Other policies may belong to another program. */
+function isFor(selector: string, own: PolicyPeer, network: string): boolean {
+  const [, source, , destination] = selector.split(' ')
+  return [source, destination].some((net) => net === own.subnet || net === network)
 }
