@@ -347,7 +347,7 @@ export const KINDS = {
         kind: 'secret',
         isShared: true,
         isRequired: true,
-        form: /^[^]{96,}$/,
+        form: /^[\s\S]{96,}$/,
         refusal: 'config error, password is too short',
         remedy: 'give it at least 96 characters, for example of `openssl rand -hex 48`',
       },

@@ -111,7 +111,7 @@ describe('ipsec', () => {
     await daemons[0]!.line(/the IPsec policy src \S+ dst \S+ dir out was gone/)
     const bytes = await captured(one, () => pingText(podOne, podTwo.address))
     expect(bytes.includes(TEXT)).toBe(false)
-    // Packets between containers of one host, and between them and the host, are no concern of the policies.
+    // Packets between containers of one host, and between them and the host, pass the policies.
     const other = await one.startPod()
     await reach(podOne.namespace, other.address)
 

@@ -55,7 +55,7 @@ export interface Surroundings {
   readonly routesToHosts: boolean
   /** True if another program makes all routes to the network. No route then counts as a leftover. */
   readonly routesByOthers?: boolean
-  /** True if this node's backend makes IPsec policies, which then are no leftovers. */
+  /** True if this node's backend makes IPsec policies, which it needs and so keeps. */
   readonly ownPolicies?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined

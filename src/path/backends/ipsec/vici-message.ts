@@ -54,7 +54,7 @@ function text(value: string): Buffer {
   return Buffer.concat([length, bytes])
 }
 
-/** Decodes a message. Throws WeftError COMMAND if the bytes are no message. */
+/** Decodes a message. Throws WeftError COMMAND if the bytes are not a message. */
 export function decodeMessage(bytes: Buffer): ViciSection {
   const reader = new Reader(bytes)
   const message = readSection(reader, 0)
