@@ -129,7 +129,7 @@ export const NEEDS = [
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['test', 'kube'] },
-  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet'] },
+  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet', 'vm'] },
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
@@ -169,7 +169,7 @@ function inStrongSwan(name, file, debianPackage) {
     name,
     isThere: () => folders.some((folder) => existsSync(join(folder, file))),
     package: debianPackage,
-    for: ['test'],
+    for: ['test', 'vm'],
   }
 }
 

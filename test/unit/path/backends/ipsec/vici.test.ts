@@ -100,7 +100,7 @@ describe('a connection', () => {
     ['an unknown command', 2, {}, /charon does not know the command load-conn/],
     ['an answer of another kind', 5, {}, /charon sent a wrong answer to load-conn/],
   ])('rejects after %s', async (_, type, message, words) => {
-    answer = () => packet(type, encodeMessage(message as ViciSection))
+    answer = () => packet(type, encodeMessage(message))
     const client = await ViciClient.connect(path, signal)
     await expect(client.request('load-conn')).rejects.toThrow(words)
     client.close()
