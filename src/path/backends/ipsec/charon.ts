@@ -133,7 +133,7 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProces
 }
 
 /** Returns a strongswan.conf that includes the host's own. A later section overrides an earlier one. */
-export function configuration(isUserspace: boolean, given: string | undefined): string {
+function configuration(isUserspace: boolean, given: string | undefined): string {
   const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))
   return [
     ...(own === undefined ? [] : [`include ${own}`]),
