@@ -41,7 +41,7 @@ interface FakeLink {
   readonly inUse?: boolean
 }
 interface FakeRoute {
-  type?: string
+  readonly type?: string
   readonly dst: string
   readonly dev: string
   readonly gateway?: string
