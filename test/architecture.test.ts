@@ -21,7 +21,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'control/kube': ['base', 'net', 'host', 'control/config', 'control/lease'],
   'path/engine': ['native', 'base', 'net', 'path/catalog.ts', 'host'],
   'path/contract.ts': ['base', 'net', 'path/catalog.ts', 'host', 'control/config', 'control/lease', 'path/engine'],
-  'path/in-turn.ts': ['host', 'path/contract.ts'],
   'path/device': ['base', 'net', 'path/catalog.ts', 'host', 'control/lease'],
   'path/tunnel': [
     'base',
@@ -32,7 +31,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
-    'path/in-turn.ts',
     'path/device',
   ],
   'path/backends': [
@@ -44,7 +42,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
-    'path/in-turn.ts',
     'path/device',
     'path/tunnel',
   ],
@@ -312,8 +309,8 @@ describe('architecture of native/', () => {
 const WALKS = {
   'a packet out': { begins: '`walk/egress.h`, ', most: 6 },
   'a packet in': { begins: '`io/receiver`, ', most: 7 },
-  'a lease': { begins: '`control/store/etcd/etcd`, ', most: 9 },
-  'a restart': { begins: '`weftd`, ', most: 7 },
+  'a lease': { begins: '`control/store/etcd/etcd`, ', most: 10 },
+  'a restart': { begins: '`weftd`, ', most: 8 },
   'a flag': { begins: '`options`, ', most: 6 },
 } as const
 const NUMBERS = ['No', 'One', 'Two', 'Three', 'Four', 'Five', 'Six', 'Seven', 'Eight', 'Nine', 'Ten']

@@ -6,7 +6,6 @@ import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
 import { listed } from '../../net/address.ts'
 import { publishersOf } from '../../path/catalog.ts'
-import type { DataPath } from '../../path/contract.ts'
 import {
   findDiverted,
   findLeftovers,
@@ -16,6 +15,7 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
+import type { DataPaths } from '../data-paths.ts'
 import type { Node, NodeParts } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 import { attrsBefore } from './lease.ts'
@@ -141,7 +141,7 @@ async function clear(
       'DEVICE',
       `A leftover of another backend cannot be removed: ${left.slice(0, NAMED).join(', ')}`,
       {
-        remedy: 'stop the process that uses it, or run `weft cleanup`',
+        remedy: 'stop the process that uses the leftover, or run `weft cleanup`',
       },
     )
 }
@@ -176,6 +176,7 @@ async function findInTable(
     ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
+    ownPolicies: backend.usesIpsec === true,
     external: backend.external?.name,
     ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
     leases: [...view.values()], // an array, because an iterator would be exhausted after the first family
@@ -189,7 +190,7 @@ async function findInTable(
 }
 
 /** Returns the present names of the data path's devices, which another program may have renamed. */
-function presentDevices(dataPath: DataPath | undefined): readonly string[] {
+function presentDevices(dataPath: DataPaths | undefined): readonly string[] {
   const { device = [], devices = {} } = dataPath?.carrier() ?? {}
   return [dataPath?.tunNames ?? [], device, listed(devices)].flat()
 }

@@ -5,22 +5,22 @@
 // the hosts must let IP protocol 4 pass.
 
 import { WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
-import type { Ipv4Lease, LeaseAttrs } from '../../control/lease/lease.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { addDevice, FollowedLink, ipJson } from '../../host/links.ts'
-import { netsOf } from '../../net/address.ts'
-import { formatIpv4, formatIpv4Net } from '../../net/ipv4.ts'
+import { netsOf, type Net } from '../../net/address.ts'
+import { formatIpv4 } from '../../net/ipv4.ts'
 import { KINDS } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath } from '../contract.ts'
+import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
-import { deviceState } from '../device/device-state.ts'
-import { ExternalWatch } from '../device/external-watch.ts'
+import { deviceState, type DeviceState } from '../device/device-state.ts'
 import { findEarlier } from '../device/flannel-devices.ts'
-import { createRouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
-import { inTurn } from '../in-turn.ts'
-import { createDirectHops } from '../tunnel/direct-routing.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
+import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 
 const TYPE = 'ipip'
 const NEEDS = `the ${TYPE} backend`
@@ -40,36 +40,6 @@ export function createIpipBackend({ config, settings, external: found, run, log 
   let external = found
   const { directRouting } = settings
   log.info(`IPIP config: DirectRouting=${directRouting}`)
-
-  const device = new FollowedLink(NAME)
-  async function make(local: string): Promise<void> {
-    await sayingWhoHasIt(run, { name: device.name }, () => addDevice(run, device.name, TYPE, [], ['local', local]))
-    await device.find(run)
-  }
-
-  /**
-   * Finds or creates the device and returns a description of each repair. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks ipip.
-   */
-  async function ensureDevice(): Promise<readonly string[]> {
-    const local = formatIpv4(ipv4For(NEEDS, external.address))
-    if (await device.follow(run, log)) {
-      const [json] = await ipJson<JsonIpip>(run, ['-d', 'link', 'show', 'dev', device.name])
-      const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
-      if (kind !== TYPE)
-        throw new WeftError('DEVICE', OTHER_TYPE, {
-          remedy: `it is of type ${kind}: remove it with \`ip link del ${device.name}\``,
-        })
-      const [isLocal, isRemote] = [data.local ?? 'any', data.remote ?? 'any']
-      if (isLocal === local && isRemote === 'any') return []
-      await run('ip', ['link', 'del', device.name])
-      device.forget()
-      await make(local)
-      return [`${device.name} went from ${isLocal} to ${isRemote}`]
-    }
-    await make(local)
-    return [`${device.name} was gone`]
-  }
-
   return {
     name: TYPE,
     devices: [NAME],
@@ -95,76 +65,119 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         },
       },
     ],
-    async open(own): Promise<DataPath> {
-      const mtu = external.mtu - overhead
-      const { network } = ipv4For(NEEDS, config)
-      const { address } = ipv4For(NEEDS, own.subnet)
-      const state = deviceState(run, device, mtu, address, network)
-      await findEarlier(device, run, TYPE, netsOf([network]), log)
-      const made = await ensureDevice()
-      try {
-        await state.configure()
-      } catch (error) {
-        if (made.length > 0) await run('ip', ['link', 'del', device.name]).catch(() => {})
-        throw error
-      }
-      const routes = createRouteSync({ network, ownDevice: device, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
-      const watch = new ExternalWatch(run, external, ['ipv4'])
-      const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined
-      let applied: readonly Ipv4Lease[] = []
-      const hopOf = (peer: Ipv4Lease): NextHop => ({
-        gateway: formatIpv4(peer.attrs.publicIp.ipv4),
-        device,
-        onlink: true,
-      })
-      const route = (): Promise<void> => {
-        const tunnelled = applied.map((peer) => [formatIpv4Net(peer.subnet.ipv4), hopOf(peer)] as const)
-        return routes.apply(new Map([...tunnelled, ...(direct?.hops() ?? [])]))
-      }
-      return inTurn({
-        mtu,
-        fault: watch.moved,
-        gone: () => watch.gone(),
-        get isOutdated() {
-          return watch.isOutdated
-        },
-        renew: async () => watch.markPublished(log),
-        async apply(leases, ownKey) {
-          applied = filter.usable(leases, ownKey)
-          await direct?.lookUp(filter.peers())
-          await route()
-        },
-        async resync() {
-          if (await watch.hasMoved()) return []
-          const remade = await ensureDevice()
-          const wrong = remade.length > 0 ? remade : await state.wrong()
-          if (wrong.length > 0) await state.configure()
-          const routed = await routes.resync()
-          if (((await direct?.lookUpAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
-          // If the device was repaired, only that is reported, because its routes were lost with it.
-          return wrong.length > 0 ? wrong : routed
-        },
-        carrier: () => ({ device: device.name, engine: 'kernel', features: [] }),
-        // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
-        probeSource: { ipv4: address },
+    plan: () => [
+      {
         families: ['ipv4'],
-        peers: () =>
-          applied
-            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet.ipv4)))
-            .map((peer) => ({
-              key: peer.key,
-              ipv4: {
-                endpoint: formatIpv4(peer.attrs.publicIp.ipv4),
-                probe: peer.subnet.ipv4.address,
-                way: direct?.has(peer) ? 'direct' : 'kernel',
-              },
-            })),
-        counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
-        threads: () => ({}),
-        // Like flanneld, weftd keeps the device and the routes, so that the kernel forwards while the daemon is stopped.
-        close: async () => {},
+        mtu: external.mtu - overhead,
+        external: { families: ['ipv4'], isBound: true },
+        open,
+      },
+    ],
+  }
+
+  async function open(own: OwnLease): Promise<DataPath> {
+    const mtu = external.mtu - overhead
+    const { network } = ipv4For(NEEDS, config)
+    const { address } = ipv4For(NEEDS, own.subnet)
+    const link = new FollowedLink(NAME)
+    await findEarlier(link, run, TYPE, netsOf([network]), log)
+    const local = formatIpv4(ipv4For(NEEDS, external.address))
+    const device = new IpipDevice(link, local, deviceState(run, link, mtu, address, network), run, log)
+    await device.open()
+    const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, log })
+    const parts = { network, device: link, probeSource: address, filter, directRouting, run, log }
+    return new IpipPath({ family: 'ipv4', ...parts }, link, device)
+  }
+}
+
+/** The data path: the next hop of each peer's subnet is the peer's host, through the device. */
+class IpipPath extends RoutedPath {
+  readonly #link: FollowedLink
+  readonly #device: IpipDevice
+
+  constructor(parts: RoutedParts, link: FollowedLink, device: IpipDevice) {
+    super(parts)
+    this.#link = link
+    this.#device = device
+  }
+
+  protected override repairDevice(): Promise<readonly string[]> {
+    return this.#device.repair()
+  }
+
+  protected hopTo(peer: Lease): NextHop {
+    return { gateway: this.hostOf(peer), device: this.#link, onlink: true }
+  }
+
+  protected sideTo(peer: Lease): PathSide {
+    return { endpoint: this.hostOf(peer), probe: this.sideOf(peer).subnet.address, way: 'kernel' }
+  }
+}
+
+class IpipDevice {
+  /** The device, which another program may rename. */
+  readonly #link: FollowedLink
+  /** The outer source address of the device, as text. */
+  readonly #local: string
+  /** The device's MTU, address and link state. */
+  readonly #state: DeviceState
+  readonly #run: Run
+  readonly #log: Log
+
+  constructor(link: FollowedLink, local: string, state: DeviceState, run: Run, log: Log) {
+    this.#link = link
+    this.#local = local
+    this.#state = state
+    this.#run = run
+    this.#log = log
+  }
+
+  /** Finds or creates the device and configures it. A new device that cannot be configured is deleted. */
+  async open(): Promise<void> {
+    const made = await this.#ensure()
+    try {
+      await this.#state.configure()
+    } catch (error) {
+      if (made.length > 0) await this.#run('ip', ['link', 'del', this.#link.name]).catch(() => {})
+      throw error
+    }
+  }
+
+  /** Repairs the device, and returns a description of each repair. */
+  async repair(): Promise<readonly string[]> {
+    const remade = await this.#ensure()
+    const wrong = remade.length > 0 ? remade : await this.#state.wrong()
+    if (wrong.length > 0) await this.#state.configure()
+    return wrong
+  }
+
+  /**
+   * Finds or creates the device and returns a description of each repair. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks ipip.
+   */
+  async #ensure(): Promise<readonly string[]> {
+    const link = this.#link
+    if (!(await link.follow(this.#run, this.#log))) {
+      await this.#make()
+      return [`${link.name} was gone`]
+    }
+    const [json] = await ipJson<JsonIpip>(this.#run, ['-d', 'link', 'show', 'dev', link.name])
+    const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
+    if (kind !== TYPE)
+      throw new WeftError('DEVICE', OTHER_TYPE, {
+        remedy: `it is of type ${kind}: remove it with \`ip link del ${link.name}\``,
       })
-    },
+    const { local: isLocal = 'any', remote: isRemote = 'any' } = data
+    if (isLocal === this.#local && isRemote === 'any') return []
+    const wrong = `${link.name} went from ${isLocal} to ${isRemote}`
+    await this.#run('ip', ['link', 'del', link.name])
+    link.forget()
+    await this.#make()
+    return [wrong]
+  }
+
+  async #make(): Promise<void> {
+    const { name } = this.#link
+    await sayingWhoHasIt(this.#run, { name }, () => addDevice(this.#run, name, TYPE, [], ['local', this.#local]))
+    await this.#link.find(this.#run)
   }
 }

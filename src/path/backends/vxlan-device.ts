@@ -1,20 +1,17 @@
-// vxlan-device.ts - the kernel's vxlan device, configured as by flannel: its options, its address, and its entries for each peer.
-//
-// Each peer has a neighbour entry, which maps the first address of the peer's subnet to the peer's MAC, and a forwarding entry, which maps
-// that MAC to the peer's host. Both are static, so the kernel sends no ARP requests and floods no packets (pkg/backend/vxlan/device.go).
+// vxlan-device.ts - the kernel's vxlan device, configured as by flannel (pkg/backend/vxlan/device.go).
 
 import { randomBytes } from 'node:crypto'
 import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink, FollowedLink, ipFlag, ipJson, parseList } from '../../host/links.ts'
+import { addDevice, findLink, FollowedLink, ipJson } from '../../host/links.ts'
 import { formatAddress, netsOf, type Address, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
 import { findEarlier, findRenamed } from '../device/flannel-devices.ts'
+import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
 
 interface VxlanOptions {
   readonly name: string
@@ -38,55 +35,6 @@ interface VxlanOptions {
   readonly mtu: number
 }
 
-export interface VxlanPeer {
-  /** The first address of the peer's subnet, as text. */
-  readonly address: string
-  /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
-  readonly mac: string
-  readonly host: string
-}
-
-interface VxlanDevice {
-  /** The device, which another program may rename. */
-  readonly link: FollowedLink
-  /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
-  configure(address: Address, network: Net): Promise<void>
-  add(peers: readonly VxlanPeer[]): Promise<void>
-  /** Sets the entries of these peers without reading the existing entries first. Resolves with true if the kernel accepted all of them. */
-  put(peers: readonly VxlanPeer[]): Promise<boolean>
-  /** Removes these entries from the device. Resolves with true if the device had all of them. */
-  remove(gone: VxlanEntries): Promise<boolean>
-  keepOnly(peers: readonly VxlanPeer[]): Promise<void>
-  /** Repairs the device and the entries of these peers, and returns a description of each repair. */
-  resync(peers: readonly VxlanPeer[]): Promise<readonly string[]>
-}
-
-export interface VxlanEntries {
-  readonly addresses: ReadonlyMap<string, string>
-  readonly macs: ReadonlyMap<string, string>
-}
-
-export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
-  const [addresses, macs] = [new Map<string, string>(), new Map<string, string>()]
-  for (const { address, mac, host } of peers) {
-    addresses.set(address, mac)
-    macs.set(mac, host)
-  }
-  return { addresses, macs }
-}
-
-/**
- * True if a line of `ip monitor neigh` reports an entry as it should be. Then this process made the change, or the change needs no repair.
- */
-export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
-  const [, deleted, name = '', mac = '', state = ''] =
-    /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
-  const isForwarding = state.includes('NOARP')
-  if (deleted !== undefined || !state.includes('PERMANENT'))
-    return isForwarding ? macs.get(mac) !== name : !addresses.has(name)
-  return isForwarding ? macs.get(mac) === name : addresses.get(name) === mac
-}
-
 interface JsonVxlan {
   address?: string
   linkinfo?: {
@@ -101,16 +49,6 @@ interface JsonVxlan {
       gbp?: boolean
     }
   }
-}
-
-interface JsonNeighbour {
-  dst?: string
-  lladdr?: string
-}
-
-interface JsonForwarding {
-  mac?: string
-  dst?: string
 }
 
 /** Returns a random MAC with the bits of a locally administered unicast address (IEEE 802, the two low bits of the first byte). */
@@ -178,179 +116,140 @@ export async function checkVxlan(run: Run, name: string): Promise<void> {
 
 /** Finds or creates the device and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel does not support vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
-  const { mtu } = options
-  const underlay = new FollowedLink(options.underlay, options.underlayIndex)
-  const device = new FollowedLink(options.name)
-  let state: DeviceState | undefined
+  const device = new VxlanDevice(options, mac, run, log)
+  await device.open()
+  return device
+}
 
-  async function create(): Promise<void> {
-    const { vni, port, learning, gbp, local } = options
-    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', underlay.name, 'dstport', String(port)]
+export class VxlanDevice {
+  /** The device, which another program may rename. */
+  readonly link: FollowedLink
+  readonly entries: VxlanEntryTable
+  readonly #options: VxlanOptions
+  readonly #mac: string
+  readonly #run: Run
+  readonly #log: Log
+  /** The external interface, to which the kernel binds the device. */
+  readonly #underlay: FollowedLink
+  /** The device's MTU, address and link state; undefined before `configure`. */
+  #state: DeviceState | undefined
+  /** True if `open` created the device. */
+  #isMade = false
+
+  constructor(options: VxlanOptions, mac: string, run: Run, log: Log) {
+    this.link = new FollowedLink(options.name)
+    this.entries = new VxlanEntryTable(this.link, options.local, run)
+    this.#options = options
+    this.#mac = mac
+    this.#run = run
+    this.#log = log
+    this.#underlay = new FollowedLink(options.underlay, options.underlayIndex)
+  }
+
+  async open(): Promise<void> {
+    await findEarlier(this.link, this.#run, 'vxlan', netsOf([this.#options.network]), this.#log)
+    const { index, name } = this.link
+    let found = index === undefined ? undefined : await describe(this.#run, name)
+    const other = found && (await this.#differenceNow(found))
+    if (other !== undefined) {
+      this.#log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
+      await this.#removeForAnother()
+      found = undefined
+    }
+    this.#isMade = !found
+    if (!found) await this.#create()
+    else if (found.address !== this.#mac) await this.#setMac()
+  }
+
+  /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
+  async configure(own: Address, network: Net): Promise<void> {
+    this.#state = this.#withReasons(deviceState(this.#run, this.link, this.#options.mtu, own, network))
+    try {
+      await this.#state.configure()
+    } catch (error) {
+      // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
+      if (this.#isMade) await this.#run('ip', ['link', 'del', this.link.name]).catch(() => {})
+      throw error
+    }
+  }
+
+  /** Repairs the device and the entries of these peers, and returns a description of each repair. */
+  async resync(peers: readonly VxlanPeer[]): Promise<readonly string[]> {
+    const wrong: string[] = []
+    const isThere = await this.link.follow(this.#run, this.#log)
+    const { name } = this.link
+    const now = isThere && (await describe(this.#run, name))
+    const change = now && (await this.#differenceNow(now))
+    if (!now || change !== undefined) {
+      if (now) await this.#removeForAnother()
+      await this.#create()
+      wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
+    }
+    if (wrong.length === 0 && now?.address !== this.#mac) {
+      await this.#setMac()
+      wrong.push(`${name} had the MAC ${now?.address}`)
+    }
+    if (wrong.length === 0 && this.#state) wrong.push(...(await this.#state.wrong()))
+    if (wrong.length > 0) await this.#state?.configure()
+    const missing = await this.entries.putMissing(peers)
+    if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
+    return wrong
+  }
+
+  async #create(): Promise<void> {
+    const { vni, port, learning, gbp, local } = this.#options
+    const { name } = this.link
+    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', this.#underlay.name, 'dstport', String(port)]
     const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
     try {
-      await addDevice(run, device.name, 'vxlan', ['address', mac], [...link, ...flags])
+      await addDevice(this.#run, name, 'vxlan', ['address', this.#mac], [...link, ...flags])
     } catch (error) {
       if (!isWeftError(error, 'COMMAND')) throw error
-      throw new WeftError('DEVICE', `failed to create the vxlan device ${device.name}: ${messageOf(error)}`, {
+      throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
         remedy:
           'check whether another device has the same VNI (`ip -d link show type vxlan`); or set "DataPath": "userspace"',
         cause: error,
       })
     }
-    await device.find(run)
+    await this.link.find(this.#run)
     // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel. The file is missing if
     // IPv6 is disabled.
-    await writeFile(`/proc/sys/net/ipv6/conf/${device.name}/accept_ra`, '0').catch(() => {})
+    await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
   /**
    * Describes how the device differs from the options; undefined if it does not differ. If only the external interface was renamed, that is
    * not a difference.
    */
-  async function differenceNow(found: JsonVxlan): Promise<string | undefined> {
-    if (found.linkinfo?.info_data?.link !== underlay.name) await underlay.find(run)
-    return difference(found, { ...options, underlay: underlay.name })
+  async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
+    if (device.linkinfo?.info_data?.link !== this.#underlay.name) await this.#underlay.find(this.#run)
+    return difference(device, { ...this.#options, underlay: this.#underlay.name })
   }
+
   /**
    * Deletes the device so that it can be created again. If the external interface is missing, it throws and keeps the device, because the
    * new device could not be created.
    */
-  async function removeForAnother(): Promise<void> {
-    if (!(await underlay.find(run)))
-      throw new WeftError('DEVICE', `cannot repair ${device.name}: the interface ${underlay.name} is gone`, {
-        remedy: `restore ${underlay.name}, or restart weftd so that it chooses another interface`,
+  async #removeForAnother(): Promise<void> {
+    const { name } = this.link
+    if (!(await this.#underlay.find(this.#run)))
+      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${this.#underlay.name} is gone`, {
+        remedy: `restore ${this.#underlay.name}, or restart weftd so that it chooses another interface`,
       })
-    await run('ip', ['link', 'del', device.name])
-    device.forget()
+    await this.#run('ip', ['link', 'del', name])
+    this.link.forget()
   }
 
-  await findEarlier(device, run, 'vxlan', netsOf([options.network]), log)
-  let found = device.index === undefined ? undefined : await describe(run, device.name)
-  const other = found && (await differenceNow(found))
-  if (other !== undefined) {
-    log.warn(`"${device.name}" already exists with incompatible configuration: ${other}; recreating device`)
-    await removeForAnother()
-    found = undefined
+  async #setMac(): Promise<void> {
+    await this.#run('ip', ['link', 'set', 'dev', this.link.name, 'address', this.#mac])
   }
-  const setMac = (): Promise<string> => run('ip', ['link', 'set', 'dev', device.name, 'address', mac])
-  const isMade = !found
-  if (!found) await create()
-  else if (found.address !== mac) await setMac()
 
-  async function configure(own: Address, network: Net): Promise<void> {
-    state = withReasons(deviceState(run, device, mtu, own, network))
-    try {
-      await state.configure()
-    } catch (error) {
-      // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
-      if (isMade) await run('ip', ['link', 'del', device.name]).catch(() => {})
-      throw error
+  /** Returns the same state, but a failure to configure the device names the owner of the device's name or port. */
+  #withReasons(of: DeviceState): DeviceState {
+    const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }
+    return {
+      ...of,
+      configure: () => sayingWhoHasIt(this.#run, { name: this.link.name, port }, () => of.configure()),
     }
-  }
-  const port = { number: options.port, option: KINDS.vxlan.options.port.name }
-  const withReasons = (of: DeviceState): DeviceState => ({
-    ...of,
-    configure: () => sayingWhoHasIt(run, { name: device.name, port }, () => of.configure()),
-  })
-
-  const neighbours = async (): Promise<Map<string, string>> =>
-    new Map(
-      (
-        await ipJson<JsonNeighbour>(run, [
-          ipFlag(options.local),
-          'neigh',
-          'show',
-          'dev',
-          device.name,
-          'nud',
-          'permanent',
-        ])
-      ).map(({ dst = '', lladdr = '' }) => [dst, lladdr]),
-    )
-  /**
-   * Returns the device's forwarding entries: the host for each MAC. The device has no entry for the MAC 00:00:00:00:00:00, because flannel
-   * floods no packets.
-   */
-  const forwarding = async (): Promise<Map<string, string>> => {
-    const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', device.name])
-    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${device.name}`)
-    return new Map(entries.flatMap(({ mac: to = '', dst }) => (dst === undefined ? [] : [[to, dst] as const])))
-  }
-
-  const forwardTo = (peers: readonly VxlanPeer[]): Promise<boolean> =>
-    runBatch(
-      run,
-      'bridge',
-      peers.map(({ mac: to, host }) => `fdb replace ${to} dev ${device.name} dst ${host} self permanent`),
-    )
-  const resolveTo = (peers: readonly VxlanPeer[]): Promise<boolean> =>
-    runBatch(
-      run,
-      'ip',
-      peers.map(({ address: of, mac: at }) => `neigh replace ${of} lladdr ${at} dev ${device.name} nud permanent`),
-    )
-
-  /** Adds the entries that the device lacks for these peers, and returns the number of added entries. */
-  async function putMissing(peers: readonly VxlanPeer[]): Promise<number> {
-    const [known, behind] = [await neighbours(), await forwarding()]
-    const forward = peers.filter(({ mac: to, host }) => behind.get(to) !== host)
-    const resolve = peers.filter(({ address: of, mac: at }) => known.get(of) !== at)
-    await forwardTo(forward)
-    await resolveTo(resolve)
-    return forward.length + resolve.length
-  }
-
-  async function remove({ addresses, macs }: VxlanEntries): Promise<boolean> {
-    const hadNeighbours = await runBatch(
-      run,
-      'ip',
-      [...addresses.keys()].map((of) => `neigh del ${of} dev ${device.name}`),
-    )
-    const hadForwarding = await runBatch(
-      run,
-      'bridge',
-      [...macs].map(([of, dst]) => `fdb del ${of} dev ${device.name} dst ${dst} self`),
-    )
-    return hadNeighbours && hadForwarding
-  }
-
-  async function keepOnly(peers: readonly VxlanPeer[]): Promise<void> {
-    const wanted = entriesOfPeers(peers)
-    const [known, behind] = [await neighbours(), await forwarding()]
-    await remove({
-      addresses: new Map([...known].filter(([of]) => !wanted.addresses.has(of))),
-      macs: new Map([...behind].filter(([of]) => !wanted.macs.has(of))),
-    })
-  }
-
-  return {
-    link: device,
-    configure,
-    add: async (peers) => void (await putMissing(peers)),
-    async put(peers) {
-      const isForwarded = await forwardTo(peers)
-      return (await resolveTo(peers)) && isForwarded
-    },
-    remove,
-    keepOnly,
-    async resync(peers) {
-      const wrong: string[] = []
-      const now = (await device.follow(run, log)) && (await describe(run, device.name))
-      const change = now && (await differenceNow(now))
-      if (!now || change !== undefined) {
-        wrong.push(now ? `${device.name} was another device (${change})` : `${device.name} was gone`)
-        if (now) await removeForAnother()
-        await create()
-      }
-      if (wrong.length === 0 && now?.address !== mac) {
-        await setMac()
-        wrong.push(`${device.name} had the MAC ${now?.address}`)
-      }
-      if (wrong.length === 0 && state) wrong.push(...(await state.wrong()))
-      if (wrong.length > 0) await state?.configure()
-      const missing = await putMissing(peers)
-      if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${device.name} for peers were gone`)
-      return wrong
-    },
   }
 }

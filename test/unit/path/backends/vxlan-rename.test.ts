@@ -10,6 +10,7 @@ import { currentExternal, type ExternalInterface } from '../../../../src/host/ex
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { openVxlanDevice } from '../../../../src/path/backends/vxlan-device.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 
 const MAC = '02:ff:ff:ff:ff:ff'
 let lines: string[]
@@ -123,7 +124,18 @@ async function open(run: Run) {
   return {
     attrs: own.attrs,
     peers: (...at: readonly number[]) => new Map(at.map((each) => [peer(each).key, peer(each)])),
-    open: () => carrier.open(own, new Map()),
+    open: () =>
+      openPaths(
+        {
+          plan: carrier.plan,
+          get external() {
+            return external
+          },
+        },
+        own,
+        run,
+        { log },
+      ),
     prepare: async () => void (external = await currentExternal(run, external)),
   }
 }
@@ -135,9 +147,9 @@ it('goes on under a new name of the external interface, which a new device uses'
   await dataPath.resync()
   state.nic = 'lan0'
   expect(await dataPath.resync()).toEqual([])
-  expect([dataPath.gone?.(), dataPath.isOutdated]).toEqual([{}, true])
+  expect([dataPath.gone(), dataPath.isOutdated]).toEqual([{}, true])
   await host.prepare()
-  await dataPath.renew?.(host.attrs)
+  await dataPath.renew(host.attrs)
   expect(await dataPath.resync()).toEqual([])
   expect([links(), dataPath.isOutdated]).toEqual([[], false])
   state.vxlan = undefined
@@ -155,7 +167,7 @@ it('goes on with a renamed device: its peers, its entries and its name in the st
   expect(await dataPath.resync()).toEqual(['2 entries of other0 for peers were gone'])
   expect(lines).toEqual(['The interface flannel.1 is called other0 now; weftd goes on with it under the new name'])
   expect([links(), dataPath.carrier().device, dataPath.peers().length]).toEqual([[], 'other0', 1])
-  expect(dataPath.watched?.matters?.('10.202.0.0 dev other0 FAILED')).toBe(true)
+  expect(dataPath.watched[0]?.matters?.('10.202.0.0 dev other0 FAILED')).toBe(true)
   await dataPath.apply(host.peers(2, 3), 'own', new Set(['10.203.0.0-24']))
   expect(state.done.filter((line) => !/ dev other0\b/.test(line))).toEqual([])
   expect(dataPath.peers()).toHaveLength(2)

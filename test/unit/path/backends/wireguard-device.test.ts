@@ -57,7 +57,7 @@ const run: Run = async (file, args) => {
 }
 const open = (keyFile: string, device = new FollowedLink('flannel-wg')) =>
   openWireguardDevice({
-    device,
+    link: device,
     keyFile,
     privateKey: new Secret(KEY),
     ownKey: 'PUB',

@@ -2,13 +2,12 @@
 // published.
 
 import { expect, it } from 'vitest'
-import { WeftError } from '../../../../src/base/errors.ts'
-import type { Run } from '../../../../src/host/command.ts'
-import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
-import type { Family } from '../../../../src/net/address.ts'
-import { parseIpv4 } from '../../../../src/net/ipv4.ts'
-import { parseIpv6 } from '../../../../src/net/ipv6.ts'
-import { ExternalWatch } from '../../../../src/path/device/external-watch.ts'
+import { WeftError } from '../../../src/base/errors.ts'
+import type { Run } from '../../../src/host/command.ts'
+import { ExternalWatch, type ExternalInterface } from '../../../src/host/external-interface.ts'
+import type { Family } from '../../../src/net/address.ts'
+import { parseIpv4 } from '../../../src/net/ipv4.ts'
+import { parseIpv6 } from '../../../src/net/ipv6.ts'
 
 function rig(families?: readonly Family[]) {
   const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
