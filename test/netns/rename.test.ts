@@ -69,10 +69,10 @@ async function running({ backend, families = ['ipv4', 'ipv6'], args }: Kind) {
 }
 
 /** Renames an interface: while it is up, or else while it is down for a moment. */
-async function rename({ output }: Host, before: string, now: string, isUp = true): Promise<void> {
+async function rename(host: Host, before: string, now: string, isUp = true): Promise<void> {
   const name = `link set dev ${before} name ${now}`
   const input = isUp ? name : [`link set dev ${before} down`, name, `link set dev ${now} up`].join('\n')
-  await output(['ip', '-batch', '-'], { input })
+  await host.output(['ip', '-batch', '-'], { input })
 }
 
 /** Renames the external interface and then weft's devices, and waits until the daemon has followed each rename. */

@@ -4,7 +4,6 @@ import { describeError, isWeftError, messageOf, WeftError } from '../../base/err
 import { seldom, type Log } from '../../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
-import { listed } from '../../net/address.ts'
 import { publishersOf } from '../../path/catalog.ts'
 import {
   findDiverted,
@@ -191,8 +190,8 @@ async function findInTable(
 
 /** Returns the present names of the data path's devices, which another program may have renamed. */
 function presentDevices(dataPath: DataPaths | undefined): readonly string[] {
-  const { device = [], devices = {} } = dataPath?.carrier() ?? {}
-  return [dataPath?.tunNames ?? [], device, listed(devices)].flat()
+  const { device, devices = {} } = dataPath?.carrier() ?? {}
+  return [...(dataPath?.tunNames ?? []), device, devices.ipv4, devices.ipv6].filter((name) => name !== undefined)
 }
 
 /** Lists the leases in the store, for the time before the node follows them; undefined if the store does not answer. */

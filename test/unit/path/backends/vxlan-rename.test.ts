@@ -127,7 +127,7 @@ async function open(run: Run) {
     open: () =>
       openPaths(
         {
-          plan: carrier.plan,
+          plan: () => carrier.plan(),
           get external() {
             return external
           },
