@@ -201,23 +201,16 @@ export class FollowedLink implements Named {
     this.#firstName = name
   }
 
-  /**
-   * Looks up the interface and remembers its present name and index. If the interface is gone, returns undefined, and `name` is its first
-   * name again.
-   */
+  /** Looks up the interface and remembers its present name and index. Returns undefined if the interface is gone. */
   async find(run: Run): Promise<Link | undefined> {
-    let link = await findLinkAgain(run, this.name, this.index)
-    if (!link && this.name !== this.#firstName) {
-      this.name = this.#firstName
-      link = await findLink(run, this.name)
-    }
-    if (!link?.index) return undefined
+    const link = await findLinkAgain(run, this.name, this.index)
+    if (!link || link.index === 0) return undefined
     this.name = link.name
     this.index = link.index
     return link
   }
 
-  /** Records that the caller has deleted the interface and will create it again, under its first name. */
+  /** Records that the interface is gone, and that the caller will create it again under its first name. */
   forget(): void {
     this.name = this.#firstName
     this.index = undefined

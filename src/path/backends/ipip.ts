@@ -157,8 +157,10 @@ class IpipDevice {
   async #ensure(): Promise<readonly string[]> {
     const link = this.#link
     if (!(await link.follow(this.#run, this.#log))) {
+      const wrong = `${link.name} was gone`
+      link.forget()
       await this.#make()
-      return [`${link.name} was gone`]
+      return [wrong]
     }
     const [json] = await ipJson<JsonIpip>(this.#run, ['-d', 'link', 'show', 'dev', link.name])
     const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}

@@ -179,6 +179,7 @@ export class VxlanDevice {
     const isThere = await this.link.follow(this.#run, this.#log)
     const { name } = this.link
     const now = isThere && (await describe(this.#run, name))
+    if (!now) this.link.forget()
     const change = now && (await this.#differenceNow(now))
     if (!now || change !== undefined) {
       if (now) await this.#removeForAnother()

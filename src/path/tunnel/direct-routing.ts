@@ -28,15 +28,15 @@ export function createDirectHops(run: Run, family: Family): DirectHops {
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
   let hops: NextHops = new Map()
   const refused = new Set<string>()
-  /** The interfaces of the hops. The kernel's answers name an interface, and the hops follow it by its index. */
-  const links = new Set<FollowedLink>()
-  function linkNamed(name: string): FollowedLink {
-    const link = [...links].find((each) => each.name === name) ?? new FollowedLink(name)
-    links.add(link)
-    return link
-  }
   async function hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
     const routes = await routesFor(run, family, peers.map(hostOf))
+    // The kernel's answers name the interfaces. Hops through the same interface share an object, which follows a new name.
+    const links = new Map([...hops.values()].map(({ device }) => [device.name, device] as const))
+    const linkNamed = (name: string): FollowedLink => {
+      const link = links.get(name) ?? new FollowedLink(name)
+      links.set(name, link)
+      return link
+    }
     return peers.flatMap((peer) => {
       const route = routes.get(hostOf(peer))
       if (!route || route.gateway !== undefined) return []

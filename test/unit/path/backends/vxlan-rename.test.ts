@@ -173,7 +173,7 @@ it('goes on with a renamed device: its peers, its entries and its name in the st
   expect(dataPath.peers()).toHaveLength(2)
   // A device that is deleted is made again under its own name.
   state.vxlan = undefined
-  expect(await dataPath.resync()).toEqual(['flannel.1 was gone'])
+  expect(await dataPath.resync()).toEqual(['other0 was gone'])
   expect([state.vxlan, dataPath.carrier().device]).toEqual(['flannel.1', 'flannel.1'])
 })
 
