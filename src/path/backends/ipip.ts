@@ -17,7 +17,7 @@ import { deviceState } from '../device/device-state.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { createRouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
-import { createDirectHops } from '../tunnel/direct-routing.ts'
+import { DirectHops } from '../tunnel/direct-routing.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'ipip'
@@ -103,7 +103,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       const routes = createRouteSync({ network, ownDevice: NAME, run, log })
       const filter = new PeerFilter({ type: TYPE, lease: own, network, log })
       const watch = watchExternal(run, external, ['ipv4'], true)
-      const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined
+      const direct = directRouting ? new DirectHops(run, 'ipv4') : undefined
       let applied: readonly Ipv4Lease[] = []
       const hopOf = (peer: Ipv4Lease): NextHop => ({
         gateway: formatIpv4(peer.attrs.publicIp.ipv4),

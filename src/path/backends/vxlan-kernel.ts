@@ -11,7 +11,7 @@ import type { DataPath } from '../contract.ts'
 import { createRouteSync, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
-import { createDirectHops } from '../tunnel/direct-routing.ts'
+import { DirectHops } from '../tunnel/direct-routing.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
@@ -95,7 +95,7 @@ async function openFamily(
   const opened = await openVxlanDevice({ name, vni, learning, gbp, ...link }, mac, run, log)
   await opened.configure(subnet.address, network)
   const routes = createRouteSync({ network, ownDevice: name, run, log })
-  const direct = directRouting ? createDirectHops(run, family) : undefined
+  const direct = directRouting ? new DirectHops(run, family) : undefined
   const identity = {
     name: 'MAC',
     own: mac,

@@ -38,42 +38,63 @@ export interface Carrier extends FallbackCarrier {
   resync(): Promise<readonly string[]>
 }
 
-/** Returns the functions that use the right carrier for each peer. `peers` returns the peers that were last given to all carriers. */
-export function createCarriers(
-  family: Family,
-  carriers: readonly Carrier[],
-  last: FallbackCarrier,
-  peers: () => Peers,
-) {
-  // The fallback carrier always has every peer. Applying in reverse order gives a peer to its new carrier, if that is a later one, before
-  // the earlier carrier drops it.
-  const lastFirst = carriers.toReversed()
-  const of = (peer: Lease): FallbackCarrier => carriers.find((carrier) => carrier.takes(peer)) ?? last
-  return {
-    of,
-    side(peer: Lease): PathSide {
-      const carrier = of(peer)
-      return { endpoint: carrier.endpointOf(peer), probe: sideOf(peer, family).subnet.address, way: carrier.name }
-    },
-    /** Gives the peers to all carriers except the fallback carrier, which must already have them. */
-    async apply(changed: PeerChanges | undefined): Promise<void> {
-      for (const carrier of lastFirst) await carrier.apply(peers(), changed)
-    },
-    traffic(): ReadonlyMap<string, PeerTraffic> {
-      const counted = [...carriers, last].flatMap((carrier) =>
-        [...(carrier.traffic?.() ?? [])].filter(([key]) => {
-          const peer = peers().get(key)
-          return peer !== undefined && of(peer) === carrier
-        }),
-      )
-      return new Map(counted)
-    },
-    pathMtu: (peer: Lease): number | undefined => of(peer).pathMtu?.(peer),
-    async resync(): Promise<readonly string[]> {
-      const repaired: string[] = []
-      for (const carrier of lastFirst) repaired.push(...(await carrier.resync()))
-      return repaired
-    },
+/** Chooses the carrier of each peer's packets, for the peers of one family. */
+export class Carriers {
+  readonly #family: Family
+  /** The carriers that are tried before the fallback carrier, in this order. */
+  readonly #carriers: readonly Carrier[]
+  /** The fallback carrier, which always has every peer. */
+  readonly #last: FallbackCarrier
+  /** Returns the peers that were last given to all carriers. */
+  readonly #peers: () => Peers
+
+  constructor(family: Family, carriers: readonly Carrier[], last: FallbackCarrier, peers: () => Peers) {
+    this.#family = family
+    this.#carriers = carriers
+    this.#last = last
+    this.#peers = peers
+  }
+
+  /** Returns the carrier of the packets to this peer. */
+  of(peer: Lease): FallbackCarrier {
+    return this.#carriers.find((carrier) => carrier.takes(peer)) ?? this.#last
+  }
+
+  side(peer: Lease): PathSide {
+    const carrier = this.of(peer)
+    return { endpoint: carrier.endpointOf(peer), probe: sideOf(peer, this.#family).subnet.address, way: carrier.name }
+  }
+
+  /** Gives the peers to all carriers except the fallback carrier, which must already have them. */
+  async apply(changed: PeerChanges | undefined): Promise<void> {
+    for (const carrier of this.#lastFirst()) await carrier.apply(this.#peers(), changed)
+  }
+
+  traffic(): ReadonlyMap<string, PeerTraffic> {
+    const counted = [...this.#carriers, this.#last].flatMap((carrier) =>
+      [...(carrier.traffic?.() ?? [])].filter(([key]) => {
+        const peer = this.#peers().get(key)
+        return peer !== undefined && this.of(peer) === carrier
+      }),
+    )
+    return new Map(counted)
+  }
+
+  pathMtu(peer: Lease): number | undefined {
+    return this.of(peer).pathMtu?.(peer)
+  }
+
+  async resync(): Promise<readonly string[]> {
+    const repaired: string[] = []
+    for (const carrier of this.#lastFirst()) repaired.push(...(await carrier.resync()))
+    return repaired
+  }
+
+  /**
+   * Returns the carriers in reverse order. A peer that moves to a later carrier gets the later carrier before the earlier carrier drops the
+   * peer.
+   */
+  #lastFirst(): readonly Carrier[] {
+    return this.#carriers.toReversed()
   }
 }
-export type Carriers = ReturnType<typeof createCarriers>

@@ -15,12 +15,13 @@ import {
   netsOf,
   type Address,
   type Addresses,
+  type ByFamily,
   type Family,
   type Net,
   type Nets,
 } from '../../net/address.ts'
 import type { TrafficSlots } from '../engine/traffic.ts'
-import { createCarriers, type Carrier, type Carriers, type FallbackCarrier } from './choose-carrier.ts'
+import { Carriers, type Carrier, type FallbackCarrier } from './choose-carrier.ts'
 import { PeerFilter } from './peer-filter.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import type { Underlay } from './underlay.ts'
@@ -67,7 +68,7 @@ export class InnerFamilies {
   /** The families in which the network and this node's lease have a subnet, even if the tunnel cannot carry a family now. */
   readonly all: readonly InnerFamily[]
   /** The reason, by family, why the tunnel cannot carry the family now. */
-  readonly lacking: { [F in Family]?: string } = {}
+  readonly #lacking: { [F in Family]?: string } = {}
   /** Logs failures that repeat for days only now and then. */
   readonly #calm: Log
 
@@ -101,10 +102,15 @@ export class InnerFamilies {
       const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
       const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
       const through = throughTunnel(family, underlay, slots)
-      const carriers = createCarriers(family, earlier, through, () => filter.peers())
+      const carriers = new Carriers(family, earlier, through, () => filter.peers())
       all.push({ family, network, subnet, filter, carriers, through, earlier })
     }
     return new InnerFamilies(all, log)
+  }
+
+  /** The reason, by family, why the tunnel cannot carry the family now. */
+  get lacking(): ByFamily<string> {
+    return this.#lacking
   }
 
   get networks(): Nets {
@@ -131,7 +137,7 @@ export class InnerFamilies {
 
   /** Returns the families that the tunnel can carry now. */
   carried(): readonly InnerFamily[] {
-    return this.all.filter(({ family }) => this.lacking[family] === undefined)
+    return this.all.filter(({ family }) => this.#lacking[family] === undefined)
   }
 
   /**
@@ -152,8 +158,13 @@ export class InnerFamilies {
 
   /** Records and logs that the tunnel cannot carry the family. */
   lack(family: Family, error: unknown): void {
-    this.lacking[family] = messageOf(error)
+    this.#lacking[family] = messageOf(error)
     this.#calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
+  }
+
+  /** Records that the tunnel can carry the family again. */
+  restore(family: Family): void {
+    delete this.#lacking[family]
   }
 
   /** Returns the peers of all families, by lease key. */

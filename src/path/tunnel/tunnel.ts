@@ -443,7 +443,7 @@ export class Tunnel implements DataPath {
       try {
         await refuseRoute(this.#parts, this.mtu, inner, (name) => name === this.#engine.tunName)
         await this.#configure(inner)
-        delete this.#innerFamilies.lacking[inner.family]
+        this.#innerFamilies.restore(inner.family)
         log.info(`${FAMILY_NAMES[inner.family]} is carried again`)
       } catch (error) {
         this.#innerFamilies.lack(inner.family, error)

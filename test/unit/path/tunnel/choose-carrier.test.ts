@@ -6,8 +6,8 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { createCarriers, type Carrier } from '../../../../src/path/tunnel/choose-carrier.ts'
-import { createDirectHops, createDirectCarrier } from '../../../../src/path/tunnel/direct-routing.ts'
+import { Carriers, type Carrier } from '../../../../src/path/tunnel/choose-carrier.ts'
+import { createDirectCarrier, DirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Ipv4Lease => ({
@@ -57,17 +57,17 @@ const run: Run = async (_, args, { input = '' } = {}) => {
 
 describe('direct routing', () => {
   it('takes the peers that are reached without a router', async () => {
-    const direct = createDirectHops(run, 'ipv4')
+    const direct = new DirectHops(run, 'ipv4')
     await direct.lookUp(byKey(NEAR, FAR))
     expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: 'eth0' }]])
     expect([direct.has(NEAR), direct.has(FAR)]).toEqual([true, false])
   })
 
   it('queries only the changed peers, with the same result as a query of all', async () => {
-    const direct = createDirectHops(run, 'ipv4')
+    const direct = new DirectHops(run, 'ipv4')
     await direct.lookUp(byKey(NEAR, FAR))
     const whole = async (...peers: readonly Ipv4Lease[]) => {
-      const all = createDirectHops(run, 'ipv4')
+      const all = new DirectHops(run, 'ipv4')
       await all.lookUp(byKey(...peers))
       return all.hops()
     }
@@ -141,7 +141,7 @@ describe('carriers', () => {
       pathMtu: () => (name === 'direct' ? undefined : 1400),
       resync: async () => [name],
     })
-    const carriers = createCarriers(
+    const carriers = new Carriers(
       'ipv4',
       [carrier('direct', (each) => each === NEAR)],
       carrier('tunnel', () => true),
