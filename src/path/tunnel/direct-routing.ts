@@ -8,7 +8,7 @@ import type { Run } from '../../host/command.ts'
 import { routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
-import type { Carrier } from './choose-carrier.ts'
+import type { Carrier } from './carrier.ts'
 
 /** The next hops of the peers whose hosts the kernel reaches without a router. */
 export class DirectHops {

@@ -321,19 +321,19 @@ export class Tunnel implements DataPath {
     const sides = this.#innerFamilies
       .withPeer(key)
       .filter(([{ family }]) => this.#innerFamilies.lacking[family] === undefined)
-      .map(([{ family, carriers }, peer]) => [family, carriers.side(peer)] as const)
+      .map(([inner, peer]) => [inner.family, inner.pathSide(peer)] as const)
     return sides.length > 0 ? { key, ...Object.fromEntries(sides) } : undefined
   }
 
   async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    const counted = this.#innerFamilies.all.flatMap(({ carriers }) => [...carriers.traffic()])
+    const counted = this.#innerFamilies.all.flatMap((inner) => [...inner.traffic()])
     return new Map(counted.map(([key, traffic]) => [key, this.#withSessions(key, traffic)]))
   }
 
   pathMtu({ key }: Lease, family: Family): number | undefined {
     const inner = this.#innerFamilies.of(family)
-    const peer = inner?.filter.peers().get(key)
-    return peer && inner?.carriers.pathMtu(peer)
+    const peer = inner?.peers().get(key)
+    return peer && inner?.pathMtu(peer)
   }
 
   counters(): Readonly<Record<string, bigint>> {
@@ -387,17 +387,17 @@ export class Tunnel implements DataPath {
     this.#peers.logUnknownSenders(new UnknownSenderLog(filter, log))
   }
 
-  #createDevice({ network, subnet, earlier }: InnerFamily): TunDevice {
+  #createDevice(inner: InnerFamily): TunDevice {
     const { run, log } = this.#parts
     const { scope } = this.#kind
     return createTunDevice({
       name: this.#engine.tunName,
-      network,
-      subnet,
+      network: inner.network,
+      subnet: inner.subnet,
       mtu: this.mtu,
       run,
       log,
-      isOwnRoute: (destination) => earlier.some((carrier) => carrier.hasRoute?.(destination)),
+      isOwnRoute: (destination) => inner.hasRoute(destination),
       ...(scope ? { scope } : {}),
     })
   }
@@ -425,8 +425,8 @@ export class Tunnel implements DataPath {
     this.#followSwitches()
     const repaired: string[] = []
     // A missing device is not repaired here, because the engine reports it as a fault.
-    await this.#innerFamilies.each(async ({ family, carriers }) => {
-      for (const each of [this.#devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
+    await this.#innerFamilies.each(async (inner) => {
+      for (const each of [this.#devices.get(inner.family), inner]) repaired.push(...((await each?.resync()) ?? []))
     })
     return repaired
   }
@@ -493,9 +493,9 @@ export class Tunnel implements DataPath {
     return {
       overhead: this.#kind.overhead,
       knownMtu: (key, family) => {
-        const { filter, carriers, through } = this.#innerFamilies.of(family) ?? {}
-        const peer = filter?.peers().get(key)
-        return peer && carriers?.of(peer) === through ? this.#underlay.knownMtu(peer, family) : undefined
+        const inner = this.#innerFamilies.of(family)
+        const peer = inner?.peers().get(key)
+        return peer && inner?.isTunnelled(peer) ? this.#underlay.knownMtu(peer, family) : undefined
       },
       ...(this.#parts.settings.tunnel.probePathMtu
         ? { limit: (bytes: ReadonlyMap<string, number>, family: Family) => this.#peers.limit(bytes, family) }
