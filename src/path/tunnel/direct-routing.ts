@@ -16,7 +16,7 @@ export class DirectHops {
   readonly #family: Family
   /** The next hop of each subnet, by the subnet as text. */
   #hops: NextHops = new Map()
-  /** The lease keys of the peers whose direct route the kernel refused. They are looked up again until the kernel accepts their route. */
+  /** The lease keys of the peers whose direct route the kernel refused. weftd queries their next hop again until the kernel accepts their route. */
   readonly #refused = new Set<string>()
 
   constructor(run: Run, family: Family) {

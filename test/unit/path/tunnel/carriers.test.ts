@@ -1,4 +1,4 @@
-// carriers.test.ts - the choice of the carrier for each peer. After a change only the affected peers are looked up in the kernel.
+// carriers.test.ts - the choice of the carrier for each peer. After a change weftd queries the kernel only about the affected peers.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
