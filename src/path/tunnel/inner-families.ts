@@ -174,7 +174,7 @@ export class InnerFamilies {
       if (!network || !subnet) continue
       const filter = new PeerFilter({
         ...kind.filter,
-        lease: underlay.own,
+        lease,
         network,
         outers: underlay.families,
         // A device may carry one family of a dual-stack network.

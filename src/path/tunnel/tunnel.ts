@@ -17,7 +17,7 @@
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
-import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { findLink, isNamedBy } from '../../host/links.ts'
@@ -137,8 +137,6 @@ function engineConfig(
 }
 
 export class Tunnel implements DataPath {
-  /** The longest packet in bytes that containers may send. */
-  readonly mtu: number
   /** The name of the TUN device. */
   readonly tunNames: readonly string[]
   /**
@@ -204,7 +202,6 @@ export class Tunnel implements DataPath {
     this.#peers = peers
     const { external, run, persistence } = parts
     const { keeper } = kind
-    this.mtu = kind.mtu
     this.tunNames = [engine.tunName]
     this.families = innerFamilies.all.map(({ family }) => family)
     this.probeSource = innerFamilies.ownAddresses
@@ -223,25 +220,25 @@ export class Tunnel implements DataPath {
 
   /**
    * Opens the tunnel with the peers of `leases`. `overOther` lists the lease keys of the peers that are reached over the second outer
-   * family.
+   * family. When the node publishes other attributes, it replaces the member `attrs` of `own`.
    */
   static async open(
     parts: TunnelParts,
     kind: TunnelKind,
-    lease: OwnLease,
+    own: OwnLease,
     leases: ReadonlyMap<string, Lease>,
     overOther: readonly string[] = [],
   ): Promise<Tunnel> {
     const { external, startEngine, persistence } = parts
     const { tunName, port, keeper } = kind
-    const underlay = new Underlay(kind, lease, external.address, overOther)
+    const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
-    const innerFamilies = await InnerFamilies.create(parts, kind, lease, underlay, slots)
+    const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
     // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
     // checked later, when no other process forwards.
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
-    peers.takeFirst(leases, lease.key)
+    peers.takeFirst(leases, own.key)
     const [bindAddress = ''] = underlay.addresses.map(formatAddress)
     const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
@@ -279,8 +276,8 @@ export class Tunnel implements DataPath {
     return this.#innerFamilies.lacking
   }
 
-  renew(attrs: LeaseAttrs): Promise<void> {
-    return this.#inTurn(() => this.#renew(attrs))
+  renew(): Promise<void> {
+    return this.#inTurn(() => this.#renew())
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
@@ -394,7 +391,7 @@ export class Tunnel implements DataPath {
       name: this.#engine.tunName,
       network: inner.network,
       subnet: inner.subnet,
-      mtu: this.mtu,
+      mtu: this.#kind.mtu,
       run,
       log,
       isOwnRoute: (destination) => inner.hasRoute(destination),
@@ -431,17 +428,16 @@ export class Tunnel implements DataPath {
     return repaired
   }
 
-  async #renew(attrs: LeaseAttrs): Promise<void> {
+  async #renew(): Promise<void> {
     const { log } = this.#parts
     const { news } = this.#watch
-    this.#underlay.renew(attrs)
     if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
     this.#watch.markPublished()
     await this.#bindOther(this.#watch.now())
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
-        await refuseRoute(this.#parts, this.mtu, inner, (name) => name === this.#engine.tunName)
+        await refuseRoute(this.#parts, this.#kind.mtu, inner, (name) => name === this.#engine.tunName)
         await this.#configure(inner)
         this.#innerFamilies.restore(inner.family)
         log.info(`${FAMILY_NAMES[inner.family]} is carried again`)

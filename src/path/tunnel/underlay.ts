@@ -3,7 +3,7 @@
 // The underlay is the network between the hosts. An outer family is the family of the datagrams that cross it; an inner family is the family
 // of the packets that the datagrams carry.
 
-import type { LeaseAttrs, Lease, OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import {
   FAMILIES,
@@ -20,13 +20,12 @@ import { reachedBy } from './peer-filter.ts'
 import type { TunnelKind } from './tunnel-options.ts'
 
 export class Underlay {
-  /** This node's lease, with the attributes that the node publishes now. */
-  readonly own: OwnLease
-  /** The attributes that the node publishes since an address of the host changed; undefined if no address has changed. */
-  #renewed: LeaseAttrs | undefined
   /** The outer families that the tunnel may use. The first is the default. */
   readonly families: readonly Family[]
+  /** The outer families, the port, the MTU and the encapsulation's overhead. */
   readonly #kind: TunnelKind
+  /** This node's lease. When the node publishes other attributes, it replaces the member `attrs`. */
+  readonly #own: OwnLease
   /** This host's address in each outer family, to which the engine binds its sockets. */
   readonly #bound: Map<Family, Address>
   /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
@@ -38,15 +37,9 @@ export class Underlay {
    * `addresses` are the addresses of the external interface. `overOther` lists the lease keys of the peers that are reached over the second
    * outer family. Throws an Error if the external interface lacks an address in an outer family of `kind`.
    */
-  constructor(kind: TunnelKind, lease: OwnLease, addresses: Addresses, overOther: readonly string[]) {
-    const current = (): LeaseAttrs => this.#renewed ?? lease.attrs
-    this.own = {
-      ...lease,
-      get attrs() {
-        return current()
-      },
-    }
+  constructor(kind: TunnelKind, own: OwnLease, addresses: Addresses, overOther: readonly string[]) {
     this.#kind = kind
+    this.#own = own
     const { outer, other } = kind
     this.families = other === undefined ? [outer] : [outer, other]
     this.#bound = new Map(
@@ -67,10 +60,6 @@ export class Underlay {
   /** The lease keys of the peers for which another outer family than the default was chosen. */
   get chosen(): readonly string[] {
     return [...this.#chosen.keys()]
-  }
-
-  renew(attrs: LeaseAttrs): void {
-    this.#renewed = attrs
   }
 
   /** Returns this host's new address in the second outer family if it differs from the bound address, and records it as bound. */
@@ -167,6 +156,6 @@ export class Underlay {
   }
 
   #reachedBy(peer: Lease): readonly Family[] {
-    return reachedBy(peer, this.own, this.families)
+    return reachedBy(peer, this.#own, this.families)
   }
 }
