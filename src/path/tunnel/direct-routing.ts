@@ -16,7 +16,10 @@ export class DirectHops {
   readonly #family: Family
   /** The next hop of each subnet, by the subnet as text. */
   #hops: NextHops = new Map()
-  /** The lease keys of the peers whose direct route the kernel refused. weftd queries their next hop again until the kernel accepts their route. */
+  /**
+   * The lease keys of the peers whose direct route the kernel refused. weftd queries their next hop again until the kernel accepts their
+   * route.
+   */
   readonly #refused = new Set<string>()
 
   constructor(run: Run, family: Family) {
@@ -24,7 +27,9 @@ export class DirectHops {
     this.#family = family
   }
 
-  /** Looks up which peers' hosts the kernel reaches without a router. With `changed` it looks up only the peers with those lease keys. */
+  /**
+   * Queries the kernel which peers' hosts it reaches without a router. With `changed` it queries only for the peers with these lease keys.
+   */
   async lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void> {
     if (!changed) {
       this.#hops = new Map(await this.#hopsTo([...peers.values()]))
@@ -39,17 +44,19 @@ export class DirectHops {
     this.#hops = next
   }
 
+  /** Returns the next hop of each subnet with a direct route, by the subnet as text. */
   hops(): NextHops {
     return this.#hops
   }
 
+  /** True if the kernel reaches the peer's host without a router. */
   has(peer: Lease): boolean {
     return this.#hops.has(this.#subnetOf(peer))
   }
 
   /**
-   * Looks up the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be behind a router.
-   * `routes` says which routes the kernel has accepted. Later calls look up the same peer until the kernel accepts its route. Returns, by
+   * Queries the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be behind a router.
+   * `routes` says which routes the kernel has accepted. Later calls query for the same peer until the kernel accepts its route. Returns, by
    * lease key, the peers whose next hop has changed; the caller must set the routes of these peers.
    */
   async lookUpAgain(

@@ -1,6 +1,8 @@
-// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the carriers of their packets.
+// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the carriers of their
+// packets.
 //
-// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can carry the family again.
+// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can carry the family
+// again.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -81,8 +83,8 @@ export class InnerFamily {
   }
 
   /**
-   * Gives the peers to all carriers except the tunnel, which must already have them. Only peers with a key in `changed` differ from the last
-   * call; if `changed` is undefined, all may differ.
+   * Gives the peers to all carriers except the tunnel, which must already have them. Only peers with a key in `changed` differ from the
+   * last call; if `changed` is undefined, all may differ.
    */
   async applyPeers(changed: PeerChanges | undefined): Promise<void> {
     for (const carrier of this.#lastFirst()) await carrier.apply(this.peers(), changed)

@@ -1,5 +1,5 @@
-// tunnel.ts - a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device and UDP
-// sockets.
+// tunnel.ts - a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device and
+// UDP sockets.
 //
 // `Tunnel.open` does its work in this order. Until step 3 an earlier process may forward.
 //   1. It refuses a network that is already routed to a foreign device.
@@ -500,22 +500,22 @@ export class Tunnel implements DataPath {
   }
 
   #createUnderlays(first: Family, other: Family): Underlays {
-    const reachedByBoth = (key: string): Lease | undefined => {
+    const reachedOverBoth = (key: string): Lease | undefined => {
       const [inner] = this.#innerFamilies.withPeer(key)
       const peer = inner?.[1]
-      return peer && this.#underlay.reachesByBoth(peer) ? peer : undefined
+      return peer && this.#underlay.reachesOverBoth(peer) ? peer : undefined
     }
     return {
       first,
       other,
       others: () => this.#underlay.chosen,
-      has: (key) => reachedByBoth(key) !== undefined,
+      has: (key) => reachedOverBoth(key) !== undefined,
       choose: (key, family) => {
         this.#underlay.choose(key, family)
         this.#peers.redirect(key)
       },
       send: (key, family, packet) => {
-        const to = reachedByBoth(key)?.attrs.publicIp[family]
+        const to = reachedOverBoth(key)?.attrs.publicIp[family]
         if (to !== undefined) this.#engine.send?.(to, this.#kind.port, packet)
       },
     }

@@ -1,7 +1,7 @@
 // underlay.ts - chooses the outer family of the datagrams to each peer, and knows the longest packet that the path to the peer takes.
 //
-// The underlay is the network between the hosts. An outer family is the family of the datagrams that cross it; an inner family is the family
-// of the packets that the datagrams carry.
+// The underlay is the network between the hosts. An outer family is the family of the datagrams that cross it; an inner family is the
+// family of the packets that the datagrams carry.
 
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
@@ -71,21 +71,10 @@ export class Underlay {
     return local
   }
 
-  /**
-   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
-   * leases.
-   */
-  outerOf(peer: Lease): Family {
-    const { keeper, outer } = this.#kind
-    if (keeper) return familyOf(keeper.endpointOf(peer).address)
-    const can = this.#reachedBy(peer)
-    return can.find((family) => family === this.#chosen.get(peer.key)) ?? can[0] ?? outer
-  }
-
   /** Returns the address and port to which datagrams for the peer are sent. */
   endpointOf(peer: Lease): UdpEndpoint {
     const { keeper, port } = this.#kind
-    return keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.outerOf(peer)] ?? 0, port }
+    return keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.#outerOf(peer)] ?? 0, port }
   }
 
   /**
@@ -93,13 +82,13 @@ export class Underlay {
    * datagrams may come from that address.
    */
   otherHostOf(peer: Lease): Address | undefined {
-    const outer = this.outerOf(peer)
+    const outer = this.#outerOf(peer)
     const other = this.#reachedBy(peer).find((family) => family !== outer)
     return other && peer.attrs.publicIp[other]
   }
 
   /** True if this host can reach the peer over both outer families. */
-  reachesByBoth(peer: Lease): boolean {
+  reachesOverBoth(peer: Lease): boolean {
     return this.#reachedBy(peer).length > 1
   }
 
@@ -133,7 +122,7 @@ export class Underlay {
   /** Returns the longest packet in bytes that the kernel sends to the peer, without the limits of the search for the path MTU. */
   knownMtu(peer: Lease, inner: Family): number {
     const { mtu, overhead, overheadOf = () => overhead } = this.#kind
-    const outer = this.outerOf(peer)
+    const outer = this.#outerOf(peer)
     const local = formatAddress(this.#bound.get(outer) ?? 0)
     const bytes = addon.pathMtu(local, formatAddress(this.endpointOf(peer).address)) - overheadOf(outer)
     return bytes > 0 && bytes < mtu ? Math.max(bytes, this.#leastMtu(inner)) : mtu
@@ -145,6 +134,17 @@ export class Underlay {
     const found = Math.max(this.limitOf(peer.key, inner) ?? mtu, this.#leastMtu(inner))
     const bytes = Math.min(this.knownMtu(peer, inner), found)
     return bytes < mtu ? bytes : undefined
+  }
+
+  /**
+   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
+   * leases.
+   */
+  #outerOf(peer: Lease): Family {
+    const { keeper, outer } = this.#kind
+    if (keeper) return familyOf(keeper.endpointOf(peer).address)
+    const can = this.#reachedBy(peer)
+    return can.find((family) => family === this.#chosen.get(peer.key)) ?? can[0] ?? outer
   }
 
   /**

@@ -82,7 +82,7 @@ const kind: TunnelKind = {
   clear: async () => void events.push("clear the kernel's device"),
 }
 
-const open = (inherited?: OpenPath, lease = own): Promise<Tunnel> => {
+const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
   const ipv4 = parseIpv4('192.0.2.1')!
   return Tunnel.open(
     {
@@ -113,7 +113,7 @@ const open = (inherited?: OpenPath, lease = own): Promise<Tunnel> => {
       log,
     },
     kind,
-    lease,
+    ownLease,
     leases,
   )
 }
