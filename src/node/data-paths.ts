@@ -438,7 +438,7 @@ export class DataPaths {
       this.#move = undefined
       this.#isRenamed = false
       if (this.#plannedFor) this.#published = this.#backend.external
-      for (const path of this.#paths()) await path.renew?.(attrs)
+      for (const path of this.#paths()) await path.renew?.()
       const ended = await this.#closeEnded()
       if (this.#isClosed) return
       await this.open()
