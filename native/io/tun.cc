@@ -1,4 +1,5 @@
-// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and queries its name and its switches by ioctls.
+// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and queries its name and its switches by
+// ioctls.
 #include "tun.h"
 
 #include <errno.h>

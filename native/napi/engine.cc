@@ -72,8 +72,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
          InstanceMethod<&EngineHandle::follow_switches>("followSwitches"),
          InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
-         InstanceAccessor<&EngineHandle::offloads>("offloads"),
-         InstanceAccessor<&EngineHandle::tun_name>("tunName")});
+         InstanceAccessor<&EngineHandle::offloads>("offloads"), InstanceAccessor<&EngineHandle::tun_name>("tunName")});
   }
 
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}

@@ -11,7 +11,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { addDevice, FollowedLink, ipJson } from '../../host/links.ts'
-import { netsOf, type Net } from '../../net/address.ts'
+import type { Net } from '../../net/address.ts'
 import { formatIpv4 } from '../../net/ipv4.ts'
 import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
@@ -80,7 +80,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
     const { network } = ipv4For(NEEDS, config)
     const { address } = ipv4For(NEEDS, own.subnet)
     const link = new FollowedLink(NAME)
-    await findEarlier(link, run, TYPE, netsOf([network]), log)
+    await findEarlier(link, run, TYPE, [address], log)
     const local = formatIpv4(ipv4For(NEEDS, external.address))
     const device = new IpipDevice(link, local, deviceState(run, link, mtu, address, network), run, log)
     await device.open()

@@ -15,8 +15,8 @@ import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
 
 interface VxlanOptions {
   readonly name: string
-  /** The network that contains the device's address. */
-  readonly network: Net
+  /** The device's address, which is the first address of this node's subnet. */
+  readonly own: Address
   readonly vni: number
   readonly port: number
   readonly learning: boolean
@@ -84,9 +84,9 @@ const describe = async (run: Run, name: string): Promise<JsonVxlan | undefined> 
  * Returns the name of the kernel's vxlan device of an earlier run, which another program may have renamed since. If there is none, returns
  * the name that the device will have.
  */
-export async function vxlanName(run: Run, name: string, network: Net): Promise<string> {
+export async function vxlanName(run: Run, name: string, vni: number, network: Net): Promise<string> {
   if (await findLink(run, name)) return name
-  return (await findRenamed(run, 'vxlan', netsOf([network]))) ?? name
+  return (await findRenamed(run, 'vxlan', netsOf([network]), vni)) ?? name
 }
 
 /** Returns the MAC of the vxlan device called `name`; undefined if no vxlan device has that name. */
@@ -147,7 +147,7 @@ export class VxlanDevice {
   }
 
   async open(): Promise<void> {
-    await findEarlier(this.link, this.#run, 'vxlan', netsOf([this.#options.network]), this.#log)
+    await findEarlier(this.link, this.#run, 'vxlan', [this.#options.own], this.#log)
     const { index, name } = this.link
     let found = index === undefined ? undefined : await describe(this.#run, name)
     const other = found && (await this.#differenceNow(found))

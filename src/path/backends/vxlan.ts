@@ -47,7 +47,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   const names = onlyOf(families, namesOf(vni))
   const nameOf = async (family: Family): Promise<string> => {
     const [name = '', network] = [names[family], config[family]?.network]
-    return network ? vxlanName(run, name, network) : name
+    return network ? vxlanName(run, name, vni, network) : name
   }
   let { external } = options
   let macs: ByFamily<string> = {}

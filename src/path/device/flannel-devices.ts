@@ -5,8 +5,10 @@ import type { Run } from '../../host/command.ts'
 import { ipJson, isTunOpen, renamed, type FollowedLink } from '../../host/links.ts'
 import {
   familyOf,
+  hostNet,
   isLinkLocal,
   netContains,
+  netsOf,
   parseAddress,
   type Address,
   type Net,
@@ -70,37 +72,37 @@ interface AddressedDevice extends FlannelDevice {
 }
 
 /**
- * Returns the name of a device that an earlier run made for these networks and that another program has renamed since; undefined if there
- * is none. The device has the link type of the backend's device, a name that no backend uses, and in the families of the networks it has
- * addresses, all of them in the networks. A TUN that a process has open does not count.
+ * Returns the name of a device that an earlier run made and that another program has renamed since; undefined if there is none. The device has
+ * the link type of the backend's device, a name that no backend uses, and in the families of `networks` it has addresses, all of them in
+ * these networks. `vni` is the VNI of a vxlan device. A TUN that a process has open does not count.
  */
-export async function findRenamed(run: Run, type: string, networks: Nets): Promise<string | undefined> {
+export async function findRenamed(run: Run, type: string, networks: Nets, vni?: number): Promise<string | undefined> {
   for (const link of await ipJson<JsonLink>(run, ['-d', 'address', 'show'])) {
     const { ifindex = 0, ifname: name = '', flags = [], linkinfo } = link
-    const isOther = linkinfo?.info_kind !== type || hasBackendName(name)
-    if (isOther || (type === 'tun' && linkinfo?.info_data?.type !== 'tun')) continue
+    const { id, type: tunType } = linkinfo?.info_data ?? {}
+    if (linkinfo?.info_kind !== type || hasBackendName(name) || (vni !== undefined && id !== vni)) continue
     const addresses = globalOf(link).filter((address) => networks[familyOf(address)])
     const isInside = (address: Address): boolean => netContains(networks[familyOf(address)] as Net, address)
     if (addresses.length === 0 || !addresses.every(isInside)) continue
-    if (type === 'tun' && (await isTunOpen(name, ifindex, flags))) continue
+    if (type === 'tun' && (tunType !== 'tun' || (await isTunOpen(name, ifindex, flags)))) continue
     return name
   }
   return undefined
 }
 
 /**
- * Looks up the device of an earlier run by its name, or else by `findRenamed`, and logs a new name. Afterwards `device.index` is undefined if
- * there is no such device.
+ * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`, which no other program's device has,
+ * because the caller may delete the device. Logs a new name. Afterwards `device.index` is undefined if there is no such device.
  */
 export async function findEarlier(
   device: FollowedLink,
   run: Run,
   type: string,
-  networks: Nets,
+  own: readonly Address[],
   log: Pick<Log, 'info'>,
 ): Promise<void> {
   if (await device.find(run)) return
-  const name = await findRenamed(run, type, networks)
+  const name = await findRenamed(run, type, netsOf(own.map(hostNet)))
   if (name === undefined) return
   log.info(renamed(device.name, name))
   device.name = name

@@ -141,10 +141,14 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
   return network !== undefined && !netContains(network, address)
 }
 
-/** Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. */
+/**
+ * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. A TUN with a name of no backend needs
+ * such an address.
+ */
 export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
-  if (tun && !tun.addresses.some((address) => isElsewhere(networks, address)))
+  const isOurs = tun !== undefined && (hasBackendName(name) || tun.addresses.length > 0)
+  if (isOurs && !tun.addresses.some((address) => isElsewhere(networks, address)))
     await run('ip', ['link', 'del', 'dev', name])
 }
 

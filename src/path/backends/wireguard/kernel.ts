@@ -7,15 +7,7 @@ import type { NetworkConfig } from '../../../control/config/network-config.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
 import type { Run } from '../../../host/command.ts'
 import { FollowedLink } from '../../../host/links.ts'
-import {
-  familiesOf,
-  FAMILY_NAMES,
-  formatNet,
-  netsOf,
-  type ByFamily,
-  type Family,
-  type Net,
-} from '../../../net/address.ts'
+import { familiesOf, FAMILY_NAMES, formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
 import type { DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
 import { sayingWhoHasIt } from '../../device/device-refusal.ts'
 import { findEarlier } from '../../device/flannel-devices.ts'
@@ -76,7 +68,13 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
     return network && subnet && isCarried(family) ? [{ family, network, subnet }] : []
   })
   const link = new FollowedLink(name)
-  await findEarlier(link, run, 'wireguard', netsOf(nets.map(({ network }) => network)), log)
+  await findEarlier(
+    link,
+    run,
+    'wireguard',
+    nets.map(({ subnet }) => subnet.address),
+    log,
+  )
   for (const { network } of nets) await refuseForeignRoute(run, network, (device) => device === link.name)
   const keys = { keyFile, privateKey, ownKey, psk, keepalive }
   const opened = await openWireguardDevice({ link, port: port.number, ...keys, run, log: options.calm })

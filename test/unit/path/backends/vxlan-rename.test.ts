@@ -23,6 +23,7 @@ function kernel() {
     nic: 'eth0' as string | undefined,
     vxlan: 'flannel.1' as string | undefined,
     vni: 1,
+    address: '10.200.0.0',
     index: 7,
     routes: [] as string[],
     done: [] as string[],
@@ -38,7 +39,7 @@ function kernel() {
     // iproute2 prints the interface's current name.
     const data = { id: state.vni, local: '172.31.0.1', link: state.nic, port: 8472, learning: false }
     const about = { ifindex: state.index, ifname: state.vxlan, mtu: 1450, flags: ['UP'], address: MAC }
-    return { ...about, linkinfo: { info_kind: 'vxlan', info_data: data }, addr_info: [{ local: '10.200.0.0' }] }
+    return { ...about, linkinfo: { info_kind: 'vxlan', info_data: data }, addr_info: [{ local: state.address }] }
   }
   const links = () => [
     ...(state.nic === undefined ? [] : [nicLink()]),
@@ -191,11 +192,19 @@ it.each([
 ])('deletes a wrong device only if a new one can be created: the interface %s', async (_what, nic, commands) => {
   const { run, state, links } = kernel()
   const options = { name: 'flannel.1', vni: 1, port: 8472, learning: false, gbp: false, underlay: 'eth0', mtu: 1450 }
-  const addresses = { local: parseIpv4('172.31.0.1')!, network: parseIpv4Net('10.0.0.0/8')! }
+  const addresses = { local: parseIpv4('172.31.0.1')!, own: parseIpv4('10.200.0.0')! }
   const opened = await openVxlanDevice({ ...options, underlayIndex: 2, ...addresses }, MAC, run, log)
   Object.assign(state, { nic, vni: 9 })
   const check = opened.resync([])
   if (nic === undefined) await expect(check).rejects.toThrow(/cannot repair flannel\.1: the interface eth0 is gone/)
   else await check
   expect([links(), state.vxlan]).toEqual([commands, 'flannel.1'])
+})
+
+it('keeps a vxlan device of another program that has an address of the network', async () => {
+  const { run, state, links } = kernel()
+  Object.assign(state, { vxlan: 'vpn0', address: '10.9.9.9' })
+  const opening = (await open(run)).open()
+  await expect(opening).rejects.toThrow(/failed to create the vxlan device flannel\.1/)
+  expect([links().filter((line) => line.includes('del')), state.vxlan]).toEqual([[], 'vpn0'])
 })
