@@ -18,7 +18,8 @@ const CIPHERS = [
 export async function canKernelCarryEsp(run: Run): Promise<boolean> {
   for (const cipher of CIPHERS)
     try {
-      await run('ip', ['xfrm', 'state', 'add', ...SELECTOR, 'mode', 'tunnel', ...cipher])
+      // `update` also succeeds if an interrupted trial has left its association. The kernel may load modules, which takes long.
+      await run('ip', ['xfrm', 'state', 'update', ...SELECTOR, 'mode', 'tunnel', ...cipher], { patient: true })
       await run('ip', ['xfrm', 'state', 'delete', ...SELECTOR])
       return true
     } catch (error) {
