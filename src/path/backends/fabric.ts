@@ -12,8 +12,8 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, formatAddress, type Family } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
+import { createPeerFilter, type PeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
@@ -41,6 +41,12 @@ export function createFabricBackend<T extends BackendType>(
     const place = { subnet, address, publicIp, nodeName, environment, client, log }
     return [new RouteKeeper({ subnet, network, make: () => make(place), log })]
   }
+  const filtersFor = (lease: OwnLease): PeerFilter[] =>
+    families.flatMap((family) => {
+      const network = config[family]?.network
+      const isOneOfTwo = familiesOf(config).length === 2
+      return network ? [createPeerFilter({ type: KINDS[type].published, lease, network, isOneOfTwo, log })] : []
+    })
   const keepersFor = (lease: Lease): RouteKeeper[] => families.flatMap((family) => keeperFor(lease, family))
 
   return {
@@ -54,77 +60,122 @@ export function createFabricBackend<T extends BackendType>(
       if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
       return { publicIp: external.publicIp, backendType: KINDS[type].published }
     },
-    open: (own, signal) => openFabric(own, signal, keepersFor(own)),
+    async open(own, signal) {
+      const keepers = keepersFor(own)
+      const path = new FabricPath({
+        families,
+        keepers,
+        filters: filtersFor(own),
+        watch: watchExternal(run, external),
+        mtu: external.mtu,
+      })
+      await path.publish(signal)
+      return path
+    },
     async withdraw(lease, signal) {
       const removed = await Promise.all(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
       return removed.flat()
     },
   }
+}
 
-  async function openFabric(own: OwnLease, signal: AbortSignal, keepers: readonly RouteKeeper[]): Promise<DataPath> {
-    const isOneOfTwo = familiesOf(config).length === 2
-    const filters = families.flatMap((family) => {
-      const network = config[family]?.network
-      if (!network) return []
-      const filter = createPeerFilter({ type: KINDS[type].published, lease: own, network, isOneOfTwo, log })
-      return [{ family, filter }]
-    })
-    const watch = watchExternal(run, external)
-    const check = async (): Promise<readonly string[]> =>
-      (await Promise.all(keepers.map((keeper) => keeper.check()))).flat()
-    /** The check that the last `resync` did not wait for. */
-    let running: Promise<readonly string[]> | undefined
-    /** Waits for the running check, or starts one. Returns the repairs if the check ends before `late` resolves. */
-    async function checkUntil(late: Promise<unknown> | undefined): Promise<readonly string[]> {
-      const checking = (running ??= check())
-      const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
-      if (repairs) running = undefined
-      return repairs ?? []
-    }
+interface FabricParts {
+  readonly families: readonly Family[]
+  /** The keepers of the routes to this node's subnets, one for each family. */
+  readonly keepers: readonly RouteKeeper[]
+  readonly filters: readonly PeerFilter[]
+  readonly watch: ExternalWatch
+  readonly mtu: number
+}
+
+/** Publishes routes to this node's subnets. The kernel forwards packets to peers through the underlay, so no peer is set in the kernel. */
+class FabricPath implements DataPath {
+  readonly families: readonly Family[]
+  readonly mtu: number
+  readonly fault: Promise<Error>
+  readonly gone: ExternalWatch['gone']
+  /** No kernel reports a change of the routes, so the caller calls `resync` often, and the keeper decides whether a check is due. */
+  readonly unreported = true
+  readonly #keepers: readonly RouteKeeper[]
+  /** The filters that decide which leases are peers, one for each family. The status shows the peers. */
+  readonly #filters: readonly PeerFilter[]
+  readonly #watch: ExternalWatch
+  /** The check that the last `resync` did not wait for. */
+  #running: Promise<readonly string[]> | undefined
+
+  constructor({ families, keepers, filters, watch, mtu }: FabricParts) {
+    this.families = families
+    this.mtu = mtu
+    this.fault = watch.moved
+    this.gone = watch.gone
+    this.#keepers = keepers
+    this.#filters = filters
+    this.#watch = watch
+  }
+
+  /** Publishes the routes, and waits at most FIRST_MS for the publisher. */
+  async publish(signal: AbortSignal): Promise<void> {
     const first = new AbortController()
     const timer = setTimeout(() => first.abort(), FIRST_MS)
     const isLate = new Promise<void>((resolve) => {
       first.signal.addEventListener('abort', () => resolve())
       signal.addEventListener('abort', () => resolve())
     })
-    await checkUntil(isLate).finally(() => clearTimeout(timer))
+    await this.#checkUntil(isLate).finally(() => clearTimeout(timer))
+  }
+
+  async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
+    for (const filter of this.#filters) filter.take(leases, ownKey, touched)
+  }
+
+  async resync(late?: Promise<unknown>): Promise<readonly string[]> {
+    await this.#watch.hasMoved()
+    return this.#checkUntil(late)
+  }
+
+  carrier(): ReturnType<DataPath['carrier']> {
+    return { engine: 'none', features: [] }
+  }
+
+  peers(): ReturnType<DataPath['peers']> {
+    const peers = new Map<string, Lease>()
+    for (const filter of this.#filters) for (const [key, peer] of filter.peers()) peers.set(key, peer)
+    return [...peers.values()].map((peer) => ({
+      key: peer.key,
+      ...Object.fromEntries(
+        this.families
+          .filter((family) => hasFamily(peer, family))
+          .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
+      ),
+    }))
+  }
+
+  counters(): Readonly<Record<string, bigint>> {
     return {
-      mtu: external.mtu,
-      fault: watch.moved,
-      // No kernel reports a change of the routes, so the caller calls `resync` often, and the keeper decides whether a check is due.
-      unreported: true,
-      async apply(leases, ownKey, touched) {
-        for (const { filter } of filters) filter.take(leases, ownKey, touched)
-      },
-      async resync(late) {
-        await watch.hasMoved()
-        return checkUntil(late)
-      },
-      gone: watch.gone,
-      carrier: () => ({ engine: 'none', features: [] }),
-      families,
-      peers() {
-        const peers = new Map<string, Lease>()
-        for (const { filter } of filters) for (const [key, peer] of filter.peers()) peers.set(key, peer)
-        return [...peers.values()].map((peer) => ({
-          key: peer.key,
-          ...Object.fromEntries(
-            families
-              .filter((family) => hasFamily(peer, family))
-              .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
-          ),
-        }))
-      },
-      counters: () => ({
-        peers_unusable: BigInt(filters.reduce((sum, { filter }) => sum + filter.skipped(), 0)),
-        ...sumOf(keepers.map((keeper) => keeper.counters())),
-      }),
-      threads: () => ({}),
-      // The route stays, as flanneld's did, so that packets arrive while the daemon restarts.
-      async close() {
-        await Promise.all(keepers.map((keeper) => keeper.close()))
-      },
+      peers_unusable: BigInt(this.#filters.reduce((sum, filter) => sum + filter.skipped(), 0)),
+      ...sumOf(this.#keepers.map((keeper) => keeper.counters())),
     }
+  }
+
+  threads(): Readonly<Record<string, number>> {
+    return {}
+  }
+
+  /** Stops the keepers. The route stays, as flanneld's did, so that packets arrive while the daemon restarts. */
+  async close(): Promise<void> {
+    await Promise.all(this.#keepers.map((keeper) => keeper.close()))
+  }
+
+  /** Waits for the running check, or starts one. Returns the repairs if the check ends before `late` resolves. */
+  async #checkUntil(late: Promise<unknown> | undefined): Promise<readonly string[]> {
+    const checking = (this.#running ??= this.#check())
+    const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
+    if (repairs) this.#running = undefined
+    return repairs ?? []
+  }
+
+  async #check(): Promise<readonly string[]> {
+    return (await Promise.all(this.#keepers.map((keeper) => keeper.check()))).flat()
   }
 }
 

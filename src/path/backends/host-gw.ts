@@ -7,7 +7,7 @@ import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../contro
 import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { createRouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
+import { RouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { createPeerFilter } from '../tunnel/peer-filter.ts'
@@ -47,7 +47,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     const { name: device, mtu, address } = external
     const network = config[family]?.network
     if (!network) throw new Error(`${family} is none of the network's families`)
-    const routes = createRouteSync({ network, run, log })
+    const routes = new RouteSync({ network, run, log })
     const isOneOfTwo = familiesOf(config).length === 2
     const filter = createPeerFilter({ type: TYPE, lease: own, network, isOneOfTwo, log })
     const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)

@@ -15,7 +15,7 @@ import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState } from '../device/device-state.ts'
 import { watchExternal } from '../device/external-watch.ts'
-import { createRouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
+import { RouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { createDirectHops } from '../tunnel/direct-routing.ts'
 import { createPeerFilter } from '../tunnel/peer-filter.ts'
@@ -100,7 +100,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         if (made.length > 0) await run('ip', ['link', 'del', NAME]).catch(() => {})
         throw error
       }
-      const routes = createRouteSync({ network, ownDevice: NAME, run, log })
+      const routes = new RouteSync({ network, ownDevice: NAME, run, log })
       const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
       const watch = watchExternal(run, external, ['ipv4'], true)
       const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined

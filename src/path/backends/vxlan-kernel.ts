@@ -8,7 +8,7 @@ import { entriesOf } from '../../host/events.ts'
 import { familiesOf, formatAddress, formatEndpoint, formatNet, listed, type Family } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
-import { createRouteSync, type NextHop } from '../device/route-sync.ts'
+import { RouteSync, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { createDirectHops } from '../tunnel/direct-routing.ts'
@@ -94,7 +94,7 @@ async function openFamily(
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
   const opened = await openVxlanDevice({ name, vni, learning, gbp, ...link }, mac, run, log)
   await opened.configure(subnet.address, network)
-  const routes = createRouteSync({ network, ownDevice: name, run, log })
+  const routes = new RouteSync({ network, ownDevice: name, run, log })
   const direct = directRouting ? createDirectHops(run, family) : undefined
   const identity = {
     name: 'MAC',
