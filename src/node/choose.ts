@@ -171,10 +171,10 @@ async function startEngineOf(
   config: EngineConfig,
 ): Promise<Engine> {
   if (engine === 'dgram') {
-    const { startDgramEngine } = await import('../path/engine/reference/dgram-engine.ts')
-    return startDgramEngine(config)
+    const { DgramEngine } = await import('../path/engine/reference/dgram-engine.ts')
+    return DgramEngine.start(config)
   }
-  const { startNativeEngine } = await import('../path/engine/native-engine.ts')
+  const { NativeEngine } = await import('../path/engine/native-engine.ts')
   if (engine === 'native' && nice !== 0) raiseSession(nice)
-  return startNativeEngine(config, { workers, nice, pollUs, without })
+  return new NativeEngine(config, { workers, nice, pollUs, without })
 }

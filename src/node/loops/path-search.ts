@@ -8,7 +8,7 @@ import { FAMILIES, type Address, type Family } from '../../net/address.ts'
 import { isBackendType, overheadBy } from '../../path/catalog.ts'
 import type { DataPath, PathPeer } from '../../path/contract.ts'
 import { takeUnseen, type Node } from '../node.ts'
-import { createPathSearch, type PathSearch, type SearchedPeer } from './path-lengths.ts'
+import { PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
 
 /** The interval at which due requests are sent. */
@@ -81,7 +81,7 @@ function openFor(searching: Searching, dataPath: DataPath | undefined, node: Nod
   if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
   const { mtu } = dataPath
   const isSilent = (key: string): boolean => node.probes?.[family]?.result(key)?.isAnswering === false
-  const search = createPathSearch(
+  const search = new PathSearch(
     dataPath.pathSearch?.overhead ?? overheadOf(config.backendType, family),
     mtu,
     // A silent peer has no path that could be searched.
