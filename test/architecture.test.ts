@@ -32,7 +32,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
-    'path/in-turn.ts',
     'path/device',
   ],
   'path/backends': [

@@ -14,7 +14,7 @@ import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
-import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
+import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel-options.ts'
 import type { Inheritable } from './restart/handover.ts'
 
 /** Creates the subnet manager that the flags name. Contacts the store only in a pod, to find out which node this is. */

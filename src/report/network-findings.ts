@@ -202,7 +202,7 @@ function troublesOf(queried: readonly QueriedNode[], nodes: readonly NetworkNode
 }
 
 /** Returns a finding for each detail, but not more than MOST_DETAILS; another finding says how many are left out. */
-function findings(name: NetworkFindingName, details: readonly string[]): readonly NetworkFinding[] {
+function listFindings(name: NetworkFindingName, details: readonly string[]): readonly NetworkFinding[] {
   const more = details.length > MOST_DETAILS ? [`and ${details.length - MOST_DETAILS} more`] : []
   return [...details.slice(0, MOST_DETAILS), ...more].map((detail) => ({ name, detail }))
 }
@@ -214,21 +214,21 @@ export function findingsOf(
 ): readonly NetworkFinding[] {
   const troubles = troublesOf(queried, nodes, edges)
   return [
-    ...findings('node-dead', deadOf(nodes, troubles)),
+    ...listFindings('node-dead', deadOf(nodes, troubles)),
     ...causes(troubles.broken, troubles.living, nodes, ['node-cut-off', 'pair-broken'], () => [
       'does not reach',
       'is not reached by',
     ]),
-    ...findings('node-impaired', impairedOf(nodes, troubles)),
-    ...findings('backend-differs', othersOf(queried, nodes)),
-    ...findings('config-differs', differences(queried)),
+    ...listFindings('node-impaired', impairedOf(nodes, troubles)),
+    ...listFindings('backend-differs', othersOf(queried, nodes)),
+    ...listFindings('config-differs', differences(queried)),
     ...pathFindings(nodes, troubles),
-    ...findings('clock-off', clocksOf(queried, nodes)),
-    ...findings(
+    ...listFindings('clock-off', clocksOf(queried, nodes)),
+    ...listFindings(
       'version-differs',
       groupsOf(nodes, ({ version }) => version),
     ),
-    ...findings(
+    ...listFindings(
       'mtu-differs',
       groupsOf(nodes, ({ mtu }) => mtu?.toString() ?? null),
     ),
@@ -295,9 +295,9 @@ function silenceFindings(
   const reasons = (some: readonly NetworkNode[]): readonly string[] =>
     some.map((node) => `${callOf(node)}: ${node.why}`)
   return [
-    ...findings('node-refuses', reasons(refusing)),
-    ...findings('node-refuses', reasons(silent)),
-    ...findings('not-told', closed.length > 0 ? [fewOf(closed)] : []),
+    ...listFindings('node-refuses', reasons(refusing)),
+    ...listFindings('node-refuses', reasons(silent)),
+    ...listFindings('not-told', closed.length > 0 ? [fewOf(closed)] : []),
   ]
 }
 

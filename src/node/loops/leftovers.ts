@@ -139,7 +139,7 @@ async function clear(
       'DEVICE',
       `A leftover of another backend cannot be removed: ${left.slice(0, NAMED).join(', ')}`,
       {
-        remedy: 'stop the process that uses it, or run `weft cleanup`',
+        remedy: 'stop the process that uses the leftover, or run `weft cleanup`',
       },
     )
 }

@@ -14,7 +14,7 @@ import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { watchExternal } from '../device/external-watch.ts'
 import { inTurn } from '../in-turn.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
@@ -118,7 +118,7 @@ export function createExtensionBackend({
           ? [
               {
                 family,
-                filter: createPeerFilter({ type: TYPE, network, isOneOfTwo: families.length === 2, lease: own, log }),
+                filter: new PeerFilter({ type: TYPE, network, isOneOfTwo: families.length === 2, lease: own, log }),
               },
             ]
           : []

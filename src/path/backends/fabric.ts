@@ -13,7 +13,7 @@ import { familiesOf, formatAddress, type Family } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
-import { createPeerFilter, type PeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
@@ -45,7 +45,7 @@ export function createFabricBackend<T extends BackendType>(
     families.flatMap((family) => {
       const network = config[family]?.network
       const isOneOfTwo = familiesOf(config).length === 2
-      return network ? [createPeerFilter({ type: KINDS[type].published, lease, network, isOneOfTwo, log })] : []
+      return network ? [new PeerFilter({ type: KINDS[type].published, lease, network, isOneOfTwo, log })] : []
     })
   const keepersFor = (lease: Lease): RouteKeeper[] => families.flatMap((family) => keeperFor(lease, family))
 

@@ -10,7 +10,7 @@ import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { RouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'host-gw'
 const PUBLIC_FLAG: Readonly<Record<Family, string>> = { ipv4: '--public-ip', ipv6: '--public-ipv6' }
@@ -49,7 +49,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     if (!network) throw new Error(`${family} is none of the network's families`)
     const routes = new RouteSync({ network, run, log })
     const isOneOfTwo = familiesOf(config).length === 2
-    const filter = createPeerFilter({ type: TYPE, lease: own, network, isOneOfTwo, log })
+    const filter = new PeerFilter({ type: TYPE, lease: own, network, isOneOfTwo, log })
     const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
     const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
     let hops: NextHops = new Map()

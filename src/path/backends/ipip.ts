@@ -18,7 +18,7 @@ import { watchExternal } from '../device/external-watch.ts'
 import { RouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { createDirectHops } from '../tunnel/direct-routing.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'ipip'
 const NEEDS = `the ${TYPE} backend`
@@ -101,7 +101,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         throw error
       }
       const routes = new RouteSync({ network, ownDevice: NAME, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
+      const filter = new PeerFilter({ type: TYPE, lease: own, network, log })
       const watch = watchExternal(run, external, ['ipv4'], true)
       const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined
       let applied: readonly Ipv4Lease[] = []

@@ -12,8 +12,8 @@ import { RouteSync, type NextHop } from '../device/route-sync.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
 import { createDirectHops } from '../tunnel/direct-routing.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import {
   checkVxlan,
@@ -103,7 +103,7 @@ async function openFamily(
     remedy: `if both hosts exist, delete ${name} on one of the two and restart its daemon`,
   }
   const isOneOfTwo = familiesOf(config).length === 2
-  const filter = createPeerFilter({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
+  const filter = new PeerFilter({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
   const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
   const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
   /** The next hops of all peers by subnet; `tunnelled` has the peers that are reached through the device, by subnet. */

@@ -8,7 +8,8 @@ import { FAMILIES, familiesOf, FAMILY_NAMES, formatAddress, listed, type Family 
 import { KINDS, overheadBy } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
-import { openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { Tunnel } from '../tunnel/tunnel.ts'
 import { namesOf, peersOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { vxlanMac } from './vxlan-device.ts'
 
@@ -83,7 +84,7 @@ async function openFamily(
   }
   const carried = { families: [family], outer: family, overhead: overheadBy(TYPE, family), mtu: mtus[family] }
   const kind = { encapsulation: 'vxlan', ...carried, ...ends, tunName, port, directRouting, clear } as const
-  return openTunnel({ ...options, external }, kind, lease, leases)
+  return Tunnel.open({ ...options, external }, kind, lease, leases)
 }
 
 async function removeOthers(

@@ -31,9 +31,9 @@ import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
 import { inTurn } from '../in-turn.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
+import { PeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
 import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
 import type { KeeperPeer } from './wireguard/keeper.ts'
 import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
@@ -440,7 +440,7 @@ export function createWireguardBackend(options: Parts): Backend {
     const mtu = mtuNow()
     const parts = sides.map(({ family, network, subnet }) => ({
       device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
-      filter: createPeerFilter({
+      filter: new PeerFilter({
         ...peersIn(family, lease, own),
         lease,
         network,

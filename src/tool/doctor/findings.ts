@@ -16,7 +16,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd does not run, or does not answer: nobody repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
+      'weftd does not run, or does not answer: no program repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
     fix: 'start weftd (`systemctl start weftd`) and read the last lines of its log; if weftd runs with another --status-socket, give weft doctor the same option',
   },
   'daemon-waits': {
@@ -271,8 +271,8 @@ export const FINDINGS = {
     check: 'config',
     level: 'warning',
     means:
-      'a node runs with another configuration than the one in the store: if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
-    fix: 'if the configuration in the store is right, restart weftd on all nodes that run with another one, soon after each other; if it is wrong, write the old configuration back before any weftd restarts: `weft config set`',
+      'a node runs with another configuration than the configuration in the store: if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
+    fix: 'if the configuration in the store is right, restart weftd on all nodes that run with another configuration, soon after each other; if the configuration in the store is wrong, write the old configuration back before any weftd restarts: `weft config set`',
   },
   'subnet-twice': {
     check: 'leases',
