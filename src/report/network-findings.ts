@@ -160,7 +160,7 @@ export interface Edge {
   readonly sight: Sight
 }
 
-/** The nodes and edges of the network, sorted by what is wrong with them. Nodes are indices in the list of queried nodes. */
+/** The nodes and edges of the network that have problems. Nodes are indices in the list of queried nodes. */
 interface Troubles {
   /** The nodes that no other node reaches, although other nodes can send packets to them. */
   readonly dead: ReadonlySet<number>

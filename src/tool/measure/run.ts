@@ -62,7 +62,7 @@ export class Run {
   readonly #echoes = new Map<PathName, Socket>()
   /** The bytes of one write to a stream. */
   readonly #filling = randomBytes(WRITE_BYTES)
-  /** The number of datagrams that all UDP samples of this run were to send. */
+  /** The sum of the datagrams that the UDP samples of this run could send at most. */
   #sentEver = 0
 
   private constructor(paths: Both<PathAddresses>, port: number, leading: Leading, welcome: Welcome) {

@@ -77,7 +77,7 @@ function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): Network
 const isSame = (a: Nets, b: Nets): boolean =>
   FAMILIES.every((family) => (a[family] && formatNet(a[family])) === (b[family] && formatNet(b[family])))
 
-/** What the node's data path was, as far as it can be known. */
+/** The data path that the node had, as far as the remains show it. */
 interface RecalledPath {
   readonly config: NetworkConfig
   readonly kind: ReturnType<typeof kindOf>
