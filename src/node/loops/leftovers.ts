@@ -174,6 +174,7 @@ async function findInTable(
     ownDevices: [...(backend.devices ?? []), ...(ownership.dataPath?.tunNames ?? [])],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
+    ownPolicies: backend.usesIpsec === true,
     external: backend.external?.name,
     ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
     leases: [...view.values()], // an array, because an iterator would be exhausted after the first family

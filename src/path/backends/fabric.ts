@@ -9,10 +9,9 @@ import { carryIpv4Alone } from '../../control/config/network-config.ts'
 import type { LeaseAttrs, Lease, OwnLease } from '../../control/lease/lease.ts'
 import { hasFamily, sideOf } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { familiesOf, formatAddress, type Family } from '../../net/address.ts'
+import { FAMILIES, familiesOf, formatAddress, type Family, type Net } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
+import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
@@ -41,12 +40,6 @@ export function createFabricBackend<T extends BackendType>(
     const place = { subnet, address, publicIp, nodeName, environment, client, log }
     return [new RouteKeeper({ subnet, network, make: () => make(place), log })]
   }
-  const filtersFor = (lease: OwnLease): PeerFilter[] =>
-    families.flatMap((family) => {
-      const network = config[family]?.network
-      const isOneOfTwo = familiesOf(config).length === 2
-      return network ? [new PeerFilter({ type: KINDS[type].published, lease, network, isOneOfTwo, log })] : []
-    })
   const keepersFor = (lease: Lease): RouteKeeper[] => families.flatMap((family) => keeperFor(lease, family))
 
   return {
@@ -60,86 +53,83 @@ export function createFabricBackend<T extends BackendType>(
       if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
       return { publicIp: external.publicIp, backendType: KINDS[type].published }
     },
-    async open(own, signal) {
-      const keepers = keepersFor(own)
-      const path = new FabricPath({
+    plan: () => [
+      {
         families,
-        keepers,
-        filters: filtersFor(own),
-        watch: watchExternal(run, external),
         mtu: external.mtu,
-      })
-      await path.publish(signal)
-      return path
-    },
+        external: { families: FAMILIES, isBound: true, isByName: false },
+        async open(own, _leases, signal) {
+          const path = new FabricPath(keepersFor(own), filtersFor(own))
+          await path.checkFirst(signal)
+          return path
+        },
+      },
+    ],
     async withdraw(lease, signal) {
       const removed = await Promise.all(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
       return removed.flat()
     },
   }
+
+  function filtersFor(own: OwnLease): ReadonlyMap<Family, PeerFilter> {
+    const isOneOfTwo = familiesOf(config).length === 2
+    const filters = new Map<Family, PeerFilter>()
+    for (const family of families) {
+      const network = config[family]?.network
+      const published = KINDS[type].published
+      if (network) filters.set(family, new PeerFilter<Net>({ type: published, lease: own, network, isOneOfTwo, log }))
+    }
+    return filters
+  }
 }
 
-interface FabricParts {
-  readonly families: readonly Family[]
-  /** The keepers of the routes to this node's subnets, one for each family. */
-  readonly keepers: readonly RouteKeeper[]
-  readonly filters: readonly PeerFilter[]
-  readonly watch: ExternalWatch
-  readonly mtu: number
-}
-
-/** Publishes routes to this node's subnets. The kernel forwards packets to peers through the underlay, so no peer is set in the kernel. */
 class FabricPath implements DataPath {
   readonly families: readonly Family[]
-  readonly mtu: number
-  readonly fault: Promise<Error>
-  readonly gone: ExternalWatch['gone']
-  /** No kernel reports a change of the routes, so the caller calls `resync` often, and the keeper decides whether a check is due. */
+  readonly fault: Promise<Error> = new Promise(() => {})
+  /** True because no kernel reports a change of the routes. So the caller calls `resync` often, and a keeper decides if a check is due. */
   readonly unreported = true
+  /** The keepers of this node's published routes, one for each family. */
   readonly #keepers: readonly RouteKeeper[]
-  /** The filters that decide which leases are peers, one for each family. The status shows the peers. */
-  readonly #filters: readonly PeerFilter[]
-  readonly #watch: ExternalWatch
+  readonly #filters: ReadonlyMap<Family, PeerFilter>
   /** The check that the last `resync` did not wait for. */
   #running: Promise<readonly string[]> | undefined
 
-  constructor({ families, keepers, filters, watch, mtu }: FabricParts) {
-    this.families = families
-    this.mtu = mtu
-    this.fault = watch.moved
-    this.gone = watch.gone
+  constructor(keepers: readonly RouteKeeper[], filters: ReadonlyMap<Family, PeerFilter>) {
+    this.families = [...filters.keys()]
     this.#keepers = keepers
     this.#filters = filters
-    this.#watch = watch
   }
 
-  /** Publishes the routes, and waits at most FIRST_MS for the publisher. */
-  async publish(signal: AbortSignal): Promise<void> {
+  /** Publishes the routes. After FIRST_MS, or if `signal` aborts, the call no longer waits. */
+  async checkFirst(signal: AbortSignal): Promise<void> {
     const first = new AbortController()
     const timer = setTimeout(() => first.abort(), FIRST_MS)
     const isLate = new Promise<void>((resolve) => {
       first.signal.addEventListener('abort', () => resolve())
       signal.addEventListener('abort', () => resolve())
     })
-    await this.#checkUntil(isLate).finally(() => clearTimeout(timer))
+    await this.resync(isLate).finally(() => clearTimeout(timer))
   }
 
   async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
-    for (const filter of this.#filters) filter.take(leases, ownKey, touched)
+    for (const filter of this.#filters.values()) filter.take(leases, ownKey, touched)
   }
 
+  /** Waits for the running check, or starts one. Returns the repairs if the check ends before `late` resolves. */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
-    await this.#watch.hasMoved()
-    return this.#checkUntil(late)
+    const checking = (this.#running ??= this.#check())
+    const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
+    if (repairs) this.#running = undefined
+    return repairs ?? []
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
     return { engine: 'none', features: [] }
   }
 
-  peers(): ReturnType<DataPath['peers']> {
+  peers(): readonly PathPeer[] {
     const peers = new Map<string, Lease>()
-    for (const filter of this.#filters) for (const [key, peer] of filter.peers()) peers.set(key, peer)
+    for (const filter of this.#filters.values()) for (const [key, peer] of filter.peers()) peers.set(key, peer)
     return [...peers.values()].map((peer) => ({
       key: peer.key,
       ...Object.fromEntries(
@@ -151,27 +141,17 @@ class FabricPath implements DataPath {
   }
 
   counters(): Readonly<Record<string, bigint>> {
-    return {
-      peers_unusable: BigInt(this.#filters.reduce((sum, filter) => sum + filter.skipped(), 0)),
-      ...sumOf(this.#keepers.map((keeper) => keeper.counters())),
-    }
+    const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
+    return { peers_unusable: BigInt(skipped), ...sumOf(this.#keepers.map((keeper) => keeper.counters())) }
   }
 
   threads(): Readonly<Record<string, number>> {
     return {}
   }
 
-  /** Stops the keepers. The route stays, as flanneld's did, so that packets arrive while the daemon restarts. */
+  /** The route stays, as flanneld's did, so that packets arrive while the daemon restarts. */
   async close(): Promise<void> {
     await Promise.all(this.#keepers.map((keeper) => keeper.close()))
-  }
-
-  /** Waits for the running check, or starts one. Returns the repairs if the check ends before `late` resolves. */
-  async #checkUntil(late: Promise<unknown> | undefined): Promise<readonly string[]> {
-    const checking = (this.#running ??= this.#check())
-    const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
-    if (repairs) this.#running = undefined
-    return repairs ?? []
   }
 
   async #check(): Promise<readonly string[]> {

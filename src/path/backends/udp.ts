@@ -81,13 +81,15 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
         },
       ]
     },
-    open: (lease, _signal, leases, others) => {
+    plan() {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
-      const carried = { families: familiesOf(config), outer, other, awaited, overheadOf } as const
+      const families = familiesOf(config)
+      const carried = { families, outer, other, awaited, overheadOf } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
-      return Tunnel.open({ ...options, external }, kind, lease, leases, others)
+      const now = { ...options, external }
+      return [{ families, mtu, open: (own, leases, _signal, others) => Tunnel.open(now, kind, own, leases, others) }]
     },
   }
 }

@@ -126,6 +126,6 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       families
         .filter((family) => external.address[family] !== undefined && external.publicIp[family] !== undefined)
         .flatMap((family) => carrier?.needs(family) ?? []),
-    open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // `prepare` was called and set the carrier
+    plan: () => (carrier as VxlanCarrier).plan(), // `prepare` was called and set the carrier
   }
 }

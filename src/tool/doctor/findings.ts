@@ -71,6 +71,12 @@ export const FINDINGS = {
     means: 'a route table of the cloud or the switch is full, or nearly full: further nodes get no route',
     fix: 'request a higher limit of routes for each table, or change to a backend that has a tunnel',
   },
+  'peers-without-keys': {
+    check: 'daemon',
+    level: 'failure',
+    means: "strongSwan's charon has no keys for some peers: packets to and from these peers are dropped",
+    fix: 'accept UDP ports 500 and 4500 and IP protocol 50 (ESP) in the firewalls between the hosts, give all nodes the same PSK, and see the lines of charon and the output of `swanctl --list-sas`',
+  },
   'not-root': {
     check: 'daemon',
     level: 'warning',
