@@ -38,12 +38,16 @@ export interface Descriptors {
 /** The descriptors of one loop, that is, of one thread with its TUN queue and UDP sockets. */
 export interface LoopDescriptors {
   readonly tun: number
-  readonly socket: number
-  /** The sending socket, if the loop does not send from its receiving `socket`. */
+  /** The sockets of each IP family over which the loop sends and receives datagrams. */
+  readonly sockets: ByFamily<LoopSockets>
+}
+
+/** The UDP sockets of one loop in one IP family. */
+export interface LoopSockets {
+  /** Receives on the well-known port. */
+  readonly receiver: number
+  /** Sends; absent if the loop sends from `receiver`. */
   readonly sender?: number
-  /** In a dual-stack underlay: the receiving and the sending socket of the second IP family. */
-  readonly otherSocket?: number
-  readonly otherSender?: number
 }
 
 /** An IPv4 address as a number in host byte order, or an IPv6 address as a bigint. */
@@ -55,7 +59,7 @@ export interface Net {
   readonly prefixLength: number
 }
 
-/** A value for each IP family that the cluster's network has. */
+/** A value for each IP family in use. */
 export interface ByFamily<T> {
   readonly ipv4?: T | undefined
   readonly ipv6?: T | undefined
@@ -313,15 +317,15 @@ export const layout: {
       | 'bytes'
       | 'subnetFamily'
       | 'prefixLength'
-      | 'endpointFamily'
+      | 'outer'
       | 'flags'
       | 'port'
       | 'limit'
       | 'subnet'
-      | 'endpoint'
+      | 'ipv6'
       | 'encap'
       | 'slot'
-      | 'other'
+      | 'ipv4'
       | 'isGone'
       | 'isFromKnownPort',
       number
@@ -371,10 +375,10 @@ export function openDescriptors(
   options: OpenOptions,
 ): Descriptors & { readonly receiveBufferAsked: number; readonly receiveBufferGranted: number }
 
-/** Opens UDP sockets of a second IP family, for loops that already have a TUN queue and sockets of the first family. */
+/** Opens UDP sockets of one more IP family, for loops that already have a TUN queue. `loops` has the sockets of each loop. */
 export function openSockets(options: Omit<OpenOptions, 'tunName'>): {
   readonly features: readonly string[]
-  readonly loops: readonly { readonly socket: number; readonly sender?: number }[]
+  readonly loops: readonly LoopSockets[]
 }
 
 /**

@@ -1,8 +1,9 @@
 // native-engine.ts - the engine in C++ threads (native/): starts it, reads its counters, passes its descriptors on and stops it.
 
-import type { Descriptors } from '../../../native/addon.d.ts'
+import type { Descriptors, LoopSockets } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
 import { closeAll } from '../../host/unix-socket.ts'
+import { FAMILIES, familyOfText, onlyOf, type Family } from '../../net/address.ts'
 import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
@@ -21,6 +22,11 @@ interface NativeOptions {
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 /** The kernel feature that `runEngine` requests; all others are requested when the descriptors are opened. */
 const STEERING = 'tun-steering'
+
+type Bound = Descriptors & Pick<OpenPath, 'bindAddresses'>
+
+const fdsIn = (sockets: LoopSockets | undefined): number[] =>
+  [sockets?.receiver, sockets?.sender].filter((fd) => fd !== undefined)
 
 /** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
 export function startNativeEngine(
@@ -41,8 +47,9 @@ export function startNativeEngine(
     subnet,
     settings,
   } = config
-  const { tunName, bindAddress, port, persistent = false, inherited } = config
-  let { otherAddress } = config
+  const { tunName, port, persistent = false, inherited } = config
+  let { bindAddresses } = config
+  const [bindAddress = ''] = bindAddresses
   const named = addon.featureNames.filter((name) => !without.includes(name))
   const features = named.filter((name) => name !== STEERING)
   const filter = { ...settings, network, subnet }
@@ -62,36 +69,33 @@ export function startNativeEngine(
   const open = (): ReturnType<typeof addon.openDescriptors> =>
     addon.openDescriptors({ tunName, bindAddress, port, workers, features })
   /**
-   * Adds sockets of the second outer family to the descriptors, if `otherAddress` is set. If they cannot be opened, the engine runs with
-   * one family and adds a note.
+   * Closes the sockets at addresses that are not in `bindAddresses`, and opens those that are missing. If sockets cannot be opened, the
+   * engine runs without them and adds a note.
    */
-  const withOther = (on: Descriptors & Pick<OpenPath, 'otherAddress'>): Descriptors => {
-    if (on.otherAddress === otherAddress) return on
-    closeAll(
-      on.loops.flatMap(({ otherSocket, otherSender }) => [otherSocket, otherSender].filter((fd) => fd !== undefined)),
-    )
-    const loops = on.loops.map(({ tun, socket, sender }) => ({
-      tun,
-      socket,
-      ...(sender === undefined ? {} : { sender }),
-    }))
-    if (otherAddress === undefined) return { ...on, loops }
+  function bind(on: Bound): Bound {
+    const kept = bindAddresses.filter((address) => on.bindAddresses.includes(address))
+    const families = kept.map(familyOfText)
+    const isKept = (family: Family): boolean => families.includes(family)
+    closeAll(on.loops.flatMap(({ sockets }) => FAMILIES.flatMap((each) => (isKept(each) ? [] : fdsIn(sockets[each])))))
+    const loops = on.loops.map(({ tun, sockets }) => ({ tun, sockets: onlyOf(families, sockets) }))
+    const missing = bindAddresses.filter((address) => !kept.includes(address))
+    return missing.reduce(addSockets, { ...on, loops, bindAddresses: kept })
+  }
+  function addSockets(on: Bound, address: string): Bound {
+    const family = familyOfText(address)
     try {
-      const wanted = { bindAddress: otherAddress, port, workers: loops.length, features: on.features }
+      const wanted = { bindAddress: address, port, workers: on.loops.length, features: on.features }
       const more = addon.openSockets(wanted)
-      const both = loops.map((loop, at) => {
-        const { socket: otherSocket, sender: otherSender } = more.loops[at] as (typeof more.loops)[number]
-        return { ...loop, otherSocket, ...(otherSender === undefined ? {} : { otherSender }) }
-      })
+      const loops = on.loops.map(({ tun, sockets }, at) => ({ tun, sockets: { ...sockets, [family]: more.loops[at] } }))
       const lost = new Set(SOCKET_FEATURES.filter((name) => !more.features.includes(name)))
-      return { ...on, loops: both, features: on.features.filter((name) => !lost.has(name)) }
+      const left = on.features.filter((name) => !lost.has(name))
+      return { ...on, loops, features: left, bindAddresses: [...on.bindAddresses, address] }
     } catch (error) {
-      const { message } = engineStartError(error, { ...config, bindAddress: otherAddress })
-      notes.push(`cannot reach peers from ${otherAddress}: ${message}`)
-      return { ...on, loops }
+      const { message } = engineStartError(error, { ...config, bindAddress: address })
+      notes.push(`cannot reach peers from ${address}: ${message}`)
+      return on
     }
   }
-  const isWithOther = ({ loops }: Descriptors): boolean => loops.every(({ otherSocket }) => otherSocket !== undefined)
   const run = (on: Descriptors, keepsSessions = true): ReturnType<typeof addon.runEngine> =>
     addon.runEngine(
       on,
@@ -101,14 +105,15 @@ export function startNativeEngine(
     )
   let opened: ReturnType<typeof open> | undefined
   let native: ReturnType<typeof run>
-  let hasOther = false
+  /** The addresses to which sockets are bound now. */
+  let bound: readonly string[] = []
   try {
     opened = inherited ? undefined : open()
-    const all = withOther(opened ?? (inherited as OpenPath))
-    hasOther = isWithOther(all)
+    const all = bind(opened ? { ...opened, bindAddresses: [bindAddress] } : (inherited as OpenPath))
+    bound = all.bindAddresses
     native = run(all, config.keepsSessions ?? false)
   } catch (error) {
-    throw engineStartError(error, config)
+    throw engineStartError(error, { ...config, bindAddress })
   }
   if (opened) {
     const { receiveBufferAsked: wanted, receiveBufferGranted: granted } = opened
@@ -180,22 +185,21 @@ export function startNativeEngine(
     passed = traffic()
     passedAt = performance.now()
     const descriptors = await native.release(head)
-    const other = hasOther ? { otherAddress } : {}
-    lent = { ...descriptors, bindAddress, ...other, port, without }
+    lent = { ...descriptors, bindAddresses: bound, port, without }
     return stopped ? undefined : lent
   }
-  async function bindOther(address: string): Promise<void> {
-    if (!runs || stopped || !hasOther) return
+  async function rebind(address: string): Promise<void> {
+    const hasSameFamily = (each: string): boolean => familyOfText(each) === familyOfText(address)
+    if (!runs || stopped || !bound.some(hasSameFamily)) return
     runs = false
     lending = release()
     await lending
     // If `stop` was called meanwhile, it took the descriptors back and closed them, so that there are none to bind.
     if (!lent) return
     const notesBefore = notes.length
-    const on = lent
-    otherAddress = address
-    lent = { ...on, ...withOther(on), otherAddress }
-    hasOther = isWithOther(lent)
+    bindAddresses = bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
+    lent = { ...lent, ...bind(lent) }
+    bound = lent.bindAddresses
     takeBack()
     const [note] = notes.splice(notesBefore)
     if (note !== undefined) throw new Error(note)
@@ -218,8 +222,8 @@ export function startNativeEngine(
     fault,
     setPeers: (records) => native.setPeers(records),
     changePeers: (records) => native.changePeers(records),
-    hasOther,
-    bindOther,
+    outers: bound.map(familyOfText),
+    rebind,
     send: (to, toPort, datagram) => void native.send(to, toPort, datagram),
     followSwitches() {
       if (runs && !stopped) native.followSwitches()

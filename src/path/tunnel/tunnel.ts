@@ -95,7 +95,7 @@ export interface Persistence {
    * the options differ, it closes the descriptors that the predecessor passed and returns undefined.
    */
   inherit(
-    wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
+    wanted: Pick<OpenPath, 'bindAddresses' | 'port' | 'tunName'> & { readonly subnets: Nets },
   ): Promise<OpenPath | undefined>
 }
 
@@ -227,7 +227,7 @@ export async function openTunnel(
       return [family, local] as const
     }),
   )
-  const [bindAddress = '', otherAddress] = [...bound.values()].map(formatAddress)
+  const bindAddresses = [...bound.values()].map(formatAddress)
   let counted = (_slot?: number): Float64Array => new Float64Array() // until the engine runs
   const slots = createTrafficSlots((slot) => counted(slot))
   const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
@@ -244,11 +244,13 @@ export async function openTunnel(
   }
   const placeOf = (peer: Lease): UdpEndpoint =>
     kind.keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[outerOf(peer)] ?? 0, port }
-  /** Returns the peer's address in the second outer family, from which its datagrams may also come; undefined if it has none. */
-  function otherHostOf(peer: Lease): Address | undefined {
-    const outer = outerOf(peer)
-    const other = reachedBy(peer, own, outers).find((family) => family !== outer)
-    return other && peer.attrs.publicIp[other]
+  /**
+   * Returns the addresses of a peer's host, from which its datagrams may come, in each outer family in which this host reaches it. `place`
+   * is the destination of datagrams to the peer, which may differ from the address in the lease.
+   */
+  function hostsOf(peer: Lease, place: Address): Addresses {
+    const reached = reachedBy(peer, own, outers).filter((family) => family !== familyOf(place))
+    return byFamily([place, ...reached.flatMap((family) => peer.attrs.publicIp[family] ?? [])])
   }
   /**
    * Returns the smallest path MTU in bytes that counts for inner packets of a family. It is 1280 for IPv6, because hosts ignore smaller
@@ -337,12 +339,11 @@ export async function openTunnel(
   // checked later, when no other process forwards.
   await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
   const endTo = ({ family }: Side, peer: Lease): Peer => {
-    const { address: endpoint, port: to } = placeOf(peer)
+    const { address, port: to } = placeOf(peer)
     const what = { slot: slots.slotOf(peer.key), limit: limits[family].get(peer.key) ?? 0 }
-    const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, ...what }
-    const other = outers.length > 1 ? { other: otherHostOf(peer) } : {}
+    const hosts = { hosts: hostsOf(peer, address), outer: familyOf(address), port: to }
     const by = kind.keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true as const } : {}
-    return { ...place, ...(endOf ? { encap: endOf(peer) } : {}), ...other, ...by }
+    return { subnet: sideOf(peer, family).subnet, ...hosts, ...what, ...(endOf ? { encap: endOf(peer) } : {}), ...by }
   }
   const ends = (): Peer[] => sides.flatMap((side) => [...side.filter.peers().values()].map((peer) => endTo(side, peer)))
   const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
@@ -369,12 +370,12 @@ export async function openTunnel(
       }),
     )
     // Removals come first, because a removed peer's subnet may now belong to another peer.
-    return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
+    return [...gone.map((subnet): Peer => ({ subnet, hosts: {}, outer: 'ipv4', port: 0, isGone: true })), ...came]
   }
   const updateKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
   for (const { filter } of sides) filter.take(leases, lease.key)
   slots.keep(peerKeys())
-  const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
+  const inherited = await persistence.inherit({ tunName, bindAddresses, port, subnets })
   // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
   const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
   const keepsSessions = head && kind.keeper?.inherit(head)
@@ -395,8 +396,7 @@ export async function openTunnel(
     persistent: persist,
     ...(kind.keeper ? { onMail: () => kind.keeper?.onMail() } : {}),
     peers: () => encodePeers(ends()),
-    bindAddress,
-    ...(otherAddress === undefined ? {} : { otherAddress }),
+    bindAddresses,
     port,
     mtu,
     tunAddress: byFamily(sides.map(({ subnet }) => subnet.address)),
@@ -424,7 +424,8 @@ export async function openTunnel(
   }
   // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
   // peers return to the first family.
-  if (!engine.hasOther)
+  const hasSecond = engine.outers.length > 1
+  if (!hasSecond)
     for (const key of Array.from(chosen.keys())) {
       chosen.delete(key)
       redirect(key)
@@ -460,7 +461,7 @@ export async function openTunnel(
   const ended = new Promise<Error>((resolve) => (reportFault = resolve))
   try {
     // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
-    if (kind.keeper && otherAddress !== undefined && !engine.hasOther)
+    if (kind.keeper && bindAddresses.length > 1 && !hasSecond)
       throw new WeftError('PORT_IN_USE', engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
@@ -472,7 +473,7 @@ export async function openTunnel(
     await (inherited || adopted !== undefined ? engine.stop() : end())
     throw error
   }
-  const bindings = [...bound.values()].slice(0, engine.hasOther ? 2 : 1).map((address) => formatEndpoint(address, port))
+  const bindings = [...bound.values()].slice(0, engine.outers.length).map((address) => formatEndpoint(address, port))
   for (const note of engine.notes) log.warn(note)
   if (log.v(1)) for (const detail of engine.details) log.info(detail)
   log.info(
@@ -536,12 +537,13 @@ export async function openTunnel(
       },
     }
   }
-  async function bindOther({ address }: ExternalInterface): Promise<void> {
+  /** Binds the sockets of the second outer family to the host's present address. */
+  async function rebind({ address }: ExternalInterface): Promise<void> {
     const { other } = kind
     const local = other && address[other]
-    if (!other || local === undefined || local === bound.get(other) || !engine.bindOther) return
+    if (!other || local === undefined || local === bound.get(other) || !engine.rebind) return
     bound.set(other, local)
-    await engine.bindOther(formatAddress(local)).catch((error: unknown) => {
+    await engine.rebind(formatAddress(local)).catch((error: unknown) => {
       if (kind.keeper) reportFault(new Error(messageOf(error)))
       else log.warn(messageOf(error))
     })
@@ -579,7 +581,7 @@ export async function openTunnel(
       renewed = attrs
       if (watch.news !== undefined) log.info(`Publishing a change to the peers: ${watch.news}`)
       watch.markPublished()
-      await bindOther(watch.now())
+      await rebind(watch.now())
       for (const side of sides) {
         if (lacking[side.family] === undefined) continue
         try {
@@ -635,7 +637,7 @@ export async function openTunnel(
     },
     pathSearch,
     // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
-    ...(kind.other && engine.hasOther && !kind.keeper ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
+    ...(kind.other && hasSecond && !kind.keeper ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
     counters: () => ({
       ...engine.counters(),
       peers_unusable: BigInt(sides.reduce((sum, { filter }) => sum + filter.skipped(), 0)),

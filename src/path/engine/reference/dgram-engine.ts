@@ -14,7 +14,7 @@ import type { Ipv6 } from '../../../net/ipv6.ts'
 import { ENCAPSULATIONS, type Encapsulation } from '../encapsulation.ts'
 import type { Engine, EngineConfig } from '../engine.ts'
 import { isFromHere, reasonToDrop, type PacketAddresses, type UnknownSender } from '../filter.ts'
-import { createPeerTable, decodePeers } from '../peers.ts'
+import { createPeerTable, decodePeers, hostOf } from '../peers.ts'
 import { engineStartError } from '../start-error.ts'
 import { SLOT_NUMBERS } from '../traffic.ts'
 import { createDropLog, type DropDetails } from './drops.ts'
@@ -99,12 +99,13 @@ function ipv4Of({ tunAddress, networkAddress, network, subnet }: EngineConfig): 
 export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   const encapsulation = encapsulationOf(config)
   const ipv4 = ipv4Of(config)
+  const [bindAddress = ''] = config.bindAddresses
   const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
   let tun: { fd: number; name: string }
   try {
     await new Promise<void>((resolve, reject) => {
       socket.once('error', reject)
-      socket.bind({ port: config.port, address: config.bindAddress, exclusive: true }, () => {
+      socket.bind({ port: config.port, address: bindAddress, exclusive: true }, () => {
         socket.off('error', reject)
         resolve()
       })
@@ -112,7 +113,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     tun = addon.openTun(config.tunName, config.persistent ?? false)
   } catch (error) {
     socket.close()
-    throw engineStartError(error, config)
+    throw engineStartError(error, { ...config, bindAddress })
   }
 
   let reportFault: (error: Error) => void = () => {}
@@ -145,11 +146,12 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     const peer = table.find(destination)
     if (!peer) return undefined
     const { port, limit = 0 } = peer
+    const host = hostOf(peer)
     const endpoint = {
-      address: formatAddress(peer.endpoint),
+      address: formatAddress(host),
       port,
       limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity,
-      leadsInside: table.find(peer.endpoint) !== undefined,
+      leadsInside: table.find(host) !== undefined,
       traffic: trafficOf(peer.slot),
     }
     flows.set(destination, endpoint)
@@ -219,7 +221,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
    */
   function knownMtu(address: string): number {
     let bytes = paths.get(address)
-    if (bytes === undefined) paths.set(address, (bytes = addon.pathMtu(config.bindAddress, address)))
+    if (bytes === undefined) paths.set(address, (bytes = addon.pathMtu(bindAddress, address)))
     const mtu = bytes - OUTER_BYTES - headerBytes - trailerBytes
     return mtu >= LEAST_MTU ? mtu : Infinity
   }
@@ -330,6 +332,7 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
     notes: [],
     details: [],
     fault,
+    outers: ['ipv4'],
     setPeers(records) {
       table = createPeerTable(decodePeers(records))
       flows.clear()
