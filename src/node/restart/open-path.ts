@@ -1,6 +1,10 @@
 // open-path.ts - packs open paths for another process: descriptions as JSON, and a list of descriptors to which the descriptions refer.
 
+import { FAMILIES, type Family } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
+
+type LoopDescriptors = OpenPath['loops'][number]
+type LoopSockets = NonNullable<LoopDescriptors['sockets'][Family]>
 
 interface PackedPaths {
   /** The paths, with places in `fds` instead of descriptors. */
@@ -17,12 +21,14 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
 /** Returns all descriptors of paths, in the order of their places. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
   return paths
-    .flatMap(({ loops, handoverState }) => [
-      ...loops.flatMap((loop) => [loop.tun, loop.socket, loop.sender, loop.otherSocket, loop.otherSender]),
-      handoverState,
-    ])
+    .flatMap(({ loops, handoverState }) => [...loops.flatMap(fdsOfLoop), handoverState])
     .filter((fd) => fd !== undefined)
 }
+
+const fdsOfLoop = ({ tun, sockets }: LoopDescriptors): (number | undefined)[] => [
+  tun,
+  ...FAMILIES.flatMap((family) => [sockets[family]?.receiver, sockets[family]?.sender]),
+]
 
 /** Returns no paths if the descriptions are invalid or do not match the descriptors. */
 export function unpackPaths(descriptions: unknown, fds: readonly number[]): readonly OpenPath[] {
@@ -33,20 +39,31 @@ export function unpackPaths(descriptions: unknown, fds: readonly number[]): read
 }
 
 function withFds(path: OpenPath, map: (fd: number) => number): OpenPath {
-  const loops = path.loops.map(({ tun, socket, sender, otherSocket, otherSender }) => ({
-    tun: map(tun),
-    socket: map(socket),
+  const mapSockets = ({ receiver, sender }: LoopSockets): LoopSockets => ({
+    receiver: map(receiver),
     ...(sender === undefined ? {} : { sender: map(sender) }),
-    ...(otherSocket === undefined ? {} : { otherSocket: map(otherSocket) }),
-    ...(otherSender === undefined ? {} : { otherSender: map(otherSender) }),
+  })
+  const loops = path.loops.map(({ tun, sockets: { ipv4, ipv6 } }) => ({
+    tun: map(tun),
+    sockets: { ...(ipv4 ? { ipv4: mapSockets(ipv4) } : {}), ...(ipv6 ? { ipv6: mapSockets(ipv6) } : {}) },
   }))
   return { ...path, loops, ...(path.handoverState === undefined ? {} : { handoverState: map(path.handoverState) }) }
 }
 
+interface Unchecked {
+  readonly [name: string]: unknown
+}
+
 function isLoop(value: unknown): boolean {
-  const { tun, socket, ...more } = (value ?? {}) as { readonly [name: string]: unknown }
-  const { sender = 0, otherSocket = 0, otherSender = 0 } = more
-  return [tun, socket, sender, otherSocket, otherSender].every((fd) => typeof fd === 'number')
+  const { tun, sockets } = (value ?? {}) as Unchecked
+  const { ipv4, ipv6 } = (sockets ?? {}) as Unchecked
+  const all = [ipv4, ipv6].filter((each) => each !== undefined)
+  return typeof tun === 'number' && all.length > 0 && all.every(areSockets)
+}
+
+function areSockets(value: unknown): boolean {
+  const { receiver, sender = 0 } = (value ?? {}) as Unchecked
+  return typeof receiver === 'number' && typeof sender === 'number'
 }
 
 /** Checks a description, which another version of weft may have written. Unknown members are ignored. */
@@ -55,8 +72,7 @@ function isPath(value: unknown): value is OpenPath {
   const areStrings = (list: unknown): boolean => Array.isArray(list) && list.every((each) => typeof each === 'string')
   return (
     typeof path.tunName === 'string' &&
-    typeof path.bindAddress === 'string' &&
-    ['string', 'undefined'].includes(typeof path.otherAddress) &&
+    areStrings(path.bindAddresses) &&
     typeof path.port === 'number' &&
     ['number', 'undefined'].includes(typeof path.handoverState) &&
     areStrings(path.features) &&

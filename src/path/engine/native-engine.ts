@@ -1,9 +1,9 @@
 // native-engine.ts - the engine in C++ threads (native/): starts it, reads its counters, passes its descriptors on and stops it.
 
-import type { Descriptors, Drops, UnknownSender } from '../../../native/addon.d.ts'
+import type { Descriptors, Drops, LoopSockets, UnknownSender } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
 import { closeAll } from '../../host/unix-socket.ts'
-import type { Address } from '../../net/address.ts'
+import { FAMILIES, familyOfText, onlyOf, type Address, type Family } from '../../net/address.ts'
 import type { Counters, Engine, EngineConfig, EngineSessions, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
@@ -23,6 +23,7 @@ const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 /** The kernel feature that `runEngine` requests; all others are requested when the descriptors are opened. */
 const STEERING = 'tun-steering'
 
+type Bound = Descriptors & Pick<OpenPath, 'bindAddresses'>
 type OpenDescriptors = ReturnType<typeof addon.openDescriptors>
 type RunningEngine = ReturnType<typeof addon.runEngine>
 
@@ -33,7 +34,7 @@ export class NativeEngine implements Engine {
   readonly notes: string[] = []
   readonly details: string[] = []
   readonly fault: Promise<Error>
-  readonly hasOther: boolean
+  readonly outers: readonly Family[]
   readonly sessions: EngineSessions
   readonly #config: EngineConfig
   readonly #options: Required<NativeOptions>
@@ -41,10 +42,10 @@ export class NativeEngine implements Engine {
   readonly #features: readonly string[]
   /** The options of the threads that stay the same when they are started again. */
   readonly #path: ReturnType<typeof pathOf>
-  /** The address to which the sockets of the second outer family are bound; undefined if the engine uses one outer family. */
-  #otherAddress: string | undefined
-  /** True if the descriptors contain sockets of the second outer family now. */
-  #hasOtherNow: boolean
+  /** The addresses from which the engine sends, if it can bind them: at most one of each family. */
+  #bindAddresses: readonly string[]
+  /** The addresses to which sockets are bound now. */
+  #bound: readonly string[]
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
   /**
@@ -69,7 +70,8 @@ export class NativeEngine implements Engine {
   constructor(config: EngineConfig, { workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {}) {
     this.#config = config
     this.#options = { workers, nice, pollUs, without }
-    this.#otherAddress = config.otherAddress
+    this.#bindAddresses = config.bindAddresses
+    const [bindAddress = ''] = config.bindAddresses
     this.fault = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     const named = addon.featureNames.filter((name) => !without.includes(name))
     this.#features = named.filter((name) => name !== STEERING)
@@ -77,14 +79,14 @@ export class NativeEngine implements Engine {
     const { inherited } = config
     let opened: OpenDescriptors | undefined
     try {
-      opened = inherited ? undefined : this.#open()
-      const all = this.#withOther(opened ?? (inherited as OpenPath))
-      this.#hasOtherNow = isWithOther(all)
+      opened = inherited ? undefined : this.#open(bindAddress)
+      const all = this.#bind(opened ? { ...opened, bindAddresses: [bindAddress] } : (inherited as OpenPath))
+      this.#bound = all.bindAddresses
       this.#native = this.#run(all, config.keepsSessions ?? false)
     } catch (error) {
-      throw engineStartError(error, config)
+      throw engineStartError(error, { ...config, bindAddress })
     }
-    this.hasOther = this.#hasOtherNow
+    this.outers = this.#bound.map(familyOfText)
     this.tunName = (opened ?? (inherited as OpenPath)).tunName
     if (opened) this.#noteRefusals(opened)
     this.#detailRefusals()
@@ -103,18 +105,18 @@ export class NativeEngine implements Engine {
     this.#native.changePeers(records)
   }
 
-  async bindOther(address: string): Promise<void> {
-    if (!this.#runs || this.#stopped || !this.#hasOtherNow) return
+  async rebind(address: string): Promise<void> {
+    const hasSameFamily = (each: string): boolean => familyOfText(each) === familyOfText(address)
+    if (!this.#runs || this.#stopped || !this.#bound.some(hasSameFamily)) return
     this.#runs = false
     this.#lending = this.#release()
     await this.#lending
     // If `stop` was called meanwhile, it took the descriptors back and closed them, so that there are none to bind.
     if (!this.#lent) return
     const notesBefore = this.notes.length
-    const on = this.#lent
-    this.#otherAddress = address
-    this.#lent = { ...on, ...this.#withOther(on), otherAddress: address }
-    this.#hasOtherNow = isWithOther(this.#lent)
+    this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
+    this.#lent = { ...this.#lent, ...this.#bind(this.#lent) }
+    this.#bound = this.#lent.bindAddresses
     this.#runAgain()
     const [note] = this.notes.splice(notesBefore)
     if (note !== undefined) throw new Error(note)
@@ -177,9 +179,9 @@ export class NativeEngine implements Engine {
     return (this.#stopped ??= this.#stop())
   }
 
-  /** Opens the TUN and the sockets of the first outer family. */
-  #open(): OpenDescriptors {
-    const { tunName, bindAddress, port } = this.#config
+  /** Opens the TUN and the sockets at the first address. */
+  #open(bindAddress: string): OpenDescriptors {
+    const { tunName, port } = this.#config
     return addon.openDescriptors({
       tunName,
       bindAddress,
@@ -190,39 +192,35 @@ export class NativeEngine implements Engine {
   }
 
   /**
-   * Adds sockets of the second outer family to the descriptors, if `otherAddress` is set. If they cannot be opened, the engine runs with
-   * one family and adds a note.
+   * Closes the sockets at addresses that are not in `#bindAddresses`, and opens those that are missing. If sockets cannot be opened, the
+   * engine runs without them and adds a note.
    */
-  #withOther(on: Descriptors & Pick<OpenPath, 'otherAddress'>): Descriptors {
-    const otherAddress = this.#otherAddress
-    if (on.otherAddress === otherAddress) return on
-    closeAll(
-      on.loops.flatMap(({ otherSocket, otherSender }) => [otherSocket, otherSender].filter((fd) => fd !== undefined)),
-    )
-    const loops = on.loops.map(({ tun, socket, sender }) => ({
-      tun,
-      socket,
-      ...(sender === undefined ? {} : { sender }),
-    }))
-    if (otherAddress === undefined) return { ...on, loops }
+  #bind(on: Bound): Bound {
+    const kept = this.#bindAddresses.filter((address) => on.bindAddresses.includes(address))
+    const families = kept.map(familyOfText)
+    const isKept = (family: Family): boolean => families.includes(family)
+    closeAll(on.loops.flatMap(({ sockets }) => FAMILIES.flatMap((each) => (isKept(each) ? [] : fdsIn(sockets[each])))))
+    const loops = on.loops.map(({ tun, sockets }) => ({ tun, sockets: onlyOf(families, sockets) }))
+    const missing = this.#bindAddresses.filter((address) => !kept.includes(address))
+    const rest: Bound = { ...on, loops, bindAddresses: kept }
+    return missing.reduce((bound, address) => this.#addSockets(bound, address), rest)
+  }
+
+  /** Opens sockets at `address` and adds them to the loops. */
+  #addSockets(on: Bound, address: string): Bound {
+    const family = familyOfText(address)
     try {
-      const wanted = {
-        bindAddress: otherAddress,
-        port: this.#config.port,
-        workers: loops.length,
-        features: on.features,
-      }
+      const { port } = this.#config
+      const wanted = { bindAddress: address, port, workers: on.loops.length, features: on.features }
       const more = addon.openSockets(wanted)
-      const both = loops.map((loop, at) => {
-        const { socket: otherSocket, sender: otherSender } = more.loops[at] as (typeof more.loops)[number]
-        return { ...loop, otherSocket, ...(otherSender === undefined ? {} : { otherSender }) }
-      })
+      const loops = on.loops.map(({ tun, sockets }, at) => ({ tun, sockets: { ...sockets, [family]: more.loops[at] } }))
       const lost = new Set(SOCKET_FEATURES.filter((name) => !more.features.includes(name)))
-      return { ...on, loops: both, features: on.features.filter((name) => !lost.has(name)) }
+      const left = on.features.filter((name) => !lost.has(name))
+      return { ...on, loops, features: left, bindAddresses: [...on.bindAddresses, address] }
     } catch (error) {
-      const { message } = engineStartError(error, { ...this.#config, bindAddress: otherAddress })
-      this.notes.push(`cannot reach peers from ${otherAddress}: ${message}`)
-      return { ...on, loops }
+      const { message } = engineStartError(error, { ...this.#config, bindAddress: address })
+      this.notes.push(`cannot reach peers from ${address}: ${message}`)
+      return on
     }
   }
 
@@ -239,9 +237,8 @@ export class NativeEngine implements Engine {
     this.#passed = this.traffic()
     this.#passedAt = performance.now()
     const descriptors = await this.#native.release(head)
-    const { bindAddress, port } = this.#config
-    const other = this.#hasOtherNow ? { otherAddress: this.#otherAddress } : {}
-    this.#lent = { ...descriptors, bindAddress, ...other, port, without: this.#options.without }
+    const { port } = this.#config
+    this.#lent = { ...descriptors, bindAddresses: this.#bound, port, without: this.#options.without }
     return this.#stopped ? undefined : this.#lent
   }
 
@@ -336,4 +333,5 @@ function pathOf(config: EngineConfig, steers: boolean) {
   }
 }
 
-const isWithOther = ({ loops }: Descriptors): boolean => loops.every(({ otherSocket }) => otherSocket !== undefined)
+const fdsIn = (sockets: LoopSockets | undefined): number[] =>
+  [sockets?.receiver, sockets?.sender].filter((fd) => fd !== undefined)

@@ -9,13 +9,13 @@ import { LRUCache } from 'lru-cache'
 import type { Drops, ReadWatcher } from '../../../../native/addon.d.ts'
 import { WeftError } from '../../../base/errors.ts'
 import { addon } from '../../../host/addon.ts'
-import { formatAddress } from '../../../net/address.ts'
+import { formatAddress, type Family } from '../../../net/address.ts'
 import { ipv4NetContains, parseIpv4, type Ipv4, type Ipv4Net } from '../../../net/ipv4.ts'
 import type { Ipv6 } from '../../../net/ipv6.ts'
 import { ENCAPSULATIONS, type Encapsulation } from '../encapsulation.ts'
 import type { Counters, Engine, EngineConfig } from '../engine.ts'
 import { isFromHere, reasonToDrop, type PacketAddresses, type UnknownSender } from '../filter.ts'
-import { createPeerTable, decodePeers, type PeerTable } from '../peers.ts'
+import { createPeerTable, decodePeers, hostOf, type PeerTable } from '../peers.ts'
 import { engineStartError } from '../start-error.ts'
 import { SLOT_NUMBERS } from '../traffic.ts'
 import { createDropLog, type DropDetails } from './drops.ts'
@@ -108,6 +108,7 @@ export class DgramEngine implements Engine {
   readonly notes: readonly string[] = []
   readonly details: readonly string[] = []
   readonly fault: Promise<Error>
+  readonly outers: readonly Family[] = ['ipv4']
   readonly #config: EngineConfig
   readonly #encapsulation: Encapsulation
   /** This node's IPv4 addresses and subnet. */
@@ -162,12 +163,13 @@ export class DgramEngine implements Engine {
   static async start(config: EngineConfig): Promise<DgramEngine> {
     const encapsulation = encapsulationOf(config)
     const ipv4 = ipv4Of(config)
+    const [bindAddress = ''] = config.bindAddresses
     const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
     let tun: OpenTun
     try {
       await new Promise<void>((resolve, reject) => {
         socket.once('error', reject)
-        socket.bind({ port: config.port, address: config.bindAddress, exclusive: true }, () => {
+        socket.bind({ port: config.port, address: bindAddress, exclusive: true }, () => {
           socket.off('error', reject)
           resolve()
         })
@@ -175,7 +177,7 @@ export class DgramEngine implements Engine {
       tun = addon.openTun(config.tunName, config.persistent ?? false)
     } catch (error) {
       socket.close()
-      throw engineStartError(error, config)
+      throw engineStartError(error, { ...config, bindAddress })
     }
     return new DgramEngine(config, encapsulation, ipv4, socket, tun)
   }
@@ -392,11 +394,12 @@ export class DgramEngine implements Engine {
     const peer = this.#table.find(destination)
     if (!peer) return undefined
     const { port, limit = 0 } = peer
+    const host = hostOf(peer)
     const endpoint = {
-      address: formatAddress(peer.endpoint),
+      address: formatAddress(host),
       port,
       limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity,
-      leadsInside: this.#table.find(peer.endpoint) !== undefined,
+      leadsInside: this.#table.find(host) !== undefined,
       traffic: this.#trafficOf(peer.slot),
     }
     this.#flows.set(destination, endpoint)
@@ -413,7 +416,8 @@ export class DgramEngine implements Engine {
    */
   #knownMtu(address: string): number {
     let bytes = this.#paths.get(address)
-    if (bytes === undefined) this.#paths.set(address, (bytes = addon.pathMtu(this.#config.bindAddress, address)))
+    const [bindAddress = ''] = this.#config.bindAddresses
+    if (bytes === undefined) this.#paths.set(address, (bytes = addon.pathMtu(bindAddress, address)))
     const { headerBytes, trailerBytes } = this.#encapsulation
     const mtu = bytes - OUTER_BYTES - headerBytes - trailerBytes
     return mtu >= LEAST_MTU ? mtu : Infinity
