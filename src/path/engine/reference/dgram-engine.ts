@@ -357,8 +357,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Sends an ICMP error about an expired TTL to the peer whose subnet contains the packet's source. It must not go to the datagram's sender,
-   * which may be any host.
+   * Sends an ICMP error about an expired TTL to the peer whose subnet contains the packet's source. The error must not go to the datagram's
+   * sender, which may be any host.
    */
   #answerPeer(packet: Buffer): void {
     const sender = packet.readUInt32BE(12)
