@@ -7,7 +7,7 @@ import { pause } from '../../host/bell.ts'
 import { FAMILIES, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import type { PeerTraffic } from '../../path/engine/engine.ts'
 import { readEvents, writeEvents } from '../../report/events-file.ts'
-import { createHour, PEER_STEP_MS, STEP_MS, type Hour, type NodeSample, type PeerSample } from '../../report/hour.ts'
+import { Hour, PEER_STEP_MS, STEP_MS, type NodeSample, type PeerSample } from '../../report/hour.ts'
 import { createPeerEvents, placeOf, type PeerEvents } from '../../report/peer-events.ts'
 import { createRecent, type Recent } from '../../report/recent.ts'
 import { isDrop } from '../../report/status.ts'
@@ -37,7 +37,7 @@ function createMemory(node: Node) {
   const events = createPeerEvents()
   const file = createEventsFile(node, events)
   void file.begin()
-  const memory = { events, hour: createHour(), recent: createRecent() }
+  const memory = { events, hour: new Hour(), recent: createRecent() }
   node.memory = memory
   return { ...memory, file }
 }
