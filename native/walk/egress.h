@@ -155,7 +155,8 @@ class Egress final : public Direction {
 
   /// Sends a packet that is not a superpacket: in one datagram, or in fragments if it exceeds the MTU. Inlined, because
   /// a call costs some 25 instructions for each packet.
-  [[gnu::always_inline]] void send_packet(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Outer& outer, size_t mtu) {
+  [[gnu::always_inline]] void send_packet(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
+                                          const Outer& outer, size_t mtu) {
     const Endpoint& endpoint = outer.peer;
     bool fits = packet.total <= mtu;
     if (!fits && may_not_fragment(bytes, packet)) {
