@@ -1,8 +1,10 @@
 // open-path.ts - packs open paths for another process: descriptions as JSON, and a list of descriptors to which the descriptions refer.
 
-import type { LoopDescriptors, LoopSockets } from '../../../native/addon.d.ts'
 import { FAMILIES } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
+
+type LoopDescriptors = OpenPath['loops'][number]
+type LoopSockets = NonNullable<LoopDescriptors['sockets']['ipv4']>
 
 interface PackedPaths {
   /** The paths, with places in `fds` instead of descriptors. */
