@@ -153,8 +153,10 @@ class Egress final : public Direction {
     send_icmp(IcmpKind::kOutward, kNetUnreachable, virtio, bytes, packet, k_tx_unreachable_sent);
   }
 
-  /// Sends a packet that is not a superpacket: in one datagram, or in fragments if it exceeds the MTU.
-  void send_packet(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Outer& outer, size_t mtu) {
+  /// Sends a packet that is not a superpacket: in one datagram, or in fragments if it exceeds the MTU. Inlined, because
+  /// a call costs some 25 instructions for each packet.
+  [[gnu::always_inline]] void send_packet(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
+                                          const Outer& outer, size_t mtu) {
     const Endpoint& endpoint = outer.peer;
     bool fits = packet.total <= mtu;
     if (!fits && may_not_fragment(bytes, packet)) {

@@ -11,7 +11,7 @@ import type { Mail, NativeEngine } from '../../native/addon.d.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseAddress, type Address, type Family } from '../../src/net/address.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
-import { at } from './peer-hosts.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface CircleJob {
   readonly encapsulation: string
@@ -106,11 +106,11 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
     const [port, mtu] = [8285, 1380]
     const options = { tunName: 'flannel0', bindAddress: net.own, port, workers: lanes, features: addon.featureNames }
     const peers = encodePeers(
-      ends.map((end, index) => {
+      ends.map((end, at) => {
         const encap = Buffer.alloc(16)
-        encap.writeUInt32LE(index + 1)
-        const subnet = { address: addressOf(net.subnets[index]!), prefixLength: net.subnetBits }
-        return { subnet: subnet as never, ...at(addressOf(end)), port, slot: index + 1, encap }
+        encap.writeUInt32LE(at + 1)
+        const subnet = { address: addressOf(net.subnets[at]!), prefixLength: net.subnetBits }
+        return { subnet: subnet as never, ...hostsAt(addressOf(end)), port, slot: at + 1, encap }
       }),
     )
     const ownEnd = Buffer.alloc(40)

@@ -21,7 +21,7 @@ import { encodePeers } from '../../src/path/engine/peers.ts'
 import { DgramEngine } from '../../src/path/engine/reference/dgram-engine.ts'
 import { SLOT_NUMBERS } from '../../src/path/engine/traffic.ts'
 import { ipv4Packet } from './packets.ts'
-import { at } from './peer-hosts.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface ProbeJob {
   /** Packets for the TUN side and datagrams for the UDP side, in hex. */
@@ -105,7 +105,7 @@ async function main(kind: string): Promise<void> {
     await output(['sh', '-c', `echo ${value} > /proc/sys/net/ipv4/${name.replaceAll('.', '/')}`])
   }
   const peersAt = (port: number): Uint8Array =>
-    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, ...at(parseIpv4('127.0.0.1')!), port, slot: SLOT }])
+    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('127.0.0.1')!), port, slot: SLOT }])
   engine.setPeers(peersAt(9999))
 
   const fromTun: string[] = []

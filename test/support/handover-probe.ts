@@ -17,7 +17,7 @@ import { addon } from '../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
-import { at } from './peer-hosts.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface HandoverResult {
   /** The packets that arrived in both directions, by engine. Packets that were sent before the engine ran come first. */
@@ -37,7 +37,7 @@ const OURS = '10.5.1.0'
 const PEERS = '10.5.2.7'
 
 function run(descriptors: Descriptors): NativeEngine {
-  const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, ...at(parseIpv4('127.0.0.1')!), port: 9999 }
+  const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('127.0.0.1')!), port: 9999 }
   const options = {
     encapsulation: 'udp',
     ownEnd: new Uint8Array(),

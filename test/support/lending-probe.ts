@@ -11,7 +11,7 @@ import type { Engine, EngineConfig, OpenPath } from '../../src/path/engine/engin
 import { NativeEngine } from '../../src/path/engine/native-engine.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet } from './packets.ts'
-import { at } from './peer-hosts.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface LendingResult {
   /** For each of two simultaneous calls, whether it had something to lend. */
@@ -38,7 +38,7 @@ export interface LendingResult {
 const SUBNET = parseIpv4Net('10.5.1.0/24')!
 const NETWORK = parseIpv4Net('10.5.0.0/16')!
 const SLOT = 1
-const PEER = { subnet: parseIpv4Net('10.5.2.0/24')!, ...at(parseIpv4('127.0.0.1')!), port: 8285, slot: SLOT }
+const PEER = { subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('127.0.0.1')!), port: 8285, slot: SLOT }
 const config = (port: number): EngineConfig => ({
   encapsulation: 'udp',
   tunName: 'flannel%d',

@@ -414,8 +414,8 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
 
 /** True if a new path may need this path's device or port. A data path has at most one path for each underlay family. */
 const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boolean => {
-  const wanted = bindAddresses.map(familyOfText)
-  return isNamedBy(tunName, path.tunName) || path.bindAddresses.some((each) => wanted.includes(familyOfText(each)))
+  const wanted = new Set(bindAddresses.map(familyOfText))
+  return isNamedBy(tunName, path.tunName) || path.bindAddresses.some((each) => wanted.has(familyOfText(each)))
 }
 
 /** False if the paths carried another subnet of a wanted family, because their device has the address and the route of that subnet. */

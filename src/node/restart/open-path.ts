@@ -1,10 +1,10 @@
 // open-path.ts - packs open paths for another process: descriptions as JSON, and a list of descriptors to which the descriptions refer.
 
-import { FAMILIES, type Family } from '../../net/address.ts'
+import { FAMILIES, familyOfText, type Family } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 
 type LoopDescriptors = OpenPath['loops'][number]
-type LoopSockets = NonNullable<LoopDescriptors['sockets'][Family]>
+type LoopSockets = NonNullable<LoopDescriptors['sockets']['ipv4']>
 
 interface PackedPaths {
   /** The paths, with places in `fds` instead of descriptors. */
@@ -54,11 +54,14 @@ interface Unchecked {
   readonly [name: string]: unknown
 }
 
-function isLoop(value: unknown): boolean {
+/** True if the loop has sockets in exactly these families. */
+function isLoop(value: unknown, families: ReadonlySet<Family>): boolean {
   const { tun, sockets } = (value ?? {}) as Unchecked
-  const { ipv4, ipv6 } = (sockets ?? {}) as Unchecked
-  const all = [ipv4, ipv6].filter((each) => each !== undefined)
-  return typeof tun === 'number' && all.length > 0 && all.every(areSockets)
+  const of = (sockets ?? {}) as Unchecked
+  return (
+    typeof tun === 'number' &&
+    FAMILIES.every((family) => (families.has(family) ? areSockets(of[family]) : of[family] === undefined))
+  )
 }
 
 function areSockets(value: unknown): boolean {
@@ -66,19 +69,25 @@ function areSockets(value: unknown): boolean {
   return typeof receiver === 'number' && typeof sender === 'number'
 }
 
+const areStrings = (list: unknown): list is readonly string[] =>
+  Array.isArray(list) && list.every((each) => typeof each === 'string')
+
 /** Checks a description, which another version of weft may have written. Unknown members are ignored. */
 function isPath(value: unknown): value is OpenPath {
   const path = (value ?? {}) as { readonly [Name in keyof OpenPath]?: unknown }
-  const areStrings = (list: unknown): boolean => Array.isArray(list) && list.every((each) => typeof each === 'string')
+  const { bindAddresses } = path
+  if (!areStrings(bindAddresses)) return false
+  const families = new Set(bindAddresses.map(familyOfText))
   return (
     typeof path.tunName === 'string' &&
-    areStrings(path.bindAddresses) &&
+    families.size > 0 &&
+    families.size === bindAddresses.length &&
     typeof path.port === 'number' &&
     ['number', 'undefined'].includes(typeof path.handoverState) &&
     areStrings(path.features) &&
     areStrings(path.without) &&
     Array.isArray(path.loops) &&
     path.loops.length > 0 &&
-    path.loops.every(isLoop)
+    path.loops.every((loop) => isLoop(loop, families))
   )
 }

@@ -4,6 +4,7 @@ import { closeSync, fstatSync, openSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
+import { familyOfText } from '../../../../src/net/address.ts'
 import { earlierRun, type EarlierRun } from '../../../../src/node/restart/earlier-run.ts'
 import { enterHandover, type WantedPath } from '../../../../src/node/restart/handover.ts'
 import { fdsOf, packPaths } from '../../../../src/node/restart/open-path.ts'
@@ -34,8 +35,8 @@ const path = (tunName = 'flannel0', bindAddress = '192.0.2.1'): OpenPath => ({
   features: ['tun-csum'],
   without: ['udp-gso'],
   loops: [
-    { tun: open(), sockets: { ipv4: { receiver: open(), sender: open() } } },
-    { tun: open(), sockets: { ipv4: { receiver: open() } } },
+    { tun: open(), sockets: { [familyOfText(bindAddress)]: { receiver: open(), sender: open() } } },
+    { tun: open(), sockets: { [familyOfText(bindAddress)]: { receiver: open() } } },
   ],
 })
 

@@ -6,14 +6,14 @@ import { netsOf, parseAddress, parseNet, type Address, type Nets } from '../../.
 import { isFromHere, reasonToDrop } from '../../../../src/path/engine/filter.ts'
 import { createPeerTable, hostOf } from '../../../../src/path/engine/peers.ts'
 import { isIpv6Packet } from '../../../../src/path/engine/reference/packet.ts'
-import { at } from '../../../support/peer-hosts.ts'
+import { hostsAt } from '../../../support/peer-hosts.ts'
 
 const ip = (text: string): Address => parseAddress(text)!
 const nets = (...texts: string[]): Nets => netsOf(texts.map((text) => parseNet(text)!))
 const net = { network: nets('10.5.0.0/16', 'fd00:5::/32'), subnet: nets('10.5.1.0/24', 'fd00:5:1::/64') }
 const peer = (subnet: string, endpoint: string) => ({
   subnet: parseNet(subnet)!,
-  ...at(ip(endpoint)),
+  ...hostsAt(ip(endpoint)),
   port: 8285,
 })
 const table = createPeerTable([

@@ -21,10 +21,10 @@ import {
   PEER_RECORD_BYTES,
   type Peer,
 } from '../../../../src/path/engine/peers.ts'
-import { at } from '../../../support/peer-hosts.ts'
+import { hostsAt } from '../../../support/peer-hosts.ts'
 
-const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, ...at(parseIpv4('192.0.2.2')!), port: 8285 } satisfies Peer
-const six = { subnet: parseNet('fd00:5:2:8000::/49')!, ...at(parseAddress('2001:db8::2')!), port: 8285 }
+const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('192.0.2.2')!), port: 8285 } satisfies Peer
+const six = { subnet: parseNet('fd00:5:2:8000::/49')!, ...hostsAt(parseAddress('2001:db8::2')!), port: 8285 }
 
 it.each<[string, Partial<Peer>]>([
   ['no optional field', {}],
@@ -34,7 +34,7 @@ it.each<[string, Partial<Peer>]>([
   ['the flag for the well-known port', { isFromKnownPort: true }],
   ['the flag of a removed peer', { isGone: true }],
 ])('a record with %s has exactly the same values after encoding and decoding', (_, more) => {
-  const both = { ...peer, ...at(parseIpv4('192.0.2.2')!, parseAddress('2001:db8::2')) }
+  const both = { ...peer, ...hostsAt(parseIpv4('192.0.2.2')!, parseAddress('2001:db8::2')) }
   const { hosts, outer } = peer
   for (const each of [peer, six, { ...six, hosts, outer }, both, { ...both, outer: 'ipv6' } as const]) {
     const peers = [peer, { ...each, ...more }, six]
@@ -71,8 +71,8 @@ it('a table after any changes equals a table of the remaining peers', () => {
   const hosts = fc.constantFrom<Peer['hosts']>({ ipv4: 1 }, { ipv4: 2 }, { ipv6: 3n }, { ipv4: 1, ipv6: 3n })
   const change = fc.record({ subnet, hosts, isGone: fc.boolean() })
   const made = ({ isGone, ...rest }: { isGone: boolean } & Pick<Peer, 'subnet' | 'hosts'>): Peer => {
-    const made = { ...rest, outer: rest.hosts.ipv4 === undefined ? 'ipv6' : 'ipv4', port: 8285 } as const
-    return isGone ? { ...made, isGone } : made
+    const peerMade = { ...rest, outer: rest.hosts.ipv4 === undefined ? 'ipv6' : 'ipv4', port: 8285 } as const
+    return isGone ? { ...peerMade, isGone } : peerMade
   }
   fc.assert(
     fc.property(fc.array(change), fc.array(fc.array(change, { maxLength: 4 })), (first, rounds) => {
