@@ -8,7 +8,7 @@ import { output } from '../../lab/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { fdsOf } from '../../src/node/restart/open-path.ts'
 import type { Engine, EngineConfig, OpenPath } from '../../src/path/engine/engine.ts'
-import { startNativeEngine } from '../../src/path/engine/native-engine.ts'
+import { NativeEngine } from '../../src/path/engine/native-engine.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet } from './packets.ts'
 import { hostsAt } from './peer-hosts.ts'
@@ -92,7 +92,7 @@ async function silence(engine: Engine, port: number): Promise<boolean[]> {
 
 async function main(): Promise<void> {
   await output(['ip', 'link', 'set', 'lo', 'up'])
-  const first = startNativeEngine(config(8285), { workers: 2 })
+  const first = new NativeEngine(config(8285), { workers: 2 })
   await drop(first, 8285)
   const silentFor = await silence(first, 8285)
   const twice = await Promise.all([isLent(first), isLent(first)])
@@ -115,7 +115,7 @@ async function main(): Promise<void> {
   await first.stop()
   const deviceAfterStopping = isThere(first.tunName)
 
-  const second = startNativeEngine(config(8286), { workers: 1 })
+  const second = new NativeEngine(config(8286), { workers: 1 })
   await drop(second, 8286)
   const lent = await lend(second)
   fdsOf(lent ? [lent] : []).forEach((fd) => closeSync(fd))
