@@ -1,7 +1,8 @@
 // wireguard-sessions.ts - a small model of how an engine uses the keys of handshakes: which pair it uses and when it requests another one.
 // It checks that no key and no nonce is ever used twice.
 
-import type { SessionEngine, SessionKeys } from '../../src/path/backends/wireguard/handshakes.ts'
+import type { SessionEngine } from '../../src/path/backends/wireguard/local-node.ts'
+import type { SessionKeys } from '../../src/path/engine/engine.ts'
 
 /** A data message: the key that sealed it, and its receiver. */
 export interface Packet {

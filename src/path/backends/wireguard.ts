@@ -35,9 +35,9 @@ import { createPeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
 import type { TunnelOptions } from '../tunnel/tunnel.ts'
 import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
-import type { KeeperPeer } from './wireguard/keeper.ts'
 import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
 import { lackingPrimitives } from './wireguard/primitives.ts'
+import type { PublishedPeer } from './wireguard/session-manager.ts'
 
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
@@ -93,7 +93,7 @@ function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
  * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks one of them. A node with one device
  * listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The IPv6 port in flanneld's lease is then not used.
  */
-function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
+function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): PublishedPeer | undefined {
   const address = lease.attrs.publicIp[outer]
   const published = isOneDevice
     ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))

@@ -11,7 +11,8 @@ import { overheadBy } from '../../catalog.ts'
 import type { DataPath } from '../../contract.ts'
 import type { PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
-import { createKeeper, type KeeperPeer } from './keeper.ts'
+import { sessionClock } from './session-clock.ts'
+import { SessionManager, type PublishedPeer } from './session-manager.ts'
 
 interface UserspaceOptions {
   readonly parts: Omit<TunnelOptions, 'settings'>
@@ -30,7 +31,7 @@ interface UserspaceOptions {
   readonly keepalive: number
   readonly stampFile: string
   readonly hasLanes: () => boolean
-  readonly peerOf: (lease: Lease) => KeeperPeer | undefined
+  readonly peerOf: (lease: Lease) => PublishedPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
   /** Checks if the key file has changed. It is called with each check of the device. */
   readonly check: () => Promise<void>
@@ -62,7 +63,16 @@ export function openUserspace(
   const { parts, name, families, outers, awaited, port, mtu, filter, check, log } = options
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
-  const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log })
+  const keeper = new SessionManager({
+    privateKey,
+    psk,
+    keepalive,
+    stampFile,
+    hasLanes,
+    peerOf,
+    log,
+    clock: sessionClock,
+  })
   return openTunnel(
     { ...parts, settings: SETTINGS },
     {
