@@ -4,534 +4,350 @@
 // The options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). When the daemon ends, the devices are
 // deleted and the key file stays.
 
-import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
-import { seldom } from '../../base/log.ts'
-import type { Secret } from '../../base/secret.ts'
-import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
-import { currentExternal } from '../../host/external-interface.ts'
-import { addDevice, findLink } from '../../host/links.ts'
+import { WeftError } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import { currentExternal, type ExternalInterface } from '../../host/external-interface.ts'
 import {
   FAMILIES,
   familiesOf,
   FAMILY_NAMES,
   formatAddress,
-  formatEndpoint,
-  formatNet,
   isLinkLocal,
   netText,
   onlyOf,
-  type Addresses,
   type Family,
 } from '../../net/address.ts'
-import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
-import type { Ipv6 } from '../../net/ipv6.ts'
-import { KINDS, type Settings } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath, NeededPart, PathPeer, PathSide, PathTraffic } from '../contract.ts'
-import { sayingWhoHasIt } from '../device/device-refusal.ts'
-import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
-import { inTurn } from '../in-turn.ts'
+import { KINDS } from '../catalog.ts'
+import type { Backend, BackendParts, DataPath, NeededPart } from '../contract.ts'
 import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
-import { checkNetwork } from '../tunnel/tunnel.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
-import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
-import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
+import { unusableReason } from '../tunnel/peer-filter.ts'
+import { checkNetwork, type TunnelOptions } from '../tunnel/tunnel.ts'
+import type { WireguardPeer } from './wireguard-device.ts'
+import { chooseCarrier, type Carrier } from './wireguard/carrier.ts'
+import { endOf, endpointIn, outerFamily, type Ports } from './wireguard/endpoint.ts'
+import { keyFilePath } from './wireguard/key-file.ts'
+import { OwnKeyFile, type OwnKey } from './wireguard/own-key.ts'
 import { lackingPrimitives } from './wireguard/primitives.ts'
-import type { PublishedPeer } from './wireguard/session-manager.ts'
 
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
 /** The default port of the IPv6 device, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
-const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
-/** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
-const TRIED = 'weft-wg-try'
-
-type Mode = Settings<'wireguard'>['mode']
-
-/** The port on which this node listens, for each family. Both ports are equal if one device carries both families. */
-type Ports = Readonly<Record<Family, number>>
-
-/**
- * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or port. flanneld's
- * leases contain no port; the result is then this node's own port.
- */
-function keyAndPort(
-  lease: Lease,
-  family: Family,
-  { [family]: usual }: Ports,
-): { readonly publicKey: string; readonly port: number; readonly anyPort: boolean } | undefined {
-  const { data } = sideOf(lease, family)
-  const members = (typeof data === 'object' && data !== null ? data : {}) as Readonly<Record<string, unknown>>
-  const { PublicKey: publicKey, Port: given = usual, AnyPort: anyPort } = members
-  const port = given === 0 ? usual : given
-  if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
-  if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
-  return { publicKey, port, anyPort: anyPort === true }
-}
-
-/** True unless the address is link-local or unique local (RFC 4193). flanneld checks only for unique local addresses. */
-const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
-/** The private IPv4 networks of RFC 1918. flanneld's mode `auto` considers only these private (Go's net.IP.IsPrivate). */
-const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
-
-/**
- * Returns the outer family of datagrams to a peer if one device carries both families. The rules are those of flanneld
- * (pkg/backend/wireguard, selectMode).
- */
-function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
-  if (mode === 'ipv4' || mode === 'ipv6') return mode
-  const { ipv4, ipv6 } = peer
-  if (ipv6 === undefined) return 'ipv4'
-  if (ipv4 === undefined) return 'ipv6'
-  if (own.ipv4 !== undefined && !PRIVATE.some((net) => ipv4NetContains(net, ipv4))) return 'ipv4'
-  return own.ipv6 !== undefined && isGlobal(own.ipv6) && isGlobal(ipv6) ? 'ipv6' : 'ipv4'
-}
-
-/**
- * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks one of them. A node with one device
- * listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The IPv6 port in flanneld's lease is then not used.
- */
-function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): PublishedPeer | undefined {
-  const address = lease.attrs.publicIp[outer]
-  const published = isOneDevice
-    ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))
-    : keyAndPort(lease, outer, ports)
-  return address === undefined || !published ? undefined : { ...published, address }
-}
-
-export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
-  const found = endpointIn(lease, outer, isOneDevice, ports)
-  if (!found) return undefined
-  const nets = isOneDevice ? FAMILIES : [outer]
-  return {
-    publicKey: found.publicKey,
-    endpoint: formatEndpoint(found.address, found.port),
-    allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
-  }
-}
-
-/** The key pair of this node, which does not change while the daemon runs. */
-interface OwnKey {
-  readonly privateKey: Secret
-  readonly publicKey: string
-}
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
     /** The cryptographic primitives that weftd needs to carry WireGuard itself but this Node.js lacks. */
     readonly lacks?: readonly string[]
   }
-type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
 
 export function createWireguardBackend(options: Parts): Backend {
-  const { config, settings, external: found, lacks = lackingPrimitives(), run, log } = options
-  const { psk, keepalive, mtu: givenMtu, mode } = settings
-  const families = familiesOf(config)
-  const isOneDevice = mode !== 'separate'
-  const port = settings.port || outside.port
-  const ports = { ipv4: port, ipv6: isOneDevice ? port : settings.portV6 || PORT_V6 }
-  const keyFile = keyFilePath()
-  let external = found
-  let keyAtStart: Promise<OwnKey> | undefined
-  let changed: string | undefined
-  let carrier: Carrier | undefined
-  // The daemon calls `prepare` and `open` again and again while one of two families cannot be carried, so `calm` logs the same warning only
-  // seldom.
-  const calm = seldom(log)
-  const mtuNow = (): number => (givenMtu || external.mtu) - reserved
-  const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
-  const outerOf = ({ attrs }: Lease, family: Family): Family =>
-    isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
-  const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
-    endOf(peer, outerOf(peer, family), isOneDevice, ports)
-  // True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
-  // NAT lets packets in only to a port that has sent.
-  const hasLanes = (): boolean =>
-    keepalive === 0 &&
-    FAMILIES.every(
-      (family) => external.address[family] === undefined || external.publicIp[family] === external.address[family],
-    )
-
+  const backend = new WireguardBackend(options)
+  // Each member is the object's own, because the daemon copies a backend to replace one member (node/loops/lease.ts).
   return {
     name: TYPE,
-    devices: isOneDevice ? [NAME] : families.map(nameIn),
-    isSealed: !settings.allowBypass,
+    devices: backend.devices,
+    isSealed: !options.settings.allowBypass,
     get external() {
-      return external
+      return backend.external
     },
     get tunNames() {
-      return carrier === 'userspace' ? (isOneDevice ? [NAME] : families.map(nameIn)) : undefined
+      return backend.tunNames
     },
-    words: {
-      added: (peer) => {
-        const [family] = familiesOf(peer.subnet)
-        const end = peer.attrs.backendType === TYPE && family ? endIn(peer, family) : undefined
-        return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
-      },
-    },
-    async prepare(): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
-      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined && config[mode])
-        throw new WeftError(
-          'ADDRESS',
-          `${external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
-          {
-            remedy: 'give the interface such an address, or set another mode',
-          },
-        )
-      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined)
-        throw new WeftError(
-          'CONFIG',
-          `Backend.${OPTIONS.mode.name} is "${mode}", and the network has no ${FAMILY_NAMES[mode]}`,
-          {
-            remedy: `set "Enable${FAMILY_NAMES[mode]}": true, or another mode`,
-          },
-        )
-      checkNetwork(config, external.address, calm)
-      const { publicKey } = await ownKey()
-      carrier ??= await choose()
-      const lanes = carrier === 'userspace' && hasLanes() ? { AnyPort: true } : {}
-      const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family], ...lanes })
-      return {
-        publicIp: external.publicIp,
-        backendType: TYPE,
-        ...(config.ipv4 && external.publicIp.ipv4 !== undefined ? { backendData: dataOf('ipv4') } : {}),
-        ...(config.ipv6 && external.publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
-      }
-    },
-    needs: () =>
-      isOneDevice
-        ? [partOf(NAME, port, families)]
-        : families.filter((family) => isHere(family)).map((family) => partOf(nameIn(family), ports[family], [family])),
-    open(lease, signal, leases) {
-      const isOurs = carrier === 'userspace'
-      if (isOurs && isOneDevice) return openUserspaceTunnel(NAME, port, families, lease, leases)
-      const parts = {
-        lease,
-        leases,
-        mtu: mtuNow(),
-        external: () => external,
-        isUnbound: !isOurs,
-        isUnnamed: true,
-        signal,
-        run,
-        log,
-      }
-      const first = families.find((family) => lease.subnet[family])
-      return isOneDevice && first
-        ? openFamilies({
-            ...parts,
-            of: onlyOf([first], config),
-            open: (_family, own) => openDevice(NAME, port, families, own),
-          })
-        : openFamilies({
-            ...parts,
-            of: config,
-            open: (family, own, known) =>
-              isOurs
-                ? openUserspaceTunnel(nameIn(family), ports[family], [family], own, known)
-                : openDevice(nameIn(family), ports[family], [family], own),
-          })
-    },
+    words: { added: (peer) => backend.addedLine(peer) },
+    prepare: () => backend.prepare(),
+    needs: () => backend.needs(),
+    open: (lease, signal, leases) => backend.open(lease, signal, leases),
+  }
+}
+
+const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
+const portOptionOf = (name: string): string => (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
+
+class WireguardBackend {
+  /** The names of the devices that the data path has or may have. */
+  readonly devices: readonly string[]
+  readonly #options: Parts
+  readonly #lacks: readonly string[]
+  /** The families of the network. */
+  readonly #families: readonly Family[]
+  /** True if one device carries both families. */
+  readonly #isOneDevice: boolean
+  readonly #ports: Ports
+  readonly #key: OwnKeyFile
+  /**
+   * Logs the same warning only seldom, because the daemon calls `prepare` and `open` again and again while one of two families cannot be
+   * carried.
+   */
+  readonly #calm: Log
+  #external: ExternalInterface
+  /** The carrier of the packets; undefined before the first `prepare`. */
+  #carrier: Carrier | undefined
+
+  constructor(options: Parts) {
+    const { config, settings, external, lacks = lackingPrimitives(), run, log } = options
+    this.#options = options
+    this.#lacks = lacks
+    this.#families = familiesOf(config)
+    this.#isOneDevice = settings.mode !== 'separate'
+    const port = settings.port || outside.port
+    this.#ports = { ipv4: port, ipv6: this.#isOneDevice ? port : settings.portV6 || PORT_V6 }
+    this.#key = new OwnKeyFile(keyFilePath(), lacks.includes('X25519'), run, log)
+    this.#calm = seldom(log)
+    this.#external = external
+    this.devices = this.#isOneDevice ? [NAME] : this.#families.map(nameIn)
+  }
+
+  get external(): ExternalInterface {
+    return this.#external
+  }
+
+  get tunNames(): readonly string[] | undefined {
+    return this.#carrier === 'userspace' ? this.devices : undefined
+  }
+
+  addedLine(peer: Lease): string {
+    const [family] = familiesOf(peer.subnet)
+    const end = peer.attrs.backendType === TYPE && family ? this.#endIn(peer, family) : undefined
+    return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
+  }
+
+  async prepare(): Promise<LeaseAttrs> {
+    const { config, settings, run, log } = this.#options
+    this.#external = await currentExternal(run, this.#external)
+    this.#checkOuterAddress()
+    checkNetwork(config, this.#external.address, this.#calm)
+    const { publicKey } = await this.#key.read()
+    this.#carrier ??= await chooseCarrier(settings.dataPath, this.#lacks, run, log)
+    const lanes = this.#carrier === 'userspace' && this.#hasLanes() ? { AnyPort: true } : {}
+    const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: this.#ports[family], ...lanes })
+    const { publicIp } = this.#external
+    return {
+      publicIp,
+      backendType: TYPE,
+      ...(config.ipv4 && publicIp.ipv4 !== undefined ? { backendData: dataOf('ipv4') } : {}),
+      ...(config.ipv6 && publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
+    }
+  }
+
+  needs(): readonly NeededPart[] {
+    if (this.#isOneDevice) return [this.#partOf(NAME, this.#ports.ipv4, this.#families)]
+    return this.#families
+      .filter((family) => this.#isHere(family))
+      .map((family) => this.#partOf(nameIn(family), this.#ports[family], [family]))
+  }
+
+  open(lease: OwnLease, signal: AbortSignal, leases: ReadonlyMap<string, Lease>): Promise<DataPath> {
+    const { config, run, log } = this.#options
+    const isOurs = this.#carrier === 'userspace'
+    if (isOurs && this.#isOneDevice) return this.#openUserspace(NAME, this.#ports.ipv4, this.#families, lease, leases)
+    const parts = {
+      lease,
+      leases,
+      mtu: this.#mtu(),
+      external: () => this.#external,
+      isUnbound: !isOurs,
+      isUnnamed: true,
+      signal,
+      run,
+      log,
+    }
+    const first = this.#families.find((family) => lease.subnet[family])
+    if (this.#isOneDevice && first)
+      return openFamilies({
+        ...parts,
+        of: onlyOf([first], config),
+        open: (_family, own) => this.#openKernel(NAME, this.#ports.ipv4, this.#families, own),
+      })
+    return openFamilies({
+      ...parts,
+      of: config,
+      open: (family, own, known) =>
+        isOurs
+          ? this.#openUserspace(nameIn(family), this.#ports[family], [family], own, known)
+          : this.#openKernel(nameIn(family), this.#ports[family], [family], own),
+    })
+  }
+
+  /** Throws WeftError if the configured mode needs an address that this host lacks. */
+  #checkOuterAddress(): void {
+    const { config, settings } = this.#options
+    const { mode } = settings
+    if (mode === 'separate' || mode === 'auto' || this.#external.address[mode] !== undefined) return
+    if (config[mode])
+      throw new WeftError(
+        'ADDRESS',
+        `${this.#external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
+        { remedy: 'give the interface such an address, or set another mode' },
+      )
+    throw new WeftError(
+      'CONFIG',
+      `Backend.${OPTIONS.mode.name} is "${mode}", and the network has no ${FAMILY_NAMES[mode]}`,
+      { remedy: `set "Enable${FAMILY_NAMES[mode]}": true, or another mode` },
+    )
+  }
+
+  #mtu(): number {
+    return (this.#options.settings.mtu || this.#external.mtu) - reserved
+  }
+
+  /** Returns the outer family of datagrams that carry inner packets of this family to a peer. */
+  #outerOf({ attrs }: Lease, family: Family): Family {
+    return this.#isOneDevice
+      ? outerFamily(this.#options.settings.mode, this.#external.publicIp, attrs.publicIp)
+      : family
+  }
+
+  #endIn(peer: Lease, family: Family): WireguardPeer | undefined {
+    return endOf(peer, this.#outerOf(peer, family), this.#isOneDevice, this.#ports)
+  }
+
+  /**
+   * True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
+   * NAT lets packets in only to a port that has sent.
+   */
+  #hasLanes(): boolean {
+    const { address, publicIp } = this.#external
+    return (
+      this.#options.settings.keepalive === 0 &&
+      FAMILIES.every((family) => address[family] === undefined || publicIp[family] === address[family])
+    )
   }
 
   /**
    * True if the node can have a subnet of the family. If weftd carries the packets itself, the host also needs an address of the family to
    * send from.
    */
-  function isHere(family: Family): boolean {
-    if (external.publicIp[family] === undefined) return false
-    return carrier !== 'userspace' || external.address[family] !== undefined
+  #isHere(family: Family): boolean {
+    if (this.#external.publicIp[family] === undefined) return false
+    return this.#carrier !== 'userspace' || this.#external.address[family] !== undefined
   }
 
   /** Returns the ports, the device and the MTU that the device for these families needs. */
-  function partOf(name: string, listenPort: number, carried: readonly Family[]): NeededPart {
-    const [first = 'ipv4'] = carried
-    const option = (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
-    const isOurs = carrier === 'userspace'
-    const bound = isOurs
-      ? outersOf(first).flatMap((family = first) => {
-          const address = external.address[family]
-          return address === undefined ? [] : [[family, formatAddress(address)] as const]
-        })
-      : // The kernel binds the port on all addresses of both families.
-        ([
-          ['ipv4', '0.0.0.0'],
-          ['ipv6', '::'],
-        ] as const)
+  #partOf(name: string, port: number, carried: readonly Family[]): NeededPart {
+    const { config } = this.#options
+    const external = this.#external
+    const isOurs = this.#carrier === 'userspace'
+    const option = portOptionOf(name)
     return {
-      ports: bound.map(([family, address]) => ({ family, address, port: listenPort, option })),
+      ports: this.#boundBy(carried).map(([family, address]) => ({ family, address, port, option })),
       device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
       sides: carried
         .filter((family) => external.publicIp[family] !== undefined)
-        .map((family) => ({ family, network: config[family]?.network, mtu: mtuNow(), external: external.name })),
+        .map((family) => ({ family, network: config[family]?.network, mtu: this.#mtu(), external: external.name })),
       programs: isOurs ? [] : ['wg'],
     }
   }
 
-  /**
-   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the file has no effect
-   * until weftd is restarted.
-   */
-  async function ownKey(): Promise<OwnKey> {
-    keyAtStart ??= readOwn()
-    try {
-      return await keyAtStart
-    } catch (error) {
-      keyAtStart = undefined // the file may be repaired
-      throw error
-    }
-  }
-  async function readOwn(): Promise<OwnKey> {
-    const privateKey = await privateKeyOf(keyFile)
-    const publicKey = lacks.includes('X25519')
-      ? (await run('wg', ['pubkey'], { input: privateKey.reveal() })).trim()
-      : publicKeyTo(privateKey)
-    return { privateKey, publicKey }
-  }
-  /** Logs once when the key file has changed, and once when it contains this node's key again. */
-  async function checkKey({ privateKey }: OwnKey): Promise<void> {
-    const change = await changeOf(keyFile, privateKey)
-    if (change === changed) return
-    changed = change
-    if (change === undefined) log.info(`The key file ${keyFile} holds the key of this node again`)
-    else
-      log.warn(
-        `This node continues with the key that it read at its start, although ${change}: restart weftd to use the file`,
-      )
-  }
-
-  /**
-   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
-   * otherwise weftd.
-   */
-  async function choose(): Promise<Carrier> {
-    const { name: option } = OPTIONS.dataPath
-    const lack = `this Node.js has no ${lacks.join(', no ')}`
-    if (settings.dataPath === 'userspace' && lacks.length > 0)
-      throw new WeftError('DEVICE', `${lack}: weftd cannot carry WireGuard itself`, {
-        remedy: `${NODE_REMEDY}, or leave out Backend.${option}`,
-      })
-    if (settings.dataPath !== undefined) {
-      const who = settings.dataPath === 'userspace' ? 'weftd itself' : 'the kernel'
-      log.info(`WireGuard is carried by ${who}: "${option}" is "${settings.dataPath}"`)
-      return settings.dataPath
-    }
-    try {
-      await addDevice(run, TRIED, 'wireguard', [])
-      await run('ip', ['link', 'del', TRIED])
-      return 'kernel'
-    } catch (error) {
-      if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
-      if (lacks.length > 0)
-        throw new WeftError('DEVICE', `WireGuard cannot be carried: ${messageOf(error)}, and ${lack}`, {
-          remedy: NODE_REMEDY + ', or load the module `wireguard` into the kernel',
-          cause: error,
-        })
-      log.info(`WireGuard is carried by weftd itself: ${messageOf(error)}`)
-      return 'userspace'
-    }
-  }
-
-  function peersIn(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
-    return {
-      type: TYPE,
-      alsoUnusable: (peer: Lease): string | undefined =>
-        // If one device carries both families, the datagrams may have another family than the inner packets, so the address in that outer
-        // family is checked.
-        unusableReason(peer, lease, outerOf(peer, family)) ??
-        (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
-      identity: {
-        name: 'key',
-        own: publicKey,
-        of: (peer: Lease) => endIn(peer, family)?.publicKey,
-        remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
-      },
-    }
-  }
-
-  /** Opens a data path for the families `carried` through one TUN. weftd, not the kernel, forwards the packets. */
-  async function openUserspaceTunnel(
-    name: string,
-    listenPort: number,
-    carried: readonly Family[],
-    lease: OwnLease,
-    leases: ReadonlyMap<string, Lease>,
-  ): Promise<DataPath> {
-    const [family = 'ipv4'] = carried
-    const { openUserspace } = await import('./wireguard/userspace.ts') // loads ciphers that some Node.js lack
-    const own = await ownKey()
-    return openUserspace(
-      {
-        parts: { ...options, external },
-        name,
-        families: carried,
-        outers: outersOf(family),
-        port: listenPort,
-        mtu: mtuNow(),
-        awaited: mode === 'auto' ? families.find((each) => external.address[each] === undefined) : undefined,
-        privateKey: own.privateKey,
-        psk,
-        keepalive,
-        stampFile: `${keyFile}-${name}.time`,
-        log: calm,
-        hasLanes,
-        peerOf: (peer) => endpointIn(peer, outerOf(peer, family), isOneDevice, ports),
-        filter: peersIn(family, lease, own),
-        check: () => checkKey(own),
-      },
-      lease,
-      leases,
-    )
+  /** Returns the addresses, with their families, at which the device for these families receives datagrams. */
+  #boundBy(carried: readonly Family[]): readonly (readonly [Family, string])[] {
+    // The kernel binds the port on all addresses of both families.
+    if (this.#carrier !== 'userspace')
+      return [
+        ['ipv4', '0.0.0.0'],
+        ['ipv6', '::'],
+      ]
+    const [first = 'ipv4'] = carried
+    return this.#outersOf(first).flatMap((family = first) => {
+      const address = this.#external.address[family]
+      return address === undefined ? [] : [[family, formatAddress(address)] as const]
+    })
   }
 
   /**
    * Returns the outer families of datagrams for the TUN that carries this family: one, or two in mode `auto` if the host has addresses in
    * both families.
    */
-  function outersOf(family: Family): readonly [Family, Family?] {
+  #outersOf(family: Family): readonly [Family, Family?] {
+    const { mode } = this.#options.settings
     if (mode === 'separate') return [family]
     if (mode !== 'auto') return [mode]
-    const { ipv4, ipv6 } = external.address
+    const { ipv4, ipv6 } = this.#external.address
     const [first, second] = familiesOf({ ipv4, ipv6: ipv6 === undefined || isLinkLocal(ipv6) ? undefined : ipv6 })
     return first === undefined ? [family] : second === undefined ? [first] : [first, second]
   }
 
-  /** Opens the kernel's device for those of the families in which the node has a subnet. */
-  async function openDevice(
+  #filterOf(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
+    return {
+      type: TYPE,
+      alsoUnusable: (peer: Lease): string | undefined =>
+        // If one device carries both families, the datagrams may have another family than the inner packets, so the address in that outer
+        // family is checked.
+        unusableReason(peer, lease, this.#outerOf(peer, family)) ??
+        (this.#endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
+      identity: {
+        name: 'key',
+        own: publicKey,
+        of: (peer: Lease) => this.#endIn(peer, family)?.publicKey,
+        remedy: `if both hosts exist, delete ${this.#key.path} on one of the two and restart its daemon`,
+      },
+    }
+  }
+
+  /** Opens a data path for the families `carried` through one TUN. weftd, not the kernel, forwards the packets. */
+  async #openUserspace(
     name: string,
-    listenPort: number,
+    port: number,
     carried: readonly Family[],
     lease: OwnLease,
+    leases: ReadonlyMap<string, Lease>,
   ): Promise<DataPath> {
-    const lacking: { [F in Family]?: string } = {}
-    const fits = (family: Family): boolean => {
-      try {
-        checkMtu(family, mtuNow(), external.name)
-        return true
-      } catch (error) {
-        // If the MTU is too small for IPv6, the device carries only IPv4, or opening it fails if the node has no IPv4 subnet. When the MTU
-        // grows, the device is opened again.
-        if (family === 'ipv4' || carried.every((each) => each === family || !lease.subnet[each])) throw error
-        lacking[family] = messageOf(error)
-        calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
-        return false
-      }
-    }
-    const sides = carried.flatMap((family) => {
-      const [network, subnet] = [config[family]?.network, lease.subnet[family]]
-      return network && subnet && fits(family) ? [{ family, network, subnet }] : []
-    })
-    const own = await ownKey()
-    for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
-    const opened = await openWireguardDevice({
-      name,
-      keyFile,
-      privateKey: own.privateKey,
-      ownKey: own.publicKey,
-      port: listenPort,
-      psk,
-      keepalive,
-      run,
-      log: calm,
-    })
-    const mtu = mtuNow()
-    const parts = sides.map(({ family, network, subnet }) => ({
-      device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
-      filter: createPeerFilter({
-        ...peersIn(family, lease, own),
-        lease,
-        network,
-        isOneOfTwo: families.length === 2,
+    const { psk, keepalive, mode } = this.#options.settings
+    const external = this.#external
+    const [family = 'ipv4'] = carried
+    const { openUserspace } = await import('./wireguard/userspace.ts') // loads ciphers that some Node.js lack
+    const own = await this.#key.read()
+    return openUserspace(
+      {
+        parts: { ...this.#options, external },
+        name,
+        families: carried,
+        outers: this.#outersOf(family),
+        port,
+        mtu: this.#mtu(),
+        awaited: mode === 'auto' ? this.#families.find((each) => external.address[each] === undefined) : undefined,
+        privateKey: own.privateKey,
+        psk,
+        keepalive,
+        stampFile: `${this.#key.path}-${name}.time`,
+        log: this.#calm,
+        hasLanes: () => this.#hasLanes(),
+        peerOf: (peer) => endpointIn(peer, this.#outerOf(peer, family), this.#isOneDevice, this.#ports),
+        filter: this.#filterOf(family, lease, own),
+        check: () => this.#key.check(own),
+      },
+      lease,
+      leases,
+    )
+  }
+
+  /** Opens a data path for the families `carried` through one device of the kernel. */
+  async #openKernel(name: string, port: number, carried: readonly Family[], lease: OwnLease): Promise<DataPath> {
+    const { config, settings, run, log } = this.#options
+    const { openKernel } = await import('./wireguard/kernel.ts')
+    const own = await this.#key.read()
+    return openKernel(
+      {
+        config,
+        run,
         log,
-      }),
-      family,
-      subnet,
-    }))
-    try {
-      const listens = { number: listenPort, option: (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name }
-      for (const { device } of parts) await sayingWhoHasIt(run, { name, port: listens }, () => device.configure())
-    } catch (error) {
-      await opened.close()
-      throw error
-    }
-    let reportFault!: (reason: Error) => void
-    const ended = new Promise<Error>((resolve) => (reportFault = resolve))
-    let peers: readonly WireguardPeer[] = []
-    let applied: readonly (readonly [Lease, Family])[] = []
-    /**
-     * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind
-     * NAT.
-     */
-    const moved = new Map<string, string>()
-    return inTurn({
-      mtu,
-      // The kernel sends no rtnetlink messages about keys and peers, so changes of them are only found by regular checks.
-      unreported: true,
-      fault: ended,
-      lacking,
-      async apply(leases, ownLeaseKey) {
-        const usable = parts.flatMap(({ filter, family }) =>
-          filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
-        )
-        // A host with two leases, or with both families, is one WireGuard peer, because it has one key.
-        const byKey = new Map<string, WireguardPeer>()
-        for (const [peer, family] of usable) {
-          const end = endIn(peer, family)
-          if (!end) continue
-          const net = formatNet(sideOf(peer, family).subnet)
-          byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
-        }
-        peers = [...byKey.values()]
-        await opened.setPeers(peers)
-        moved.clear()
-        applied = usable
+        calm: this.#calm,
+        name,
+        families: carried,
+        port: { number: port, option: portOptionOf(name) },
+        mtu: this.#mtu(),
+        external: this.#external.name,
+        keyFile: this.#key.path,
+        privateKey: own.privateKey,
+        ownKey: own.publicKey,
+        psk: settings.psk,
+        keepalive: settings.keepalive,
+        endOf: (peer, family) => this.#endIn(peer, family),
+        filterOf: (family) => this.#filterOf(family, lease, own),
+        check: () => this.#key.check(own),
       },
-      async resync() {
-        if (!(await findLink(run, name))) {
-          reportFault(new Error(`${name} is gone`))
-          return []
-        }
-        await checkKey(own)
-        const repaired: string[] = []
-        for (const { device } of parts) repaired.push(...(await device.resync()))
-        const others = await opened.setPeers(peers)
-        return others > 0 ? [...repaired, `${others} settings of ${name} had changed`] : repaired
-      },
-      carrier: () => ({
-        device: name,
-        engine: 'kernel',
-        features: [],
-        devices: Object.fromEntries(parts.map(({ family }) => [family, name])),
-      }),
-      probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
-      peers() {
-        const byKey = new Map<string, PathPeer>()
-        for (const [peer, family] of applied) {
-          const { publicKey = '', endpoint: published = '' } = endIn(peer, family) ?? {}
-          const endpoint = moved.get(publicKey) ?? published
-          const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
-          byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
-        }
-        return [...byKey.values()]
-      },
-      async traffic() {
-        const traffic = await opened.traffic()
-        const byLease = new Map<string, PathTraffic>()
-        for (const [peer, family] of applied) {
-          const passed = traffic.get(endIn(peer, family)?.publicKey ?? '')
-          if (!passed) continue
-          const { session, endpoint, ...counted } = passed
-          if (endpoint !== undefined) moved.set(session.publicKey, endpoint)
-          byLease.set(peer.key, { ...counted, sessions: { ...byLease.get(peer.key)?.sessions, [family]: session } })
-        }
-        return byLease
-      },
-      counters: () => ({ peers_unusable: BigInt(parts.reduce((sum, { filter }) => sum + filter.skipped(), 0)) }),
-      threads: () => ({}),
-      close: () => opened.close(),
-    })
+      lease,
+    )
   }
 }
