@@ -79,4 +79,9 @@ export class Admission {
     this.counters.limited += 1
     return 'limited'
   }
+
+  /** Erases the secret of the cookies. */
+  close(): void {
+    this.#cookies.wipe()
+  }
 }

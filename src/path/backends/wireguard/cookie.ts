@@ -58,6 +58,8 @@ export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Arr
 export interface Cookies {
   isProved(message: Uint8Array, from: Endpoint, now: number): boolean
   reply(message: Uint8Array, from: Endpoint, now: number): Buffer
+  /** Erases the secret of the cookies. */
+  wipe(): void
 }
 
 /** Returns the functions that make and check this node's cookies. Their times are in ms of a monotonic clock. */
@@ -86,6 +88,10 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
       reply.set(nonce, 8)
       reply.set(sealX(own.cookie, nonce, cookieOf(from, now), mac1Of(message)), 8 + XNONCE_BYTES)
       return reply
+    },
+    wipe() {
+      secret.fill(0)
+      until = -Infinity
     },
   }
 }

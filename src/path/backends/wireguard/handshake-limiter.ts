@@ -23,7 +23,10 @@ const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) =>
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
 /** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
-export function createHandshakeLimiter(cookies: Cookies, through: keyof typeof RATES = 'free'): HandshakeLimiter {
+export function createHandshakeLimiter(
+  cookies: Pick<Cookies, 'isProved'>,
+  through: keyof typeof RATES = 'free',
+): HandshakeLimiter {
   const received = bucketOf(RATES.received)
   const free = bucketOf(RATES[through])
   const proved = bucketOf(RATES.proved)

@@ -97,13 +97,14 @@ export class Handshakes {
       if (!(Number.isInteger(number) && number >= 0 && number < MOST_PEERS))
         throw new RangeError(`${number} is no number of a peer`)
       if (publicKey.length !== KEY_BYTES) throw new RangeError(`a public key of ${publicKey.length} bytes`)
-      let peer = node.peers.get(number)
-      if (!peer) {
-        peer = node.add(each)
+      const peer = node.peers.get(number)
+      if (peer) {
+        peer.psk = psk
+        peer.endpoint = endpoint
+      } else {
+        node.add(each)
         this.#responder.know(publicKey)
       }
-      peer.psk = psk
-      peer.endpoint = endpoint ?? peer.endpoint
     }
   }
 
@@ -133,7 +134,7 @@ export class Handshakes {
     if (peer) this.#node.roam(peer, to)
   }
 
-  /** Returns the endpoint to which datagrams to a peer are sent; undefined for an unknown peer, or if the endpoint is unknown. */
+  /** Returns the endpoint to which datagrams to a peer are sent; undefined for an unknown peer. */
   endpointOf(number: number): Endpoint | undefined {
     return this.#node.peers.get(number)?.endpoint
   }
@@ -224,6 +225,7 @@ export class Handshakes {
   /** Erases all secrets. No function may be called afterwards. */
   close(): void {
     for (const peer of Array.from(this.#node.peers.values())) this.#remove(peer)
+    this.#admission.close()
   }
 
   #remove(peer: Peer): void {

@@ -46,7 +46,7 @@ export class Initiator {
 
   /** Starts a handshake with a peer whose keys the engine needs, unless a handshake is running or keys were made just now. */
   want(peer: Peer, now: number): void {
-    if (!peer.endpoint || peer.wantedAt !== undefined) return
+    if (peer.wantedAt !== undefined) return
     // The engine's report crossed the new keys on their way, so no further handshake is needed.
     if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
     peer.wantedAt = now
@@ -141,9 +141,7 @@ export class Initiator {
   }
 
   #initiate(peer: Peer, now: number): void {
-    const { endpoint } = peer
     peer.forgetPending()
-    if (!endpoint) return // keys are wanted only for a peer with an endpoint, and no peer loses its endpoint
     const { random, own, wall } = this.#node
     const jitterMs = Buffer.from(random.bytes(4)).readUInt32LE() % (JITTER_MS + 1)
     this.postpone(peer, now + REKEY_TIMEOUT_MS + jitterMs)
@@ -156,6 +154,6 @@ export class Initiator {
     const index = this.#node.newIndex(peer)
     peer.pending = { ...written.sent, index, sentAt: now, failure: 'no-answer' }
     peer.attempts += 1
-    this.#node.send(peer, endpoint, index, initiationOf(index, written.message), now)
+    this.#node.send(peer, peer.endpoint, index, initiationOf(index, written.message), now)
   }
 }

@@ -30,7 +30,7 @@ export interface LocalNodeParts {
 }
 
 const nameOf = (publicKey: Uint8Array): string => Buffer.from(publicKey).toString('base64')
-const isSame = (a: Endpoint | undefined, b: Endpoint): boolean => a?.address === b.address && a.port === b.port
+const isSame = (a: Endpoint, b: Endpoint): boolean => a.address === b.address && a.port === b.port
 
 export class LocalNode {
   /** This node's static key pair, and the keys of the MACs in messages to this node. */
@@ -65,12 +65,11 @@ export class LocalNode {
     return Buffer.compare(publicKey, this.own.publicKey) === 0
   }
 
-  add({ number, publicKey }: HandshakePeer): Peer {
+  add(given: HandshakePeer): void {
     const low = Buffer.from(this.random.bytes(4)).readUInt32LE() & LOW_MASK
-    const peer = new Peer(number, low, this.own, Uint8Array.from(publicKey))
-    this.peers.set(number, peer)
-    this.#byName.set(nameOf(publicKey), peer)
-    return peer
+    const peer = new Peer(given, this.own, low)
+    this.peers.set(peer.number, peer)
+    this.#byName.set(nameOf(peer.publicKey), peer)
   }
 
   remove(peer: Peer): void {

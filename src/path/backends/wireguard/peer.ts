@@ -16,8 +16,8 @@ export interface HandshakePeer {
   readonly number: number
   readonly publicKey: Uint8Array
   readonly psk?: SecretBytes | undefined
-  /** The peer's new endpoint; undefined if the known endpoint is still right. */
-  readonly endpoint?: Endpoint | undefined
+  /** The endpoint to which datagrams to the peer are sent. */
+  readonly endpoint: Endpoint
 }
 
 /** An initiation that the peer has not answered yet, with the secrets that decrypt its response. */
@@ -32,8 +32,8 @@ interface Pending extends Sent {
 export class Peer extends Remote {
   readonly number: number
   psk: SecretBytes | undefined
-  /** The endpoint to which datagrams to the peer are sent; undefined if it is unknown. */
-  endpoint: Endpoint | undefined
+  /** The endpoint to which datagrams to the peer are sent. */
+  endpoint: Endpoint
   /**
    * A counter, from a random start, that is in the low bits of the peer's indices. An index is used again only after 4096 handshakes.
    * Session::set_keys (native/core/session.h) erases an older pair of keys with an equal index.
@@ -89,9 +89,11 @@ export class Peer extends Remote {
   /** The number of answered initiations from the peer, since that handshake, after which no packet with the new keys came. */
   unconfirmed = 0
 
-  constructor(number: number, low: number, own: KeyPair, publicKey: Uint8Array) {
-    super(own, publicKey)
+  constructor({ number, publicKey, psk, endpoint }: HandshakePeer, own: KeyPair, low: number) {
+    super(own, Uint8Array.from(publicKey))
     this.number = number
+    this.psk = psk
+    this.endpoint = endpoint
     this.low = low
   }
 

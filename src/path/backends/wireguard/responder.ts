@@ -82,7 +82,6 @@ export class Responder {
   ): void {
     const index = this.#node.newIndex(peer)
     peer.answered = from
-    if (!peer.endpoint) this.#node.roam(peer, from)
     // The engine must have the keys before the response is sent, because the peer may send packets immediately after it.
     this.#node.install(peer, { isInitiator: false, ownIndex: index, peerIndex, ...answer.keys })
     this.#node.send(peer, from, index, responseOf(index, peerIndex, answer.message), now)

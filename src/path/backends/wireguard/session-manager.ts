@@ -213,7 +213,7 @@ export class SessionManager implements SessionKeeper {
         number: session.number,
         publicKey: bytesOf(session.publicKey),
         psk: this.#psk,
-        endpoint: renewed.has(session) ? session.leased : undefined,
+        endpoint: renewed.has(session) ? session.leased : this.#endpointOf(session),
       })),
     )
     this.#schedule()

@@ -24,6 +24,7 @@ const B: Endpoint = { address: 0xfd00n << 112n, port: 51_821 }
 const ELSEWHERE: Endpoint = { address: 0x0a00_0099, port: 4_242 }
 
 interface Side {
+  readonly key: Uint8Array
   readonly handshakes: Handshakes
   readonly sent: { readonly to: Endpoint; readonly datagram: Buffer }[]
   /** Recorded calls with copies of the keys; `given` are the buffers themselves. */
@@ -36,6 +37,7 @@ interface Side {
 }
 function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
   const side = {
+    key,
     sent: [],
     keys: [],
     given: [],
@@ -68,7 +70,7 @@ const take = (side: Side): Buffer => {
   expect(side.sent).toHaveLength(1)
   return side.sent.pop()!.datagram
 }
-const peerOf = (of: Side, endpoint: Endpoint | undefined, more: Partial<HandshakePeer> = {}): HandshakePeer => ({
+const peerOf = (of: Side, endpoint: Endpoint, more: Partial<HandshakePeer> = {}): HandshakePeer => ({
   number: 3,
   publicKey: of.handshakes.publicKey,
   endpoint,
@@ -246,9 +248,8 @@ describe('an initiation without a response', () => {
     expect(a.keys).toHaveLength(1)
   })
 
-  it('is not sent to a peer without an endpoint, or to an unknown peer', () => {
-    const { a, b } = pair({ a: { endpoint: undefined } })
-    a.handshakes.wanted(3, 0)
+  it('is not sent to an unknown peer', () => {
+    const { a, b } = pair()
     a.handshakes.wanted(77, 0)
     a.handshakes.confirmed(77, 0)
     a.handshakes.moved(77, A)
@@ -415,6 +416,26 @@ describe('an initiation of a peer', () => {
     expect(b.sent[0]!.to).toEqual(A)
   })
 
+  it('that is replayed after a restart is answered, and changes nothing else', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const older = take(a)
+    a.wall += 10_000
+    runTo(a, 5_400)
+    const again = sideOf({ key: b.key })
+    again.handshakes.setPeers([peerOf(a, A, { number: 9 })])
+    again.handshakes.message(ELSEWHERE, older, 0)
+    again.handshakes.message(ELSEWHERE, older, 1_000)
+    expect([again.keys.length, again.keys[0]!.isInitiator, again.sent.length]).toEqual([1, false, 1])
+    expect(again.roamed).toEqual([])
+    expect(again.handshakes.endpointOf(9)).toEqual(A)
+    expect(again.handshakes.keyAgeOf(9, 1_000)).toBeUndefined()
+    expect(again.handshakes.stateOf(9)).toMatchObject({ at: undefined, unconfirmed: 1, stale: 0 })
+    again.sent.length = 0
+    again.handshakes.message(A, take(a), 2_000)
+    expect([again.keys.length, again.sent[0]!.to]).toEqual([2, A])
+  })
+
   it('that is older than an earlier one is refused and counted, and a duplicate is not counted', () => {
     const { a, b } = pair()
     a.handshakes.wanted(3, 0)
@@ -536,7 +557,7 @@ describe('peers', () => {
 
   it('cannot have a key of another length', () => {
     const { a } = pair()
-    expect(() => a.handshakes.setPeers([{ number: 1, publicKey: new Uint8Array(31) }])).toThrow('31 bytes')
+    expect(() => a.handshakes.setPeers([{ number: 1, publicKey: new Uint8Array(31), endpoint: A }])).toThrow('31 bytes')
   })
 })
 
