@@ -16,6 +16,7 @@ import { leaseKey, type Lease, type OwnLease } from '../src/control/lease/lease.
 import type { Change, Entry } from '../src/control/lease/subnet-manager.ts'
 import { createBell } from '../src/host/bell.ts'
 import type { Run } from '../src/host/command.ts'
+import { openDataPaths } from '../src/node/data-paths.ts'
 import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
 import { probePeers } from '../src/node/loops/probes.ts'
@@ -133,7 +134,7 @@ async function openNode(count: number, onPeers: () => void, signal: AbortSignal,
     next: { config: '', store: 'bench', lastKnown: join(folder, 'last-known') },
   } as unknown as NodeParts
   const ownership = createOwnership(log)
-  await ownership.open(() => backend.open(own, signal, new Map()))
+  await ownership.open(() => openDataPaths({ backend, lease: own, leases: new Map(), signal, log }))
   const node = createNode(parts, own, attrs, ownership, new Map())
   return { node, change }
 }

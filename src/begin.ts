@@ -18,6 +18,7 @@ import { chooseExternalInterface, resumeExternal, type ExternalInterface } from 
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
+import { openDataPaths } from './node/data-paths.ts'
 import type { ForwardingNode } from './node/loops/data-path.ts'
 import { nextFor, wishesText, writeKnown } from './node/loops/last-known.ts'
 import type { ResumedNode } from './node/open.ts'
@@ -115,7 +116,7 @@ function handoverParts(start: Start, kept: readonly number[]): HandoverParts<Res
       throw new WeftError(
         'DEVICE',
         `another weftd runs on this host for the store ${before.store}; this one's is ${store}`,
-        { remedy: 'name the same store; or, if this host is to leave its network, stop the other one first' },
+        { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
       )
     },
   }
@@ -148,7 +149,8 @@ async function resume(
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    const open = () => ownership.open(() => backend.open(lease, signal, view, known.others))
+    const parts = { backend, lease, leases: view, others: known.others, signal, log }
+    const open = () => ownership.open(() => openDataPaths(parts))
     await open()
     if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)

@@ -14,7 +14,7 @@ import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
-import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
+import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel-options.ts'
 import type { Inheritable } from './restart/handover.ts'
 
 /** Creates the subnet manager that the flags name. Contacts the store only in a pod, to find out which node this is. */
@@ -93,6 +93,7 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
   'host-gw': async () => (await import('../path/backends/host-gw.ts')).createHostGwBackend,
   ipip: async () => (await import('../path/backends/ipip.ts')).createIpipBackend,
   wireguard: async () => (await import('../path/backends/wireguard.ts')).createWireguardBackend,
+  ipsec: async () => (await import('../path/backends/ipsec.ts')).createIpsecBackend,
   alloc: async () => (await import('../path/backends/alloc.ts')).createAllocBackend,
   extension: async () => (await import('../path/backends/extension.ts')).createExtensionBackend,
   'aws-vpc': async () => (await import('../path/backends/aws-vpc.ts')).createAwsVpcBackend,
@@ -152,7 +153,7 @@ async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<
 
 function knownType(type: string): BackendType {
   if (isBackendType(type)) return type
-  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor(type) })
+  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }
 
 function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inheritable: Inheritable): Persistence {

@@ -11,6 +11,7 @@ import type { ExternalInterface } from '../host/external-interface.ts'
 import { isNamedBy } from '../host/links.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
+import { openDataPaths } from './data-paths.ts'
 import type { ForwardingNode } from './loops/data-path.ts'
 import type { NeedsHost } from './needs.ts'
 import { createNode, type Node, type NodeParts } from './node.ts'
@@ -90,7 +91,14 @@ export async function openNode(
             if (!goesOnWith(backend, left))
               await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
           await clear()
-          return backend.open({ ...lease, attrs }, signal, view, known?.others)
+          return openDataPaths({
+            backend,
+            lease: { ...lease, attrs },
+            leases: view,
+            others: known?.others,
+            signal,
+            log,
+          })
         })
       } catch (error) {
         // The last known data path forwards, instead of none, while the node tries again to open its own.

@@ -14,6 +14,7 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { Backend } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import { alone } from '../support/alone.ts'
+import { planOf } from '../support/data-paths.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -294,12 +295,11 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   const backend: Backend = {
     name: 'simulated',
     prepare: async () => ({ publicIp: { ipv4: parseIpv4(node.publicIp)! }, backendType: '' }),
-    async open(lease) {
+    plan: planOf(async (lease) => {
       node.lease = lease
       node.table = new Map()
       node.steady.clear()
       return {
-        mtu: 1472,
         fault: new Promise((resolve) => {
           node.die = () => resolve(new Error('died'))
         }),
@@ -330,7 +330,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
         threads: () => ({}),
         close: async () => {},
       }
-    },
+    }),
   }
   const parts = {
     options: {

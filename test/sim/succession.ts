@@ -23,6 +23,7 @@ import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
+import { openPaths, planOf } from '../support/data-paths.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -384,7 +385,6 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     return {
       open: described(),
-      mtu: 1472,
       tunNames: ['flannel0'],
       fault: new Promise(() => {}),
       apply: async () => {},
@@ -420,7 +420,6 @@ function createWorld(time: VirtualTime, random: Random) {
     lastKnown = 'kernel'
     say(process, 'has the kernel forward')
     return {
-      mtu: 1450,
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
@@ -515,7 +514,7 @@ function createWorld(time: VirtualTime, random: Random) {
       name: 'simulated',
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
-      async open() {
+      plan: planOf(async () => {
         if (kind === 'kernel') return openKernel(process)
         const wanted = {
           bindAddress: '192.0.2.1',
@@ -534,7 +533,7 @@ function createWorld(time: VirtualTime, random: Random) {
         const path = startEngine(process, inherited)
         await busy(process, 10, 300) // its device is configured
         return path
-      },
+      }),
     })
     const config: NetworkConfig = parseNetworkConfig(CONFIG)
     const handover = await enterHandover<ResumedNode>({
@@ -571,7 +570,7 @@ function createWorld(time: VirtualTime, random: Random) {
         try {
           const attrs = await backend.prepare(until)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await ownership.open(() => backend.open(lease, until, new Map()))
+          await ownership.open(() => openPaths(backend, lease, async () => '', { signal: until, log: logger }))
           if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
           const resumed: ResumedNode = {

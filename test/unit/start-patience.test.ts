@@ -3,8 +3,8 @@
 import { expect, it, vi } from 'vitest'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import { whileForwarding } from '../../src/daemon.ts'
+import type { DataPaths } from '../../src/node/data-paths.ts'
 import { createOwnership } from '../../src/node/ownership.ts'
-import type { DataPath } from '../../src/path/contract.ts'
 import {
   ended,
   installRig,
@@ -24,7 +24,7 @@ installRig()
 
 async function forwarding() {
   const ownership = createOwnership(log)
-  await ownership.open(async () => ({ close: async () => {} }) as unknown as DataPath)
+  await ownership.open(async () => ({ close: async () => {} }) as unknown as DataPaths)
   return { ownership, log, stopping }
 }
 

@@ -7,7 +7,7 @@ import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
 import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
-import type { DataPath } from '../../path/contract.ts'
+import { openDataPaths, type DataPaths } from '../data-paths.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { untilOurs } from '../ownership.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
@@ -66,7 +66,13 @@ export async function keepForwarding(
         await prepareAgain(node)
         await ownership.open(() => {
           lease = node.lease
-          return backend.open({ ...lease, attrs: node.attrs }, node.signal, node.view)
+          return openDataPaths({
+            backend,
+            lease: { ...lease, attrs: node.attrs },
+            leases: node.view,
+            signal: node.signal,
+            log,
+          })
         })
         mtu = openMtu()
       } catch (error) {
@@ -100,7 +106,7 @@ async function keepRight(
   const ended = new AbortController()
   const until = AbortSignal.any([stop, ended.signal])
   const ring = (): void => ownership.recheck.ring()
-  const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
+  const watching = Promise.all(dataPath.watched.map((watched) => watchHost(ring, log, until, watched)))
   try {
     return await lookAfter(node, dataPath, lease, repairs, logGone, { beside, signal: stop })
   } finally {
@@ -111,7 +117,7 @@ async function keepRight(
 
 async function lookAfter(
   node: ForwardingNode,
-  dataPath: DataPath,
+  dataPath: DataPaths,
   lease: OwnLease,
   repairs: RepairLog,
   logGone: GoneLog,
@@ -141,7 +147,7 @@ async function lookAfter(
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
-      const gone = dataPath.gone?.() ?? {}
+      const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
@@ -194,10 +200,10 @@ function createGoneLog(log: Log): GoneLog {
 }
 
 /** Adapts the data path to the host's present addresses: opens missing families and does not touch the others. */
-async function renew(node: ForwardingNode, dataPath: DataPath, log: Log): Promise<void> {
+async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promise<void> {
   try {
     await prepareAgain(node)
-    await dataPath.renew?.(node.attrs)
+    await dataPath.renew(node.attrs)
   } catch (error) {
     node.signal.throwIfAborted()
     log.error(`Cannot open the data path: ${describeError(error)}`)

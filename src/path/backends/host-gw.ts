@@ -8,8 +8,8 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, type Family, type Net } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { checkFamily } from '../device/tun-device.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 
 const TYPE = 'host-gw'
@@ -39,19 +39,25 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
       }
       return { publicIp: external.publicIp, backendType: TYPE }
     },
-    open: (lease) =>
-      openFamilies({ of: config, lease, mtu: external.mtu, external: () => external, open: openFamily, run, log }),
+    plan: () =>
+      familiesOf(config).map((family) => ({
+        families: [family],
+        mtu: external.mtu,
+        external: { families: [family], isBound: true, isByName: true },
+        open: (own) => openFamily(family, own),
+      })),
   }
 
   async function openFamily(family: Family, own: OwnLease): Promise<DataPath> {
-    const { name, mtu, address } = external
+    const { name, address } = external
+    checkFamily(family, external.mtu, external)
     const network = config[family]?.network
     const local = address[family]
     if (!network || local === undefined) throw new Error(`${family} is none of the network's families`)
     const isOneOfTwo = familiesOf(config).length === 2
-    const filter = createPeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
+    const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
     // Probes go from host to host, because a host without containers may have no address in its subnet.
-    return new HostGwPath({ family, network, mtu, probeSource: local, filter, run, log }, name)
+    return new HostGwPath({ family, network, probeSource: local, filter, run, log }, name)
   }
 }
 

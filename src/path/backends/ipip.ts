@@ -5,7 +5,6 @@
 // the hosts must let IP protocol 4 pass.
 
 import { WeftError } from '../../base/errors.ts'
-import type { Log } from '../../base/log.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
@@ -17,9 +16,8 @@ import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
-import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
 import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 
 const TYPE = 'ipip'
@@ -64,7 +62,14 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         },
       },
     ],
-    open,
+    plan: () => [
+      {
+        families: ['ipv4'],
+        mtu: external.mtu - overhead,
+        external: { families: ['ipv4'], isBound: true, isByName: true },
+        open,
+      },
+    ],
   }
 
   async function open(own: OwnLease): Promise<DataPath> {
@@ -77,41 +82,19 @@ export function createIpipBackend({ config, settings, external: found, run, log 
       run,
     )
     await device.open()
-    const filter = createPeerFilter<Net>({ type: TYPE, lease: own, network, log })
-    const watch = watchExternal(run, external, ['ipv4'], true)
-    const parts = { network, mtu, device: NAME, probeSource: address, filter, directRouting, run, log }
-    return new IpipPath({ family: 'ipv4', ...parts }, device, watch)
+    const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, log })
+    const parts = { network, device: NAME, probeSource: address, filter, directRouting, run, log }
+    return new IpipPath({ family: 'ipv4', ...parts }, device)
   }
 }
 
 /** The data path: the next hop of each peer's subnet is the peer's host, through the device. */
 class IpipPath extends RoutedPath {
-  override readonly fault: Promise<Error>
-  readonly gone: ExternalWatch['gone']
   readonly #device: IpipDevice
-  readonly #watch: ExternalWatch
-  readonly #log: Log
 
-  constructor(parts: RoutedParts, device: IpipDevice, watch: ExternalWatch) {
+  constructor(parts: RoutedParts, device: IpipDevice) {
     super(parts)
-    this.fault = watch.moved
-    this.gone = watch.gone
     this.#device = device
-    this.#watch = watch
-    this.#log = parts.log
-  }
-
-  get isOutdated(): boolean {
-    return this.#watch.news !== undefined
-  }
-
-  async renew(): Promise<void> {
-    this.#log.info(`Publishing a change to the peers: ${this.#watch.news}`)
-    this.#watch.markPublished()
-  }
-
-  protected override async repair(): Promise<readonly string[]> {
-    return (await this.#watch.hasMoved()) ? [] : super.repair()
   }
 
   protected override repairDevice(): Promise<readonly string[]> {

@@ -15,7 +15,6 @@ import type { PeerFilter } from '../tunnel/peer-filter.ts'
 
 interface KernelFacts {
   readonly families: readonly Family[]
-  readonly mtu: number
   /** The name of the device; left out if the backend has none. */
   readonly device?: string
   readonly probeSource: Addresses
@@ -25,7 +24,6 @@ interface KernelFacts {
 
 export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
-  readonly mtu: number
   readonly probeSource: Addresses
   readonly fault: Promise<Error> = new Promise(() => {})
   protected readonly filters: readonly PeerFilter[]
@@ -38,9 +36,8 @@ export abstract class KernelPath implements DataPath {
   /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
   #isUnapplied = false
 
-  constructor({ families, mtu, device, probeSource, filters }: KernelFacts) {
+  constructor({ families, device, probeSource, filters }: KernelFacts) {
     this.families = families
-    this.mtu = mtu
     this.probeSource = probeSource
     this.filters = filters
     this.#device = device
@@ -96,7 +93,6 @@ export abstract class KernelPath implements DataPath {
 export interface RoutedParts {
   readonly family: Family
   readonly network: Net
-  readonly mtu: number
   /** The backend's own device; left out if the backend routes through the external interface. */
   readonly device?: string
   /** This host's address from which the daemon sends probes. */
@@ -123,10 +119,9 @@ export abstract class RoutedPath extends KernelPath {
   /** The peers without a direct route, by subnet. */
   protected tunnelled: ReadonlyMap<string, Lease> = new Map()
 
-  constructor({ family, network, mtu, device, probeSource, filter, directRouting, run, log }: RoutedParts) {
+  constructor({ family, network, device, probeSource, filter, directRouting, run, log }: RoutedParts) {
     super({
       families: [family],
-      mtu,
       ...(device === undefined ? {} : { device }),
       probeSource: { [family]: probeSource },
       filters: [filter],

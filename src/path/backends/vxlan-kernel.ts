@@ -7,11 +7,11 @@ import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
 import { familiesOf, formatAddress, formatEndpoint, listed, type Family, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
-import type { DataPath, PathSide } from '../contract.ts'
+import type { PathSide } from '../contract.ts'
 import type { NextHop } from '../device/route-sync.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
+import { checkFamily } from '../device/tun-device.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { checkVxlan, openVxlanDevice, type VxlanDevice } from './vxlan-device.ts'
@@ -25,7 +25,7 @@ type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
-  const { config, run, log } = parts
+  const { config, run } = parts
   const families = familiesOf(config)
   const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   const devices = families.flatMap((family) => names[family] ?? [])
@@ -49,23 +49,26 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
         sides: [{ family, mtu: leastMtu(), external: external.name }],
       }
     },
-    open(lease) {
+    plan() {
       const entries: { [F in Family]?: () => VxlanEntries } = {}
       const watched = entriesOf(...devices)
       // The kernel also reports the changes that this process makes. They are filtered out, because each other change starts a check of all
       // entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(entries).some((each) => isAsWanted(line, each()))
-      return openFamilies({
-        of: config,
-        lease,
-        watched: { ...watched, matters: isNews },
-        run,
-        log,
-        mtu: Math.min(...families.map((family) => mtus[family])),
-        external: () => setup().external,
-        open: (family, own) => openFamily(family, setup(), parts, own, (wanted) => (entries[family] = wanted)),
-      })
+      const shared = { ...watched, matters: isNews }
+      return families.map((family) => ({
+        families: [family],
+        mtu: mtus[family],
+        external: { families: [family], isBound: true, isByName: true },
+        watched: shared,
+        async open(own) {
+          checkFamily(family, leastMtu(), setup().external)
+          const path = await openFamily(family, setup(), parts, own)
+          entries[family] = () => path.entries()
+          return path
+        },
+      }))
     },
   }
 }
@@ -75,9 +78,7 @@ async function openFamily(
   { names, options, port, mtus, macs, external }: VxlanSetup,
   { config, run, log }: Parts,
   lease: OwnLease,
-  /** Called once with a function that returns the neighbour and forwarding entries that the device should have. */
-  setWanted: (wanted: () => VxlanEntries) => void,
-): Promise<DataPath> {
+): Promise<VxlanPath> {
   const { vni, learning, gbp, directRouting } = options
   const [name, mac, local] = [names[family], macs[family], external.address[family]]
   const [network, subnet] = [config[family]?.network, lease.subnet[family]]
@@ -94,11 +95,9 @@ async function openFamily(
     remedy: `if both hosts exist, delete ${name} on one of the two and restart its daemon`,
   }
   const isOneOfTwo = familiesOf(config).length === 2
-  const filter = createPeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
-  const parts = { family, network, mtu, device: name, probeSource: subnet.address, filter, directRouting, run, log }
-  const path = new VxlanPath(parts, opened, name, port)
-  setWanted(() => path.entries())
-  return path
+  const filter = new PeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
+  const parts = { family, network, device: name, probeSource: subnet.address, filter, directRouting, run, log }
+  return new VxlanPath(parts, opened, name, port)
 }
 
 /** The data path of a family: a peer without a direct route has a neighbour entry and a forwarding entry in the device. */

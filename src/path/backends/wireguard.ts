@@ -15,14 +15,14 @@ import {
   formatAddress,
   isLinkLocal,
   netText,
-  onlyOf,
   type Family,
 } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath, NeededPart } from '../contract.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
+import type { Backend, BackendParts, DataPath, NeededPart, PlannedPath } from '../contract.ts'
+import { checkFamily } from '../device/tun-device.ts'
 import { unusableReason } from '../tunnel/peer-filter.ts'
-import { checkNetwork, type TunnelOptions } from '../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { checkNetwork } from '../tunnel/tunnel.ts'
 import type { WireguardPeer } from './wireguard-device.ts'
 import { chooseCarrier, type Carrier } from './wireguard/carrier.ts'
 import { endOf, endpointIn, outerFamily, type Ports } from './wireguard/endpoint.ts'
@@ -58,7 +58,7 @@ export function createWireguardBackend(options: Parts): Backend {
     words: { added: (peer) => backend.addedLine(peer) },
     prepare: () => backend.prepare(),
     needs: () => backend.needs(),
-    open: (lease, signal, leases) => backend.open(lease, signal, leases),
+    plan: (lease) => backend.plan(lease),
   }
 }
 
@@ -138,36 +138,8 @@ class WireguardBackend {
       .map((family) => this.#partOf(nameIn(family), this.#ports[family], [family]))
   }
 
-  open(lease: OwnLease, signal: AbortSignal, leases: ReadonlyMap<string, Lease>): Promise<DataPath> {
-    const { config, run, log } = this.#options
-    const isOurs = this.#carrier === 'userspace'
-    if (isOurs && this.#isOneDevice) return this.#openUserspace(NAME, this.#ports.ipv4, this.#families, lease, leases)
-    const parts = {
-      lease,
-      leases,
-      mtu: this.#mtu(),
-      external: () => this.#external,
-      isUnbound: !isOurs,
-      isUnnamed: true,
-      signal,
-      run,
-      log,
-    }
-    const first = this.#families.find((family) => lease.subnet[family])
-    if (this.#isOneDevice && first)
-      return openFamilies({
-        ...parts,
-        of: onlyOf([first], config),
-        open: (_family, own) => this.#openKernel(NAME, this.#ports.ipv4, this.#families, own),
-      })
-    return openFamilies({
-      ...parts,
-      of: config,
-      open: (family, own, known) =>
-        isOurs
-          ? this.#openUserspace(nameIn(family), this.#ports[family], [family], own, known)
-          : this.#openKernel(nameIn(family), this.#ports[family], [family], own),
-    })
+  plan(lease: OwnLease): readonly PlannedPath[] {
+    return this.#isOneDevice ? [this.#planOne(lease)] : this.#families.map((family) => this.#planSeparate(family))
   }
 
   /** Throws WeftError if the configured mode needs an address that this host lacks. */
@@ -281,6 +253,42 @@ class WireguardBackend {
         own: publicKey,
         of: (peer: Lease) => this.#endIn(peer, family)?.publicKey,
         remedy: `if both hosts exist, delete ${this.#key.path} on one of the two and restart its daemon`,
+      },
+    }
+  }
+
+  /** Plans the data path of the device that carries both families. */
+  #planOne(lease: OwnLease): PlannedPath {
+    const families = this.#families
+    const port = this.#ports.ipv4
+    const [first = 'ipv4'] = familiesOf(lease.subnet)
+    if (this.#carrier === 'userspace')
+      return {
+        families,
+        mtu: this.#mtu(),
+        open: (own, leases) => this.#openUserspace(NAME, port, families, own, leases),
+      }
+    return {
+      families,
+      mtu: this.#mtu(),
+      external: { families: [first], isBound: false, isByName: false },
+      open: (own) => this.#openKernel(NAME, port, families, own),
+    }
+  }
+
+  /** Plans the data path of a device that carries one family. */
+  #planSeparate(family: Family): PlannedPath {
+    const isOurs = this.#carrier === 'userspace'
+    const name = nameIn(family)
+    const port = this.#ports[family]
+    return {
+      families: [family],
+      mtu: this.#mtu(),
+      external: { families: [family], isBound: isOurs, isByName: false },
+      open: async (own, leases) => {
+        if (!isOurs) return this.#openKernel(name, port, [family], own)
+        checkFamily(family, this.#mtu(), this.#external)
+        return this.#openUserspace(name, port, [family], own, leases)
       },
     }
   }

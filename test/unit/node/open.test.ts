@@ -8,12 +8,14 @@ import { setImmediate } from 'node:timers/promises'
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
+import type { DataPaths } from '../../../src/node/data-paths.ts'
 import type { NodeParts } from '../../../src/node/node.ts'
 import { openNode, type StartParts, type ResumedNode } from '../../../src/node/open.ts'
 import { createOwnership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
+import { planOf } from '../../support/data-paths.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const attrs = { publicIp: { ipv4: 0x0a000001 }, backendType: '' }
@@ -29,8 +31,9 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     leave: async () => [{ tunName: 'flannel0', loops: [] } as unknown as OpenPath],
     takeBack: () => new Promise<void>((resolve) => (back = resolve)),
     close: async () => void calls.push('close the stale one'),
-  } as unknown as DataPath
-  const own = {} as DataPath
+  } as unknown as DataPaths
+  const opened: string[] = []
+  const own = { fault: new Promise(() => {}) } as DataPath
   await ownership.open(async () => stale)
   await ownership.lend()
   // The first successor has gone, and the next one asks before all is taken back.
@@ -40,7 +43,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const stopping = new AbortController()
   const parts = {
     config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
-    backend: { name: 'udp', open: async () => own } as unknown as Backend,
+    backend: { name: 'udp', plan: planOf(async ({ key }) => (opened.push(key), own)) } as unknown as Backend,
     options: {},
     signal: stopping.signal,
     log,
@@ -68,7 +71,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   back()
   await takenBack
   const node = await opening
-  expect([node.lease.key, ownership.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
+  expect([node.lease.key, opened, calls]).toEqual(['10.5.2.0-24', ['10.5.2.0-24'], ['close the stale one']])
 })
 
 it.each([
@@ -102,10 +105,10 @@ it.each([
     const backend = {
       name: 'wireguard',
       tunNames: ['flannel-wg'],
-      async open(...[, , leases, by]: Parameters<Backend['open']>) {
+      plan: planOf(async (_own, leases, _signal, by) => {
         opened.push([...leases.keys()], by)
-        return {} as DataPath
-      },
+        return { fault: new Promise(() => {}) } as DataPath
+      }),
     }
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
     const signal = new AbortController().signal

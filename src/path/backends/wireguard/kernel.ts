@@ -11,7 +11,7 @@ import { familiesOf, FAMILY_NAMES, formatNet, type ByFamily, type Family, type N
 import type { DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
 import { sayingWhoHasIt } from '../../device/device-refusal.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute, type TunDevice } from '../../device/tun-device.ts'
-import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../tunnel/peer-filter.ts'
+import { PeerFilter, type PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import { openWireguardDevice, type WireguardDevice, type WireguardPeer } from '../wireguard-device.ts'
 
@@ -72,7 +72,7 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
   const isOneOfTwo = familiesOf(config).length === 2
   const parts = nets.map(({ family, network, subnet }): FamilyPart => {
     const device = createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log })
-    const filter = createPeerFilter<Net>({ ...options.filterOf(family), lease, network, isOneOfTwo, log })
+    const filter = new PeerFilter<Net>({ ...options.filterOf(family), lease, network, isOneOfTwo, log })
     return { family, subnet, device, filter }
   })
   try {
@@ -133,7 +133,6 @@ class WireguardPath extends KernelPath {
   ) {
     super({
       families: options.families,
-      mtu: options.mtu,
       device: options.name,
       probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
       filters: parts.map(({ filter }) => filter),

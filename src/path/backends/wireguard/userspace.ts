@@ -10,7 +10,8 @@ import type { Family } from '../../../net/address.ts'
 import { overheadBy } from '../../catalog.ts'
 import type { DataPath } from '../../contract.ts'
 import type { PeerFilterOptions } from '../../tunnel/peer-filter.ts'
-import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../../tunnel/tunnel-options.ts'
+import { Tunnel } from '../../tunnel/tunnel.ts'
 import { sessionClock } from './session-clock.ts'
 import { SessionManager, type PublishedPeer } from './session-manager.ts'
 
@@ -73,7 +74,7 @@ export function openUserspace(
     log,
     clock: sessionClock,
   })
-  return openTunnel(
+  return Tunnel.open(
     { ...parts, settings: SETTINGS },
     {
       encapsulation: 'wireguard',
