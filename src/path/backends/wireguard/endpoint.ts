@@ -8,7 +8,7 @@ import type { Settings } from '../../catalog.ts'
 import { isKey, type WireguardPeer } from '../wireguard-device.ts'
 import type { PublishedPeer } from './session-manager.ts'
 
-export type Mode = Settings<'wireguard'>['mode']
+type Mode = Settings<'wireguard'>['mode']
 
 /** The port on which this node listens, for each family. Both ports are equal if one device carries both families. */
 export type Ports = Readonly<Record<Family, number>>
