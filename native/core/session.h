@@ -49,24 +49,26 @@ struct SessionKeys {
 /// The limits of keys and packets, each with its source: the white paper, or weft itself. The limits of handshakes are
 /// in src/path/backends/wireguard/limits.ts.
 struct SessionLimits {
-  /// A pair that is as old encrypts and decrypts no more, and is erased (Reject-After-Time, sections 6.1 and 6.2).
+  /// The age at which a pair is erased, so that it neither encrypts nor decrypts (Reject-After-Time, sections 6.1 and
+  /// 6.2).
   static constexpr int64_t kRejectAfterMs = 180'000;
-  /// A pair that has encrypted as many packets is not used any more (Reject-After-Messages, sections 6.1 and 6.2).
+  /// The number of packets that a pair may encrypt, and the limit of the counters that it decrypts
+  /// (Reject-After-Messages, sections 6.1 and 6.2).
   static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
-  /// If the initiator of a pair sends a packet and the pair is as old, the session needs new keys (Rekey-After-Time,
-  /// section 6.2). Only the initiator does so, so that the ends do not initiate simultaneously.
+  /// The age of a pair from which its initiator requests new keys when it sends a packet (Rekey-After-Time, section
+  /// 6.2). The responder does not, so that the ends do not initiate simultaneously.
   static constexpr int64_t kRekeyAfterMs = 120'000;
-  /// If a pair has encrypted as many packets, the session needs new keys (Rekey-After-Messages, section 6.2).
+  /// The number of packets after which a pair requests new keys (Rekey-After-Messages, section 6.2).
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60;
-  /// If the initiator of a pair receives a packet and the pair is as old, the session needs new keys (section 6.2:
+  /// The age of a pair from which its initiator requests new keys when it receives a packet (section 6.2:
   /// Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
   static constexpr int64_t kRefreshAfterMs = 165'000;
-  /// If data was received and no packet was sent for this time, a keepalive is sent (Keepalive-Timeout, section 6.5).
+  /// How long after received data a keepalive is sent if no packet was sent meanwhile (Keepalive-Timeout, section 6.5).
   static constexpr int64_t kKeepaliveMs = 10'000;
-  /// If data was sent and no packet was received for this time, the session needs new keys (section 6.5:
+  /// How long after sent data new keys are requested if no packet was received meanwhile (section 6.5:
   /// Keepalive-Timeout plus Rekey-Timeout).
   static constexpr int64_t kSilenceMs = 15'000;
-  /// The interval at which a session repeats its request for a handshake. The limit on initiations is JavaScript's.
+  /// The interval at which a session repeats its request for a handshake. JavaScript limits the initiations.
   static constexpr int64_t kRequestEveryMs = 5'000;
   /// The maximum number of packets that wait for the keys of one session (kernel, messages.h: MAX_STAGED_PACKETS).
   static constexpr size_t kMaxStaged = 128;
