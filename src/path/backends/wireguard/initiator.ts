@@ -8,8 +8,9 @@
 //   pending    `pending` is set: an initiation was sent, and this node has the secrets that decrypt its response
 //
 // The engine moves a peer from idle to waiting (`want`). After REKEY_TIMEOUT_MS without a valid response a peer returns from pending to
-// waiting, and after REKEY_ATTEMPT_MS to idle. A valid response, or a packet that confirms keys of the peer's own handshake, makes the peer
-// idle. This file owns the only timer of handshakes (`nextAt`); an idle peer has no deadline.
+// waiting, and after REKEY_ATTEMPT_MS to idle. A valid response makes the peer idle. If a packet confirms keys of the peer's own handshake,
+// no keys are wanted any more, and the peer becomes idle when its deadline passes; until then this node accepts the response. This file
+// owns the only timer of handshakes (`nextAt`); an idle peer has no deadline.
 //
 // The engine reports that it needs keys again and again, so no report has to be remembered after this node gave up.
 
