@@ -7,7 +7,7 @@ import type { BackendParts } from '../contract.ts'
 import type { EncapsulationName } from '../engine/encapsulation.ts'
 import type { Engine, EngineConfig, OpenPath } from '../engine/engine.ts'
 import type { PeerFilterOptions } from './peer-filter.ts'
-import type { SessionKeeper } from './session-keeper.ts'
+import type { SessionManager } from './session-manager.ts'
 
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
@@ -77,7 +77,7 @@ export interface TunnelKind {
   /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
   readonly scope?: 'link'
   /** Negotiates keys with peers; left out if the encapsulation has no keys. */
-  readonly keeper?: SessionKeeper
+  readonly sessionManager?: SessionManager
   /** Checks objects that only the backend knows. It is called with each check of the device. */
   readonly check?: () => Promise<void>
   /**

@@ -6,11 +6,11 @@
 //   2. It judges the known leases, and gives a traffic slot to each peer.
 //   3. It takes over the open descriptors of the predecessor, if there is a predecessor. From here on no process forwards, and packets wait
 //      in the descriptors.
-//   4. The session keeper continues the predecessor's sessions, and gets the peers.
+//   4. The session manager continues the predecessor's sessions, and gets the peers.
 //   5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended, and refuses all
 //      foreign devices.
 //   6. It starts the engine with the peers. Packets flow from here on if the TUN of an earlier process is still configured.
-//   7. The session keeper begins: it sends handshakes, and answers the handshakes of peers.
+//   7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
 //   8. It configures the TUN: MTU, address, route. Packets flow from here on through a new TUN.
 //   9. It loads the code that logs unknown senders.
 
@@ -114,7 +114,7 @@ async function adoptDevice(
 /** Returns the engine's options, except the options that depend on an earlier process and the peers. */
 function engineConfig(
   { settings, persistence }: TunnelParts,
-  { encapsulation, ownEnd, port, mtu, keeper }: TunnelKind,
+  { encapsulation, ownEnd, port, mtu, sessionManager }: TunnelKind,
   innerFamilies: InnerFamilies,
   underlay: Underlay,
 ): Omit<EngineConfig, 'tunName'> {
@@ -123,7 +123,7 @@ function engineConfig(
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
     persistent: persistence.persist,
-    ...(keeper ? { onMail: () => keeper.onMail() } : {}),
+    ...(sessionManager ? { onMail: () => sessionManager.onMail() } : {}),
     bindAddress,
     ...(otherAddress === undefined ? {} : { otherAddress }),
     port,
@@ -150,7 +150,7 @@ export class Tunnel implements DataPath {
   readonly probeSource: Addresses
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
-  /** Chooses the outer family for each peer; undefined if there is only one, or if the session keeper chooses it. */
+  /** Chooses the outer family for each peer; undefined if there is only one, or if the session manager chooses it. */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
   readonly unknownKeys?: () => readonly UnknownKey[]
@@ -201,7 +201,7 @@ export class Tunnel implements DataPath {
     this.#underlay = underlay
     this.#peers = peers
     const { external, run, persistence } = parts
-    const { keeper } = kind
+    const { sessionManager } = kind
     this.tunNames = [engine.tunName]
     this.families = innerFamilies.all.map(({ family }) => family)
     this.probeSource = innerFamilies.ownAddresses
@@ -211,9 +211,10 @@ export class Tunnel implements DataPath {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
-    if (kind.other && engine.hasOther && !keeper) this.underlays = this.#createUnderlays(kind.outer, kind.other)
-    if (keeper) this.unknownKeys = () => keeper.unknownKeys()
+    // With encryption the session manager chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be
+    // accepted.
+    if (kind.other && engine.hasOther && !sessionManager) this.underlays = this.#createUnderlays(kind.outer, kind.other)
+    if (sessionManager) this.unknownKeys = () => sessionManager.unknownKeys()
     if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
     if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
   }
@@ -230,7 +231,7 @@ export class Tunnel implements DataPath {
     overOther: readonly string[] = [],
   ): Promise<Tunnel> {
     const { external, startEngine, persistence } = parts
-    const { tunName, port, keeper } = kind
+    const { tunName, port, sessionManager } = kind
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
@@ -243,8 +244,8 @@ export class Tunnel implements DataPath {
     const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
-    const keepsSessions = head && keeper?.inherit(head)
-    peers.informKeeper()
+    const keepsSessions = head && sessionManager?.inherit(head)
+    peers.informSessionManager()
     const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
     const engine = await startEngine({
       ...engineConfig(parts, kind, innerFamilies, underlay),
@@ -354,19 +355,19 @@ export class Tunnel implements DataPath {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
     // peers return to the first family.
     if (!this.#engine.hasOther) this.#peers.forgetChoices()
-    this.#kind.keeper?.listen((key) => this.#peers.redirect(key))
+    this.#kind.sessionManager?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
   }
 
   #beginSessions(): void {
-    if (this.#engine.sessions) this.#kind.keeper?.begin(this.#engine.sessions)
+    if (this.#engine.sessions) this.#kind.sessionManager?.begin(this.#engine.sessions)
   }
 
   async #configureAll(isInherited: boolean): Promise<void> {
     const { run, log, settings } = this.#parts
-    const { keeper, other, port } = this.#kind
+    const { sessionManager, other, port } = this.#kind
     // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
-    if (keeper && other !== undefined && !this.#engine.hasOther)
+    if (sessionManager && other !== undefined && !this.#engine.hasOther)
       throw new WeftError('PORT_IN_USE', this.#engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
@@ -379,7 +380,7 @@ export class Tunnel implements DataPath {
       ...settings.tunnel,
       network: this.#innerFamilies.networks,
       subnet: this.#innerFamilies.subnets,
-      provesSender: keeper !== undefined,
+      provesSender: sessionManager !== undefined,
     }
     this.#peers.logUnknownSenders(new UnknownSenderLog(filter, log))
   }
@@ -453,7 +454,7 @@ export class Tunnel implements DataPath {
     const local = this.#underlay.rebindOther(address)
     if (local === undefined) return
     await this.#engine.bindOther(formatAddress(local)).catch((error: unknown) => {
-      if (this.#kind.keeper) this.#reportFault(new Error(messageOf(error)))
+      if (this.#kind.sessionManager) this.#reportFault(new Error(messageOf(error)))
       else this.#parts.log.warn(messageOf(error))
     })
     this.#beginSessions() // a new engine may run now
@@ -479,7 +480,7 @@ export class Tunnel implements DataPath {
   #withSessions(key: string, traffic: PeerTraffic): PathTraffic {
     const { txBytes, rxBytes } = traffic
     const sessions = this.#innerFamilies.withPeer(key).flatMap(([{ family }, peer]) => {
-      const state = this.#kind.keeper?.stateOf(peer)
+      const state = this.#kind.sessionManager?.stateOf(peer)
       return state ? [[family, { ...state, txBytes, rxBytes }] as const] : []
     })
     return sessions.length > 0 ? { ...traffic, sessions: Object.fromEntries(sessions) } : traffic
@@ -523,7 +524,7 @@ export class Tunnel implements DataPath {
 
   async #leave(): Promise<readonly OpenPath[]> {
     const engine = this.#engine
-    const path = await (engine.lend ? engine.lend(this.#kind.keeper?.pause()) : engine.stop())
+    const path = await (engine.lend ? engine.lend(this.#kind.sessionManager?.pause()) : engine.stop())
     return path ? [path] : []
   }
 
@@ -535,7 +536,7 @@ export class Tunnel implements DataPath {
   async #end(): Promise<void> {
     const { run, persistence } = this.#parts
     const { tunName } = this.#engine
-    this.#kind.keeper?.stop()
+    this.#kind.sessionManager?.stop()
     await this.#engine.stop()
     // A persistent device survives the engine and must be deleted here, unless the engine stopped because the device was deleted.
     if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])

@@ -19,7 +19,7 @@ import type { Lease } from '../../../control/lease/lease.ts'
 import type { Address } from '../../../net/address.ts'
 import type { PeerSession, UnknownKey } from '../../contract.ts'
 import type { EngineSessions, UdpEndpoint } from '../../engine/engine.ts'
-import type { SessionKeeper } from '../../tunnel/session-keeper.ts'
+import type { SessionManager } from '../../tunnel/session-manager.ts'
 import { macKeysOf } from './cookie.ts'
 import { hash, systemRandomness } from './crypto.ts'
 import { readHead, writeHead, type HandoverHead } from './handover-head.ts'
@@ -79,7 +79,7 @@ interface Session {
 const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const isSame = (a: UdpEndpoint, b: UdpEndpoint): boolean => a.address === b.address && a.port === b.port
 
-export class SessionManager implements SessionKeeper {
+export class WireguardSessionManager implements SessionManager {
   /** This host's data for the engine. */
   readonly ownEnd = Buffer.alloc(OWN_END_BYTES)
   readonly #hasLanes: () => boolean

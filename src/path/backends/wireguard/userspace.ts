@@ -13,7 +13,7 @@ import type { PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../../tunnel/tunnel-options.ts'
 import { Tunnel } from '../../tunnel/tunnel.ts'
 import { sessionClock } from './session-clock.ts'
-import { SessionManager, type PublishedPeer } from './session-manager.ts'
+import { WireguardSessionManager, type PublishedPeer } from './session-manager.ts'
 
 interface UserspaceOptions {
   readonly parts: Omit<TunnelOptions, 'settings'>
@@ -64,7 +64,7 @@ export function openUserspace(
   const { parts, name, families, outers, awaited, port, mtu, filter, check, log } = options
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
-  const keeper = new SessionManager({
+  const sessionManager = new WireguardSessionManager({
     privateKey,
     psk,
     keepalive,
@@ -91,14 +91,14 @@ export function openUserspace(
       check,
       overhead: Math.max(...outers.map((family = outer) => overheadOf(family))),
       overheadOf,
-      keeper,
-      ownEnd: keeper.ownEnd,
-      endOf: (peer) => keeper.endOf(peer),
+      sessionManager,
+      ownEnd: sessionManager.ownEnd,
+      endOf: (peer) => sessionManager.endOf(peer),
     },
     lease,
     leases,
   ).catch((error: unknown) => {
-    keeper.stop()
+    sessionManager.stop()
     throw error
   })
 }

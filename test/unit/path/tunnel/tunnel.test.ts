@@ -7,7 +7,7 @@ import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
-import type { SessionKeeper } from '../../../../src/path/tunnel/session-keeper.ts'
+import type { SessionManager } from '../../../../src/path/tunnel/session-manager.ts'
 import type { TunnelKind } from '../../../../src/path/tunnel/tunnel-options.ts'
 import { Tunnel } from '../../../../src/path/tunnel/tunnel.ts'
 import { host, installHost, log, run as runOnHost } from '../../../support/fake-host.ts'
@@ -23,7 +23,7 @@ const leases = new Map([[peer.key, peer]])
 
 installHost()
 let events: string[] = []
-/** True if the session keeper must refuse the peers. */
+/** True if the session manager must refuse the peers. */
 let isRefusing = false
 beforeEach(() => {
   events = []
@@ -53,21 +53,21 @@ const engine: Engine = {
   stop: async () => void events.push('engine: stop'),
 }
 
-const keeper: SessionKeeper = {
+const sessionManager: SessionManager = {
   inherit: () => true,
-  begin: () => void events.push('keeper: begin'),
+  begin: () => void events.push('sessionManager: begin'),
   pause: () => new Uint8Array(),
   onMail: () => {},
   setPeers(peers) {
-    events.push(`keeper: ${peers.size} peers`)
+    events.push(`sessionManager: ${peers.size} peers`)
     if (isRefusing) throw new Error('refused')
   },
   endpointOf: ({ attrs }) => ({ address: attrs.publicIp.ipv4 ?? 0, port: 8285 }),
   isFromKnownPort: () => false,
   stateOf: () => undefined,
   unknownKeys: () => [],
-  listen: () => void events.push('keeper: listen'),
-  stop: () => void events.push('keeper: stop'),
+  listen: () => void events.push('sessionManager: listen'),
+  stop: () => void events.push('sessionManager: stop'),
 }
 
 const kind: TunnelKind = {
@@ -78,7 +78,7 @@ const kind: TunnelKind = {
   tunName: 'flannel%d',
   port: 8285,
   mtu: 1472,
-  keeper,
+  sessionManager,
   clear: async () => void events.push("clear the kernel's device"),
 }
 
@@ -131,13 +131,13 @@ it('clears the host only if it inherits nothing, and begins handshakes before it
   expect(events).toEqual([
     FOREIGN,
     'ask the predecessor',
-    'keeper: 1 peers',
+    'sessionManager: 1 peers',
     "clear the kernel's device",
     FOREIGN, // looks for a TUN of an earlier process
     FOREIGN,
     'engine: start with 1 peer',
-    'keeper: listen',
-    'keeper: begin',
+    'sessionManager: listen',
+    'sessionManager: begin',
     ...CONFIGURE,
   ])
 })
@@ -148,10 +148,10 @@ it('continues on inherited descriptors without a change to the host before packe
   expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
     FOREIGN,
     'ask the predecessor',
-    'keeper: 1 peers',
+    'sessionManager: 1 peers',
     'engine: start with 1 peer',
-    'keeper: listen',
-    'keeper: begin',
+    'sessionManager: listen',
+    'sessionManager: begin',
     ...CONFIGURE,
   ])
 })
@@ -173,12 +173,12 @@ it('runs its operations one at a time, and lists no peers until an apply succeed
   isRefusing = false
   expect(checked).toEqual({ status: 'fulfilled', value: [] })
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })
-  expect(events.indexOf('keeper: 1 peers')).toBe(events.length - 1) // after all commands of the check
+  expect(events.indexOf('sessionManager: 1 peers')).toBe(events.length - 1) // after all commands of the check
   expect(events.length).toBeGreaterThan(2)
   expect(tunnel.peers()).toEqual([])
   events = []
   await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
-  expect(events).toEqual(['keeper: 1 peers', 'engine: set the peers', 'keeper: stop', 'engine: stop'])
+  expect(events).toEqual(['sessionManager: 1 peers', 'engine: set the peers', 'sessionManager: stop', 'engine: stop'])
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
 })
 

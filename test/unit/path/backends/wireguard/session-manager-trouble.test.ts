@@ -13,7 +13,10 @@ import { systemRandomness } from '../../../../../src/path/backends/wireguard/cry
 import { Handshakes } from '../../../../../src/path/backends/wireguard/handshakes.ts'
 import { RATES } from '../../../../../src/path/backends/wireguard/limits.ts'
 import { INITIATION_BYTES } from '../../../../../src/path/backends/wireguard/messages.ts'
-import { type PublishedPeer, SessionManager } from '../../../../../src/path/backends/wireguard/session-manager.ts'
+import {
+  type PublishedPeer,
+  WireguardSessionManager,
+} from '../../../../../src/path/backends/wireguard/session-manager.ts'
 import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
 import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
 
@@ -61,7 +64,7 @@ function engineOf(): FakeEngine {
 }
 
 let folder: string
-let manager: SessionManager
+let manager: WireguardSessionManager
 let engine: FakeEngine
 let ownPublic: Uint8Array
 /** How long the host was suspended, in ms, which only the session clock includes. */
@@ -83,7 +86,7 @@ beforeEach(() => {
   sleptMs = 0
   const privateKey = keyOf()
   ownPublic = keyPairOf(privateKey).publicKey
-  manager = new SessionManager({
+  manager = new WireguardSessionManager({
     privateKey: new Secret(Buffer.from(privateKey).toString('base64')),
     psk: new Secret(''),
     keepalive: 0,

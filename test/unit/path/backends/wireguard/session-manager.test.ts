@@ -9,7 +9,7 @@ import { Secret } from '../../../../../src/base/secret.ts'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import { createIndices, INDEX_KEY_BYTES } from '../../../../../src/path/backends/wireguard/indices.ts'
 import { publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
-import { SessionManager } from '../../../../../src/path/backends/wireguard/session-manager.ts'
+import { WireguardSessionManager } from '../../../../../src/path/backends/wireguard/session-manager.ts'
 import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
 import { log } from '../../../../support/fake-host.ts'
 
@@ -44,7 +44,7 @@ const lease = (key: string, of: number): Lease => {
 
 /** One of two hosts: its manager, and the keys that its engine was given. */
 class Node {
-  readonly manager: SessionManager
+  readonly manager: WireguardSessionManager
   readonly given: { session: number; keys: Parameters<EngineSessions['setKeys']>[1] }[] = []
   readonly forgotten: number[] = []
   mail: Mail = NO_MAIL
@@ -55,7 +55,7 @@ class Node {
   hasLanes = true
   constructor(me: number, psk = '', keepalive = 25) {
     this.me = me
-    this.manager = new SessionManager({
+    this.manager = new WireguardSessionManager({
       privateKey: KEYS[me]!,
       psk: new Secret(psk),
       keepalive,
