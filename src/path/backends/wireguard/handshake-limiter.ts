@@ -1,9 +1,9 @@
 // handshake-limiter.ts - decides which handshake messages are processed, because each one costs an X25519 operation. A flood of messages
 // must neither load the daemon nor prevent the peers' handshakes.
 //
-// Up to the rate `free` (RATES in limits.ts), all messages are processed. Above this rate a sender must prove with a cookie that it receives packets at its
-// address. Senders with such a proof have a rate of their own, of which each address gets a share. So a flood from forged addresses uses up
-// only the rate `free`, and a flood from real addresses only their shares. The number of cookie replies is limited too.
+// Up to the rate `free` (RATES in limits.ts), all messages are processed. Above this rate a sender must prove with a cookie that it receives
+// packets at its address. Senders with this proof have a rate of their own, of which each address gets a share. So a flood from forged
+// addresses uses up only the rate `free`, and a flood from real addresses only their shares. The number of cookie replies is limited too.
 
 import type { Address } from '../../../net/address.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'

@@ -154,7 +154,7 @@ export class Handshakes {
     this.#initiator.tick(now)
   }
 
-  /** Returns the time at which `tick` must be called next; Infinity if nothing is due. Each call of another function may change this time. */
+  /** Returns the time at which `tick` must be called next; Infinity if nothing is due. Each call of another function may change it. */
   nextAt(): number {
     return this.#initiator.nextAt()
   }
