@@ -188,10 +188,10 @@ export class DataPaths {
   /** Runs one operation at a time, so that no data path is opened while the data paths are being closed or passed on. */
   readonly #next = createTurn()
   #reportFault!: (reason: Error) => void
-  /** The external interface for which the paths were planned; undefined if each path watches the external interface itself. */
-  readonly #plannedFor: ExternalInterface | undefined
+  /** The external interface for which the paths were planned. */
+  readonly #plannedFor: ExternalInterface
   /** The external interface as this node last published it to the peers. */
-  #published: ExternalInterface | undefined
+  #published: ExternalInterface
   /** Describes a changed address that must be published to the peers; undefined if there is none. */
   #move: string | undefined
   #gone: ByFamily<string> = {}
@@ -222,7 +222,7 @@ export class DataPaths {
     this.#run = run
     this.#log = log
     this.#calm = seldom(log)
-    this.#plannedFor = this.#plan.some(({ external }) => external) ? backend.external : undefined
+    this.#plannedFor = backend.external
     this.#published = this.#plannedFor
   }
 
@@ -313,7 +313,7 @@ export class DataPaths {
    * stay open, because the family works again when the address returns.
    */
   gone(): ByFamily<string> {
-    return Object.assign({}, this.#gone, ...this.#paths().map((path) => path.gone?.()))
+    return this.#gone
   }
 
   /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
@@ -366,7 +366,7 @@ export class DataPaths {
    * no longer waits for a slow path; the next call returns that path's repairs.
    */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
-    if (this.#plannedFor) await this.#checkExternal(this.#plannedFor)
+    if (this.#plan.some(({ external }) => external)) await this.#checkExternal()
     // If the paths are closed or passed on, the successor may already have devices with these names, which a check would change.
     if (this.#isClosed || this.#isAway || this.#hasFailed) return []
     const { values, failures } = await this.#checkEach(late)
@@ -377,27 +377,26 @@ export class DataPaths {
   }
 
   /** Compares the external interface with its state when the paths were opened and when this node's addresses were published. */
-  async #checkExternal(before: ExternalInterface): Promise<void> {
-    const { now, gone } = await seeExternal(this.#run, this.#backend.external ?? before)
+  async #checkExternal(): Promise<void> {
+    const { now, gone } = await seeExternal(this.#run, this.#backend.external)
     this.#gone = onlyOf(
       this.#plan.flatMap(({ external }) => external?.families ?? []),
       gone,
     )
     if (this.#isClosed || this.#isAway) return
-    const change = this.#changeForAll(before, now)
+    const change = this.#changeForAll(now)
     if (change !== undefined) return this.#fail(new Error(change))
     this.#lose(
       this.#carried().flatMap(([part]) => {
         const [moved] = boundTo(part.plan).flatMap(
-          (family) => addressChange(part.external ?? before, now, family) ?? [],
+          (family) => addressChange(part.external ?? this.#plannedFor, now, family) ?? [],
         )
         return moved === undefined ? [] : [[part, new Error(moved)] as const]
       }),
     )
     const bound = new Set(this.#plan.flatMap(boundTo))
-    const published = this.#published ?? before
     const unbound = FAMILIES.filter((family) => !bound.has(family))
-    this.#move = unbound.flatMap((family) => addressChange(published, now, family) ?? [])[0]
+    this.#move = unbound.flatMap((family) => addressChange(this.#published, now, family) ?? [])[0]
   }
 
   /**
@@ -405,7 +404,8 @@ export class DataPaths {
    * address in a family of which the node lacked a subnet. Existing devices and routes survive a new name, because they refer to the
    * interface by its index, but new ones would use the old name.
    */
-  #changeForAll(before: ExternalInterface, now: ExternalInterface): string | undefined {
+  #changeForAll(now: ExternalInterface): string | undefined {
+    const before = this.#plannedFor
     const leased = new Set(this.#parts.map(({ plan }) => plan))
     const idle = this.#plan.filter((plan) => !leased.has(plan)).flatMap(({ families }) => families)
     const came = idle.find((family) => before.address[family] === undefined)
@@ -441,8 +441,8 @@ export class DataPaths {
       this.#own.attrs = attrs
       if (this.#move !== undefined) this.#log.info(`Publishing a change to the peers: ${this.#move}`)
       this.#move = undefined
-      if (this.#plannedFor) this.#published = this.#backend.external
-      for (const path of this.#paths()) await path.renew?.(attrs)
+      this.#published = this.#backend.external
+      for (const path of this.#paths()) await path.renew?.(attrs, this.#published)
       const ended = await this.#closeEnded()
       if (this.#isClosed) return
       await this.open()

@@ -44,8 +44,8 @@ export interface Backend {
   readonly routesByOthers?: boolean
   /** True if packets to peers must leave this host only through the backend's device, because only that device encrypts them. */
   readonly isSealed?: boolean
-  /** The external interface as the last `prepare` found it; left out if it is not known. */
-  readonly external?: ExternalInterface | undefined
+  /** The external interface as the last `prepare` found it. */
+  readonly external: ExternalInterface
   /**
    * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log flanneld's lines,
    * such as `Subnet added: ...`.
@@ -80,7 +80,7 @@ export interface PlannedPath {
   readonly families: readonly Family[]
   /** The longest packet in bytes that containers may send through this path. With several paths the smallest length counts for all. */
   readonly mtu: number
-  /** How the path depends on the external interface; left out if the path watches the external interface itself. */
+  /** Left out if the path does not depend on the external interface. */
   readonly external?: ExternalUse
   /**
    * Kernel objects other than links, addresses and routes that the path uses. When one of them changes, weftd checks and repairs the
@@ -100,6 +100,7 @@ export interface PlannedPath {
   ): Promise<DataPath>
 }
 
+/** How a data path depends on the external interface, which the node watches. */
 export interface ExternalUse {
   /** The families of the interface's addresses that the path uses. weftd reports if such an address is missing. */
   readonly families: readonly Family[]
@@ -271,18 +272,14 @@ export interface DataPath {
   readonly fault: Promise<Error>
   /** The families that the network has but this data path does not carry, each with the reason. At least one other family is carried. */
   readonly lacking?: ByFamily<string>
-  /**
-   * Returns the families whose address was missing from the external interface at the last `resync`, each with the reason. Their sockets
-   * stay open, because the family works again when the address returns.
-   */
-  gone?(): ByFamily<string>
-  /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
+  /** True if the node must call `renew`, because a family is not carried. */
   readonly isOutdated?: boolean
   /**
-   * Adapts the open data path to the backend's last `prepare`; `attrs` are the attributes that the lease now publishes. It opens missing
-   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
+   * Adapts the open data path to the backend's last `prepare`: `attrs` are the attributes that the lease now publishes, and `external` is
+   * the external interface. It opens missing families and leaves open families unchanged. If a family cannot be opened, it logs the reason,
+   * and the family stays missing.
    */
-  renew?(attrs: LeaseAttrs): Promise<void>
+  renew?(attrs: LeaseAttrs, external: ExternalInterface): Promise<void>
   /**
    * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
    * the keys that may differ from the last call; if it is left out, all keys may differ.

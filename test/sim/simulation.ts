@@ -14,7 +14,7 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { Backend } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import { alone } from '../support/alone.ts'
-import { planOf } from '../support/data-paths.ts'
+import { EXTERNAL, planOf } from '../support/data-paths.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -294,6 +294,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   node.steady.clear()
   const backend: Backend = {
     name: 'simulated',
+    external: EXTERNAL,
     prepare: async () => ({ publicIp: { ipv4: parseIpv4(node.publicIp)! }, backendType: '' }),
     plan: planOf(async (lease) => {
       node.lease = lease

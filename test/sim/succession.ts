@@ -23,7 +23,7 @@ import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
-import { openPaths, planOf } from '../support/data-paths.ts'
+import { EXTERNAL, openPaths, planOf } from '../support/data-paths.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -512,6 +512,7 @@ function createWorld(time: VirtualTime, random: Random) {
     let forwarding: ForwardingNode | undefined
     const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',
+      external: EXTERNAL,
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
       plan: planOf(async () => {

@@ -23,7 +23,7 @@ import type { State } from '../../src/report/notify.ts'
 import { detailsOf, isReadyNow, troubleOf } from '../../src/report/snapshot.ts'
 import type { Status } from '../../src/report/status.ts'
 import { alone } from './alone.ts'
-import { planOf } from './data-paths.ts'
+import { EXTERNAL, planOf } from './data-paths.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
 
 interface FakeDataPath {
@@ -42,7 +42,6 @@ interface FakeDataPath {
   unreported: boolean
   /** The families that the data path lacks, and the calls that asked to open them. */
   lacking: ByFamily<string>
-  gone: ByFamily<string>
   readonly renewed: LeaseAttrs[]
   /** Until this settles the data path keeps the state that `renew` left. */
   renewing: Promise<void> | undefined
@@ -94,6 +93,7 @@ const pathPeer = (key: string): PathPeer => {
 
 export const backend: Backend = {
   name: 'fake',
+  external: EXTERNAL,
   prepare: async () => ({ publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' }),
   plan: planOf(openFake),
 }
@@ -114,7 +114,6 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     looking: undefined,
     unreported: false,
     lacking: {},
-    gone: {},
     renewed: [],
     renewing: undefined,
     rounds: {},
@@ -142,7 +141,6 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     get unreported() {
       return dataPath.unreported
     },
-    gone: () => dataPath.gone,
     get lacking() {
       return dataPath.lacking
     },
@@ -173,6 +171,11 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
       if (dataPath.stuck) throw dataPath.stuck
     },
   }
+}
+
+/** Sets the families whose address is missing from the external interface. */
+export function setGone(gone: ByFamily<string>): void {
+  vi.spyOn(ownership.dataPath!, 'gone').mockReturnValue(gone)
 }
 
 /** Returns the parts of a dual-stack or IPv6-only node, in place of those of an IPv4 node. */

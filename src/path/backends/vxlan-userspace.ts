@@ -47,7 +47,7 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
       families.map((family) => ({
         families: [family],
         mtu: setup().mtus[family],
-        external: { families: [family], isBound: true, isByName: false },
+        external: { families: [family], isBound: true, isByName: setup().options.directRouting },
         async open(own, leases) {
           checkFamily(family, leastMtu(), setup().external)
           const opened = await openFamily(family, setup(), options, own, leases)

@@ -207,12 +207,17 @@ export function createWireguardBackend(options: Parts): Backend {
   /** Plans the data path of the device that carries both families. */
   function planOne(lease: OwnLease): PlannedPath {
     const [first = 'ipv4'] = familiesOf(lease.subnet)
-    if (carrier === 'userspace')
+    if (carrier === 'userspace') {
+      const [outer] = outersOf(first)
+      // When this host gets an address in the other outer family, the data path is opened again.
+      const awaited = mode === 'auto' ? families.filter((each) => external.address[each] === undefined) : []
       return {
         families,
         mtu: mtuNow(),
+        external: { families: [outer, ...awaited], isBound: true, isByName: false },
         open: (own, leases) => openUserspaceTunnel(NAME, port, families, own, leases),
       }
+    }
     return {
       families,
       mtu: mtuNow(),
@@ -370,7 +375,6 @@ export function createWireguardBackend(options: Parts): Backend {
         outers: outersOf(family),
         port: listenPort,
         mtu: mtuNow(),
-        awaited: mode === 'auto' ? families.find((each) => external.address[each] === undefined) : undefined,
         privateKey: own.privateKey,
         psk,
         keepalive,

@@ -31,13 +31,11 @@ import {
   formatNet,
   netAround,
   netContains,
-  onlyOf,
   type Addresses,
   type ByFamily,
   type Family,
 } from '../../net/address.ts'
 import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays, UnknownKey } from '../contract.ts'
-import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
 import {
   adoptTun,
   checkMtu,
@@ -144,8 +142,7 @@ export class Tunnel implements DataPath {
   /** The name of the TUN device. */
   readonly tunNames: readonly string[]
   /**
-   * Resolves if the engine can no longer forward, if the external interface changed, or if the sockets of the second outer family are lost
-   * while datagrams are encrypted.
+   * Resolves if the engine can no longer forward, or if the sockets of the second outer family are lost while datagrams are encrypted.
    */
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
@@ -176,10 +173,6 @@ export class Tunnel implements DataPath {
   readonly #records: PeerRecords
   /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
-  /** The outer families in which a change of this host's address is a fault. */
-  readonly #watchedFamilies: readonly Family[]
-  /** Finds changes of the external interface. */
-  readonly #watch: ExternalWatch
   /** Logs the senders of refused packets; undefined until the tunnel is open. */
   #unknownSenders: UnknownSenderLog | undefined
   /**
@@ -206,17 +199,15 @@ export class Tunnel implements DataPath {
     this.#innerFamilies = innerFamilies
     this.#underlay = underlay
     this.#records = records
-    const { external, run, persistence } = parts
+    const { persistence } = parts
     const { keeper } = kind
     this.mtu = kind.mtu
     this.tunNames = [engine.tunName]
     this.families = innerFamilies.all.map(({ family }) => family)
     this.probeSource = innerFamilies.ownAddresses
     this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
-    this.#watchedFamilies = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
-    this.#watch = watchExternal(run, external, this.#watchedFamilies, kind.directRouting === true)
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
-    this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
+    this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
     // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
     if (kind.other && engine.hasOther && !keeper) this.underlays = this.#createUnderlays(kind.outer, kind.other)
@@ -275,17 +266,17 @@ export class Tunnel implements DataPath {
     return tunnel
   }
 
-  /** True if a family that is not carried, or a changed address of this host, waits for `renew`. */
+  /** True if a family that is not carried waits for `renew`. */
   get isOutdated(): boolean {
-    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.news !== undefined
+    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
   }
 
   get lacking(): ByFamily<string> {
     return this.#innerFamilies.lacking
   }
 
-  renew(attrs: LeaseAttrs): Promise<void> {
-    return this.#inTurn(() => this.#renew(attrs))
+  renew(attrs: LeaseAttrs, external: ExternalInterface): Promise<void> {
+    return this.#inTurn(() => this.#renew(attrs, external))
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
@@ -306,10 +297,6 @@ export class Tunnel implements DataPath {
 
   close(): Promise<void> {
     return this.#inTurn(() => this.#end())
-  }
-
-  gone(): ByFamily<string> {
-    return onlyOf(this.#watchedFamilies, this.#watch.gone())
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
@@ -446,7 +433,6 @@ export class Tunnel implements DataPath {
   }
 
   async #resync(): Promise<readonly string[]> {
-    if (await this.#watch.hasMoved()) return []
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
@@ -457,13 +443,10 @@ export class Tunnel implements DataPath {
     return repaired
   }
 
-  async #renew(attrs: LeaseAttrs): Promise<void> {
+  async #renew(attrs: LeaseAttrs, external: ExternalInterface): Promise<void> {
     const { log } = this.#parts
-    const { news } = this.#watch
     this.#underlay.renew(attrs)
-    if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
-    this.#watch.markPublished()
-    await this.#bindOther(this.#watch.now())
+    await this.#bindOther(external)
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {

@@ -4,11 +4,11 @@ import { expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Lease, OwnLease } from '../../../src/control/lease/lease.ts'
 import { currentExternal, type ExternalInterface } from '../../../src/host/external-interface.ts'
-import { FAMILIES, type Family } from '../../../src/net/address.ts'
+import { FAMILIES, formatAddress, type Family } from '../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
 import { openDataPaths, type DataPaths } from '../../../src/node/data-paths.ts'
-import type { DataPath } from '../../../src/path/contract.ts'
+import type { DataPath, PlannedPath } from '../../../src/path/contract.ts'
 import { checkFamily } from '../../../src/path/device/tun-device.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
@@ -124,6 +124,19 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       ...more(family),
     }
   }
+  const openPlan = (
+    plan: (external: () => ExternalInterface) => readonly PlannedPath[],
+    signal = new AbortController().signal,
+    leases: ReadonlyMap<string, Lease> = new Map(),
+  ): Promise<DataPaths> => {
+    const backend = {
+      get external() {
+        return external
+      },
+      plan: () => plan(() => external),
+    }
+    return openDataPaths({ backend, lease, leases, signal, run, log })
+  }
   return {
     calls,
     checked,
@@ -140,29 +153,23 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     infos,
     faults,
     again,
+    openFake: open,
+    openPlan,
     open: (mtu = 1430, isUnbound = false, signal = new AbortController().signal, leases?: ReadonlyMap<string, Lease>) =>
-      openDataPaths({
-        backend: {
-          get external() {
-            return external
-          },
-          plan: () =>
-            FAMILIES.map((family) => ({
-              families: [family],
-              mtu,
-              external: { families: [family], isBound: !isUnbound, isByName: !isUnbound },
-              async open(own, known) {
-                checkFamily(family, mtu, external)
-                return open(family, own, known)
-              },
-            })),
-        },
-        lease,
+      openPlan(
+        () =>
+          FAMILIES.map((family) => ({
+            families: [family],
+            mtu,
+            external: { families: [family], isBound: !isUnbound, isByName: !isUnbound },
+            async open(own, known) {
+              checkFamily(family, mtu, external)
+              return open(family, own, known)
+            },
+          })),
         signal,
-        run,
-        log,
-        leases: leases ?? new Map(),
-      }),
+        leases,
+      ),
   }
 }
 
@@ -683,4 +690,58 @@ it('with engines that have nothing to lend continues to forward', async () => {
   r.dead.add('ipv4').add('ipv6')
   expect(await path.leave!()).toEqual([])
   expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
+})
+
+/** One data path that carries both families and is bound to the address of one family. */
+async function openBound(bound: Family) {
+  const r = rig()
+  const renewed: ExternalInterface[] = []
+  const path = await r.openPlan((external) => [
+    {
+      families: FAMILIES,
+      mtu: 1430,
+      external: { families: [bound], isBound: true, isByName: false },
+      open: async () => ({
+        ...(await r.openFake('ipv4', LEASE, new Map())),
+        renew: async () => void renewed.push(external()),
+      }),
+    },
+  ])
+  return { r, path, renewed }
+}
+
+it.each<[Family, Family, string]>([
+  ['ipv4', 'ipv6', 'fd00::a1'],
+  ['ipv6', 'ipv4', '192.0.2.99'],
+])(
+  'that is bound to %s publishes a changed address of %s, and again after the next change',
+  async (bound, other, to) => {
+    const { r, path, renewed } = await openBound(bound)
+    const before = r.host[other]
+    await path.resync()
+    expect(path.isOutdated).toBe(false)
+    for (const address of [to, before]) {
+      r.host[other] = address
+      expect([await path.resync(), path.isOutdated]).toEqual([['ipv4 was repaired'], true])
+      await r.again(path)
+      expect(r.infos.at(-1)).toMatch(new RegExp(`^Publishing a change to the peers: .* to ${address}$`))
+      expect(formatAddress(renewed.at(-1)!.address[other]!)).toBe(address)
+      expect([await path.resync(), path.isOutdated]).toEqual([['ipv4 was repaired'], false])
+    }
+    expect(r.calls).toEqual(['open ipv4'])
+  },
+)
+
+it('that is bound to an address fails with another address, and is not checked any more', async () => {
+  const { r, path } = await openBound('ipv6')
+  r.host.ipv6 = 'fd00::a1'
+  expect([await path.resync(), path.isOutdated]).toEqual([[], false])
+  expect((await path.fault).message).toBe('the address of eth0 changed from fd00::1 to fd00::a1')
+})
+
+it('reports a missing address of those families alone that a data path uses', async () => {
+  const { r, path } = await openBound('ipv6')
+  Object.assign(r.host, { ipv4: '169.254.0.1', ipv6: 'fe80::1' })
+  await path.resync()
+  expect(path.gone()).toEqual({ ipv6: 'eth0 has lost its address fd00::1' })
 })

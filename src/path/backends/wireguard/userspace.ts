@@ -24,8 +24,6 @@ interface UserspaceOptions {
   /** The longest packet in bytes that containers may send. */
   readonly mtu: number
   readonly privateKey: Secret
-  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
-  readonly awaited: Family | undefined
   readonly psk: Secret
   /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
@@ -60,7 +58,7 @@ export function openUserspace(
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  const { parts, name, families, outers, awaited, port, mtu, filter, check, log } = options
+  const { parts, name, families, outers, port, mtu, filter, check, log } = options
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
   const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log })
@@ -71,7 +69,6 @@ export function openUserspace(
       families,
       outer,
       other,
-      awaited,
       port,
       mtu,
       tunName: name,

@@ -13,7 +13,7 @@ import { amended } from '../../../../src/node/loops/lease.ts'
 import { createNode, type NodeParts } from '../../../../src/node/node.ts'
 import { createOwnership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
-import { openPaths, planOf } from '../../../support/data-paths.ts'
+import { EXTERNAL, openPaths, planOf } from '../../../support/data-paths.ts'
 import {
   backend,
   dataPaths,
@@ -32,6 +32,7 @@ import {
   subnetFile,
   until,
   value,
+  setGone,
 } from '../../../support/node-rig.ts'
 
 installRig()
@@ -223,14 +224,14 @@ it('says once that an address of the external interface is gone, and that there 
   start()
   await ready()
   const said = (): string[] => lines.filter((line) => /lost its address|has an IPv6 address/.test(line))
-  dataPaths[0]!.gone = { ipv6: 'eth0 has lost its address fd77::1' }
+  setGone({ ipv6: 'eth0 has lost its address fd77::1' })
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said()).toEqual([
     expect.stringMatching(
       /eth0 has lost its address fd77::1: no IPv6 packets pass between this node and others until the address is back or another is found$/,
     ),
   ])
-  dataPaths[0]!.gone = {}
+  setGone({})
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said().slice(1)).toEqual([expect.stringMatching(/The external interface has an IPv6 address again$/)])
   expect([dataPaths.length, dataPaths[0]!.closed]).toEqual([1, false])
@@ -421,7 +422,7 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { leave, takeBack: async () => {} }
   const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
-  await lent.open(() => openPaths({ plan }, lease, async () => ''))
+  await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, async () => ''))
   const options = { 'subnet-file': subnetFile() } as NodeParts['options']
   const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
   const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, lent, new Map())

@@ -185,7 +185,7 @@ it.each(['separate', 'auto'])('in mode %s keeps its devices after a change of th
   const before = made()
   await path.resync()
   expect([path.isOutdated, path.lacking]).toEqual([true, {}])
-  await path.renew!(await prepare())
+  await path.renew(await prepare())
   expect(path.isOutdated).toBe(false)
   expect(made()).toBe(before)
   await path.close()
@@ -422,6 +422,7 @@ describe('weftd itself, in the mode auto', () => {
       path,
       data: attrs.backendData,
       config: startedWith!,
+      prepare: () => backend.prepare(signal),
       ends: async (peers: readonly string[], more: readonly object[] = []): Promise<string[]> => {
         const leases = peers.map((text, at): readonly [string, Lease] => {
           const data = {
@@ -556,16 +557,16 @@ describe('weftd itself, in the mode auto', () => {
       bound.push(address)
       if (bound.length > 1) throw new Error('it is taken')
     }
-    const { path } = await opened('192.0.2.1 2001:db8::1', TWO, { bindOther })
+    const { path, prepare } = await opened('192.0.2.1 2001:db8::1', TWO, { bindOther })
     await path.resync()
     ipv6 = '2001:db8::2'
     await path.resync()
     expect(path.isOutdated).toBe(true)
-    await path.renew!({ publicIp, backendType: 'wireguard' })
+    await path.renew(await prepare())
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
     ipv6 = '2001:db8::3'
     await path.resync()
-    await path.renew!({ publicIp, backendType: 'wireguard' })
+    await path.renew(await prepare())
     expect([bound, (await path.fault).message]).toEqual([['2001:db8::2', '2001:db8::3'], 'it is taken'])
     await path.close()
   })
