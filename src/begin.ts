@@ -116,7 +116,7 @@ function handoverParts(start: Start, kept: readonly number[]): HandoverParts<Res
       throw new WeftError(
         'DEVICE',
         `another weftd runs on this host for the store ${before.store}; this one's is ${store}`,
-        { remedy: 'name the same store; or, if this host is to leave its network, stop the other one first' },
+        { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
       )
     },
   }

@@ -309,7 +309,7 @@ describe('architecture of native/', () => {
 const WALKS = {
   'a packet out': { begins: '`walk/egress.h`, ', most: 6 },
   'a packet in': { begins: '`io/receiver`, ', most: 7 },
-  'a lease': { begins: '`control/store/etcd/etcd`, ', most: 11 },
+  'a lease': { begins: '`control/store/etcd/etcd`, ', most: 10 },
   'a restart': { begins: '`weftd`, ', most: 8 },
   'a flag': { begins: '`options`, ', most: 6 },
 } as const

@@ -93,6 +93,7 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
   'host-gw': async () => (await import('../path/backends/host-gw.ts')).createHostGwBackend,
   ipip: async () => (await import('../path/backends/ipip.ts')).createIpipBackend,
   wireguard: async () => (await import('../path/backends/wireguard.ts')).createWireguardBackend,
+  ipsec: async () => (await import('../path/backends/ipsec.ts')).createIpsecBackend,
   alloc: async () => (await import('../path/backends/alloc.ts')).createAllocBackend,
   extension: async () => (await import('../path/backends/extension.ts')).createExtensionBackend,
   'aws-vpc': async () => (await import('../path/backends/aws-vpc.ts')).createAwsVpcBackend,
@@ -152,7 +153,7 @@ async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<
 
 function knownType(type: string): BackendType {
   if (isBackendType(type)) return type
-  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor(type) })
+  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }
 
 function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inheritable: Inheritable): Persistence {

@@ -42,6 +42,8 @@ export interface Backend {
    * once, when this node's lease shows that the earlier run used another backend.
    */
   readonly routesByOthers?: boolean
+  /** True if the backend makes IPsec policies in the kernel. */
+  readonly usesIpsec?: boolean
   /** True if packets to peers must leave this host only through the backend's device, because only that device encrypts them. */
   readonly isSealed?: boolean
   /** The external interface as the last `prepare` found it. */

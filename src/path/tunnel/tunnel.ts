@@ -46,13 +46,11 @@ import {
   type TunDevice,
 } from '../device/tun-device.ts'
 import type { Engine, EngineConfig, OpenPath, PeerTraffic } from '../engine/engine.ts'
-import { encodePeers } from '../engine/peers.ts'
 import { TrafficSlots } from '../engine/traffic.ts'
 import { InnerFamilies, type InnerFamily } from './inner-families.ts'
-import { PeerRecords } from './peer-records.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
+import { TunnelPeers } from './tunnel-peers.ts'
 import { Underlay } from './underlay.ts'
-import type { UnknownSenderLog } from './unknown-senders.ts'
 
 /** The engine's features that coalesce received packets, each with the protocol's name for the log. */
 const JOINING = [
@@ -165,16 +163,14 @@ export class Tunnel implements DataPath {
   readonly #kind: TunnelKind
   /** The running engine, which moves the packets. */
   readonly #engine: Engine
-  /** The families of inner packets, with the peers of each family. */
+  /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
-  /** Makes the engine's records of the peers. */
-  readonly #records: PeerRecords
+  /** Judges the leases, and gives the peers' records to the engine. */
+  readonly #peers: TunnelPeers
   /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
-  /** Logs the senders of refused packets; undefined until the tunnel is open. */
-  #unknownSenders: UnknownSenderLog | undefined
   /**
    * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
    * objects as missing while they are being created, and `close` could close descriptors that are being passed on.
@@ -191,14 +187,14 @@ export class Tunnel implements DataPath {
     engine: Engine,
     innerFamilies: InnerFamilies,
     underlay: Underlay,
-    records: PeerRecords,
+    peers: TunnelPeers,
   ) {
     this.#parts = parts
     this.#kind = kind
     this.#engine = engine
     this.#innerFamilies = innerFamilies
     this.#underlay = underlay
-    this.#records = records
+    this.#peers = peers
     const { persistence } = parts
     const { keeper } = kind
     this.mtu = kind.mtu
@@ -235,25 +231,24 @@ export class Tunnel implements DataPath {
     // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
     // checked later, when no other process forwards.
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
-    for (const { filter } of innerFamilies.all) filter.take(leases, lease.key)
-    slots.keep(innerFamilies.keys())
-    const records = new PeerRecords(kind, innerFamilies, underlay, slots)
+    const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
+    peers.takeFirst(leases, lease.key)
     const [bindAddress = ''] = underlay.addresses.map(formatAddress)
     const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
     const keepsSessions = head && keeper?.inherit(head)
-    keeper?.setPeers(innerFamilies.peers())
+    peers.informKeeper()
     const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
     const engine = await startEngine({
       ...engineConfig(parts, kind, innerFamilies, underlay),
       tunName: adopted ?? tunName,
       inherited,
       keepsSessions,
-      peers: () => encodePeers(records.all()),
+      peers: () => peers.encoded(),
     })
-    slots.counted = (slot) => engine.traffic(slot)
-    const tunnel = new Tunnel(parts, kind, engine, innerFamilies, underlay, records)
+    peers.follow(engine)
+    const tunnel = new Tunnel(parts, kind, engine, innerFamilies, underlay, peers)
     tunnel.#begin()
     try {
       await tunnel.#configureAll(inherited !== undefined)
@@ -282,7 +277,7 @@ export class Tunnel implements DataPath {
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
     return this.#inTurn(async () => {
       try {
-        await this.#apply(leases, ownKey, touched)
+        await this.#peers.apply(leases, ownKey, touched)
         this.#isUnapplied = false
       } catch (error) {
         this.#isUnapplied = true
@@ -341,19 +336,15 @@ export class Tunnel implements DataPath {
   }
 
   look(): void {
-    this.#unknownSenders?.report(this.#engine.takeUnknownSenders())
+    this.#peers.reportUnknownSenders()
   }
 
   /** Begins the work with the running engine. */
   #begin(): void {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
     // peers return to the first family.
-    if (!this.#engine.hasOther)
-      for (const key of this.#underlay.chosen) {
-        this.#underlay.forgetChoice(key)
-        this.#redirect(key)
-      }
-    this.#kind.keeper?.listen((key) => this.#redirect(key))
+    if (!this.#engine.hasOther) this.#peers.forgetChoices()
+    this.#kind.keeper?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
   }
 
@@ -380,8 +371,7 @@ export class Tunnel implements DataPath {
       subnet: this.#innerFamilies.subnets,
       provesSender: keeper !== undefined,
     }
-    this.#unknownSenders = new UnknownSenderLog(filter, log)
-    this.#unknownSenders.setPeers(() => this.#records.all())
+    this.#peers.logUnknownSenders(new UnknownSenderLog(filter, log))
   }
 
   #createDevice({ network, subnet, earlier }: InnerFamily): TunDevice {
@@ -414,22 +404,6 @@ export class Tunnel implements DataPath {
       `Forwarding between ${tunName} and UDP ${bindings.join(' and ')} with the ${kind} engine` +
         (offloads.length > 0 ? `: ${offloads.join(', ')}` : ''),
     )
-  }
-
-  async #apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
-    const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)
-    this.#kind.keeper?.setPeers(this.#innerFamilies.peers())
-    const known = changes.flatMap(([inner, changed]) => (changed ? [[inner, changed] as const] : []))
-    // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
-    if (known.length === changes.length) {
-      const records = this.#records.update(known)
-      this.#engine.changePeers(encodePeers(records))
-      this.#unknownSenders?.changePeers(records)
-    } else {
-      this.#engine.setPeers(encodePeers(this.#records.updateAll()))
-      this.#unknownSenders?.setPeers(() => this.#records.all())
-    }
-    for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
   }
 
   async #resync(): Promise<readonly string[]> {
@@ -472,13 +446,6 @@ export class Tunnel implements DataPath {
     this.#beginSessions() // a new engine may run now
   }
 
-  /** Gives the engine the records of a peer whose endpoint has changed. */
-  #redirect(key: string): void {
-    const records = this.#records.ofPeer(key)
-    this.#engine.changePeers(encodePeers(records))
-    this.#unknownSenders?.changePeers(records)
-  }
-
   /** Makes the engine read the device's offload settings, which control if received packets are coalesced, and logs a change. */
   #followSwitches(): void {
     const { tunName } = this.#engine
@@ -514,15 +481,9 @@ export class Tunnel implements DataPath {
         return peer && carriers?.of(peer) === through ? this.#underlay.knownMtu(peer, family) : undefined
       },
       ...(this.#parts.settings.tunnel.probePathMtu
-        ? { limit: (bytes: ReadonlyMap<string, number>, family: Family) => this.#limit(bytes, family) }
+        ? { limit: (bytes: ReadonlyMap<string, number>, family: Family) => this.#peers.limit(bytes, family) }
         : {}),
     }
-  }
-
-  /** Limits packets to each peer to the length in bytes that the search for the path MTU found. */
-  #limit(bytes: ReadonlyMap<string, number>, family: Family): void {
-    const changed = this.#underlay.setLimits(bytes, family)
-    this.#engine.changePeers(encodePeers(this.#records.inFamily(family, changed)))
   }
 
   #createUnderlays(first: Family, other: Family): Underlays {
@@ -538,7 +499,7 @@ export class Tunnel implements DataPath {
       has: (key) => reachedByBoth(key) !== undefined,
       choose: (key, family) => {
         this.#underlay.choose(key, family)
-        this.#redirect(key)
+        this.#peers.redirect(key)
       },
       send: (key, family, packet) => {
         const to = reachedByBoth(key)?.attrs.publicIp[family]
