@@ -21,6 +21,8 @@ import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Fam
 import type {
   Backend,
   DataPath,
+  HandoverSide,
+  Observing,
   PathPeer,
   PathSearching,
   PathTraffic,
@@ -159,7 +161,7 @@ class PathPart {
 type Drops = ReturnType<Engine['drops']>
 
 const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffic>> =>
-  (await path.traffic?.()) ?? new Map()
+  (await path.counting?.traffic()) ?? new Map()
 
 /** The families of the external interface's addresses to which the data path is bound. */
 const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
@@ -269,6 +271,11 @@ export class DataPaths {
     return this.#carried().map(([, path]) => path)
   }
 
+  /** The carried data paths whose packets an engine of weftd carries, each with its part. */
+  #observed(): readonly (readonly [PathPart, Observing])[] {
+    return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
+  }
+
   /** The open data path that carries the family. */
   #pathOf(family: Family): DataPath | undefined {
     return this.#parts.find(({ families }) => families.includes(family))?.carried
@@ -305,7 +312,7 @@ export class DataPaths {
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
     )
     // A data path of both families reports a missing family in its own `lacking`.
-    return { ...Object.assign({}, ...this.#paths().map((path) => path.lacking)), ...Object.fromEntries(ours) }
+    return { ...Object.assign({}, ...this.#paths().map((path) => path.adapting?.lacking)), ...Object.fromEntries(ours) }
   }
 
   /**
@@ -321,7 +328,7 @@ export class DataPaths {
     return (
       this.#move !== undefined ||
       this.#parts.some(({ lacking }) => lacking !== undefined) ||
-      this.#paths().some((path) => path.isOutdated)
+      this.#paths().some((path) => path.adapting?.isOutdated)
     )
   }
 
@@ -334,8 +341,8 @@ export class DataPaths {
 
   /** True if changes of the data paths can be unnoticed. The daemon then calls `resync` more often. */
   get unreported(): boolean {
-    const carried = this.#paths()
-    return this.#isUnseen || carried.length < this.#parts.length || carried.some((path) => path.unreported)
+    const isUnreported = this.#parts.some(({ plan }) => plan.isUnreported)
+    return this.#isUnseen || isUnreported || this.#carried().length < this.#parts.length
   }
 
   /**
@@ -442,7 +449,7 @@ export class DataPaths {
       if (this.#move !== undefined) this.#log.info(`Publishing a change to the peers: ${this.#move}`)
       this.#move = undefined
       this.#published = this.#backend.external
-      for (const path of this.#paths()) await path.renew?.(attrs, this.#published)
+      for (const path of this.#paths()) await path.adapting?.renew(attrs, this.#published)
       const ended = await this.#closeEnded()
       if (this.#isClosed) return
       await this.open()
@@ -481,13 +488,13 @@ export class DataPaths {
 
   /** The names of the engines' TUN devices; undefined if the kernel carries the packets. */
   get tunNames(): readonly string[] | undefined {
-    const names = this.#paths().flatMap((path) => path.tunNames ?? [])
+    const names = this.#observed().flatMap(([, { tunNames }]) => tunNames)
     return names.length > 0 ? names : undefined
   }
 
   /** This host's address in each family, from which the daemon sends probes to peers; empty if it cannot probe peers. */
   get probeSource(): Addresses {
-    const sources = this.#paths().map((path) => path.probeSource)
+    const sources = this.#paths().map(({ probing }) => probing?.source)
     return {
       ipv4: sources.find((source) => source?.ipv4 !== undefined)?.ipv4,
       ipv6: sources.find((source) => source?.ipv6 !== undefined)?.ipv6,
@@ -501,8 +508,8 @@ export class DataPaths {
 
   /** Returns the peer with this lease key; undefined if one peer costs as much as listing all. */
   get peer(): ((key: string) => PathPeer | undefined) | undefined {
-    if (!this.#can('peer')) return undefined
-    return (key) => mergePeers(this.#paths().map((path) => asList(path.peer?.(key))))[0]
+    if (!this.#can('observing')) return undefined
+    return (key) => mergePeers(this.#observed().map(([, observing]) => asList(observing.peer(key))))[0]
   }
 
   /** Returns the traffic with each peer, by lease key, since the peer was added. */
@@ -516,8 +523,8 @@ export class DataPaths {
 
   /** Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see handshakes. */
   get unknownKeys(): (() => readonly UnknownKey[]) | undefined {
-    if (!this.#can('unknownKeys')) return undefined
-    return () => this.#paths().flatMap((path) => path.unknownKeys?.() ?? [])
+    if (!this.#can('handshakes')) return undefined
+    return () => this.#paths().flatMap(({ handshakes }) => handshakes?.unknownKeys() ?? [])
   }
 
   /**
@@ -525,15 +532,15 @@ export class DataPaths {
    * it shorter than `mtu`.
    */
   pathMtu(peer: Lease, family: Family): number | undefined {
-    return this.#pathOf(family)?.pathMtu?.(peer, family)
+    return this.#pathOf(family)?.observing?.pathMtu(peer, family)
   }
 
   /** Supports the search for the path MTU; undefined if the kernel does not report the longest packet that it would send. */
   get pathSearch(): PathSearching | undefined {
-    const searches = this.#paths().flatMap((path) => path.pathSearch ?? [])
+    const searches = this.#observed().map(([, { pathSearch }]) => pathSearch)
     const [first] = searches
-    if (!first || !this.#can('pathSearch')) return undefined
-    const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.pathSearch
+    if (!first || !this.#can('observing')) return undefined
+    const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.observing?.pathSearch
     return {
       // Each family has its own overhead if the paths are separate, and the backend's table has it.
       ...(this.#parts.length === 1 && first.overhead !== undefined ? { overhead: first.overhead } : {}),
@@ -566,7 +573,7 @@ export class DataPaths {
     const packets: Drops['packets'][number][] = []
     for (const part of this.#parts) {
       const its = after.slice(next.length)
-      const dropped = part.path?.drops?.(its) ?? { next: its.slice(0, part.places), packets: [] }
+      const dropped = part.path?.observing?.drops(its) ?? { next: its.slice(0, part.places), packets: [] }
       part.places = dropped.next.length
       next.push(...dropped.next)
       packets.push(...dropped.packets)
@@ -579,23 +586,25 @@ export class DataPaths {
    * does not hang soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>> {
-    const all = this.#carried().map(([part, path]) =>
-      Object.entries(path.threads()).map(([name, rounds]) => [part.prefix + name, rounds] as const),
+    const all = this.#observed().map(([part, observing]) =>
+      Object.entries(observing.threads()).map(([name, rounds]) => [part.prefix + name, rounds] as const),
     )
     return Object.fromEntries(all.flat())
   }
 
   /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
   look(): void {
-    for (const path of this.#paths()) path.look?.()
+    for (const [, observing] of this.#observed()) observing.look()
   }
 
-  /**
-   * Stops forwarding, but keeps the devices with their addresses and routes for the next process. Returns the open descriptors in which
-   * packets wait meanwhile, if they can be passed on. Undefined if `close` keeps the devices too.
-   */
-  get leave(): (() => Promise<readonly OpenPath[]>) | undefined {
-    return this.#can('leave') ? () => this.#next(() => this.#leave()) : undefined
+  /** Passes the open paths on to the next process; undefined if `close` keeps the devices too. */
+  get handover(): HandoverSide | undefined {
+    if (!this.#can('handover')) return undefined
+    return {
+      isLendable: this.#paths().every(({ handover }) => handover?.isLendable),
+      leave: () => this.#next(() => this.#leave()),
+      takeBack: () => this.#next(() => this.#takeBack()),
+    }
   }
 
   async #leave(): Promise<readonly OpenPath[]> {
@@ -606,20 +615,16 @@ export class DataPaths {
     try {
       await this.#untilIdle()
       await this.#closeEnded()
-      left = (await Promise.all(this.#paths().map(async (path) => (await path.leave?.()) ?? []))).flat()
+      left = (await Promise.all(this.#paths().map(async (path) => (await path.handover?.leave()) ?? []))).flat()
       return left
     } finally {
       this.#isAway = left.length > 0
     }
   }
 
-  get takeBack(): (() => Promise<void>) | undefined {
-    if (!this.#can('takeBack')) return undefined
-    return () =>
-      this.#next(async () => {
-        this.#isAway = false
-        await Promise.all(this.#paths().map(async (path) => path.takeBack?.()))
-      })
+  async #takeBack(): Promise<void> {
+    this.#isAway = false
+    await Promise.all(this.#paths().map(async (path) => path.handover?.takeBack()))
   }
 
   close(): Promise<void> {
@@ -639,7 +644,7 @@ export class DataPaths {
     }
   }
 
-  /** True if all carried paths have this member. */
+  /** True if all carried paths have this facet. */
   #can(what: keyof DataPath): boolean {
     return this.#paths().every((path) => path[what] !== undefined)
   }

@@ -301,6 +301,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
       node.table = new Map()
       node.steady.clear()
       return {
+        families: ['ipv4'],
         fault: new Promise((resolve) => {
           node.die = () => resolve(new Error('died'))
         }),
@@ -328,7 +329,6 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
         carrier: () => ({ engine: 'none', features: [] }),
         peers: () => [],
         counters: () => ({}),
-        threads: () => ({}),
         close: async () => {},
       }
     }),

@@ -385,22 +385,24 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     return {
       open: described(),
-      tunNames: ['flannel0'],
+      families: ['ipv4'],
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
       carrier: () => ({ device: 'flannel0', engine: 'native', features: [] }),
       peers: () => [],
       counters: () => ({}),
-      threads: () => ({}),
-      async leave() {
-        await busy(process, 5, 60)
-        stop()
-        return [described()]
-      },
-      async takeBack() {
-        say(process, 'forwards again')
-        engines.set(process, file)
+      handover: {
+        isLendable: true,
+        async leave() {
+          await busy(process, 5, 60)
+          stop()
+          return [described()]
+        },
+        async takeBack() {
+          say(process, 'forwards again')
+          engines.set(process, file)
+        },
       },
       async close() {
         await busy(process, 5, 60)
@@ -420,13 +422,13 @@ function createWorld(time: VirtualTime, random: Random) {
     lastKnown = 'kernel'
     say(process, 'has the kernel forward')
     return {
+      families: ['ipv4'],
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
       carrier: () => ({ device: 'flannel.1', engine: 'kernel', features: [] }),
       peers: () => [],
       counters: () => ({}),
-      threads: () => ({}),
       close: async () => {},
     }
   }

@@ -39,7 +39,6 @@ interface FakeDataPath {
   unseen: Error | undefined
   /** Runs during a check of the data path; its argument settles when the check is late. */
   looking: ((late: Promise<unknown> | undefined) => Promise<unknown>) | undefined
-  unreported: boolean
   /** The families that the data path lacks, and the calls that asked to open them. */
   lacking: ByFamily<string>
   readonly renewed: LeaseAttrs[]
@@ -112,7 +111,6 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     repaired: [],
     unseen: undefined,
     looking: undefined,
-    unreported: false,
     lacking: {},
     renewed: [],
     renewing: undefined,
@@ -127,6 +125,7 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
   }
   dataPaths.push(dataPath)
   return {
+    families: familiesOf(lease.subnet),
     fault,
     apply: async (leases, own) => {
       if (dataPath.closed) misuses.push('applied to a data path that is closed')
@@ -138,34 +137,40 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
       if (dataPath.unseen) throw dataPath.unseen
       return dataPath.repaired.splice(0)
     },
-    get unreported() {
-      return dataPath.unreported
-    },
-    get lacking() {
-      return dataPath.lacking
-    },
-    get isOutdated() {
-      return familiesOf(dataPath.lacking).length > 0
-    },
-    renew: async (attrs) => {
-      dataPath.renewed.push(attrs)
-      await dataPath.renewing
+    adapting: {
+      get lacking() {
+        return dataPath.lacking
+      },
+      get isOutdated() {
+        return familiesOf(dataPath.lacking).length > 0
+      },
+      renew: async (attrs) => {
+        dataPath.renewed.push(attrs)
+        await dataPath.renewing
+      },
     },
     carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
-    probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
+    probing: { source: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address } },
     peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
-    peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
-    traffic: async () => {
-      const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
-      return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+    counting: {
+      traffic: async () => {
+        const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
+        return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+      },
     },
-    unknownKeys: () => dataPath.unknownKeys,
+    handshakes: { unknownKeys: () => dataPath.unknownKeys },
     counters: () => ({ tx_packets: 5n, tx_drop_no_route: dataPath.dropped, rx_drop_ttl: 0n }),
-    threads: () => dataPath.rounds,
-    ...(knownMtu
-      ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }
-      : {}),
-    look: () => void dataPath.looks++,
+    observing: {
+      tunNames: [],
+      peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
+      pathMtu: () => undefined,
+      drops: () => ({ next: [], packets: [] }),
+      threads: () => dataPath.rounds,
+      pathSearch: knownMtu
+        ? { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) }
+        : { knownMtu: () => undefined },
+      look: () => void dataPath.looks++,
+    },
     close: async () => {
       dataPath.closed = true
       if (dataPath.stuck) throw dataPath.stuck

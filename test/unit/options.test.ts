@@ -230,7 +230,9 @@ describe('checkOptions and checkMargin', () => {
       expect.objectContaining({
         code: 'USAGE',
         message: expect.stringContaining(message),
-        remedy: expect.stringMatching(/^((give|add) .*\d|choose one of native, dgram$|leave one of the two flags out$)/),
+        remedy: expect.stringMatching(
+          /^((give|add) .*\d|choose one of native, dgram$|leave one of the two flags out$)/,
+        ),
       }),
     )
   })

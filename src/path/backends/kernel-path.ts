@@ -8,7 +8,7 @@ import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { createTurn } from '../../host/turn.ts'
 import { formatAddress, formatNet, type Addresses, type Family, type Net } from '../../net/address.ts'
-import type { DataPath, PathPeer, PathSide } from '../contract.ts'
+import type { DataPath, PathPeer, PathSide, Probing } from '../contract.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
 import { createDirectHops, type DirectHops } from '../tunnel/direct-routing.ts'
 import type { PeerFilter } from '../tunnel/peer-filter.ts'
@@ -17,6 +17,7 @@ interface KernelFacts {
   readonly families: readonly Family[]
   /** The name of the device; left out if the backend has none. */
   readonly device?: string
+  /** This host's address in each family, from which the daemon sends probes; empty if the daemon cannot probe peers. */
   readonly probeSource: Addresses
   /** The filters that decide which leases are peers, one for each family. */
   readonly filters: readonly PeerFilter[]
@@ -24,7 +25,7 @@ interface KernelFacts {
 
 export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
-  readonly probeSource: Addresses
+  readonly probing: Probing
   readonly fault: Promise<Error> = new Promise(() => {})
   protected readonly filters: readonly PeerFilter[]
   readonly #device: string | undefined
@@ -38,7 +39,7 @@ export abstract class KernelPath implements DataPath {
 
   constructor({ families, device, probeSource, filters }: KernelFacts) {
     this.families = families
-    this.probeSource = probeSource
+    this.probing = { source: probeSource }
     this.filters = filters
     this.#device = device
   }
@@ -69,10 +70,6 @@ export abstract class KernelPath implements DataPath {
 
   counters(): Readonly<Record<string, bigint>> {
     return { peers_unusable: BigInt(this.filters.reduce((sum, filter) => sum + filter.skipped(), 0)) }
-  }
-
-  threads(): Readonly<Record<string, number>> {
-    return {}
   }
 
   close(): Promise<void> {

@@ -222,6 +222,7 @@ export function createWireguardBackend(options: Parts): Backend {
       families,
       mtu: mtuNow(),
       external: { families: [first], isBound: false, isByName: false },
+      isUnreported: true, // the kernel sends no rtnetlink messages about keys and peers
       open: (own) => openDevice(NAME, port, families, own),
     }
   }
@@ -233,6 +234,7 @@ export function createWireguardBackend(options: Parts): Backend {
       families: [family],
       mtu: mtuNow(),
       external: { families: [family], isBound: isOurs, isByName: false },
+      isUnreported: !isOurs, // the kernel sends no rtnetlink messages about keys and peers
       async open(own, leases) {
         if (!isOurs) return openDevice(nameIn(family), ports[family], [family], own)
         checkFamily(family, mtuNow(), external)

@@ -35,7 +35,19 @@ import {
   type ByFamily,
   type Family,
 } from '../../net/address.ts'
-import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays, UnknownKey } from '../contract.ts'
+import type {
+  Adapting,
+  Counting,
+  DataPath,
+  HandoverSide,
+  Handshakes,
+  Observing,
+  PathPeer,
+  PathSearching,
+  PathTraffic,
+  Probing,
+  Underlays,
+} from '../contract.ts'
 import {
   adoptTun,
   checkMtu,
@@ -134,7 +146,7 @@ function engineConfig(
   }
 }
 
-export class Tunnel implements DataPath {
+export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /** The longest packet in bytes that containers may send. */
   readonly mtu: number
   /** The name of the TUN device. */
@@ -145,18 +157,19 @@ export class Tunnel implements DataPath {
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
   readonly families: readonly Family[]
-  /** The addresses of the TUN device, from which the daemon sends probes to peers. */
-  readonly probeSource: Addresses
+  /** Has the addresses of the TUN device as the source of probes. */
+  readonly probing: Probing
+  readonly adapting: Adapting = this
+  readonly counting: Counting = this
+  readonly observing: Observing = this
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
   /** Chooses the outer family for each peer; undefined if there is only one, or if the session keeper chooses it. */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
-  readonly unknownKeys?: () => readonly UnknownKey[]
-  /** Stops forwarding and returns the open descriptors; undefined if the TUN device must not outlive this process. */
-  readonly leave?: () => Promise<readonly OpenPath[]>
-  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot. */
-  readonly takeBack?: () => Promise<void>
+  readonly handshakes?: Handshakes
+  /** Passes the open descriptors on; undefined if the TUN device must not outlive this process. */
+  readonly handover?: HandoverSide
   /** The configuration, the log and the functions that act on the host. */
   readonly #parts: TunnelParts
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
@@ -200,16 +213,20 @@ export class Tunnel implements DataPath {
     this.mtu = kind.mtu
     this.tunNames = [engine.tunName]
     this.families = innerFamilies.all.map(({ family }) => family)
-    this.probeSource = innerFamilies.ownAddresses
+    this.probing = { source: innerFamilies.ownAddresses }
     this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
     // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
     if (kind.other && engine.hasOther && !keeper) this.underlays = this.#createUnderlays(kind.outer, kind.other)
-    if (keeper) this.unknownKeys = () => keeper.unknownKeys()
-    if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
-    if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
+    if (keeper) this.handshakes = keeper
+    if (persistence.persist)
+      this.handover = {
+        isLendable: engine.takeBack !== undefined,
+        leave: () => this.#inTurn(() => this.#leave()),
+        takeBack: () => this.#inTurn(async () => this.#takeBack()),
+      }
   }
 
   /**

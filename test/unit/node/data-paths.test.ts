@@ -8,7 +8,7 @@ import { FAMILIES, formatAddress, type Family } from '../../../src/net/address.t
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
 import { openDataPaths, type DataPaths } from '../../../src/node/data-paths.ts'
-import type { DataPath, PlannedPath } from '../../../src/path/contract.ts'
+import type { DataPath, Observing, PlannedPath } from '../../../src/path/contract.ts'
 import { checkFamily } from '../../../src/path/device/tun-device.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
@@ -85,6 +85,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     if (broken.has(family)) throw new WeftError('DEVICE', `no ${family}`)
     calls.push(`open ${family}`)
     return {
+      families: [family],
       fault: new Promise((resolve) => (faults[family] = resolve)),
       async apply(leases, _ownKey, touched) {
         if (hanging.family === family) await new Promise<void>((resolve) => (hanging.end = resolve))
@@ -99,23 +100,26 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       },
       carrier: () => ({ device: family, engine: 'kernel', features: [] }),
       peers: () => [{ key: 'k', [family]: { endpoint: family } }],
-      traffic: async () =>
-        new Map([
-          [
-            'k',
-            {
-              txPackets: 1,
-              txBytes: 10,
-              rxPackets: undefined,
-              rxBytes: 5,
-              lastReceivedAt: family === 'ipv4' ? 7 : 9,
-              sessions: { [family]: sessionBy(family) },
-            },
-          ],
-        ]),
-      unknownKeys: () => [{ publicKey: `of nobody, by ${family}`, from: { address: 1, port: 1 }, at: 2 }],
+      counting: {
+        traffic: async () =>
+          new Map([
+            [
+              'k',
+              {
+                txPackets: 1,
+                txBytes: 10,
+                rxPackets: undefined,
+                rxBytes: 5,
+                lastReceivedAt: family === 'ipv4' ? 7 : 9,
+                sessions: { [family]: sessionBy(family) },
+              },
+            ],
+          ]),
+      },
+      handshakes: {
+        unknownKeys: () => [{ publicKey: `of nobody, by ${family}`, from: { address: 1, port: 1 }, at: 2 }],
+      },
       counters: () => ({ peers_unusable: 2n }),
-      threads: () => ({}),
       async close() {
         calls.push(`close ${family}`)
         faults[family]?.(new Error(`${family} was closed`)) // like a child process that was ended
@@ -529,31 +533,36 @@ function engines() {
     const rings = family === 'ipv4' ? 2 : 3
     let isLent = false
     return {
-      tunNames: [`tun-${family}`],
-      threads: () => ({ 'weft-loop0': family === 'ipv4' ? 4 : 6 }),
-      look: () => void engineCalls.push(`look ${family}`),
-      peer: (key) => (key === 'k' ? { key, [family]: { endpoint: family } } : undefined),
-      pathMtu: (_peer, of) => (of === family ? 1300 : 0),
-      pathSearch: {
-        overhead: 7,
-        knownMtu: (key, of) => (key !== 'k' || of !== family ? undefined : family === 'ipv4' ? 1450 : 1380),
-        limit: (bytes) => void (given[family] = bytes),
+      observing: {
+        tunNames: [`tun-${family}`],
+        threads: () => ({ 'weft-loop0': family === 'ipv4' ? 4 : 6 }),
+        look: () => void engineCalls.push(`look ${family}`),
+        peer: (key) => (key === 'k' ? { key, [family]: { endpoint: family } } : undefined),
+        pathMtu: (_peer, of) => (of === family ? 1300 : 0),
+        pathSearch: {
+          overhead: 7,
+          knownMtu: (key, of) => (key !== 'k' || of !== family ? undefined : family === 'ipv4' ? 1450 : 1380),
+          limit: (bytes) => void (given[family] = bytes),
+        },
+        drops(after = []) {
+          if (isLent) return { next: after, packets: [] }
+          const from = after[rings - 1] ?? 0
+          const packets = dropped[family].filter((number) => number >= from).map((number) => ({ family, number }))
+          const next = [...Array<number>(rings - 1).fill(1), Math.max(from, ...dropped[family].map((each) => each + 1))]
+          return { next, packets } as unknown as ReturnType<Observing['drops']>
+        },
       },
-      drops(after = []) {
-        if (isLent) return { next: after, packets: [] }
-        const from = after[rings - 1] ?? 0
-        const packets = dropped[family].filter((number) => number >= from).map((number) => ({ family, number }))
-        const next = [...Array<number>(rings - 1).fill(1), Math.max(from, ...dropped[family].map((each) => each + 1))]
-        return { next, packets } as unknown as ReturnType<NonNullable<DataPath['drops']>>
-      },
-      async leave() {
-        engineCalls.push(`leave ${family}`)
-        isLent = true
-        return dead.has(family) ? [] : [{ tunName: family } as unknown as OpenPath]
-      },
-      async takeBack() {
-        engineCalls.push(`take back ${family}`)
-        isLent = false
+      handover: {
+        isLendable: true,
+        async leave() {
+          engineCalls.push(`leave ${family}`)
+          isLent = true
+          return dead.has(family) ? [] : [{ tunName: family } as unknown as OpenPath]
+        },
+        async takeBack() {
+          engineCalls.push(`take back ${family}`)
+          isLent = false
+        },
       },
     }
   })
@@ -563,7 +572,7 @@ const tick = (): Promise<void> => new Promise((resolve) => setImmediate(resolve)
 
 it('lacks the members of engines if no engine carries it', async () => {
   const path = await rig().open()
-  for (const what of ['leave', 'takeBack', 'pathSearch', 'peer'] as const) expect(path[what], what).toBeUndefined()
+  for (const what of ['handover', 'pathSearch', 'peer'] as const) expect(path[what], what).toBeUndefined()
   expect(path.drops()).toEqual({ next: [], packets: [] })
   expect(path.pathMtu(LEASES.get('k')!, 'ipv4')).toBeUndefined()
   expect([path.tunNames, path.threads()]).toEqual([undefined, {}])
@@ -625,7 +634,7 @@ it('with engines returns the drops of each family once, also if one is not open'
   r.dropped.ipv4.push(11)
   expect(dropsSince(third)).toEqual([[11], [1, 12, 1, 1, 63]])
   // A lent engine has no drops to read.
-  await path.leave!()
+  await path.handover!.leave()
   expect(dropsSince(third)).toEqual([[], third])
 })
 
@@ -633,7 +642,7 @@ it('with engines lends the carried families, in turn with opening and closing, a
   const r = engines()
   const path = await r.open(undefined, undefined, undefined, LEASES)
   expect([r.knew.ipv4, r.knew.ipv6]).toEqual([LEASES, LEASES])
-  expect((await path.leave!()).map(({ tunName }) => tunName)).toEqual(['ipv4', 'ipv6'])
+  expect((await path.handover!.leave()).map(({ tunName }) => tunName)).toEqual(['ipv4', 'ipv6'])
   // Another process owns the path now, so it is not repaired or reopened.
   r.checked.length = 0
   r.host.ipv6 = 'fd00::a1'
@@ -642,7 +651,7 @@ it('with engines lends the carried families, in turn with opening and closing, a
   await tick()
   await r.again(path)
   expect([path.lacking, r.calls]).toEqual([{ ipv6: 'the device is gone' }, ['open ipv4', 'open ipv6']])
-  await path.takeBack!()
+  await path.handover!.takeBack()
   expect(r.engineCalls).toEqual(['leave ipv4', 'leave ipv6', 'take back ipv4'])
   await r.again(path)
   expect([path.lacking, r.calls.slice(2)]).toEqual([{}, ['close ipv6', 'open ipv6']])
@@ -655,7 +664,7 @@ it('with engines lends nothing while one family is checked or takes peers, becau
   r.hanging.family = 'ipv4'
   const [checking, applying] = [path.resync(), path.apply(LEASES, 'own')]
   await tick()
-  const left = path.leave!()
+  const left = path.handover!.leave()
   await tick()
   expect(r.engineCalls).toEqual([])
   r.slow.end()
@@ -671,7 +680,7 @@ it('with engines lends nothing while one family is checked or takes peers, becau
 it('with engines checks nothing if it is lent while it reads the host', async () => {
   const r = engines()
   const path = await r.open()
-  const [repaired, left] = await Promise.all([path.resync(), path.leave!()])
+  const [repaired, left] = await Promise.all([path.resync(), path.handover!.leave()])
   expect([repaired, left.length, r.checked]).toEqual([[], 2, []])
 })
 
@@ -680,7 +689,7 @@ it('with engines lends one family if the other has failed, and closes the failed
   const path = await r.open()
   r.faults.ipv4!(new Error('the device is gone'))
   await tick()
-  expect((await path.leave!()).map(({ tunName }) => tunName)).toEqual(['ipv6'])
+  expect((await path.handover!.leave()).map(({ tunName }) => tunName)).toEqual(['ipv6'])
   expect(r.calls).toEqual(['open ipv4', 'open ipv6', 'close ipv4'])
 })
 
@@ -688,7 +697,7 @@ it('with engines that have nothing to lend continues to forward', async () => {
   const r = engines()
   const path = await r.open()
   r.dead.add('ipv4').add('ipv6')
-  expect(await path.leave!()).toEqual([])
+  expect(await path.handover!.leave()).toEqual([])
   expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
 })
 
@@ -703,7 +712,7 @@ async function openBound(bound: Family) {
       external: { families: [bound], isBound: true, isByName: false },
       open: async () => ({
         ...(await r.openFake('ipv4', LEASE, new Map())),
-        renew: async () => void renewed.push(external()),
+        adapting: { lacking: {}, isOutdated: false, renew: async () => void renewed.push(external()) },
       }),
     },
   ])

@@ -8,7 +8,7 @@ import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.
 import type { Run } from '../../../host/command.ts'
 import { findLink } from '../../../host/links.ts'
 import { familiesOf, FAMILY_NAMES, formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
-import type { DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
+import type { Adapting, Counting, DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
 import { sayingWhoHasIt } from '../../device/device-refusal.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute, type TunDevice } from '../../device/tun-device.ts'
 import { PeerFilter, type PeerFilterOptions } from '../../tunnel/peer-filter.ts'
@@ -103,11 +103,11 @@ function reasonToLack(
   }
 }
 
-class WireguardPath extends KernelPath {
+class WireguardPath extends KernelPath implements Counting {
+  readonly counting: Counting = this
+  /** Lists the families for which the MTU is too small. When the MTU grows, the data path is opened again. */
+  readonly adapting: Adapting
   override readonly fault: Promise<Error>
-  readonly lacking: ByFamily<string>
-  /** True because the kernel sends no rtnetlink messages about keys and peers, so changes of them are only found by regular checks. */
-  readonly unreported = true
   readonly #name: string
   readonly #opened: WireguardDevice
   readonly #run: Run
@@ -138,7 +138,7 @@ class WireguardPath extends KernelPath {
       filters: parts.map(({ filter }) => filter),
     })
     this.fault = new Promise((resolve) => (this.#reportFault = resolve))
-    this.lacking = lacking
+    this.adapting = { lacking, isOutdated: false, renew: async () => {} }
     this.#name = options.name
     this.#opened = opened
     this.#run = options.run

@@ -94,7 +94,7 @@ it.each([
     await vi.advanceTimersByTimeAsync(after - 100)
     return dataPaths[0]!.repaired.length
   }
-  dataPaths[0]!.unreported = unreported
+  vi.spyOn(ownership.dataPath!, 'unreported', 'get').mockReturnValue(unreported)
   await wrong(5100)
   await until(() => logged(/^W Repaired: flannel0 was down/))
   await vi.advanceTimersByTimeAsync(10_000)
@@ -160,7 +160,7 @@ it('opens a missing family again immediately after a check of the host, and then
   const [path] = dataPaths
   address = 2
   path!.lacking = { ipv6: 'the address of eth0 changed' }
-  path!.unreported = true
+  vi.spyOn(ownership.dataPath!, 'unreported', 'get').mockReturnValue(true)
   hostChanged.ring()
   await until(() => path!.renewed.length === 1, 300)
   expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
@@ -420,7 +420,7 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
   }
   const lent = createOwnership(log)
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
-  const lendable = { leave, takeBack: async () => {} }
+  const lendable = { handover: { isLendable: true, leave, takeBack: async () => {} } }
   const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
   await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, async () => ''))
   const options = { 'subnet-file': subnetFile() } as NodeParts['options']
