@@ -548,7 +548,7 @@ export class DataPaths {
         const bytes = searchOf(family)?.knownMtu(key, family)
         return bytes && Math.min(bytes, this.mtu)
       },
-      ...(searches.every(({ limit }) => limit)
+      ...(searches.every((search) => search.limit !== undefined)
         ? { limit: (bytes, family) => searchOf(family)?.limit?.(bytes, family) }
         : {}),
     }
@@ -630,7 +630,7 @@ export class DataPaths {
   close(): Promise<void> {
     this.#isClosed = true
     return this.#next(async () => {
-      const done = await Promise.allSettled(this.#parts.map(({ path }) => path?.close()))
+      const done = await Promise.allSettled(this.#parts.map(async ({ path }) => path?.close()))
       for (const result of done) if (result.status === 'rejected') throw result.reason
     })
   }

@@ -237,7 +237,7 @@ it('reports the current endpoint of a peer after reading it from the device', as
     ['(none)', '192.0.2.9:22235'],
   ]) {
     dumped = `${OTHER_KEY}\t(none)\t${at}\t10.5.2.0/24\t0\t1\t1\toff\n`
-    await path.traffic!()
+    await path.traffic()
     expect(endpoint()).toBe(expected)
   }
   await path.apply(leases(51_830), 'own')

@@ -144,7 +144,7 @@ it('clears the host only if it inherits nothing, and begins handshakes before it
 
 it('continues on inherited descriptors without a change to the host before packets flow', async () => {
   const inherited = { tunName: 'flannel0', loops: [], features: [], bindAddress: '192.0.2.1', port: 8285, without: [] }
-  await open(inherited as unknown as OpenPath)
+  await open(inherited)
   expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
     FOREIGN,
     'ask the predecessor',
