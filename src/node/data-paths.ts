@@ -449,7 +449,7 @@ export class DataPaths {
       if (this.#move !== undefined) this.#log.info(`Publishing a change to the peers: ${this.#move}`)
       this.#move = undefined
       this.#published = this.#backend.external
-      for (const path of this.#paths()) await path.adapting?.renew(attrs, this.#published)
+      for (const path of this.#paths()) await path.adapting?.renew(this.#published)
       const ended = await this.#closeEnded()
       if (this.#isClosed) return
       await this.open()

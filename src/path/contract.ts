@@ -315,11 +315,10 @@ export interface Adapting {
   /** True if the node must call `renew`, because a family that `renew` can open is not carried. */
   readonly isOutdated: boolean
   /**
-   * Adapts the open data path to the backend's last `prepare`: `attrs` are the attributes that the lease now publishes, and `external` is
-   * the external interface. It opens missing families and leaves open families unchanged. If a family cannot be opened, it logs the reason,
-   * and the family stays missing.
+   * Adapts the open data path to the external interface, and to the attributes that the node's lease now publishes. It opens missing
+   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
    */
-  renew(attrs: LeaseAttrs, external: ExternalInterface): Promise<void>
+  renew(external: ExternalInterface): Promise<void>
 }
 
 /** The part of a data path that counts the packets of each peer. */
