@@ -603,18 +603,6 @@ function follow(
   return other === undefined || isForNow || !isLeft ? known : other.address
 }
 
-/**
- * Returns a text about how the external interface differs from `before`: a changed or new address of one of these families, or otherwise a
- * changed MTU. The data path that was made for `before` must then be made again. Returns undefined if neither changed.
- */
-export const changeOf = (
-  before: ExternalInterface,
-  now: ExternalInterface,
-  families: readonly Family[] = FAMILIES,
-): string | undefined =>
-  families.map((family) => addressChange(before, now, family)).find((change) => change !== undefined) ??
-  mtuChange(before, now)
-
 export function addressChange(before: ExternalInterface, now: ExternalInterface, family: Family): string | undefined {
   const [was, is] = [before.address[family], now.address[family]]
   if (is === undefined || is === was) return undefined

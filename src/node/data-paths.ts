@@ -125,10 +125,11 @@ class PathPart {
   async #transferAll(wanted: () => Applied | undefined): Promise<void> {
     const { path } = this
     try {
-      for (let pending = this.#pending; pending !== undefined; pending = this.#pending) {
+      // A failed path may complete a transfer after another path was opened, which then has transfers of its own.
+      while (this.path === path && this.#pending !== undefined) {
+        const touched = this.#pending === 'all' ? undefined : this.#pending
         this.#pending = undefined
         const applied = wanted()
-        const touched = pending === 'all' ? undefined : pending
         if (applied) await path?.apply(applied.leases, applied.ownKey, touched)
       }
     } catch (error) {

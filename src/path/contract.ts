@@ -105,7 +105,7 @@ export interface PlannedPath {
 }
 
 /** How a data path depends on the external interface, which the node watches. */
-export interface ExternalUse {
+interface ExternalUse {
   /** The families of the interface's addresses that the path uses. weftd reports if such an address is missing. */
   readonly families: readonly Family[]
   /** True if the path must be opened again when such an address changes. Other changed addresses are only published to the peers. */

@@ -487,6 +487,32 @@ it('applies the peers to one family while the other hangs, which later gets all 
   expect(path.isBehind).toBe(false)
 })
 
+it('gives the peers of a family to the path that is open now, although its failed path still hangs', async () => {
+  const r = rig()
+  const path = await r.open()
+  const late = Promise.resolve()
+  const more = (...keys: string[]) => new Map(keys.map((key) => [key, { ...LEASES.get('k')!, key }]))
+  r.hanging.family = 'ipv6'
+  await path.apply(more('a'), 'own', new Set(['a']), late)
+  const endFailed = r.hanging.end
+  delete r.hanging.family
+  r.faults.ipv6!(new Error('gone'))
+  await path.resync()
+  await r.again(path)
+  r.hanging.family = 'ipv6'
+  await path.apply(more('a', 'b'), 'own', new Set(['b']), late)
+  await path.apply(more('a', 'b', 'c'), 'own', new Set(['c']), late)
+  delete r.hanging.family
+  r.calls.length = 0
+  endFailed()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect([r.calls, path.isBehind]).toEqual([['apply ipv6 a of a'], true])
+  r.hanging.end()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(r.calls.slice(1)).toEqual(['apply ipv6 a,b of b', 'apply ipv6 a,b,c of c'])
+  expect(path.isBehind).toBe(false)
+})
+
 it('logs the late failure of a family to take its peers, and applies all of them again', async () => {
   const { calls, hanging, deaf, errors, open } = rig()
   const path = await open()
