@@ -57,7 +57,7 @@ export function createFabricBackend<T extends BackendType>(
       {
         families,
         mtu: external.mtu,
-        external: { families: FAMILIES, isBound: true, isByName: false },
+        external: { families: FAMILIES, isBound: true },
         // No kernel reports a change of the routes. So the node calls `resync` often, and a keeper decides if a check is due.
         isUnreported: true,
         async open(own, _leases, signal) {

@@ -20,7 +20,7 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import { findLink, isNamedBy } from '../../host/links.ts'
+import { findLink, renamed, type Named } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import {
   FAMILIES,
@@ -34,7 +34,9 @@ import {
   type Addresses,
   type ByFamily,
   type Family,
+  type Net,
 } from '../../net/address.ts'
+import { isNamedBy } from '../catalog.ts'
 import type {
   Adapting,
   Counting,
@@ -93,9 +95,10 @@ async function refuseRoute(
   mtu: number,
   { family, network }: InnerFamily,
   isOwn: (device: string) => boolean,
+  subnet?: Net,
 ): Promise<void> {
   checkMtu(family, mtu, external.name)
-  await refuseForeignRoute(run, network, isOwn)
+  await refuseForeignRoute(run, network, isOwn, subnet)
 }
 
 /**
@@ -147,8 +150,6 @@ function engineConfig(
 }
 
 export class Tunnel implements DataPath, Adapting, Counting, Observing {
-  /** The name of the TUN device. */
-  readonly tunNames: readonly string[]
   /**
    * Resolves if the engine can no longer forward, or if the sockets of the second outer family are lost while datagrams are encrypted.
    */
@@ -189,6 +190,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   readonly #inTurn = createTurn()
   /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
   #isUnapplied = false
+  /** The name of the TUN device as of the last `resync`. */
+  #knownName: string
   /** Resolves `fault` with the reason. */
   #reportFault!: (reason: Error) => void
 
@@ -208,7 +211,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.#peers = peers
     const { persistence } = parts
     const { keeper } = kind
-    this.tunNames = [engine.tunName]
+    this.#knownName = engine.tunName
     this.families = innerFamilies.all.map(({ family }) => family)
     this.probing = { source: innerFamilies.ownAddresses }
     this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
@@ -242,9 +245,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
-    // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
-    // checked later, when no other process forwards.
-    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
+    // The route of a device with this backend's name or this node's address is accepted here, because another process may still forward
+    // with that device. It is checked later, when no other process forwards.
+    const isOwn = (name: string): boolean => isNamedBy(tunName, name)
+    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
     peers.takeFirst(leases, own.key)
     const [bindAddress = ''] = underlay.addresses.map(formatAddress)
@@ -278,6 +282,11 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /** True if a family that is not carried waits for `renew`. */
   get isOutdated(): boolean {
     return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
+  }
+
+  /** The present name of the TUN device, which another program may rename. */
+  get tunNames(): readonly string[] {
+    return [this.#engine.tunName]
   }
 
   get lacking(): ByFamily<string> {
@@ -391,8 +400,14 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   #createDevice(inner: InnerFamily): TunDevice {
     const { run, log } = this.#parts
     const { scope } = this.#kind
+    const engine = this.#engine
+    const device: Named = {
+      get name() {
+        return engine.tunName
+      },
+    }
     return createTunDevice({
-      name: this.#engine.tunName,
+      device,
       network: inner.network,
       subnet: inner.subnet,
       mtu: this.#kind.mtu,
@@ -421,6 +436,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   async #resync(): Promise<readonly string[]> {
+    this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
@@ -429,6 +445,13 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       for (const each of [this.#devices.get(inner.family), inner]) repaired.push(...((await each?.resync()) ?? []))
     })
     return repaired
+  }
+
+  /** Logs a new name of the TUN device. The engine knows the name from its descriptor. */
+  #followName(): void {
+    const { tunName } = this.#engine
+    if (tunName !== this.#knownName) this.#parts.log.info(renamed(this.#knownName, tunName))
+    this.#knownName = tunName
   }
 
   async #renew(external: ExternalInterface): Promise<void> {

@@ -40,11 +40,12 @@ const sessionBy = (family: Family) => ({
 function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => ({})) {
   const calls: string[] = []
   const checked: Family[] = []
-  const host = { mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
+  const host = { name: 'eth0', mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
   const blind = new Set<Family>()
   const owns: Partial<Record<Family, OwnLease>> = {}
   let external: ExternalInterface = {
     name: 'eth0',
+    index: 1,
     mtu: 1500,
     address: PUBLIC,
     publicIp: PUBLIC,
@@ -55,7 +56,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       local: host[family],
       family: family === 'ipv4' ? 'inet' : 'inet6',
     }))
-    return JSON.stringify([{ ifindex: 1, ifname: 'eth0', mtu: host.mtu, flags: ['UP'], addr_info: info }])
+    return JSON.stringify([{ ifindex: 1, ifname: host.name, mtu: host.mtu, flags: ['UP'], addr_info: info }])
   }
   /** Does the same as a backend's `prepare` followed by `renew`. */
   async function again(path: DataPaths): Promise<void> {
@@ -165,7 +166,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
           FAMILIES.map((family) => ({
             families: [family],
             mtu,
-            external: { families: [family], isBound: !isUnbound, isByName: !isUnbound },
+            external: { families: [family], isBound: !isUnbound },
             async open(own, known) {
               checkFamily(family, mtu, external)
               return open(family, own, known)
@@ -735,7 +736,7 @@ async function openBound(bound: Family) {
     {
       families: FAMILIES,
       mtu: 1430,
-      external: { families: [bound], isBound: true, isByName: false },
+      external: { families: [bound], isBound: true },
       open: async () => ({
         ...(await r.openFake('ipv4', LEASE, new Map())),
         adapting: { lacking: {}, isOutdated: false, renew: async () => void renewed.push(external()) },
@@ -779,4 +780,18 @@ it('reports a missing address of those families alone that a data path uses', as
   Object.assign(r.host, { ipv4: '169.254.0.1', ipv6: 'fe80::1' })
   await path.resync()
   expect(path.gone()).toEqual({ ipv6: 'eth0 has lost its address fd00::1' })
+})
+
+it('continues after a new name of the external interface, which the backend must know', async () => {
+  const r = rig()
+  const path = await r.open()
+  r.host.name = 'uplink0'
+  expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
+  expect([path.isOutdated, path.gone(), path.lacking]).toEqual([true, {}, {}])
+  await r.again(path)
+  await path.resync()
+  expect([path.isOutdated, r.calls]).toEqual([false, ['open ipv4', 'open ipv6']])
+  r.host.mtu = 1400
+  await path.resync()
+  expect((await path.fault).message).toBe('the MTU of uplink0 changed from 1500 to 1400')
 })
