@@ -59,10 +59,11 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
   async function lend(): Promise<readonly OpenPath[]> {
     if (state.is !== 'forwarding') return []
     const { dataPath } = state
-    if (!dataPath.leave || !dataPath.takeBack) return []
+    const { handover } = dataPath
+    if (!handover?.isLendable) return []
     state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
-      const paths = await dataPath.leave()
+      const paths = await handover.leave()
       // A data path without paths has died, and its `fault` reports that.
       state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
@@ -82,8 +83,9 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
     try {
       if (before.is === 'lent') return closeAll(fdsOf(before.paths))
       if (before.is !== 'forwarding') return
-      if (!before.dataPath.leave) return await before.dataPath.close()
-      closeAll(fdsOf(await before.dataPath.leave()))
+      const { dataPath } = before
+      if (!dataPath.handover) return await dataPath.close()
+      closeAll(fdsOf(await dataPath.handover.leave()))
     } catch (error) {
       // This process must be able to continue. The next data path to be opened meets the cause again.
       log.error(`Cannot close the data path: ${describeError(error)}`)
@@ -94,7 +96,7 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
     if (state.is === 'released') return void (state = { is: 'closed' })
     if (state.is !== 'lent') return
     const { dataPath } = state
-    await dataPath.takeBack?.()
+    await dataPath.handover?.takeBack()
     state = { is: 'forwarding', dataPath }
   }
 
@@ -103,8 +105,9 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
       // The successor has copies of these descriptors. This process may run for a while, and would block device and port.
       if (state.is === 'lent') return closeAll(fdsOf(state.paths))
       if (state.is !== 'forwarding') return
-      if (!state.dataPath.leave) return await state.dataPath.close()
-      await keep(await state.dataPath.leave())
+      const { dataPath } = state
+      if (!dataPath.handover) return await dataPath.close()
+      await keep(await dataPath.handover.leave())
     } finally {
       state = { is: 'ended' }
     }

@@ -14,7 +14,7 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import type { Backend } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import { alone } from '../support/alone.ts'
-import { planOf } from '../support/data-paths.ts'
+import { EXTERNAL, planOf } from '../support/data-paths.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -294,12 +294,14 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   node.steady.clear()
   const backend: Backend = {
     name: 'simulated',
+    external: EXTERNAL,
     prepare: async () => ({ publicIp: { ipv4: parseIpv4(node.publicIp)! }, backendType: '' }),
     plan: planOf(async (lease) => {
       node.lease = lease
       node.table = new Map()
       node.steady.clear()
       return {
+        families: ['ipv4'],
         fault: new Promise((resolve) => {
           node.die = () => resolve(new Error('died'))
         }),
@@ -327,7 +329,6 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
         carrier: () => ({ engine: 'none', features: [] }),
         peers: () => [],
         counters: () => ({}),
-        threads: () => ({}),
         close: async () => {},
       }
     }),

@@ -23,7 +23,7 @@ import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
-import { openPaths, planOf } from '../support/data-paths.ts'
+import { EXTERNAL, openPaths, planOf } from '../support/data-paths.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -385,22 +385,24 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     return {
       open: described(),
-      tunNames: ['flannel0'],
+      families: ['ipv4'],
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
       carrier: () => ({ device: 'flannel0', engine: 'native', features: [] }),
       peers: () => [],
       counters: () => ({}),
-      threads: () => ({}),
-      async leave() {
-        await busy(process, 5, 60)
-        stop()
-        return [described()]
-      },
-      async takeBack() {
-        say(process, 'forwards again')
-        engines.set(process, file)
+      handover: {
+        isLendable: true,
+        async leave() {
+          await busy(process, 5, 60)
+          stop()
+          return [described()]
+        },
+        async takeBack() {
+          say(process, 'forwards again')
+          engines.set(process, file)
+        },
       },
       async close() {
         await busy(process, 5, 60)
@@ -420,13 +422,13 @@ function createWorld(time: VirtualTime, random: Random) {
     lastKnown = 'kernel'
     say(process, 'has the kernel forward')
     return {
+      families: ['ipv4'],
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
       carrier: () => ({ device: 'flannel.1', engine: 'kernel', features: [] }),
       peers: () => [],
       counters: () => ({}),
-      threads: () => ({}),
       close: async () => {},
     }
   }
@@ -512,6 +514,7 @@ function createWorld(time: VirtualTime, random: Random) {
     let forwarding: ForwardingNode | undefined
     const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',
+      external: EXTERNAL,
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
       plan: planOf(async () => {

@@ -23,7 +23,7 @@ import type { State } from '../../src/report/notify.ts'
 import { detailsOf, isReadyNow, troubleOf } from '../../src/report/snapshot.ts'
 import type { Status } from '../../src/report/status.ts'
 import { alone } from './alone.ts'
-import { planOf } from './data-paths.ts'
+import { EXTERNAL, planOf } from './data-paths.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
 
 interface FakeDataPath {
@@ -39,10 +39,8 @@ interface FakeDataPath {
   unseen: Error | undefined
   /** Runs during a check of the data path; its argument settles when the check is late. */
   looking: ((late: Promise<unknown> | undefined) => Promise<unknown>) | undefined
-  unreported: boolean
   /** The families that the data path lacks, and the calls that asked to open them. */
   lacking: ByFamily<string>
-  gone: ByFamily<string>
   readonly renewed: LeaseAttrs[]
   /** Until this settles the data path keeps the state that `renew` left. */
   renewing: Promise<void> | undefined
@@ -94,6 +92,7 @@ const pathPeer = (key: string): PathPeer => {
 
 export const backend: Backend = {
   name: 'fake',
+  external: EXTERNAL,
   prepare: async () => ({ publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' }),
   plan: planOf(openFake),
 }
@@ -112,9 +111,7 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     repaired: [],
     unseen: undefined,
     looking: undefined,
-    unreported: false,
     lacking: {},
-    gone: {},
     renewed: [],
     renewing: undefined,
     rounds: {},
@@ -128,6 +125,7 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
   }
   dataPaths.push(dataPath)
   return {
+    families: familiesOf(lease.subnet),
     fault,
     apply: async (leases, own) => {
       if (dataPath.closed) misuses.push('applied to a data path that is closed')
@@ -139,40 +137,50 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
       if (dataPath.unseen) throw dataPath.unseen
       return dataPath.repaired.splice(0)
     },
-    get unreported() {
-      return dataPath.unreported
-    },
-    gone: () => dataPath.gone,
-    get lacking() {
-      return dataPath.lacking
-    },
-    get isOutdated() {
-      return familiesOf(dataPath.lacking).length > 0
-    },
-    renew: async () => {
-      dataPath.renewed.push(lease.attrs)
-      await dataPath.renewing
+    adapting: {
+      get lacking() {
+        return dataPath.lacking
+      },
+      get isOutdated() {
+        return familiesOf(dataPath.lacking).length > 0
+      },
+      renew: async () => {
+        dataPath.renewed.push(lease.attrs)
+        await dataPath.renewing
+      },
     },
     carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
-    probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
+    probing: { source: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address } },
     peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
-    peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
-    traffic: async () => {
-      const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
-      return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+    counting: {
+      traffic: async () => {
+        const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
+        return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+      },
     },
-    unknownKeys: () => dataPath.unknownKeys,
+    handshakes: { unknownKeys: () => dataPath.unknownKeys },
     counters: () => ({ tx_packets: 5n, tx_drop_no_route: dataPath.dropped, rx_drop_ttl: 0n }),
-    threads: () => dataPath.rounds,
-    ...(knownMtu
-      ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }
-      : {}),
-    look: () => void dataPath.looks++,
+    observing: {
+      tunNames: [],
+      peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
+      pathMtu: () => undefined,
+      drops: () => ({ next: [], packets: [] }),
+      threads: () => dataPath.rounds,
+      pathSearch: knownMtu
+        ? { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) }
+        : { knownMtu: () => undefined },
+      look: () => void dataPath.looks++,
+    },
     close: async () => {
       dataPath.closed = true
       if (dataPath.stuck) throw dataPath.stuck
     },
   }
+}
+
+/** Sets the families whose address is missing from the external interface. */
+export function setGone(gone: ByFamily<string>): void {
+  vi.spyOn(ownership.dataPath!, 'gone').mockReturnValue(gone)
 }
 
 /** Returns the parts of a dual-stack or IPv6-only node, in place of those of an IPv4 node. */

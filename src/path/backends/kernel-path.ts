@@ -6,17 +6,19 @@
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
+import type { FollowedLink } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import { formatAddress, formatNet, type Addresses, type Family, type Net } from '../../net/address.ts'
-import type { DataPath, PathPeer, PathSide } from '../contract.ts'
-import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
+import type { DataPath, PathPeer, PathSide, Probing } from '../contract.ts'
+import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
 import { DirectHops } from '../tunnel/direct-routing.ts'
 import type { PeerFilter } from '../tunnel/peer-filter.ts'
 
 interface KernelFacts {
   readonly families: readonly Family[]
-  /** The name of the device; left out if the backend has none. */
-  readonly device?: string
+  /** The device, which another program may rename; left out if the backend has none. */
+  readonly device?: FollowedLink
+  /** This host's address in each family, from which the daemon sends probes; empty if the daemon cannot probe peers. */
   readonly probeSource: Addresses
   /** The filters that decide which leases are peers, one for each family. */
   readonly filters: readonly PeerFilter[]
@@ -24,10 +26,10 @@ interface KernelFacts {
 
 export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
-  readonly probeSource: Addresses
+  readonly probing: Probing
   readonly fault: Promise<Error> = new Promise(() => {})
   protected readonly filters: readonly PeerFilter[]
-  readonly #device: string | undefined
+  readonly #device: FollowedLink | undefined
   /**
    * Runs the operations one after another, because their callers do not coordinate. Otherwise an older list of peers could be set last, and
    * a repair could report objects as missing while they are being created.
@@ -38,7 +40,7 @@ export abstract class KernelPath implements DataPath {
 
   constructor({ families, device, probeSource, filters }: KernelFacts) {
     this.families = families
-    this.probeSource = probeSource
+    this.probing = { source: probeSource }
     this.filters = filters
     this.#device = device
   }
@@ -64,15 +66,11 @@ export abstract class KernelPath implements DataPath {
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
-    return { ...(this.#device === undefined ? {} : { device: this.#device }), engine: 'kernel', features: [] }
+    return { ...(this.#device ? { device: this.#device.name } : {}), engine: 'kernel', features: [] }
   }
 
   counters(): Readonly<Record<string, bigint>> {
     return { peers_unusable: BigInt(this.filters.reduce((sum, filter) => sum + filter.skipped(), 0)) }
-  }
-
-  threads(): Readonly<Record<string, number>> {
-    return {}
   }
 
   close(): Promise<void> {
@@ -94,7 +92,7 @@ export interface RoutedParts {
   readonly family: Family
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
-  readonly device?: string
+  readonly device?: FollowedLink
   /** This host's address from which the daemon sends probes. */
   readonly probeSource: Net['address']
   readonly filter: PeerFilter
@@ -128,7 +126,7 @@ export abstract class RoutedPath extends KernelPath {
     })
     this.#family = family
     this.#filter = filter
-    this.#routes = createRouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), run, log })
+    this.#routes = new RouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), run, log })
     this.#direct = directRouting ? new DirectHops(run, family) : undefined
   }
 

@@ -14,6 +14,7 @@ import {
   FAMILY_NAMES,
   formatAddress,
   isLinkLocal,
+  netsOf,
   netText,
   type Family,
 } from '../../net/address.ts'
@@ -202,9 +203,12 @@ class WireguardBackend {
     const external = this.#external
     const isOurs = this.#carrier === 'userspace'
     const option = portOptionOf(name)
+    const networks = netsOf(carried.flatMap((family) => config[family]?.network ?? []))
     return {
       ports: this.#boundBy(carried).map(([family, address]) => ({ family, address, port, option })),
-      device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
+      device: isOurs
+        ? { name, type: 'tun', networks, replaces: ['wireguard'] }
+        : { name, type: TYPE, networks, replaces: 'any' },
       sides: carried
         .filter((family) => external.publicIp[family] !== undefined)
         .map((family) => ({ family, network: config[family]?.network, mtu: this.#mtu(), external: external.name })),
@@ -262,16 +266,24 @@ class WireguardBackend {
     const families = this.#families
     const port = this.#ports.ipv4
     const [first = 'ipv4'] = familiesOf(lease.subnet)
-    if (this.#carrier === 'userspace')
+    if (this.#carrier === 'userspace') {
+      const [outer] = this.#outersOf(first)
+      const { address } = this.#external
+      // When this host gets an address in the other outer family, the data path is opened again.
+      const awaited =
+        this.#options.settings.mode === 'auto' ? families.filter((each) => address[each] === undefined) : []
       return {
         families,
         mtu: this.#mtu(),
+        external: { families: [outer, ...awaited], isBound: true },
         open: (own, leases) => this.#openUserspace(NAME, port, families, own, leases),
       }
+    }
     return {
       families,
       mtu: this.#mtu(),
-      external: { families: [first], isBound: false, isByName: false },
+      external: { families: [first], isBound: false },
+      isUnreported: true, // the kernel sends no rtnetlink messages about keys and peers
       open: (own) => this.#openKernel(NAME, port, families, own),
     }
   }
@@ -284,7 +296,8 @@ class WireguardBackend {
     return {
       families: [family],
       mtu: this.#mtu(),
-      external: { families: [family], isBound: isOurs, isByName: false },
+      external: { families: [family], isBound: isOurs },
+      isUnreported: !isOurs, // the kernel sends no rtnetlink messages about keys and peers
       open: async (own, leases) => {
         if (!isOurs) return this.#openKernel(name, port, [family], own)
         checkFamily(family, this.#mtu(), this.#external)
@@ -301,20 +314,18 @@ class WireguardBackend {
     lease: OwnLease,
     leases: ReadonlyMap<string, Lease>,
   ): Promise<DataPath> {
-    const { psk, keepalive, mode } = this.#options.settings
-    const external = this.#external
+    const { psk, keepalive } = this.#options.settings
     const [family = 'ipv4'] = carried
     const { openUserspace } = await import('./wireguard/userspace.ts') // loads ciphers that some Node.js lack
     const own = await this.#key.read()
     return openUserspace(
       {
-        parts: { ...this.#options, external },
+        parts: { ...this.#options, external: this.#external },
         name,
         families: carried,
         outers: this.#outersOf(family),
         port,
         mtu: this.#mtu(),
-        awaited: mode === 'auto' ? this.#families.find((each) => external.address[each] === undefined) : undefined,
         privateKey: own.privateKey,
         psk,
         keepalive,

@@ -9,7 +9,14 @@ import type { Log } from '../../base/log.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { routesExactly, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
+import {
+  routesExactly,
+  routesWithin,
+  USUAL_METRIC,
+  type FollowedLink,
+  type Named,
+  type Route,
+} from '../../host/links.ts'
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /**
@@ -20,7 +27,8 @@ const NAMED = 5
 
 export interface NextHop {
   readonly gateway: string
-  readonly device: string
+  /** The interface of the route. `RouteSync` looks up its present name if a route through the interface is missing. */
+  readonly device: FollowedLink
   /** True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device covers it. */
   readonly onlink?: boolean
 }
@@ -32,31 +40,27 @@ interface RouteSyncOptions {
   /** The network that contains the destinations of all routes. */
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
-  readonly ownDevice?: string
+  readonly ownDevice?: Named
   readonly run: Run
   readonly log: Log
 }
 
-export interface RouteSync {
-  /**
-   * Makes weftd's routes equal `hops`. Routes that the kernel refuses are logged, and `resync` tries them again. With `touched`, only
-   * routes to these destinations differ from the last call, so that only they are read.
-   */
-  apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void>
-  /** True if the route to this destination was requested, the kernel accepted it, and no other program's route has its place. */
-  isSet(destination: string): boolean
-  /** Restores missing routes and returns a description of each restored route. */
-  resync(): Promise<readonly string[]>
-}
-
-const say = (destination: string, { gateway, device }: NextHop): string => `${destination} via ${gateway} dev ${device}`
-const isSame = (a: NextHop | undefined, b: NextHop): boolean => a?.gateway === b.gateway && a.device === b.device
+const say = (destination: string, { gateway, device }: NextHop): string =>
+  `${destination} via ${gateway} dev ${device.name}`
+const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
+  route?.gateway === gateway && route.device === device.name
+const isSame = (a: NextHop | undefined, b: NextHop): boolean =>
+  a?.gateway === b.gateway && a.device.name === b.device.name
 const wordsFor = (destination: string, hop: NextHop): string[] => [
   'route',
   'replace',
   ...say(destination, hop).split(' '),
   ...(hop.onlink ? ['onlink'] : []),
 ]
+
+const linesFor = (hops: Iterable<readonly [string, NextHop]>): string[] =>
+  [...hops].map(([destination, hop]) => wordsFor(destination, hop).join(' '))
+const devicesOf = (hops: NextHops): ReadonlySet<FollowedLink> => new Set([...hops.values()].map(({ device }) => device))
 
 /**
  * The functions that make the log lines for peers in backends that route to the peer's host; the text is flanneld's
@@ -66,135 +70,195 @@ export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
 
-export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
-  let wanted: NextHops = new Map()
-  let refused: NextHops = new Map()
+export class RouteSync {
+  readonly #network: Net
+  readonly #ownDevice: Named | undefined
+  readonly #run: Run
+  readonly #log: Log
+  #wanted: NextHops = new Map()
+  /** The wanted routes that the kernel refused. */
+  #refused: NextHops = new Map()
   /**
    * The destinations that already have a route to a link of this host, made by another program or by the kernel for a bridge. weftd never
    * replaces these routes.
    */
-  let taken: ReadonlySet<string> = new Set()
-  let isFirst = true
+  #taken: ReadonlySet<string> = new Set()
+  /** True until the first `apply`. */
+  #isFirst = true
 
-  const mainRoutes = async (of?: ReadonlySet<string>): Promise<Map<string, Route>> =>
-    new Map(
-      (await (of ? routesExactly(run, familyOf(network), [...of]) : routesWithin(run, network)))
-        .filter(({ metric }) => metric === USUAL_METRIC[familyOf(network)])
-        .map((each) => [each.destination, each]),
+  constructor({ network, ownDevice, run, log }: RouteSyncOptions) {
+    this.#network = network
+    this.#ownDevice = ownDevice
+    this.#run = run
+    this.#log = log
+  }
+
+  /**
+   * Makes weftd's routes equal `hops`. Routes that the kernel refuses are logged, and `resync` tries them again. With `touched`, only
+   * routes to these destinations differ from the last call, so that only they are read.
+   */
+  async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
+    if (touched?.size === 0) return
+    const where = this.#isFirst ? undefined : touched
+    const routes = await this.#mainRoutes(where)
+    const known = this.#wanted
+    this.#wanted = hops
+    await this.#noteDevices()
+    const isOld = ([destination, route]: readonly [string, Route]): boolean => {
+      const hop = known.get(destination)
+      return hop !== undefined && !isThere(route, hop)
+    }
+    if ([...routes].some(isOld)) await this.#followDevices(known)
+    if (this.#isFirst) this.#warnOfUnknown(routes)
+    this.#isFirst = false
+    const gone = [...routes].filter(([destination, { device, gateway }]) => {
+      const ours = known.get(destination)
+      const isOurs =
+        (ours && isThere(routes.get(destination), ours)) || (device === this.#ownDevice?.name && gateway !== undefined)
+      return isOurs && !hops.has(destination)
+    })
+    this.#noteTaken(routes, where)
+    const adding = this.#missing(routes, where)
+    for (const [destination] of adding) {
+      const other = routes.get(destination)
+      const before = known.get(destination)
+      if (other && !(before && isThere(other, before)))
+        this.#log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
+    }
+    await this.#change(
+      [
+        ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
+        ...linesFor(adding),
+      ],
+      where,
     )
-  const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
-    route?.gateway === gateway && route.device === device
+  }
+
+  /** True if the route to this destination was requested, the kernel accepted it, and no other program's route has its place. */
+  isSet(destination: string): boolean {
+    return this.#wanted.has(destination) && !this.#refused.has(destination) && !this.#taken.has(destination)
+  }
+
+  /** Restores missing routes and returns a description of each restored route. */
+  async resync(): Promise<readonly string[]> {
+    const routes = await this.#mainRoutes()
+    // The kernel's routes follow a new name by themselves.
+    if (this.#missing(routes).length > 0) await this.#followDevices()
+    this.#noteTaken(routes)
+    const lost = this.#missing(routes)
+    await this.#change(linesFor(lost))
+    return lost
+      .filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
+      .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
+  }
+
+  async #mainRoutes(of?: ReadonlySet<string>): Promise<Map<string, Route>> {
+    const family = familyOf(this.#network)
+    const routes = await (of ? routesExactly(this.#run, family, [...of]) : routesWithin(this.#run, this.#network))
+    return new Map(
+      routes.filter(({ metric }) => metric === USUAL_METRIC[family]).map((each) => [each.destination, each]),
+    )
+  }
+
   /**
    * True if the route leads to a link of this host, that is, without a gateway through a device that is not the backend's own, such as a
    * bridge.
    */
-  const isAnothers = (route: Route | undefined): boolean =>
-    route !== undefined &&
-    route.gateway === undefined &&
-    !route.isMultipath &&
-    route.type === 'unicast' &&
-    route.device !== ownDevice
+  #isAnothers(route: Route | undefined): boolean {
+    return (
+      route !== undefined &&
+      route.gateway === undefined &&
+      !route.isMultipath &&
+      route.type === 'unicast' &&
+      route.device !== this.#ownDevice?.name
+    )
+  }
+
   /**
-   * Records in `taken` which of these destinations have a route that `isAnothers` accepts, and logs those that were not recorded before.
+   * Records in `#taken` which of these destinations have a route that `#isAnothers` accepts, and logs those that were not recorded before.
    */
-  function noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = wanted.keys()): void {
+  #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
-    const theirs = looked.filter((destination) => wanted.has(destination) && isAnothers(routes.get(destination)))
-    const fresh = theirs.filter((destination) => !taken.has(destination))
+    const theirs = looked.filter(
+      (destination) => this.#wanted.has(destination) && this.#isAnothers(routes.get(destination)),
+    )
+    const fresh = theirs.filter((destination) => !this.#taken.has(destination))
     for (const destination of fresh.slice(0, NAMED))
-      log.error(
+      this.#log.error(
         `The route to ${destination}, a peer's subnet, leads to ${routes.get(destination)?.device} on this host, and weftd keeps this route: ` +
           'packets to that peer do not reach it; remove the device or program with that subnet on this host, or give the peer another subnet',
       )
-    taken = new Set([...[...taken].filter((each) => wanted.has(each) && !looked.includes(each)), ...theirs])
+    const unlooked = [...this.#taken].filter((each) => this.#wanted.has(each) && !looked.includes(each))
+    this.#taken = new Set([...unlooked, ...theirs])
   }
-  const missing = (
+
+  /** Looks up the present names of the interfaces of these routes. Returns true if an interface has a new name. */
+  async #followDevices(of = this.#wanted): Promise<boolean> {
+    let isRenamed = false
+    for (const device of devicesOf(of)) {
+      const before = device.name
+      await device.find(this.#run)
+      isRenamed ||= device.name !== before
+    }
+    return isRenamed
+  }
+
+  /** Remembers the index of each interface while its name is known to be right. */
+  async #noteDevices(): Promise<void> {
+    for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
+  }
+
+  /** Returns the wanted routes that the kernel lacks, among these destinations. */
+  #missing(
     routes: ReadonlyMap<string, Route>,
-    where: Iterable<string> = wanted.keys(),
-  ): (readonly [string, NextHop])[] =>
-    [...where].flatMap((destination) => {
-      const hop = wanted.get(destination)
+    where: Iterable<string> = this.#wanted.keys(),
+  ): (readonly [string, NextHop])[] {
+    return [...where].flatMap((destination) => {
+      const hop = this.#wanted.get(destination)
       const route = routes.get(destination)
-      return hop && !isThere(route, hop) && !isAnothers(route) ? [[destination, hop] as const] : []
+      return hop && !isThere(route, hop) && !this.#isAnothers(route) ? [[destination, hop] as const] : []
     })
+  }
 
   /**
    * Passes these lines to `ip -batch` and records which routes the kernel refused. `touched` lists the lines' destinations; if it is left
    * out, the lines may concern all destinations.
    */
-  async function change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
-    if (await runBatch(run, 'ip', lines)) {
-      refused = new Map(touched ? [...refused].filter(([destination]) => !touched.has(destination)) : [])
+  async #change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
+    if (await runBatch(this.#run, 'ip', lines)) {
+      this.#refused = new Map(touched ? [...this.#refused].filter(([destination]) => !touched.has(destination)) : [])
       return
     }
-    const still = new Map(missing(await mainRoutes()))
-    const news = [...still].filter(([destination, hop]) => !isSame(refused.get(destination), hop))
+    if (await this.#followDevices()) return this.#change(linesFor(this.#missing(await this.#mainRoutes())))
+    const still = new Map(this.#missing(await this.#mainRoutes()))
+    const news = [...still].filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
     for (const [destination, hop] of news.slice(0, NAMED)) {
-      const why = await run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
+      const why = await this.#run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
       if (why === undefined) still.delete(destination) // the kernel accepts it now
-      else log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
+      else this.#log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
     }
-    if (news.length > NAMED) log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
-    refused = still
+    if (news.length > NAMED) this.#log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
+    this.#refused = still
   }
 
   /**
    * Logs the routes within the network that no peer needs, through devices of peers' routes. An earlier process or another program made
    * them, so they are not removed.
    */
-  function warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
-    const devices = new Set([...wanted.values()].map(({ device }) => device))
+  #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
+    const names = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))
     const strange = [...routes.values()].filter(
       ({ destination, gateway, device }) =>
-        gateway !== undefined && device !== ownDevice && devices.has(device) && !wanted.has(destination),
+        gateway !== undefined &&
+        device !== this.#ownDevice?.name &&
+        names.has(device) &&
+        !this.#wanted.has(destination),
     )
-    const names = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
+    const some = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
     if (strange.length > 0)
-      log.warn(
-        `Routes into the network that belong to no node: ${names.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
+      this.#log.warn(
+        `Routes into the network that belong to no node: ${some.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
           'remove them with `ip route del` unless they are wanted',
       )
-  }
-
-  return {
-    async apply(hops, touched) {
-      if (touched?.size === 0) return
-      const where = isFirst ? undefined : touched
-      const routes = await mainRoutes(where)
-      const known = wanted
-      wanted = hops
-      if (isFirst) warnOfUnknown(routes)
-      isFirst = false
-      const gone = [...routes].filter(([destination, { device, gateway }]) => {
-        const ours = known.get(destination)
-        const isOurs =
-          (ours && isThere(routes.get(destination), ours)) || (device === ownDevice && gateway !== undefined)
-        return isOurs && !wanted.has(destination)
-      })
-      noteTaken(routes, where)
-      const adding = missing(routes, where)
-      for (const [destination] of adding) {
-        const other = routes.get(destination)
-        if (other && !isThere(other, known.get(destination) ?? { gateway: '', device: '' }))
-          log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
-      }
-      await change(
-        [
-          ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
-          ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
-        ],
-        where,
-      )
-    },
-    isSet: (destination) => wanted.has(destination) && !refused.has(destination) && !taken.has(destination),
-    async resync() {
-      const routes = await mainRoutes()
-      noteTaken(routes)
-      const lost = missing(routes)
-      await change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
-      return lost
-        .filter(([destination, hop]) => !isSame(refused.get(destination), hop))
-        .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
-    },
   }
 }

@@ -162,6 +162,8 @@ export function startNativeEngine(
     const end = slot === undefined ? undefined : at + SLOT_NUMBERS
     return sumTraffic(native.traffic(slot), passed.subarray(at, end), performance.now() - passedAt)
   }
+  /** The TUN's name when the native engine last ran. */
+  let lastName = (opened ?? (inherited as OpenPath)).tunName
   let lent: OpenPath | undefined
   function takeBack(): void {
     const on = lent
@@ -209,7 +211,9 @@ export function startNativeEngine(
   }
   return {
     kind: 'native',
-    tunName: (opened ?? (inherited as OpenPath)).tunName,
+    get tunName() {
+      return (lastName = native.tunName ?? lastName)
+    },
     get offloads() {
       return native.offloads
     },

@@ -5,9 +5,9 @@ import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
-import { routesFor } from '../../host/links.ts'
+import { FollowedLink, routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
-import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
+import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
 import type { Carrier } from './carrier.ts'
 
 /** The next hops of the peers whose hosts the kernel reaches without a router. */
@@ -88,10 +88,17 @@ export class DirectHops {
       this.#family,
       peers.map((peer) => this.#hostOf(peer)),
     )
+    // The kernel's answers name the interfaces. Hops through the same interface share an object, which follows a new name.
+    const links = new Map([...this.#hops.values()].map(({ device }) => [device.name, device] as const))
+    const linkNamed = (name: string): FollowedLink => {
+      const link = links.get(name) ?? new FollowedLink(name)
+      links.set(name, link)
+      return link
+    }
     return peers.flatMap((peer) => {
       const route = routes.get(this.#hostOf(peer))
       if (!route || route.gateway !== undefined) return []
-      return [[this.#subnetOf(peer), { gateway: this.#hostOf(peer), device: route.device }] as const]
+      return [[this.#subnetOf(peer), { gateway: this.#hostOf(peer), device: linkNamed(route.device) }] as const]
     })
   }
 
@@ -114,7 +121,7 @@ interface DirectCarrierOptions {
 export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = new DirectHops(run, family)
-  const routes = createRouteSync({ network, run, log })
+  const routes = new RouteSync({ network, run, log })
   return {
     name: 'direct',
     // Only peers whose route the kernel accepted count, because packets to all others still follow the tunnel's route.

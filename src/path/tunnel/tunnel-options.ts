@@ -54,8 +54,6 @@ export interface TunnelKind {
    * family.
    */
   readonly other?: Family | undefined
-  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
-  readonly awaited?: Family | undefined
   /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
   readonly overhead: number
   /** Returns the number of bytes that the encapsulation adds with an outer header of this family; defaults to `overhead`. */

@@ -20,7 +20,7 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import { findLink, isNamedBy } from '../../host/links.ts'
+import { findLink, renamed, type Named } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import {
   FAMILIES,
@@ -31,13 +31,25 @@ import {
   formatNet,
   netAround,
   netContains,
-  onlyOf,
   type Addresses,
   type ByFamily,
   type Family,
+  type Net,
 } from '../../net/address.ts'
-import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays, UnknownKey } from '../contract.ts'
-import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
+import { isNamedBy } from '../catalog.ts'
+import type {
+  Adapting,
+  Counting,
+  DataPath,
+  HandoverSide,
+  Handshakes,
+  Observing,
+  PathPeer,
+  PathSearching,
+  PathTraffic,
+  Probing,
+  Underlays,
+} from '../contract.ts'
 import {
   adoptTun,
   checkMtu,
@@ -83,9 +95,10 @@ async function refuseRoute(
   mtu: number,
   { family, network }: InnerFamily,
   isOwn: (device: string) => boolean,
+  subnet?: Net,
 ): Promise<void> {
   checkMtu(family, mtu, external.name)
-  await refuseForeignRoute(run, network, isOwn)
+  await refuseForeignRoute(run, network, isOwn, subnet)
 }
 
 /**
@@ -136,28 +149,26 @@ function engineConfig(
   }
 }
 
-export class Tunnel implements DataPath {
-  /** The name of the TUN device. */
-  readonly tunNames: readonly string[]
+export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /**
-   * Resolves if the engine can no longer forward, if the external interface changed, or if the sockets of the second outer family are lost
-   * while datagrams are encrypted.
+   * Resolves if the engine can no longer forward, or if the sockets of the second outer family are lost while datagrams are encrypted.
    */
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
   readonly families: readonly Family[]
-  /** The addresses of the TUN device, from which the daemon sends probes to peers. */
-  readonly probeSource: Addresses
+  /** Has the addresses of the TUN device as the source of probes. */
+  readonly probing: Probing
+  readonly adapting: Adapting = this
+  readonly counting: Counting = this
+  readonly observing: Observing = this
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
   /** Chooses the outer family for each peer; undefined if there is only one, or if the session manager chooses it. */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
-  readonly unknownKeys?: () => readonly UnknownKey[]
-  /** Stops forwarding and returns the open descriptors; undefined if the TUN device must not outlive this process. */
-  readonly leave?: () => Promise<readonly OpenPath[]>
-  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot. */
-  readonly takeBack?: () => Promise<void>
+  readonly handshakes?: Handshakes
+  /** Passes the open descriptors on; undefined if the TUN device must not outlive this process. */
+  readonly handover?: HandoverSide
   /** The configuration, the log and the functions that act on the host. */
   readonly #parts: TunnelParts
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
@@ -172,10 +183,6 @@ export class Tunnel implements DataPath {
   readonly #peers: TunnelPeers
   /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
-  /** The outer families in which a change of this host's address is a fault. */
-  readonly #watchedFamilies: readonly Family[]
-  /** Finds changes of the external interface. */
-  readonly #watch: ExternalWatch
   /**
    * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
    * objects as missing while they are being created, and `close` could close descriptors that are being passed on.
@@ -183,6 +190,8 @@ export class Tunnel implements DataPath {
   readonly #inTurn = createTurn()
   /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
   #isUnapplied = false
+  /** The name of the TUN device as of the last `resync`. */
+  #knownName: string
   /** Resolves `fault` with the reason. */
   #reportFault!: (reason: Error) => void
 
@@ -200,23 +209,25 @@ export class Tunnel implements DataPath {
     this.#innerFamilies = innerFamilies
     this.#underlay = underlay
     this.#peers = peers
-    const { external, run, persistence } = parts
+    const { persistence } = parts
     const { sessionManager } = kind
-    this.tunNames = [engine.tunName]
+    this.#knownName = engine.tunName
     this.families = innerFamilies.all.map(({ family }) => family)
-    this.probeSource = innerFamilies.ownAddresses
+    this.probing = { source: innerFamilies.ownAddresses }
     this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
-    this.#watchedFamilies = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
-    this.#watch = watchExternal(run, external, this.#watchedFamilies, kind.directRouting === true)
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
-    this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
+    this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
     // With encryption the session manager chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be
     // accepted.
     if (kind.other && engine.hasOther && !sessionManager) this.underlays = this.#createUnderlays(kind.outer, kind.other)
-    if (sessionManager) this.unknownKeys = () => sessionManager.unknownKeys()
-    if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
-    if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
+    if (sessionManager) this.handshakes = sessionManager
+    if (persistence.persist)
+      this.handover = {
+        isLendable: engine.takeBack !== undefined,
+        leave: () => this.#inTurn(() => this.#leave()),
+        takeBack: () => this.#inTurn(async () => this.#takeBack()),
+      }
   }
 
   /**
@@ -235,9 +246,10 @@ export class Tunnel implements DataPath {
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
-    // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
-    // checked later, when no other process forwards.
-    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
+    // The route of a device with this backend's name or this node's address is accepted here, because another process may still forward
+    // with that device. It is checked later, when no other process forwards.
+    const isOwn = (name: string): boolean => isNamedBy(tunName, name)
+    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
     peers.takeFirst(leases, own.key)
     const [bindAddress = ''] = underlay.addresses.map(formatAddress)
@@ -268,17 +280,22 @@ export class Tunnel implements DataPath {
     return tunnel
   }
 
-  /** True if a family that is not carried, or a changed address of this host, waits for `renew`. */
+  /** True if a family that is not carried waits for `renew`. */
   get isOutdated(): boolean {
-    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.news !== undefined
+    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
+  }
+
+  /** The present name of the TUN device, which another program may rename. */
+  get tunNames(): readonly string[] {
+    return [this.#engine.tunName]
   }
 
   get lacking(): ByFamily<string> {
     return this.#innerFamilies.lacking
   }
 
-  renew(): Promise<void> {
-    return this.#inTurn(() => this.#renew())
+  renew(external: ExternalInterface): Promise<void> {
+    return this.#inTurn(() => this.#renew(external))
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
@@ -299,10 +316,6 @@ export class Tunnel implements DataPath {
 
   close(): Promise<void> {
     return this.#inTurn(() => this.#end())
-  }
-
-  gone(): ByFamily<string> {
-    return onlyOf(this.#watchedFamilies, this.#watch.gone())
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
@@ -388,8 +401,14 @@ export class Tunnel implements DataPath {
   #createDevice(inner: InnerFamily): TunDevice {
     const { run, log } = this.#parts
     const { scope } = this.#kind
+    const engine = this.#engine
+    const device: Named = {
+      get name() {
+        return engine.tunName
+      },
+    }
     return createTunDevice({
-      name: this.#engine.tunName,
+      device,
       network: inner.network,
       subnet: inner.subnet,
       mtu: this.#kind.mtu,
@@ -418,7 +437,7 @@ export class Tunnel implements DataPath {
   }
 
   async #resync(): Promise<readonly string[]> {
-    if (await this.#watch.hasMoved()) return []
+    this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
@@ -429,12 +448,16 @@ export class Tunnel implements DataPath {
     return repaired
   }
 
-  async #renew(): Promise<void> {
+  /** Logs a new name of the TUN device. The engine knows the name from its descriptor. */
+  #followName(): void {
+    const { tunName } = this.#engine
+    if (tunName !== this.#knownName) this.#parts.log.info(renamed(this.#knownName, tunName))
+    this.#knownName = tunName
+  }
+
+  async #renew(external: ExternalInterface): Promise<void> {
     const { log } = this.#parts
-    const { news } = this.#watch
-    if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
-    this.#watch.markPublished()
-    await this.#bindOther(this.#watch.now())
+    await this.#bindOther(external)
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {

@@ -28,8 +28,11 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const calls: string[] = []
   let back!: () => void
   const stale = {
-    leave: async () => [{ tunName: 'flannel0', loops: [] } as unknown as OpenPath],
-    takeBack: () => new Promise<void>((resolve) => (back = resolve)),
+    handover: {
+      isLendable: true,
+      leave: async () => [{ tunName: 'flannel0', loops: [] } as unknown as OpenPath],
+      takeBack: () => new Promise<void>((resolve) => (back = resolve)),
+    },
     close: async () => void calls.push('close the stale one'),
   } as unknown as DataPaths
   const opened: string[] = []

@@ -25,8 +25,11 @@ function lendable() {
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
   const path = { tunName: 'flannel0', loops: [{ tun: fds[0], socket: fds[1] }] } as unknown as OpenPath
   const dataPath = {
-    leave: async () => (calls.push('leave'), [path]),
-    takeBack: async () => void calls.push('take back'),
+    handover: {
+      isLendable: true,
+      leave: async () => (calls.push('leave'), [path]),
+      takeBack: async () => void calls.push('take back'),
+    },
     close: async () => {
       calls.push('close')
       fds.forEach(closeSync)
@@ -132,7 +135,7 @@ describe('a data path that can be lent', () => {
     const leave = async () => {
       throw new WeftError('FAULT', 'the engine is gone')
     }
-    await ownership.open(async () => Object.assign(dataPath, { leave }))
+    await ownership.open(async () => Object.assign(dataPath, { handover: { ...dataPath.handover, leave } }))
     expect(await ownership.lend()).toEqual([])
     expect([ownership.state.is, calls]).toEqual(['closed', ['close']])
     expect(lines).toEqual(['The data path cannot be handed over: the engine is gone'])
@@ -184,7 +187,10 @@ it('one that has nothing to lend is at once ours again, for a loop that waited f
   const stopping = new AbortController()
   let stop!: () => void
   const stopped = new Promise<readonly OpenPath[]>((resolve) => (stop = () => resolve([])))
-  await ownership.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPaths)
+  await ownership.open(
+    async () =>
+      ({ handover: { isLendable: true, leave: () => stopped, takeBack: async () => {} } }) as unknown as DataPaths,
+  )
   const lending = ownership.lend()
   await setImmediate()
   const waiting = untilOurs(ownership, stopping.signal).then(

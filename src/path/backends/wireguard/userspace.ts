@@ -25,8 +25,6 @@ interface UserspaceOptions {
   /** The longest packet in bytes that containers may send. */
   readonly mtu: number
   readonly privateKey: Secret
-  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
-  readonly awaited: Family | undefined
   readonly psk: Secret
   /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
@@ -61,7 +59,7 @@ export function openUserspace(
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  const { parts, name, families, outers, awaited, port, mtu, filter, check, log } = options
+  const { parts, name, families, outers, port, mtu, filter, check, log } = options
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
   const sessionManager = new WireguardSessionManager({
@@ -81,7 +79,6 @@ export function openUserspace(
       families,
       outer,
       other,
-      awaited,
       port,
       mtu,
       tunName: name,

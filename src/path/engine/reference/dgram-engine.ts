@@ -325,7 +325,9 @@ export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
   let running = true
   return {
     kind: 'dgram',
-    tunName: tun.name,
+    get tunName() {
+      return (tun.name = (running && addon.tunName(tun.fd)) || tun.name)
+    },
     offloads: [],
     notes: [],
     details: [],

@@ -2,6 +2,7 @@
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import type { Run } from '../../../../src/host/command.ts'
+import { parseNet } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../../../src/net/ipv6.ts'
 import { openVxlanDevice } from '../../../../src/path/backends/vxlan-device.ts'
@@ -23,7 +24,8 @@ async function open(local: number | bigint, present?: object): Promise<void> {
     return ''
   }
   const options = { name: 'flannel-v6.1', vni: 1, port: 8472, learning: false, gbp: false, underlay: 'eth0', mtu: 1430 }
-  await openVxlanDevice({ ...options, local }, MAC, run, log)
+  const network = parseNet(typeof local === 'number' ? '10.5.0.0/16' : 'fd00:5::/48')!
+  await openVxlanDevice({ ...options, network, local }, MAC, run, log)
 }
 
 describe('the device of vxlan', () => {

@@ -4,6 +4,7 @@ import { beforeEach, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
@@ -82,19 +83,21 @@ const kind: TunnelKind = {
   clear: async () => void events.push("clear the kernel's device"),
 }
 
+const address = { ipv4: parseIpv4('192.0.2.1')! }
+const external: ExternalInterface = {
+  name: 'eth0',
+  mtu: 1500,
+  address,
+  publicIp: address,
+  named: { address: { ipv4: false }, publicIp: { ipv4: false } },
+}
+
 const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
-  const ipv4 = parseIpv4('192.0.2.1')!
   return Tunnel.open(
     {
       config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
       settings: { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } },
-      external: {
-        name: 'eth0',
-        mtu: 1500,
-        address: { ipv4 },
-        publicIp: { ipv4 },
-        named: { address: { ipv4: false }, publicIp: { ipv4: false } },
-      },
+      external,
       startEngine: async ({ peers }) => {
         host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
         events.push(`engine: start with ${decodePeers(peers!()).length} peer`)
@@ -144,7 +147,7 @@ it('clears the host only if it inherits nothing, and begins handshakes before it
 
 it('continues on inherited descriptors without a change to the host before packets flow', async () => {
   const inherited = { tunName: 'flannel0', loops: [], features: [], bindAddress: '192.0.2.1', port: 8285, without: [] }
-  await open(inherited as unknown as OpenPath)
+  await open(inherited)
   expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
     FOREIGN,
     'ask the predecessor',
@@ -159,15 +162,6 @@ it('continues on inherited descriptors without a change to the host before packe
 it('runs its operations one at a time, and lists no peers until an apply succeeds', async () => {
   const tunnel = await open()
   events = []
-  host.external = JSON.stringify([
-    {
-      ifindex: 2,
-      ifname: 'eth0',
-      mtu: 1500,
-      flags: ['UP'],
-      addr_info: [{ family: 'inet', local: '192.0.2.1', prefixlen: 24, scope: 'global' }],
-    },
-  ])
   isRefusing = true
   const [checked, bad] = await Promise.allSettled([tunnel.resync(), tunnel.apply(leases, own.key)])
   isRefusing = false
@@ -187,7 +181,7 @@ it('refuses a peer with the address that this node publishes now', async () => {
   const tunnel = await open(undefined, now)
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
   now.attrs = peer.attrs
-  await tunnel.renew()
+  await tunnel.renew(external)
   await tunnel.apply(leases, own.key)
   expect(tunnel.peers()).toEqual([])
 })
