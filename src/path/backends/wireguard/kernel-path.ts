@@ -1,14 +1,54 @@
 // kernel-path.ts - the data path of the families that the kernel's WireGuard device carries.
 
 import type { Log } from '../../../base/log.ts'
+import type { Secret } from '../../../base/secret.ts'
+import type { NetworkConfig } from '../../../control/config/network-config.ts'
 import { sideOf, type Lease } from '../../../control/lease/lease.ts'
 import type { Run } from '../../../host/command.ts'
 import type { FollowedLink } from '../../../host/links.ts'
-import { formatNet, type ByFamily, type Family } from '../../../net/address.ts'
+import { formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
 import type { Adapting, Counting, DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
+import type { TunDevice } from '../../device/tun-device.ts'
+import type { PeerFilter, PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import type { WireguardDevice, WireguardPeer } from '../wireguard-device.ts'
-import type { FamilyPart, KernelOptions } from './kernel.ts'
+
+export interface KernelOptions {
+  readonly config: NetworkConfig
+  readonly run: Run
+  readonly log: Log
+  /** Logs the same line only seldom, because opening is tried again and again. */
+  readonly calm: Log
+  readonly name: string
+  /** The families of inner packets. */
+  readonly families: readonly Family[]
+  /** The UDP port, and the name of the option that sets it. */
+  readonly port: { readonly number: number; readonly option: string }
+  /** The longest packet in bytes that containers may send, and the name of the interface that limits its length. */
+  readonly mtu: number
+  readonly external: string
+  readonly keyFile: string
+  readonly privateKey: Secret
+  /** The public key that belongs to `privateKey`, in base64. */
+  readonly ownKey: string
+  readonly psk: Secret
+  /** The interval in seconds between keepalive packets; 0 switches them off. */
+  readonly keepalive: number
+  /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
+  readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined
+  readonly filterOf: (family: Family) => Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
+  /** Checks if the key file has changed. It is called with each check of the device. */
+  readonly check: () => Promise<void>
+}
+
+/** The part of the data path for one family. */
+export interface FamilyPart {
+  readonly family: Family
+  readonly subnet: Net
+  /** The address, MTU and route of the device in this family. */
+  readonly device: TunDevice
+  readonly filter: PeerFilter
+}
 
 export class WireguardPath extends KernelPath implements Counting {
   readonly counting: Counting = this

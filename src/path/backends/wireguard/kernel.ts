@@ -1,57 +1,16 @@
 // kernel.ts - WireGuard carried by the kernel: one device for the families, whose peers weftd sets, and a route of each network to it.
 
 import { describeError, messageOf } from '../../../base/errors.ts'
-import type { Log } from '../../../base/log.ts'
-import type { Secret } from '../../../base/secret.ts'
-import type { NetworkConfig } from '../../../control/config/network-config.ts'
-import type { Lease, OwnLease } from '../../../control/lease/lease.ts'
-import type { Run } from '../../../host/command.ts'
+import type { OwnLease } from '../../../control/lease/lease.ts'
 import { FollowedLink } from '../../../host/links.ts'
 import { familiesOf, FAMILY_NAMES, netsOf, type Family, type Net } from '../../../net/address.ts'
 import type { DataPath } from '../../contract.ts'
 import { sayingWhoHasIt } from '../../device/device-refusal.ts'
 import { findEarlier } from '../../device/flannel-devices.ts'
-import { checkMtu, createTunDevice, refuseForeignRoute, type TunDevice } from '../../device/tun-device.ts'
-import { PeerFilter, type PeerFilterOptions } from '../../tunnel/peer-filter.ts'
-import { openWireguardDevice, type WireguardPeer } from '../wireguard-device.ts'
-import { WireguardPath } from './kernel-path.ts'
-
-export interface KernelOptions {
-  readonly config: NetworkConfig
-  readonly run: Run
-  readonly log: Log
-  /** Logs the same line only seldom, because opening is tried again and again. */
-  readonly calm: Log
-  readonly name: string
-  /** The families of inner packets. */
-  readonly families: readonly Family[]
-  /** The UDP port, and the name of the option that sets it. */
-  readonly port: { readonly number: number; readonly option: string }
-  /** The longest packet in bytes that containers may send, and the name of the interface that limits its length. */
-  readonly mtu: number
-  readonly external: string
-  readonly keyFile: string
-  readonly privateKey: Secret
-  /** The public key that belongs to `privateKey`, in base64. */
-  readonly ownKey: string
-  readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
-  readonly keepalive: number
-  /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
-  readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined
-  readonly filterOf: (family: Family) => Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks if the key file has changed. It is called with each check of the device. */
-  readonly check: () => Promise<void>
-}
-
-/** The part of the data path for one family. */
-export interface FamilyPart {
-  readonly family: Family
-  readonly subnet: Net
-  /** The address, MTU and route of the device in this family. */
-  readonly device: TunDevice
-  readonly filter: PeerFilter
-}
+import { checkMtu, createTunDevice, refuseForeignRoute } from '../../device/tun-device.ts'
+import { PeerFilter } from '../../tunnel/peer-filter.ts'
+import { openWireguardDevice } from '../wireguard-device.ts'
+import { WireguardPath, type FamilyPart, type KernelOptions } from './kernel-path.ts'
 
 /** Opens the kernel's device for those of the families in which the node has a subnet. */
 export async function openKernel(options: KernelOptions, lease: OwnLease): Promise<DataPath> {
