@@ -23,8 +23,11 @@ interface KernelFacts {
 export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
   readonly probing: Probing
+  /** Stays pending unless a backend replaces it, because the kernel's objects can be repaired. */
   readonly fault: Promise<Error> = new Promise(() => {})
+  /** The filters that decide which leases are peers, one for each family. */
   protected readonly filters: readonly PeerFilter[]
+  /** The device; undefined if the backend has none. */
   readonly #device: FollowedLink | undefined
   /**
    * Runs the operations one after another, because their callers do not coordinate. Otherwise an older list of peers could be set last, and
@@ -73,12 +76,15 @@ export abstract class KernelPath implements DataPath {
     return this.#next(() => this.end())
   }
 
+  /** Makes the peers in the kernel equal to these leases (DataPath.apply). */
   protected abstract setPeers(
     leases: ReadonlyMap<string, Lease>,
     ownKey: string,
     touched?: ReadonlySet<string>,
   ): Promise<void>
+  /** Repairs the objects in the kernel (DataPath.resync). */
   protected abstract repair(): Promise<readonly string[]>
+  /** Lists the peers that are set (DataPath.peers). */
   protected abstract listPeers(): readonly PathPeer[]
   /** Like flanneld, weftd keeps the devices and the routes, so that the kernel forwards while the daemon is stopped. */
   protected async end(): Promise<void> {}

@@ -30,7 +30,9 @@ export interface RoutedParts {
  */
 export abstract class RoutedPath extends KernelPath {
   readonly #family: Family
+  /** Decides which leases are peers. */
   readonly #filter: PeerFilter
+  /** The routes to the peers' subnets. */
   readonly #routes: RouteSync
   /** The peers on the same link; undefined without direct routing. */
   readonly #direct: DirectHops | undefined
