@@ -16,9 +16,8 @@ import {
 import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
 import { interfaceWishes, type DaemonOptions } from '../options.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
-import { wishesText } from './loops/last-known.ts'
-import type { ResumedNode } from './open.ts'
-import type { LastKnown } from './restart/last-known.ts'
+import { canForward, type NewNode } from './node.ts'
+import { wishesText } from './restart/last-known.ts'
 
 /** The interval of the checks of the host's interfaces if the kernel reports no change. */
 const LOOK_MS = 5_000
@@ -59,14 +58,10 @@ export async function findExternal(
   return waitForInterface(given, families, hostChanged, waiter, before)
 }
 
-/** Returns the external interface of the resumed data path. Without one, returns the last known interface, if the flags are the same. */
-export async function externalBefore(
-  resumed: Pick<ResumedNode, 'backend' | 'external'> | undefined,
-  known: LastKnown | undefined,
-  options: DaemonOptions,
-): Promise<ExternalInterface | undefined> {
-  if (resumed) return resumed.backend.external ?? resumed.external
-  const { external, wishes } = known ?? {}
+/** Returns the external interface of the data path that forwards as last known. Without one, returns the last known interface, if the flags are the same. */
+export async function externalBefore(node: NewNode, options: DaemonOptions): Promise<ExternalInterface | undefined> {
+  if (canForward(node)) return node.backend.external ?? node.external
+  const { external, wishes } = node.known ?? {}
   if (!external || wishes !== wishesText(options)) return undefined
   const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
   return (await resumeExternal(run, external)) ?? unnumbered

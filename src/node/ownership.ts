@@ -1,7 +1,8 @@
 // ownership.ts - whether this process owns the host's data path. It is one state with these transitions:
 //
-//   closed      no data path is open here, and one may be opened   open -> forwarding
-//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released
+//   closed      no data path is open here, and one may be opened   open -> forwarding, replace -> forwarding
+//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released,
+//                                                                   replace -> forwarding
 //   lent        a successor forwards through the open path, which   takeBack -> forwarding, release -> released
 //               is open in both processes
 //   released    a successor forwards through a path of its own,     takeBack -> closed
@@ -39,8 +40,10 @@ export interface Ownership {
   readonly recheck: Bell
   /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
   open(make: () => Promise<DataPath>): Promise<void>
-  /** Closes the data path. The state is `closed` even if this rejects. */
-  close(): Promise<void>
+  /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
+  replace(make: () => Promise<DataPath>): Promise<void>
+  /** Closes the data path, or does nothing if `only` is another one. The state is `closed` even if this rejects. */
+  close(only?: DataPath): Promise<void>
   /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
   lend(): Promise<readonly OpenPath[]>
   /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */
@@ -53,7 +56,7 @@ export interface Ownership {
 export function createOwnership(log: Log, recheck = createBell()): Ownership {
   const inTurn = createTurn()
   let state: OwnershipState = { is: 'closed' }
-  /** Runs a transition that another process forOther for. */
+  /** Runs a transition that another process asked for. */
   const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
 
   async function lend(): Promise<readonly OpenPath[]> {
@@ -126,9 +129,21 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
       inTurn(async () => {
         if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
       }),
-    close: () =>
+    replace: (make) =>
       inTurn(async () => {
-        if (state.is !== 'forwarding') return
+        if (state.is === 'forwarding') {
+          const { dataPath } = state
+          state = { is: 'closed' }
+          // A data path that cannot be closed is left to the next one, which meets the cause again.
+          await dataPath
+            .close()
+            .catch((error: unknown) => log.error(`Cannot close the data path: ${describeError(error)}`))
+        }
+        if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
+      }),
+    close: (only) =>
+      inTurn(async () => {
+        if (state.is !== 'forwarding' || (only && state.dataPath !== only)) return
         const { dataPath } = state
         state = { is: 'closed' }
         await dataPath.close()

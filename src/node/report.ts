@@ -22,6 +22,7 @@ import {
 } from '../net/address.ts'
 import { storeKindOf, type DaemonOptions } from '../options.ts'
 import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
+import type { Health } from '../report/health.ts'
 import { isReached, stateOf, summaryOf, troubleInFull, type Snapshot } from '../report/snapshot.ts'
 import type { Beginning } from '../report/states.ts'
 import {
@@ -40,8 +41,9 @@ import {
 import { isHung, type Threads } from '../report/threads.ts'
 import type { PathLength } from './loops/path-lengths.ts'
 import type { Probed } from './loops/probe-schedule.ts'
-import type { Node } from './node.ts'
+import type { NewNode, Node } from './node.ts'
 import type { Ownership } from './ownership.ts'
+import type { Handover } from './restart/handover.ts'
 
 /** The maximum number of peers whose path MTUs are read from the kernel, one system call each. */
 const MOST_PATHS = 500
@@ -81,16 +83,26 @@ function leasesOf(options: DaemonOptions): string {
   }
 }
 
-/** Describes a daemon that has no node yet, and the fact that it waits for. */
-export const beginningOf = (waitsFor: string, ownership: Ownership, signal: AbortSignal): Beginning => ({
-  isForwarding: ownership.dataPath !== undefined,
-  leaving: leavingOf(ownership, signal),
-  waitsFor,
-})
-
-/** Returns the report of a daemon that has no node yet, with the data path that forwards meanwhile. */
-export const startingReportOf = (store: string, beginning: Beginning, ownership: Ownership): NodeReport =>
-  startingReport(store, beginning, beginning.isForwarding ? pathOf(ownership, new Map(), 0) : null)
+/** Publishes the fact that a node waits for before it joins its network: in the status, and to the service manager. */
+export function reportWaiting(
+  node: NewNode,
+  health: Health,
+  store: string,
+  waitsFor: string,
+  handover: Pick<Handover, 'isOnLoan' | 'predecessorPid'>,
+): void {
+  const { ownership, signal } = node
+  const beginning = (): Beginning => {
+    const { isOnLoan, predecessorPid: pid } = handover
+    const isForwarding = ownership.dataPath !== undefined
+    const other = isOnLoan && !isForwarding ? `another weftd${pid ? ` (pid ${pid})` : ''} forwards; ` : ''
+    return { isForwarding, leaving: leavingOf(ownership, signal), waitsFor: other + waitsFor }
+  }
+  const report = (): NodeReport =>
+    startingReport(store, beginning(), ownership.dataPath ? pathOf(ownership, new Map(), 0) : null)
+  Object.assign(health, { beginning, report: async () => report() })
+  node.notifier?.report({ ready: false, status: report().summary })
+}
 
 /** Returns the reason why this daemon ends or has ended its work; undefined while it works. */
 function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefined {
@@ -189,7 +201,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       subnet: netText(lease.subnet),
       publicIp: addressText(node.attrs.publicIp),
       ...ipv6Of(lease.subnet, node.attrs.publicIp),
-      externalInterface: node.backend.external?.name ?? node.externalName ?? null,
+      externalInterface: (node.backend.external ?? node.external)?.name ?? null,
       twin: node.duplicate ?? null,
     },
     config: configOf(node.config),

@@ -15,12 +15,9 @@ const RESTART_MAX_MS = 60_000
  * Resolves never. Rejects when all loops have ended, with the reason of the stop. An essential loop that fails stops the node. An observing
  * loop that fails is started again.
  */
-export async function runLoops(
-  node: Node,
-  stopping: AbortController,
-  essential: readonly Loop[],
-  observing: readonly Loop[],
-): Promise<never> {
+export async function runLoops(node: Node, essential: readonly Loop[], observing: readonly Loop[]): Promise<never> {
+  const { stopping } = node
+  node.isRunning = true
   const all = [...essential, ...observing.map((loop) => restarted(loop))]
   await Promise.allSettled(all.map((loop) => loop(node).catch((error: unknown) => stopping.abort(error))))
   throw stopping.signal.reason

@@ -6,15 +6,15 @@
 
 import { setMaxListeners } from 'node:events'
 import { WeftError } from '../../src/base/errors.ts'
-import { parseNetworkConfig, type NetworkConfig } from '../../src/control/config/network-config.ts'
+import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { decodeLease } from '../../src/control/lease/decode.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell, pause } from '../../src/host/bell.ts'
 import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts'
 import { endDataPath } from '../../src/node/end.ts'
-import { keepForwarding, type ForwardingNode } from '../../src/node/loops/data-path.ts'
-import type { ResumedNode } from '../../src/node/open.ts'
+import { keepDataPath } from '../../src/node/loops/data-path.ts'
+import { canForward, createNode } from '../../src/node/node.ts'
 import { createOwnership } from '../../src/node/ownership.ts'
 import { earlierRun } from '../../src/node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable } from '../../src/node/restart/handover.ts'
@@ -23,6 +23,7 @@ import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
+import { permitAll } from '../support/alone.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -63,7 +64,10 @@ interface Outcome {
   readonly log: readonly string[]
 }
 
-const CONFIG = '{"Network":"10.5.0.0/24"}'
+const CONFIGS = {
+  tun: parseNetworkConfig('{"Network":"10.5.0.0/24"}'),
+  kernel: parseNetworkConfig('{"Network":"10.5.0.0/24","Backend":{"Type":"vxlan"}}'),
+}
 const LEASE = decodeLease('10.5.0.64-26', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
 
 /** An open file: whoever has a descriptor of it has it open. */
@@ -510,7 +514,16 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
     const ownership = createOwnership(logger)
-    let forwarding: ForwardingNode | undefined
+    const options = {
+      'subnet-file': 'not written',
+      'subnet-lease-renew-margin': 60,
+      'fail-static-hold': 30,
+      'ip-masq': false,
+      'probe-interval': 0,
+      'status-network': 0,
+      'status-token-file': '',
+    }
+    const node = createNode({ options, store: 'store', log: logger, stopping, ownership })
     const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
@@ -536,8 +549,7 @@ function createWorld(time: VirtualTime, random: Random) {
         return path
       },
     })
-    const config: NetworkConfig = parseNetworkConfig(CONFIG)
-    const handover = await enterHandover<ResumedNode>({
+    const handover = await enterHandover({
       log: logger,
       stopping,
       rendezvous: rendezvousOf(process),
@@ -550,7 +562,7 @@ function createWorld(time: VirtualTime, random: Random) {
         },
         attend(isThere) {
           ownership.hasSuccessor = isThere
-          if (!isThere) forwarding?.leaseDoubt.ring()
+          if (!isThere) node.leaseDoubt.ring()
         },
         about: () => ({
           version: '1',
@@ -566,41 +578,15 @@ function createWorld(time: VirtualTime, random: Random) {
         await busy(process, 10, 200)
         if (lastKnown === 'kernel') return 'nothing'
         const backend = makeBackend('tun', inheritable)
-        const ended = new AbortController()
-        const until = AbortSignal.any([signal, ended.signal])
         try {
-          const attrs = await backend.prepare(until)
+          const attrs = await backend.prepare(signal)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await ownership.open(() => backend.open(lease, until, new Map()))
+          await ownership.open(() => backend.open(lease, signal, new Map()))
           if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
-          const resumed: ResumedNode = {
-            ownership,
-            backend,
-            next: undefined,
-            log: logger,
-            signal: until,
-            lease,
-            attrs,
-            view: new Map(),
-            unapplied: undefined,
-            ownApplied: undefined,
-            repaired: 0,
-            leaseDoubt: createBell(),
-            learnt: createBell(),
-            unprobed: { keys: undefined },
-            unsearched: { keys: undefined },
-            config,
-            external: undefined as never,
-            again: async () => {},
-            hand: async () => {
-              ended.abort(new Error('a node has it'))
-              await looking
-            },
-          }
-          const looking = keepForwarding(resumed, async () => {}).catch(() => {})
-          forwarding = resumed
-          return resumed
+          const forwarding = Object.assign(node, { config: CONFIGS.tun, backend, lease, attrs, pathLease: lease })
+          keepDataPath(forwarding).catch((error: unknown) => stopping.abort(error))
+          return 'forwards'
         } catch (error) {
           logTo(`cannot go on: ${(error as Error).message}`)
           return 'failed'
@@ -618,17 +604,8 @@ function createWorld(time: VirtualTime, random: Random) {
       }
       await pause(signal, plan.storeMs)
       const parts = {
-        options: {
-          'subnet-file': 'not written',
-          'subnet-lease-renew-margin': 60,
-          'fail-static-hold': 30,
-          'ip-masq': false,
-          'probe-interval': 0,
-          'status-network': 0,
-          'status-token-file': '',
-        },
         manager: managerOf(store),
-        config,
+        config: CONFIGS[plan.kind],
         backend: makeBackend(plan.kind, handover),
         firewall: {
           resyncMs: 600_000,
@@ -643,25 +620,15 @@ function createWorld(time: VirtualTime, random: Random) {
             subnetMoved: async () => {},
           } as never,
         },
-        log: logger,
-        signal,
-        next: undefined,
       }
-      return await runNode(parts, {}, stopping, {
-        ownership,
-        handover,
-        amend: (backend) => backend,
-        store: 'store',
-        fits: () => plan.kind === 'tun',
-        onNode: (node) => (forwarding = node),
-        permit: async () => {},
-      })
+      return await runNode(node, parts, {}, handover, undefined, permitAll)
     } catch (error) {
       stopping.abort(error)
       throw error
     } finally {
-      await endDataPath({ ownership, forwarding, log: logger }, signal.reason)
-      handover.close(forwarding === undefined)
+      await node.keepingPath?.catch(() => {})
+      await endDataPath(node, signal.reason)
+      handover.close(!canForward(node))
     }
   }
 

@@ -25,7 +25,7 @@ installRig()
 async function forwarding() {
   const ownership = createOwnership(log)
   await ownership.open(async () => ({ close: async () => {} }) as unknown as DataPath)
-  return { ownership, log, stopping }
+  return { ownership, log, signal: stopping.signal }
 }
 
 const CODES: readonly ErrorCode[] = [
@@ -68,7 +68,9 @@ it('ends where nothing forwards, by a defect, and where the data path goes meanw
   const fails = (error: Error) => async (): Promise<never> => {
     throw error
   }
-  await expect(whileForwarding({ ownership: createOwnership(log), log, stopping }, fails(wrong))).rejects.toBe(wrong)
+  await expect(
+    whileForwarding({ ownership: createOwnership(log), log, signal: stopping.signal }, fails(wrong)),
+  ).rejects.toBe(wrong)
   const defect = new Error('a defect')
   await expect(whileForwarding(await forwarding(), fails(defect))).rejects.toBe(defect)
   const part = await forwarding()

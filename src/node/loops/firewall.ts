@@ -11,7 +11,7 @@ import { xtablesLockHolder } from '../../host/xtables-lock.ts'
 import type { DaemonOptions } from '../../options.ts'
 import { createFirewall } from '../../path/firewall/firewall.ts'
 import { exitOrWait } from '../exit-or-wait.ts'
-import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
+import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
@@ -32,7 +32,7 @@ export function firewallFor(
   log: Log,
   signal: AbortSignal,
   free?: Promise<void>,
-): NonNullable<NodeParts['firewall']> {
+): NonNullable<Node['firewall']> {
   // A stop ends a command that waits for the lock of iptables.
   const runTillStop: Run = (file, args, more) =>
     more?.patient ? runForLock(file, args, more, signal) : run(file, args, more)

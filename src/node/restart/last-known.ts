@@ -12,7 +12,7 @@ import { decodeLease } from '../../control/lease/decode.ts'
 import { encodeLeaseValue, type Lease } from '../../control/lease/lease.ts'
 import { externalText, readExternalText, type ExternalInterface } from '../../host/external-interface.ts'
 import { replaceFile } from '../../host/replace-file.ts'
-import { storeKindOf, type DaemonOptions } from '../../options.ts'
+import { eventsFile, interfaceWishes, storeKindOf, type DaemonOptions } from '../../options.ts'
 
 /** The number of leases that are formatted at a time, which takes about two milliseconds. */
 const LEASES_A_PIECE = 1_000
@@ -136,3 +136,28 @@ export async function removeLastKnown(path: string): Promise<void> {
     if (error.code !== 'ENOENT') throw error
   })
 }
+
+/** The part of the last known state that does not change while the process runs, and the paths of the files that the next weftd reads. */
+export interface Next {
+  /** The network configuration's text without its secrets, and the name of its store. */
+  readonly config: string
+  readonly store: string
+  /** The flags about the external interface, as text (wishesText). */
+  readonly wishes: string
+  /** The paths of the last-known file (node/restart/last-known.ts) and of the file of the peers' events. */
+  readonly lastKnown: string
+  readonly events: string
+  /** Resolves when no earlier process writes these files any more. */
+  readonly free: Promise<void>
+}
+
+/** `config` is the network configuration's text without its secrets. Returns undefined with `--persist=false`. */
+export function nextFor(options: DaemonOptions, config: string, free = Promise.resolve()): Next | undefined {
+  if (!options.persist) return undefined
+  const files = { lastKnown: lastKnownFile(options), events: eventsFile(options) }
+  const wishes = wishesText(options)
+  return { config, store: storeNameOf(options), wishes, ...files, free }
+}
+
+/** Returns the flags about the external interface as text, for comparison with those of another process. */
+export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))

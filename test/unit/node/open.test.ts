@@ -8,8 +8,8 @@ import { setImmediate } from 'node:timers/promises'
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
-import type { NodeParts } from '../../../src/node/node.ts'
-import { openNode, type StartParts, type ResumedNode } from '../../../src/node/open.ts'
+import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
+import { openNode } from '../../../src/node/open.ts'
 import { createOwnership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
@@ -37,25 +37,19 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const taking = ownership.takeBack()
   const lending = ownership.lend()
 
-  const stopping = new AbortController()
-  const parts = {
-    config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
-    backend: { name: 'udp', open: async () => own } as unknown as Backend,
-    options: {},
-    signal: stopping.signal,
-    log,
-  } as unknown as NodeParts
-  const before: StartParts = {
-    ownership,
-    handover: { isOnLoan: false, tunNames: [] } as unknown as StartParts['handover'],
-    amend: (backend) => backend,
+  const node = createNode({
+    options: {} as NewNode['options'],
     store: '',
-    fits: () => false,
-    onNode: () => {},
-    permit: async () => {},
-  }
-  const resumed = { lease: leaseOf('10.5.1.0-24'), view: new Map(), hand: async () => {} } as unknown as ResumedNode
-  const opening = openNode(parts, leaseOf('10.5.2.0-24'), attrs, resumed, before)
+    log,
+    stopping: new AbortController(),
+    ownership,
+  })
+  const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+  const backend = { name: 'udp', open: async () => own } as unknown as Backend
+  Object.assign(node, { config, backend, lease: leaseOf('10.5.1.0-24'), attrs })
+  const parts = { manager: {}, config, backend } as unknown as NodeParts
+  const facts = { config, backend, lease: leaseOf('10.5.2.0-24'), attrs }
+  const opening = openNode(node, parts, facts, { isOnLoan: false, tunNames: [] })
   await setImmediate()
   back()
   await taking
@@ -67,8 +61,8 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   await setImmediate()
   back()
   await takenBack
-  const node = await opening
-  expect([node.lease.key, ownership.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
+  await opening
+  expect([node.lease?.key, ownership.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
 })
 
 it.each([
@@ -88,7 +82,7 @@ it.each([
       'subnet-file': join(folder, 'subnet.env'),
       'lease-dir': folder,
       'kube-subnet-mgr': false,
-    } as unknown as NodeParts['options']
+    } as unknown as NewNode['options']
     await writeLastKnown(lastKnownFile(options), {
       store: 'directory /leases',
       config: '{}',
@@ -99,7 +93,7 @@ it.each([
       leases: [leaseOf('10.5.9.0-24')],
     })
     const opened: unknown[] = []
-    const backend = {
+    const backend: Partial<Backend> = {
       name: 'wireguard',
       tunNames: ['flannel-wg'],
       async open(...[, , leases, by]: Parameters<Backend['open']>) {
@@ -108,22 +102,16 @@ it.each([
       },
     }
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
-    const signal = new AbortController().signal
-    const node = await openNode(
-      { config, backend, options, signal, log } as unknown as NodeParts,
-      leaseOf(key),
-      attrs,
-      undefined,
-      {
-        ownership: createOwnership(log),
-        handover: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as StartParts['handover'],
-        amend: (of) => of,
-        store: 'directory /leases',
-        fits: () => false,
-        onNode: () => {},
-        permit: async () => {},
-      },
-    )
+    const node = createNode({
+      options,
+      store: 'directory /leases',
+      log,
+      stopping: new AbortController(),
+      ownership: createOwnership(log),
+    })
+    const parts = { manager: {}, config, backend } as unknown as NodeParts
+    const facts = { config, backend: backend as Backend, lease: leaseOf(key), attrs }
+    await openNode(node, parts, facts, { isOnLoan: false, tunNames: ['flannel-wg'] })
     expect([opened, [...node.view.keys()]]).toEqual([[peers, others], peers])
   } finally {
     rmSync(folder, { recursive: true, force: true })

@@ -10,7 +10,7 @@ import type { Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
 import { amended } from '../../../../src/node/loops/lease.ts'
-import { createNode, type NodeParts } from '../../../../src/node/node.ts'
+import { createNode, type NewNode, type Node } from '../../../../src/node/node.ts'
 import { createOwnership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import {
@@ -418,9 +418,9 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { leave, takeBack: async () => {} }
   await ownership.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
-  const options = { 'subnet-file': subnetFile() } as NodeParts['options']
-  const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
-  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, ownership, new Map())
+  const options = { 'subnet-file': subnetFile() } as NewNode['options']
+  const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
+  const node = Object.assign(createNode({ options, store: '', log, stopping, ownership }), facts)
   await ownership.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.repaired = ['flannel0 was down']

@@ -113,7 +113,7 @@ async function enter(
     log,
     stopping,
   }
-  return Object.assign(await enterHandover<object>(parts), { stopping })
+  return Object.assign(await enterHandover(parts), { stopping })
 }
 
 describe('what fits', () => {
