@@ -55,7 +55,7 @@ import { daemonStatusOf, reportOf, reportWaiting, snapshotOf } from './node/repo
 import type { Handover } from './node/restart/handover.ts'
 import { lastKnownFile, nextFor, removeLastKnown } from './node/restart/last-known.ts'
 import { permit } from './node/rights.ts'
-import { runLoops, type Loop } from './node/run-loops.ts'
+import { observed, runLoops, type Loop } from './node/run-loops.ts'
 import { refuseToMove, waitForSameNetwork } from './node/same-network.ts'
 import type { DaemonOptions } from './options.ts'
 import type { Events } from './report/events.ts'
@@ -117,7 +117,7 @@ export async function startManager(
     const page = options['status-page'] ? { page: () => readPage() } : {}
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
-    const served = await whileForwarding(node, () => serveStatus(options, health, handover, log, stopping))
+    const served = await serveStatus(options, health, handover, log, stopping, canForward(node))
     const publish = (waitsFor: string): void => reportWaiting(node, health, manager.name, waitsFor, handover)
     try {
       const work = () => startNode(node, handover, options, manager, previous, health, publish)
@@ -130,9 +130,9 @@ export async function startManager(
   }
 }
 
-/** Runs a part of the start. Tries again after a failure while this process forwards with the last known state. */
+/** Runs a part of the start. After a failure tries again if the node forwards with the last known state, or opens that data path again. */
 export const whileForwarding = <T>(
-  { ownership, log, signal }: Pick<NewNode, 'ownership' | 'log' | 'signal'>,
+  node: NewNode,
   find: () => Promise<T>,
   onFailure: (why: string) => void = () => {},
 ): Promise<T> =>
@@ -143,7 +143,7 @@ export const whileForwarding = <T>(
       passing: [],
       onFailure: ({ message }) => onFailure(message),
     },
-    { log, signal, isForwarding: () => ownership.dataPath !== undefined },
+    { log: node.log, signal: node.signal, isForwarding: () => canForward(node) },
   )
 
 /** Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does. */
@@ -172,8 +172,8 @@ async function startNode(
     await waitForSameNetwork(manager, async () => (await handover.predecessor())?.lease, waiter)
     const before = { earlier, known: () => externalBefore(node, options) }
     const external = await findExternal({ options, manager, families, hostChanged, before }, waiter)
-    await warnOfForwarding(families, waiter.log)
-    await warnOfRoutesLeft(previous.network, config, external, log)
+    await observed(warnOfForwarding(families, waiter.log), node)
+    await observed(warnOfRoutesLeft(previous.network, config, external, log), node)
     const made = isFor(node, { config, external })
       ? node.backend
       : await createBackend(config, external, options, log, attrsBefore(manager, log), handover)

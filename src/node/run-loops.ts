@@ -23,6 +23,13 @@ export async function runLoops(node: Node, essential: readonly Loop[], observing
   throw stopping.signal.reason
 }
 
+/** Waits for a step of the start that only warns. As with an observing loop, its failure stops nothing. */
+export const observed = (step: Promise<void>, { log, signal }: Pick<Node, 'log' | 'signal'>): Promise<void> =>
+  step.catch((error: unknown) => {
+    signal.throwIfAborted()
+    log.error(`A check of this host failed, and the start goes on: ${describeError(error)}`)
+  })
+
 /** Returns a loop that starts `loop` again after a failure, each time after a longer pause. After a failure following a long run the pause is the first one again. */
 const restarted =
   (loop: Loop): Loop =>

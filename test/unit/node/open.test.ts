@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { expect, it } from 'vitest'
+import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
@@ -63,6 +64,72 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   await takenBack
   await opening
   expect([node.lease?.key, ownership.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
+})
+
+/** A node that forwards with the last known state through `dataPath`, and its facts. */
+async function forwarding(dataPath: DataPath, lines: string[] = []) {
+  const say = (line: string): void => void lines.push(line)
+  const ownership = createOwnership({ ...log, error: say })
+  const options = {} as NewNode['options']
+  const base = {
+    options,
+    store: '',
+    log: { ...log, warn: say, error: say },
+    stopping: new AbortController(),
+    ownership,
+  }
+  const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+  const known = { name: 'udp', open: async () => dataPath } as unknown as Backend
+  const facts = { config, backend: known, lease: leaseOf('10.5.1.0-24'), attrs }
+  await ownership.open(async () => dataPath)
+  return { node: Object.assign(createNode(base), facts), facts, lines }
+}
+const handover = { isOnLoan: false, tunNames: [] }
+
+it('goes on with the open data path if the store confirms the facts of the file', async () => {
+  const old = {} as DataPath
+  const { node, facts } = await forwarding(old)
+  const parts = { manager: {}, config: facts.config, backend: facts.backend } as unknown as NodeParts
+  const lease = { ...leaseOf('10.5.1.0-24'), revision: 7n }
+  await openNode(node, parts, { ...facts, lease }, handover)
+  expect([node.ownership.dataPath === old, node.lease.revision]).toEqual([true, 7n])
+})
+
+it('goes on with a data path that followed the address of this host while the store did not answer', async () => {
+  const old = {} as DataPath
+  const { node, facts } = await forwarding(old)
+  const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
+  node.attrs = now
+  const parts = { manager: {}, config: facts.config, backend: facts.backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, lease: { ...facts.lease, attrs: now }, attrs: now }, handover)
+  expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, now])
+})
+
+it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
+  const old = { close: async () => {} } as unknown as DataPath
+  const { node, facts, lines } = await forwarding(old)
+  const refusal = new WeftError('PORT_IN_USE', 'a program has the port')
+  const open = () => Promise.reject(refusal)
+  const wanted = { ...facts, backend: { name: 'udp', open } as unknown as Backend, lease: leaseOf('10.5.2.0-24') }
+  const parts = { manager: {}, config: facts.config, backend: wanted.backend } as unknown as NodeParts
+  await expect(openNode(node, parts, wanted, handover)).rejects.toBe(refusal)
+  expect([node.ownership.dataPath === old, node.lease.key, node.backend === facts.backend]).toEqual([
+    true,
+    '10.5.1.0-24',
+    true,
+  ])
+  expect(lines).toEqual(['The last known state is out of date; the data path is opened again'])
+})
+
+it('opens the data path of the store although the last known one cannot be closed', async () => {
+  const close = () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))
+  const { node, facts, lines } = await forwarding({ close } as unknown as DataPath)
+  const own = {} as DataPath
+  const backend = { name: 'udp', open: async () => own } as unknown as Backend
+  const parts = { manager: {}, config: facts.config, backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
+  expect([node.ownership.dataPath === own, node.lease.key]).toEqual([true, '10.5.2.0-24'])
+  expect(lines).toContain('Cannot close the data path: no answer within 10 s')
 })
 
 it.each([

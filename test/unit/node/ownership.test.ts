@@ -58,6 +58,7 @@ describe('a data path that can be lent', () => {
   const TRANSITIONS = {
     open: (ownership: Ownership) => ownership.open(async () => lendable().dataPath),
     close: (ownership: Ownership) => ownership.close(),
+    replace: (ownership: Ownership) => ownership.replace(async () => lendable().dataPath),
     lend: (ownership: Ownership) => ownership.lend(),
     release: (ownership: Ownership) => ownership.release(),
     takeBack: (ownership: Ownership) => ownership.takeBack(),
@@ -65,7 +66,7 @@ describe('a data path that can be lent', () => {
   }
   /** A transition that is not here changes nothing. */
   const LEADS_TO: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-    closed: { open: 'forwarding', release: 'released', end: 'ended' },
+    closed: { open: 'forwarding', replace: 'forwarding', release: 'released', end: 'ended' },
     forwarding: { close: 'closed', lend: 'lent', release: 'released', end: 'ended' },
     lent: { takeBack: 'forwarding', release: 'released', end: 'ended' },
     released: { takeBack: 'closed', end: 'ended' },
@@ -114,6 +115,32 @@ describe('a data path that can be lent', () => {
     await lent.lend()
     await lent.end(keep)
     expect([kept.length, second.areOpen()]).toEqual([1, false])
+  })
+
+  it('is closed before another one takes its place, and closes no other one than it was told', async () => {
+    const [first, second] = [lendable(), lendable()]
+    const ownership = createOwnership(recorder().log)
+    await ownership.open(async () => first.dataPath)
+    await ownership.replace(async () => (first.calls.push('open the next'), second.dataPath))
+    expect([first.calls, ownership.dataPath === second.dataPath]).toEqual([['close', 'open the next'], true])
+    await ownership.close(first.dataPath)
+    expect([second.calls, ownership.state.is]).toEqual([[], 'forwarding'])
+    await ownership.close(second.dataPath)
+    expect([second.calls, ownership.state.is]).toEqual([['close'], 'closed'])
+  })
+
+  it('is replaced although it cannot be closed, which is logged', async () => {
+    const { lines, log } = recorder()
+    const [stuck, next] = [lendable(), lendable()]
+    const close = async (): Promise<void> => {
+      throw new WeftError('COMMAND', '`ip link del flannel.1` failed: no answer within 10 s')
+    }
+    const ownership = createOwnership(log)
+    await ownership.open(async () => ({ ...stuck.dataPath, close }))
+    await ownership.replace(async () => next.dataPath)
+    expect(ownership.dataPath).toBe(next.dataPath)
+    expect(lines).toEqual(['Cannot close the data path: `ip link del flannel.1` failed: no answer within 10 s'])
+    stuck.path.loops.forEach(({ tun, socket }) => [tun, socket].forEach((fd) => closeSync(fd)))
   })
 
   it('does one thing after another: what was released before it was opened is not opened', async () => {
