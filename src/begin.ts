@@ -21,11 +21,11 @@ import { createOwnership } from './node/ownership.ts'
 import { earlierRun, keptName } from './node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable, type HandoverParts } from './node/restart/handover.ts'
 import {
+  externalOf,
   lastKnownFile,
   nextFor,
   readLastKnown,
   storeNameOf,
-  wishesText,
   type LastKnown,
 } from './node/restart/last-known.ts'
 import { Superseded } from './node/restart/lender.ts'
@@ -73,19 +73,17 @@ function handoverParts(node: NewNode, options: DaemonOptions, kept: readonly num
   const { log, stopping, ownership, store } = node
   const calm = seldom(log)
   let left = kept
-  // Errors are ignored here, because the loop that maintains the file logs them.
-  const write = async (): Promise<void> => {
-    if (!canForward(node)) return
-    await import('./node/loops/last-known.ts').then(({ writeKnown }) => writeKnown(node)).catch(() => {})
-  }
   return {
     log,
     stopping,
     rendezvous: rendezvousAt(options, (message) => log.warn(message)),
+    dataPath: ownership,
     lender: {
-      write,
-      lend: () => ownership.lend(),
-      release: () => ownership.release(),
+      // Errors are ignored here, because the loop that maintains the file logs them.
+      async write() {
+        if (!canForward(node)) return
+        await import('./node/loops/last-known.ts').then(({ writeKnown }) => writeKnown(node)).catch(() => {})
+      },
       about() {
         const lease = canForward(node) ? { key: node.lease.key, publicIp: addressText(node.attrs.publicIp) } : undefined
         return { version: version(), store, lease, healthPort: options['healthz-port'] }
@@ -95,11 +93,6 @@ function handoverParts(node: NewNode, options: DaemonOptions, kept: readonly num
         if (!isThere) node.leaseDoubt.ring() // the successor may have written a lease that this process does not know
       },
       refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
-      async takeBack(why) {
-        log.warn(`The weftd that was taking over ${why}; forwarding again`)
-        await ownership.takeBack()
-        await write()
-      },
     },
     async earlierRun() {
       const known = await readLastKnown(lastKnownFile(options), log)
@@ -182,17 +175,18 @@ async function resume(
  * have changed, chooses one by the flags. Throws WeftError INTERFACE.
  */
 async function externalFor(
-  { external, wishes, lease }: LastKnown,
+  known: LastKnown,
   options: DaemonOptions,
   families: readonly Family[],
   look: Run,
   log: Log,
 ): Promise<ExternalInterface> {
-  if (external && wishes === wishesText(options) && families.every((family) => external.families?.includes(family))) {
+  const external = externalOf(known, options)
+  if (external && families.every((family) => external.families?.includes(family))) {
     const found = await resumeExternal(look, external)
     if (found) return found
     throw new WeftError('INTERFACE', `${external.name} has lost the addresses that this node had`)
   }
-  const earlier = { addresses: async () => listed(lease.attrs.publicIp), isOwn: () => false }
+  const earlier = { addresses: async () => listed(known.lease.attrs.publicIp), isOwn: () => false }
   return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
 }

@@ -131,20 +131,16 @@ export async function startManager(
 }
 
 /** Runs a part of the start. After a failure tries again if the node forwards with the last known state, or opens that data path again. */
-export const whileForwarding = <T>(
+export function whileForwarding<T>(
   node: NewNode,
   find: () => Promise<T>,
-  onFailure: (why: string) => void = () => {},
-): Promise<T> =>
-  retry(
-    {
-      failure: 'This weftd forwards with the last known state, and tries again: ',
-      find,
-      passing: [],
-      onFailure: ({ message }) => onFailure(message),
-    },
-    { log: node.log, signal: node.signal, isForwarding: () => canForward(node) },
-  )
+  say = (_why: string): void => {},
+): Promise<T> {
+  const failure = 'This weftd forwards with the last known state, and tries again: '
+  const onFailure = ({ message }: Error): void => say(message)
+  const { log, signal } = node
+  return retry({ failure, find, passing: [], onFailure }, { log, signal, isForwarding: () => canForward(node) })
+}
 
 /** Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does. */
 async function startNode(

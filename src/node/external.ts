@@ -17,7 +17,7 @@ import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net
 import { interfaceWishes, type DaemonOptions } from '../options.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
 import { canForward, type NewNode } from './node.ts'
-import { wishesText } from './restart/last-known.ts'
+import { externalOf } from './restart/last-known.ts'
 
 /** The interval of the checks of the host's interfaces if the kernel reports no change. */
 const LOOK_MS = 5_000
@@ -61,8 +61,8 @@ export async function findExternal(
 /** Returns the external interface of the data path that forwards as last known. Without one, returns the last known interface, if the flags are the same. */
 export async function externalBefore(node: NewNode, options: DaemonOptions): Promise<ExternalInterface | undefined> {
   if (canForward(node)) return node.backend.external ?? node.external
-  const { external, wishes } = node.known ?? {}
-  if (!external || wishes !== wishesText(options)) return undefined
+  const external = node.known && externalOf(node.known, options)
+  if (!external) return undefined
   const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
   return (await resumeExternal(run, external)) ?? unnumbered
 }

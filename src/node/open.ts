@@ -9,7 +9,6 @@ import type { Backend, DataPath } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import { amended } from './loops/lease.ts'
 import { canForward, type ForwardingNode, type NewNode, type NodeParts, type PathFacts } from './node.ts'
-import { untilOurs } from './ownership.ts'
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
@@ -57,7 +56,7 @@ export async function openNode(
   }
   // If there is no data path, a successor has taken it over in the meantime.
   while (!canForward(node) || node.lease !== facts.lease || !ownership.dataPath) {
-    await untilOurs(ownership, signal)
+    await ownership.untilOurs(signal)
     const isSame = (of: ForwardingNode): boolean =>
       leasesEqual({ ...of.lease, attrs: of.attrs }, { ...facts.lease, attrs: facts.attrs })
     if (ownership.dataPath && isFor(node, parts) && isSame(node))

@@ -36,8 +36,13 @@ export interface Ownership {
   hasSuccessor: boolean
   /** The data path that is open here: this process forwards through it, or has lent it. */
   readonly dataPath: DataPath | undefined
-  /** Rings when another process changed the state, the data path died, the host changed, or the node has another lease. */
+  /**
+   * Rings when another process changed the state, the data path died, the host changed, or the node has another lease. Only the loop of the
+   * data path waits for it.
+   */
   readonly recheck: Bell
+  /** Resolves when no other process owns the data path. Rejects with the signal's reason. */
+  untilOurs(signal: AbortSignal): Promise<void>
   /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
   open(make: () => Promise<DataPath>): Promise<void>
   /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
@@ -55,9 +60,13 @@ export interface Ownership {
 
 export function createOwnership(log: Log, recheck = createBell()): Ownership {
   const inTurn = createTurn()
+  /** The bells of the callers that wait until this process owns the data path again. */
+  const waiting = new Set<Bell>()
   let state: OwnershipState = { is: 'closed' }
+  const isOurs = (): boolean => state.is === 'closed' || state.is === 'forwarding'
   /** Runs a transition that another process asked for. */
-  const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
+  const forOther = <T>(work: () => Promise<T>): Promise<T> =>
+    inTurn(() => work().finally(() => [recheck, ...waiting].forEach((bell) => bell.ring())))
 
   async function lend(): Promise<readonly OpenPath[]> {
     if (state.is !== 'forwarding') return []
@@ -119,12 +128,21 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
       return state
     },
     get isOurs() {
-      return state.is === 'closed' || state.is === 'forwarding'
+      return isOurs()
     },
     get dataPath() {
       return 'dataPath' in state ? state.dataPath : undefined
     },
     recheck,
+    async untilOurs(signal) {
+      const bell = createBell()
+      waiting.add(bell)
+      try {
+        while (!isOurs()) await bell.wait(signal)
+      } finally {
+        waiting.delete(bell)
+      }
+    },
     open: (make) =>
       inTurn(async () => {
         if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
@@ -153,9 +171,4 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
     takeBack: () => forOther(takeBack),
     end: (keep) => inTurn(() => end(keep)),
   }
-}
-
-/** Resolves when no other process owns the data path. Rejects with the signal's reason. */
-export async function untilOurs(ownership: Ownership, signal: AbortSignal): Promise<void> {
-  while (!ownership.isOurs) await ownership.recheck.wait(signal)
 }

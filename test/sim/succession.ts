@@ -553,13 +553,8 @@ function createWorld(time: VirtualTime, random: Random) {
       log: logger,
       stopping,
       rendezvous: rendezvousOf(process),
+      dataPath: ownership,
       lender: {
-        lend: () => ownership.lend(),
-        release: () => ownership.release(),
-        async takeBack(why) {
-          logTo(`it ${why}; forwarding again`)
-          await ownership.takeBack()
-        },
         attend(isThere) {
           ownership.hasSuccessor = isThere
           if (!isThere) node.leaseDoubt.ring()

@@ -10,7 +10,6 @@ import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/add
 import type { DataPath } from '../../path/contract.ts'
 import { LATE_MS, RESYNC_MS, type ForwardingNode, type Node } from '../node.ts'
 import { openPath } from '../open.ts'
-import { untilOurs } from '../ownership.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
 import { clearLeftovers } from './leftovers.ts'
 import { applyPeers } from './peers.ts'
@@ -42,7 +41,7 @@ async function keep(node: ForwardingNode): Promise<never> {
     const before = { key: node.pathLease?.key, mtu: dataPath?.mtu }
     await keepRight(node, repairs, logGone)
     const calm = seldom(log)
-    await untilOurs(ownership, signal)
+    await ownership.untilOurs(signal)
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     const diedNow = ownership.dataPath === dataPath && performance.now() - openedAt < REOPEN_RETRY_MS
     diedYoung = diedNow ? diedYoung + 1 : 0
@@ -51,7 +50,7 @@ async function keep(node: ForwardingNode): Promise<never> {
     if (dataPath) await ownership.close(dataPath).catch(notClosed)
     if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
     while (ownership.dataPath === undefined) {
-      await untilOurs(ownership, signal)
+      await ownership.untilOurs(signal)
       try {
         await prepareAgain(node)
         await ownership.open(() => openPath(node))

@@ -45,7 +45,9 @@ export type Inheritable = Pick<Handover, 'tunNames' | 'take'>
 
 export interface HandoverParts {
   readonly rendezvous: Rendezvous
-  readonly lender: Omit<Lender, 'lock' | 'kill'>
+  readonly lender: Omit<Lender, 'lock' | 'kill' | 'lend' | 'release' | 'takeBack'>
+  /** The data path of this process, which a successor gets. */
+  readonly dataPath: Pick<Lender, 'lend' | 'release'> & { takeBack(): Promise<void> }
   /** Reads what the earlier run of weftd left on this host. */
   readonly earlierRun: () => Promise<EarlierRun>
   /** Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may succeed. */
@@ -220,20 +222,22 @@ export class Handover {
   }
 
   private lender(): Lender {
-    const { lender, rendezvous } = this.parts
+    const { lender, dataPath, rendezvous, log } = this.parts
     return {
       ...lender,
       lend: () => {
         this.isShared = true
-        return lender.lend()
+        return dataPath.lend()
       },
       release: () => {
         this.isShared = true
-        return lender.release()
+        return dataPath.release()
       },
       takeBack: async (why) => {
         this.lock?.sign()
-        await lender.takeBack(why)
+        log.warn(`The weftd that was taking over ${why}; forwarding again`)
+        await dataPath.takeBack()
+        await lender.write()
       },
       lock: () => this.lock?.fd,
       kill: (pid) => rendezvous.kill(pid),

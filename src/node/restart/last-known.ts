@@ -159,5 +159,9 @@ export function nextFor(options: DaemonOptions, config: string, free = Promise.r
   return { config, store: storeNameOf(options), wishes, ...files, free }
 }
 
+/** Returns the external interface of the earlier run; undefined if it is not known, or if the flags about it have changed. */
+export const externalOf = ({ external, wishes }: LastKnown, options: DaemonOptions): ExternalInterface | undefined =>
+  wishes === wishesText(options) ? external : undefined
+
 /** Returns the flags about the external interface as text, for comparison with those of another process. */
 export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))

@@ -7,7 +7,7 @@ import { setImmediate } from 'node:timers/promises'
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
-import { createOwnership, untilOurs, type Ownership } from '../../../src/node/ownership.ts'
+import { createOwnership, type Ownership } from '../../../src/node/ownership.ts'
 import { serveSuccessors } from '../../../src/node/restart/lender.ts'
 import { predecessorAt } from '../../../src/node/restart/predecessor.ts'
 import type { DataPath } from '../../../src/path/contract.ts'
@@ -143,6 +143,17 @@ describe('a data path that can be lent', () => {
     stuck.path.loops.forEach(({ tun, socket }) => [tun, socket].forEach((fd) => closeSync(fd)))
   })
 
+  it('comes back for each one that waits for it', async () => {
+    const ownership = createOwnership(recorder().log)
+    await ownership.open(async () => lendable().dataPath)
+    await ownership.lend()
+    const { signal } = new AbortController()
+    const waiting = [ownership.untilOurs(signal), ownership.untilOurs(signal), ownership.recheck.wait(signal)]
+    await setImmediate()
+    await ownership.takeBack()
+    await Promise.all(waiting)
+  })
+
   it('does one thing after another: what was released before it was opened is not opened', async () => {
     const ownership = createOwnership(recorder().log)
     let opened = 0
@@ -196,7 +207,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
     expect([predecessor.isGone, ownership.state.is, ownership.hasSuccessor]).toEqual([false, 'released', true])
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel-wg` failed: no answer within 10 s'])
     predecessor.close()
-    await untilOurs(ownership, stopping.signal)
+    await ownership.untilOurs(stopping.signal)
     expect(ended).toBeUndefined()
     stopping.abort(new Error('enough'))
     await serving
@@ -214,7 +225,7 @@ it('one that has nothing to lend is at once ours again, for a loop that waited f
   await ownership.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPath)
   const lending = ownership.lend()
   await setImmediate()
-  const waiting = untilOurs(ownership, stopping.signal).then(
+  const waiting = ownership.untilOurs(stopping.signal).then(
     () => 'ours',
     () => 'waits',
   )

@@ -100,13 +100,11 @@ async function enter(
     refusal: () => undefined,
     attend: () => {},
     write: async () => {},
-    lend: async () => [],
-    release: async () => {},
-    takeBack: async () => {},
   }
   const parts = {
     rendezvous,
     lender,
+    dataPath: { lend: async () => [], release: async () => {}, takeBack: async () => {} },
     earlierRun: async () => kept,
     resume: async () => 'nothing' as const,
     check,
