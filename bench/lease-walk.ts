@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { setTimeout as delay } from 'node:timers/promises'
+import { parseFlags } from '../src/base/go-flags.ts'
 import type { Log } from '../src/base/log.ts'
 import { readSettings } from '../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../src/control/config/network-config.ts'
@@ -23,6 +24,7 @@ import { probePeers } from '../src/node/loops/probes.ts'
 import { createNode, joinNetwork, type Node } from '../src/node/node.ts'
 import { createOwnership } from '../src/node/ownership.ts'
 import type { Next } from '../src/node/restart/last-known.ts'
+import { cutOptions, FLAGS } from '../src/options.ts'
 import { createUdpBackend } from '../src/path/backends/udp.ts'
 import type { Engine } from '../src/path/engine/engine.ts'
 
@@ -118,18 +120,10 @@ async function openNode(count: number, onPeers: () => void, stopping: AbortContr
   const own: OwnLease = { ...lease(2 ** 20 + 1, external.publicIp), attrs, expiresAt: undefined, revision: 1n }
   const entries = [own, ...Array.from({ length: count }, (_, index) => lease(index, HOSTS_FROM + index))].map(entryOf)
   const { source, change } = createSource(entries)
-  const options = {
-    'subnet-file': join(folder, 'subnet.env'),
-    'subnet-lease-renew-margin': 60,
-    'fail-static-hold': 30,
-    'ip-masq': false,
-    'probe-interval': 10,
-    'status-network': 0,
-    'status-token-file': '',
-  }
+  const options = cutOptions(parseFlags(FLAGS, ['--subnet-file', join(folder, 'subnet.env')]).options).node
   const ownership = createOwnership(log)
   const next = { config: '', store: 'bench', lastKnown: join(folder, 'last-known') } as Next
-  const node = createNode({ options, store: 'bench', log, stopping, ownership })
+  const node = createNode({ options, store: 'bench', log, stopping }, ownership)
   await ownership.open(() => backend.open(own, stopping.signal, new Map()))
   const forwarding = Object.assign(node, { config, backend, lease: own, attrs, next, pathLease: own })
   const manager = { source } as unknown as Node['manager']

@@ -17,7 +17,6 @@ import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
 import { canForward, createNode, type ForwardingNode, type NewNode } from './node/node.ts'
-import { createOwnership } from './node/ownership.ts'
 import { earlierRun, keptName } from './node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable, type HandoverParts } from './node/restart/handover.ts'
 import {
@@ -30,7 +29,7 @@ import {
 } from './node/restart/last-known.ts'
 import { Superseded } from './node/restart/lender.ts'
 import { rendezvousAt } from './node/restart/rendezvous.ts'
-import { interfaceWishes, type DaemonOptions } from './options.ts'
+import { interfaceWishes, type CutOptions, type NodeOptions } from './options.ts'
 import { createEvents, type Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
@@ -39,7 +38,7 @@ import type { Notifier } from './report/notify.ts'
  * error that prevented the start (a WeftError if an operator can repair the cause).
  */
 export async function runDaemon(
-  options: DaemonOptions,
+  options: CutOptions,
   log: Log,
   stopping: AbortController,
   notifier?: Notifier,
@@ -52,8 +51,8 @@ export async function runDaemon(
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
   notifier?.forget(kept.map((_, place) => keptName(place)))
-  const ownership = createOwnership(log)
-  const node = createNode({ options, store: storeNameOf(options), log, stopping, ownership, notifier })
+  const store = storeNameOf(options.store)
+  const node = createNode({ options: options.node, store, log, stopping, notifier })
   const handover = await enterHandover(handoverParts(node, options, kept))
   const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass
   try {
@@ -69,14 +68,14 @@ export async function runDaemon(
   }
 }
 
-function handoverParts(node: NewNode, options: DaemonOptions, kept: readonly number[]): HandoverParts {
+function handoverParts(node: NewNode, options: CutOptions, kept: readonly number[]): HandoverParts {
   const { log, stopping, ownership, store } = node
   const calm = seldom(log)
   let left = kept
   return {
     log,
     stopping,
-    rendezvous: rendezvousAt(options, (message) => log.warn(message)),
+    rendezvous: rendezvousAt(node.options, (message) => log.warn(message)),
     dataPath: ownership,
     lender: {
       // Errors are ignored here, because the loop that maintains the file logs them.
@@ -86,16 +85,16 @@ function handoverParts(node: NewNode, options: DaemonOptions, kept: readonly num
       },
       about() {
         const lease = canForward(node) ? { key: node.lease.key, publicIp: addressText(node.attrs.publicIp) } : undefined
-        return { version: version(), store, lease, healthPort: options['healthz-port'] }
+        return { version: version(), store, lease, healthPort: options.report['healthz-port'] }
       },
       attend(isThere) {
         ownership.hasSuccessor = isThere
         if (!isThere) node.leaseDoubt.ring() // the successor may have written a lease that this process does not know
       },
-      refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
+      refusal: () => (node.options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
     },
     async earlierRun() {
-      const known = await readLastKnown(lastKnownFile(options), log)
+      const known = await readLastKnown(lastKnownFile(node.options), log)
       node.known = known?.store === store ? known : undefined
       const fds = left
       left = []
@@ -120,23 +119,24 @@ function handoverParts(node: NewNode, options: DaemonOptions, kept: readonly num
  */
 async function resume(
   node: NewNode,
-  options: DaemonOptions,
+  options: CutOptions,
   inheritable: Inheritable,
   log: Log,
 ): Promise<'forwards' | 'nothing' | 'failed'> {
   const { stopping, signal, ownership, notifier, known } = node
+  const { engine } = options
   if (!known || known.isForCleanup || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (ownership.state.is !== 'closed') return 'failed' // a successor has the data path
   let look: LookAhead | undefined
   try {
     signal.throwIfAborted()
-    const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
+    const config = parseNetworkConfig(known.config, { areGiven: options.store['kube-subnet-mgr'] })
     const networks: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
     look = lookAhead(run, networks)
     const silent = { ...log, info: () => {} }
-    const external = await externalFor(known, options, familiesOf(networks), look.run, silent)
+    const external = await externalFor(known, node.options, familiesOf(networks), look.run, silent)
     const publishedBefore = async () => known.lease.attrs
-    const backend = await createBackend(config, external, options, node.log, publishedBefore, inheritable, look.run)
+    const backend = await createBackend(config, external, engine, node.log, publishedBefore, inheritable, look.run)
     const attrs = await backend.prepare(signal)
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
@@ -146,7 +146,7 @@ async function resume(
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     node.log.info(`Forwarding to ${peers} peers as last known, until the store reports the present ones`)
     notifier?.report({ ready: false, status: 'forwarding as last known' })
-    const next = nextFor(options, known.config)
+    const next = nextFor(node, known.config)
     Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
     // The loop's code is loaded only once packets pass.
     void import('./node/loops/data-path.ts')
@@ -176,7 +176,7 @@ async function resume(
  */
 async function externalFor(
   known: LastKnown,
-  options: DaemonOptions,
+  options: NodeOptions,
   families: readonly Family[],
   look: Run,
   log: Log,

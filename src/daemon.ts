@@ -57,7 +57,7 @@ import { lastKnownFile, nextFor, removeLastKnown } from './node/restart/last-kno
 import { permit } from './node/rights.ts'
 import { observed, runLoops, type Loop } from './node/run-loops.ts'
 import { refuseToMove, waitForSameNetwork } from './node/same-network.ts'
-import type { DaemonOptions } from './options.ts'
+import type { CutOptions } from './options.ts'
 import type { Events } from './report/events.ts'
 import { createHealth, type Health } from './report/health.ts'
 import { readPage } from './report/page.ts'
@@ -101,23 +101,23 @@ const REGISTERING = 'Error registering network: '
 export async function startManager(
   node: NewNode,
   handover: Handover,
-  options: DaemonOptions,
+  options: CutOptions,
   events: Events,
 ): Promise<never> {
   const { log, signal, stopping } = node
   ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
-  const previous = await readPreviousNets(options['subnet-file'], log)
+  const previous = await readPreviousNets(node.options['subnet-file'], log)
   const manager = await whileForwarding(node, () =>
-    prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log, signal)),
+    prefixed('Failed to create SubnetManager: ', createSubnetManager(options.store, log, signal)),
   )
   try {
     const subnet = previous.subnet.ipv4 ? netText(previous.subnet) : 'None'
     const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
     log.info(`Created subnet manager: ${manager.title}${reused}`)
-    const page = options['status-page'] ? { page: () => readPage() } : {}
+    const page = options.report['status-page'] ? { page: () => readPage() } : {}
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
-    const served = await serveStatus(options, health, handover, log, stopping, canForward(node))
+    const served = await serveStatus(options.report, health, handover, log, stopping, canForward(node))
     const publish = (waitsFor: string): void => reportWaiting(node, health, manager.name, waitsFor, handover)
     try {
       const work = () => startNode(node, handover, options, manager, previous, health, publish)
@@ -146,7 +146,7 @@ export function whileForwarding<T>(
 async function startNode(
   node: NewNode,
   handover: Handover,
-  options: DaemonOptions,
+  options: CutOptions,
   manager: NodeParts['manager'],
   previous: PreviousNets,
   health: Health,
@@ -166,13 +166,13 @@ async function startNode(
     const families = familiesOf(config)
     watch.follow(families)
     await waitForSameNetwork(manager, async () => (await handover.predecessor())?.lease, waiter)
-    const before = { earlier, known: () => externalBefore(node, options) }
-    const external = await findExternal({ options, manager, families, hostChanged, before }, waiter)
+    const before = { earlier, known: () => externalBefore(node) }
+    const external = await findExternal({ options: node.options, manager, families, hostChanged, before }, waiter)
     await observed(warnOfForwarding(families, waiter.log), node)
     await observed(warnOfRoutesLeft(previous.network, config, external, log), node)
     const made = isFor(node, { config, external })
       ? node.backend
-      : await createBackend(config, external, options, log, attrsBefore(manager, log), handover)
+      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover)
     const parts: NodeParts = {
       manager,
       config,
@@ -182,9 +182,9 @@ async function startNode(
       openEcho,
       readSysctl: getSysctl,
       giveBackMemory: addon.giveBackMemory,
-      next: nextFor(options, configText, handover.free),
+      next: nextFor(node, configText, handover.free),
       leftovers: { earlier: previous.subnet, run },
-      firewall: firewallFor(config, options, previous, log, signal, handover.free),
+      firewall: firewallFor(config, node.options, previous, log, signal, handover.free),
       health,
     }
     return await runNode(node, parts, previous.subnet, handover, publish)

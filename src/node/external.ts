@@ -14,7 +14,7 @@ import {
   type ExternalInterface,
 } from '../host/external-interface.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
-import { interfaceWishes, type DaemonOptions } from '../options.ts'
+import { interfaceWishes, type NodeOptions } from '../options.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
 import { canForward, type NewNode } from './node.ts'
 import { externalOf } from './restart/last-known.ts'
@@ -34,7 +34,7 @@ interface InterfaceBefore {
 }
 
 interface ExternalParts {
-  readonly options: DaemonOptions
+  readonly options: NodeOptions
   readonly manager: SubnetManager
   readonly families: readonly Family[]
   /** Rings when the host's addresses, routes or devices change. */
@@ -59,9 +59,9 @@ export async function findExternal(
 }
 
 /** Returns the external interface of the data path that forwards as last known. Without one, returns the last known interface, if the flags are the same. */
-export async function externalBefore(node: NewNode, options: DaemonOptions): Promise<ExternalInterface | undefined> {
+export async function externalBefore(node: NewNode): Promise<ExternalInterface | undefined> {
   if (canForward(node)) return node.backend.external ?? node.external
-  const external = node.known && externalOf(node.known, options)
+  const external = node.known && externalOf(node.known, node.options)
   if (!external) return undefined
   const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
   return (await resumeExternal(run, external)) ?? unnumbered
@@ -73,7 +73,7 @@ export async function externalBefore(node: NewNode, options: DaemonOptions): Pro
  * has that address.
  */
 export async function waitForInterface(
-  options: DaemonOptions,
+  options: NodeOptions,
   families: readonly Family[],
   hostChanged: Bell,
   { log, signal, publish = () => {} }: Waiter,

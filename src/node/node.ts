@@ -13,7 +13,7 @@ import type { Run } from '../host/command.ts'
 import type { OpenEcho } from '../host/echo.ts'
 import type { ExternalInterface, ReadSysctl } from '../host/external-interface.ts'
 import type { ByFamily, Family, Nets } from '../net/address.ts'
-import type { DaemonOptions } from '../options.ts'
+import type { NodeOptions } from '../options.ts'
 import type { Backend } from '../path/contract.ts'
 import type { OtherDaemon } from '../path/device/leftovers.ts'
 import type { Firewall } from '../path/firewall/firewall.ts'
@@ -22,7 +22,7 @@ import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
 import type { Probes } from './loops/probe-schedule.ts'
-import type { Ownership } from './ownership.ts'
+import { createOwnership, type Ownership } from './ownership.ts'
 import type { LastKnown, Next } from './restart/last-known.ts'
 
 /** The interval at which a loop checks its fact if no event makes it check earlier. */
@@ -32,22 +32,12 @@ export const LATE_MS = 1_000
 
 /** The parts that a node has from the first millisecond of its process. */
 interface NodeBase {
-  readonly options: Pick<
-    DaemonOptions,
-    | 'subnet-file'
-    | 'subnet-lease-renew-margin'
-    | 'fail-static-hold'
-    | 'ip-masq'
-    | 'probe-interval'
-    | 'status-network'
-    | 'status-token-file'
-  >
+  readonly options: NodeOptions
   /** The name of the store (storeNameOf). */
   readonly store: string
   readonly log: Log
   /** Stops the process. */
   readonly stopping: AbortController
-  readonly ownership: Ownership
   /** The service manager, if it asked for notifications. */
   readonly notifier?: Notifier | undefined
 }
@@ -111,6 +101,7 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 
 /** The state that the loops of a node share. */
 interface NodeState {
+  readonly ownership: Ownership
   readonly signal: AbortSignal
   /** The last known state of the store, by the file; undefined if there is none, and after the node has joined its network. */
   known: LastKnown | undefined
@@ -202,9 +193,10 @@ export const canForward = (node: NewNode): node is ForwardingNode => node.lease 
 export const isJoined = (node: NewNode): node is Node => node.manager !== undefined
 
 /** Creates the node of this process, which knows no facts yet. */
-export function createNode(base: NodeBase): NewNode {
+export function createNode(base: NodeBase, ownership = createOwnership(base.log)): NewNode {
   return {
     ...base,
+    ownership,
     signal: base.stopping.signal,
     known: undefined,
     view: new Map(),

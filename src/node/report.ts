@@ -20,7 +20,7 @@ import {
   type Family,
   type Nets,
 } from '../net/address.ts'
-import { storeKindOf, type DaemonOptions } from '../options.ts'
+import { storeKindOf, type CutOptions, type StoreOptions } from '../options.ts'
 import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
 import type { Health } from '../report/health.ts'
 import { isReached, stateOf, summaryOf, troubleInFull, type Snapshot } from '../report/snapshot.ts'
@@ -49,20 +49,23 @@ import type { Handover } from './restart/handover.ts'
 const MOST_PATHS = 500
 
 /** Returns the part of the status that does not change. `version` is the version of weft. */
-export function daemonStatusOf(options: DaemonOptions, version: string): DaemonStatus {
+export function daemonStatusOf(
+  { store, node: options }: Pick<CutOptions, 'store' | 'node'>,
+  version: string,
+): DaemonStatus {
   return {
     version,
     pid: process.pid,
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
-    leases: leasesOf(options),
-    etcdFiles: etcdFilesOf(options),
+    leases: leasesOf(store),
+    etcdFiles: etcdFilesOf(store),
     network:
       options['status-network'] === 0 ? 'off' : options['status-token-file'] === '' ? ('open' as const) : 'guarded',
   }
 }
 
-function etcdFilesOf(options: DaemonOptions): NonNullable<DaemonStatus['etcdFiles']> | null {
+function etcdFilesOf(options: StoreOptions): NonNullable<DaemonStatus['etcdFiles']> | null {
   if (options['kube-subnet-mgr'] || storeKindOf(options) !== 'etcd') return null
   const files = {
     caFile: options['etcd-cafile'],
@@ -73,7 +76,7 @@ function etcdFilesOf(options: DaemonOptions): NonNullable<DaemonStatus['etcdFile
   return given.length === 0 ? null : Object.fromEntries(given.map(([name, path]) => [name, resolve(path)]))
 }
 
-function leasesOf(options: DaemonOptions): string {
+function leasesOf(options: StoreOptions): string {
   if (options['kube-subnet-mgr']) return `nodes, annotations ${options['kube-annotation-prefix']}`
   switch (storeKindOf(options)) {
     case 'directory':

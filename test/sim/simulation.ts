@@ -12,10 +12,10 @@ import { runNode } from '../../src/daemon.ts'
 import { addressText, netsOverlap } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { createNode } from '../../src/node/node.ts'
-import { createOwnership } from '../../src/node/ownership.ts'
 import type { Backend } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import { ALONE, permitAll } from '../support/alone.ts'
+import { nodeOptions } from '../support/options.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -334,20 +334,12 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
       }
     },
   }
-  const options = {
-    'subnet-file': 'not written',
-    'subnet-lease-renew-margin': 5,
-    'fail-static-hold': 30,
-    'ip-masq': false,
-    'probe-interval': 0,
-    'status-network': 0,
-    'status-token-file': '',
-  }
+  const flags = { 'subnet-file': 'not written', 'subnet-lease-renew-margin': 5, 'probe-interval': 0 }
+  const options = nodeOptions(flags)
   const log = { info: say, warn: say, error: say, v: () => false }
   const parts = { manager: managerOf(node.connection.store), config, backend, health: node.health }
   const run = (): Promise<never> => {
-    const ownership = createOwnership(log)
-    const weftd = createNode({ options, store: '', log, stopping: node.stopping, ownership })
+    const weftd = createNode({ options, store: '', log, stopping: node.stopping })
     return runNode(weftd, parts, previous, ALONE, undefined, permitAll)
   }
   node.ended = node.machine.run(run).catch((error: unknown) => error)

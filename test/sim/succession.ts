@@ -15,7 +15,6 @@ import type { Connection, Listener, Parcel } from '../../src/host/unix-socket.ts
 import { endDataPath } from '../../src/node/end.ts'
 import { keepDataPath } from '../../src/node/loops/data-path.ts'
 import { canForward, createNode } from '../../src/node/node.ts'
-import { createOwnership } from '../../src/node/ownership.ts'
 import { earlierRun } from '../../src/node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable } from '../../src/node/restart/handover.ts'
 import { Superseded } from '../../src/node/restart/lender.ts'
@@ -25,6 +24,7 @@ import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
 import { permitAll } from '../support/alone.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
+import { nodeOptions } from '../support/options.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
@@ -513,17 +513,9 @@ function createWorld(time: VirtualTime, random: Random) {
       if (/hands nothing over/.test(line)) reached.add('refused')
     }
     const logger = { info: logTo, warn: logTo, error: logTo, v: () => false }
-    const ownership = createOwnership(logger)
-    const options = {
-      'subnet-file': 'not written',
-      'subnet-lease-renew-margin': 60,
-      'fail-static-hold': 30,
-      'ip-masq': false,
-      'probe-interval': 0,
-      'status-network': 0,
-      'status-token-file': '',
-    }
-    const node = createNode({ options, store: 'store', log: logger, stopping, ownership })
+    const options = nodeOptions({ 'subnet-file': 'not written', 'probe-interval': 0 })
+    const node = createNode({ options, store: 'store', log: logger, stopping })
+    const { ownership } = node
     const makeBackend = (kind: Plan['kind'], inheritable: Inheritable): Backend => ({
       name: 'simulated',
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,

@@ -23,6 +23,7 @@ import { detailsOf, isReadyNow, troubleOf } from '../../src/report/snapshot.ts'
 import type { Status } from '../../src/report/status.ts'
 import { ALONE, permitAll } from './alone.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
+import { nodeOptions } from './options.ts'
 
 interface FakeDataPath {
   readonly subnet: string
@@ -273,16 +274,7 @@ export function start(
   hostChanged = createBell(),
   { options: flags = {}, handover = ALONE, permit = permitAll }: Differences = {},
 ): void {
-  const options = {
-    'subnet-file': subnetFile(),
-    'subnet-lease-renew-margin': 60,
-    'fail-static-hold': 30,
-    'ip-masq': false,
-    'probe-interval': 10,
-    'status-network': 0,
-    'status-token-file': '',
-    ...flags,
-  }
+  const options = nodeOptions({ 'subnet-file': subnetFile(), ...flags })
   const notifier = {
     aliveMs: 15_000,
     report: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
@@ -294,7 +286,7 @@ export function start(
   }
   const parts = { manager: managerOf(store), config, backend, health, ...extra }
   ownership = createOwnership(log, hostChanged)
-  const node = createNode({ options, store: '', log, stopping, ownership, notifier })
+  const node = createNode({ options, store: '', log, stopping, notifier }, ownership)
   ended = runNode(node, parts, {}, handover, undefined, permit).catch((error: unknown) => error)
 }
 

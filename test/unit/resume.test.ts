@@ -12,9 +12,9 @@ import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../src/net/ipv6.ts'
 import { canForward } from '../../src/node/node.ts'
 import { lastKnownFile, storeNameOf, wishesText, writeLastKnown } from '../../src/node/restart/last-known.ts'
-import type { DaemonOptions } from '../../src/options.ts'
 import type { DataPath } from '../../src/path/contract.ts'
 import { openFamilies } from '../../src/path/tunnel/both-families.ts'
+import { optionsOf } from '../support/options.ts'
 
 const lines: string[] = []
 const log = { info: () => {}, warn: () => {}, error: (line: string) => void lines.push(line), v: () => false }
@@ -77,27 +77,18 @@ const folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))
 afterEach(() => rmSync(folder, { recursive: true, force: true }))
 
 it('logs the loss of a family also after the node has taken over what was resumed', async () => {
-  const options = {
-    'subnet-file': join(folder, 'subnet.env'),
-    'lease-dir': folder,
-    persist: true,
-    iface: [],
-    'iface-regex': [],
-    'public-ip': '',
-    'public-ipv6': '',
-    'iface-can-reach': '',
-  } as unknown as DaemonOptions
+  const options = optionsOf('--subnet-file', join(folder, 'subnet.env'), '--lease-dir', folder)
   const config = JSON.stringify({
     Network: '10.5.0.0/16',
     EnableIPv6: true,
     IPv6Network: 'fd00:5::/48',
     Backend: { Type: 'wireguard' },
   })
-  const known = { store: storeNameOf(options), config, lease, expiresAt: undefined, leases: [lease] }
-  await writeLastKnown(lastKnownFile(options), {
+  const known = { store: storeNameOf(options.store), config, lease, expiresAt: undefined, leases: [lease] }
+  await writeLastKnown(lastKnownFile(options.node), {
     ...known,
     external: external as never,
-    wishes: wishesText(options),
+    wishes: wishesText(options.node),
     tunNames: [],
   })
   const stopping = new AbortController()

@@ -5,7 +5,6 @@ import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import type { OwnLease } from '../../src/control/lease/lease.ts'
 import { whileForwarding } from '../../src/daemon.ts'
 import { createNode, type NewNode } from '../../src/node/node.ts'
-import { createOwnership } from '../../src/node/ownership.ts'
 import { observed } from '../../src/node/run-loops.ts'
 import type { DataPath } from '../../src/path/contract.ts'
 import {
@@ -25,8 +24,7 @@ import {
 
 installRig()
 
-const newNode = (): NewNode =>
-  createNode({ options: {} as NewNode['options'], store: '', log, stopping, ownership: createOwnership(log) })
+const newNode = (): NewNode => createNode({ options: {} as NewNode['options'], store: '', log, stopping })
 
 /** A node that forwards with the last known state. */
 async function forwarding(): Promise<NewNode> {

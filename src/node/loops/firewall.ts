@@ -8,7 +8,7 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { limited, pause, withLatePromise } from '../../host/bell.ts'
 import { run, type Run } from '../../host/command.ts'
 import { xtablesLockHolder } from '../../host/xtables-lock.ts'
-import type { DaemonOptions } from '../../options.ts'
+import type { NodeOptions } from '../../options.ts'
 import { createFirewall } from '../../path/firewall/firewall.ts'
 import { exitOrWait } from '../exit-or-wait.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
@@ -27,7 +27,7 @@ const LOCK_MS = 60_000
 /** The rules that the network configuration and the flags ask for. */
 export function firewallFor(
   { enableNftables, ipv4, ipv6 }: NetworkConfig,
-  options: DaemonOptions,
+  options: NodeOptions,
   previous: PreviousNets,
   log: Log,
   signal: AbortSignal,

@@ -38,13 +38,10 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const taking = ownership.takeBack()
   const lending = ownership.lend()
 
-  const node = createNode({
-    options: {} as NewNode['options'],
-    store: '',
-    log,
-    stopping: new AbortController(),
+  const node = createNode(
+    { options: {} as NewNode['options'], store: '', log, stopping: new AbortController() },
     ownership,
-  })
+  )
   const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
   const backend = { name: 'udp', open: async () => own } as unknown as Backend
   Object.assign(node, { config, backend, lease: leaseOf('10.5.1.0-24'), attrs })
@@ -82,7 +79,7 @@ async function forwarding(dataPath: DataPath, lines: string[] = []) {
   const known = { name: 'udp', open: async () => dataPath } as unknown as Backend
   const facts = { config, backend: known, lease: leaseOf('10.5.1.0-24'), attrs }
   await ownership.open(async () => dataPath)
-  return { node: Object.assign(createNode(base), facts), facts, lines }
+  return { node: Object.assign(createNode(base, ownership), facts), facts, lines }
 }
 const handover = { isOnLoan: false, tunNames: [] }
 
@@ -174,7 +171,6 @@ it.each([
       store: 'directory /leases',
       log,
       stopping: new AbortController(),
-      ownership: createOwnership(log),
     })
     const parts = { manager: {}, config, backend } as unknown as NodeParts
     const facts = { config, backend: backend as Backend, lease: leaseOf(key), attrs }

@@ -420,7 +420,7 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
   await ownership.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
   const options = { 'subnet-file': subnetFile() } as NewNode['options']
   const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
-  const node = Object.assign(createNode({ options, store: '', log, stopping, ownership }), facts)
+  const node = Object.assign(createNode({ options, store: '', log, stopping }, ownership), facts)
   await ownership.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.repaired = ['flannel0 was down']
