@@ -18,6 +18,7 @@ import type { Change, Entry } from '../src/control/lease/subnet-manager.ts'
 import { createBell } from '../src/host/bell.ts'
 import type { Run } from '../src/host/command.ts'
 import type { Echo } from '../src/host/echo.ts'
+import { openDataPaths } from '../src/node/data-paths.ts'
 import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
 import { probePeers } from '../src/node/loops/probes.ts'
@@ -124,7 +125,8 @@ async function openNode(count: number, onPeers: () => void, stopping: AbortContr
   const ownership = createOwnership(log)
   const next = { config: '', store: 'bench', lastKnown: join(folder, 'last-known') } as Next
   const node = createNode({ options, store: 'bench', log, stopping }, ownership)
-  await ownership.open(() => backend.open(own, stopping.signal, new Map()))
+  const { signal } = stopping
+  await ownership.open(() => openDataPaths({ backend, lease: own, leases: new Map(), signal, log }))
   const forwarding = Object.assign(node, { config, backend, lease: own, attrs, next, pathLease: own })
   const manager = { source } as unknown as Node['manager']
   return {

@@ -81,11 +81,10 @@ function columns(table: readonly (readonly string[])[]): string[] {
   )
 }
 
-/** Returns a table in Markdown. The first row of `table` becomes the header. */
-function markdown([head = [], ...body]: readonly (readonly string[])[]): string {
-  const line = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
-  return [line(head), `|---|${'---:|'.repeat(head.length - 1)}`, ...body.map(line)].join('\n')
-}
+/**
+ * Returns a table for Markdown as aligned text in a code block, which is also readable in a terminal. The first row of `table` is the header.
+ */
+const textBlock = (table: readonly (readonly string[])[]): string => `\`\`\`\n${columns(table).join('\n')}\n\`\`\``
 
 function partTable(part: Part): string {
   const references = referencesOf(part)
@@ -132,7 +131,7 @@ export interface Summary {
 }
 
 /**
- * Returns a Markdown table with a row per metric. Its columns are the medians of several paths, and the ratio of one path to the reference
+ * Returns a text table for Markdown with a row per metric. Its columns are the medians of several paths, and the ratio of one path to the reference
  * path.
  */
 export function summaryTable(part: Part, { rows: names, paths, path, reference }: Summary): string {
@@ -144,11 +143,11 @@ export function summaryTable(part: Part, { rows: names, paths, path, reference }
       ...shown.map((name) => number(median(values[name] ?? []))),
       ratioCell(ratios(values[path], values[reference])),
     ])
-  return markdown([['', ...shown, `x ${reference}`], ...body])
+  return textBlock([['', ...shown, `x ${reference}`], ...body])
 }
 
 /**
- * Returns a Markdown table with a row per path. Its columns are the ratios to the reference path, for each metric of which higher values
+ * Returns a text table for Markdown with a row per path. Its columns are the ratios to the reference path, for each metric of which higher values
  * are better.
  */
 export function pathTable(part: Part, reference: string): string {
@@ -158,7 +157,7 @@ export function pathTable(part: Part, reference: string): string {
     path,
     ...more.map(({ values }) => ratioCell(ratios(values[path], values[reference]))),
   ])
-  return markdown([[`x ${reference}`, ...more.map(({ title }) => title)], ...body])
+  return textBlock([[`x ${reference}`, ...more.map(({ title }) => title)], ...body])
 }
 
 /**

@@ -34,6 +34,10 @@ const HOSTED = ['demo', 'test', 'bench', 'soak', 'paths', 'kube', 'kubelet', 'pa
 export const HOSTS = "root's right to make network namespaces, and /dev/net/tun"
 export const KUBE_APISERVER = 'a real kube-apiserver'
 export const HELM = 'Helm'
+export const CHARON = "strongSwan's charon"
+export const VICI = "charon's plugin vici"
+export const LIBIPSEC = "charon's plugin kernel-libipsec"
+export const GCM = "strongSwan's plugin gcm"
 export const NODE = 'an architecture that the npm registry has Node.js for'
 
 /** The folders in which this file looks for CNI plugins: those of the variable CNI_PATH, and the usual folders of a Kubernetes node. */
@@ -71,6 +75,10 @@ export const NEEDS = [
   { name: 'tcpdump', package: 'tcpdump', for: ['demo', 'test', 'soak', 'paths', 'kube'] },
   { name: 'wg', package: 'wireguard-tools', for: ['demo', 'test', 'bench'] },
   { name: 'wireguard-go', package: 'wireguard-go', for: ['test', 'bench'] },
+  inStrongSwan(CHARON, 'charon', 'strongswan-charon'),
+  inStrongSwan(VICI, 'plugins/libstrongswan-vici.so', 'strongswan-swanctl'),
+  inStrongSwan(LIBIPSEC, 'plugins/libstrongswan-kernel-libipsec.so', 'libcharon-extra-plugins'),
+  inStrongSwan(GCM, 'plugins/libstrongswan-gcm.so', 'libstrongswan-standard-plugins'),
   { name: 'nebula', package: 'nebula', for: ['bench'] },
   {
     name: "CNI's plugins",
@@ -121,7 +129,7 @@ export const NEEDS = [
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['test', 'kube'] },
-  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet'] },
+  { name: 'go', package: 'golang-go', for: ['kube', 'kubelet', 'vm'] },
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
@@ -152,6 +160,17 @@ export const NEEDS = [
 
 function byTestKube() {
   return '`npm run test:kube` gets it'
+}
+
+/** A file of strongSwan in the folders of Debian and of other distributions. */
+function inStrongSwan(name, file, debianPackage) {
+  const folders = ['/usr/lib/ipsec', '/usr/lib/strongswan', '/usr/libexec/ipsec', '/usr/libexec/strongswan']
+  return {
+    name,
+    isThere: () => folders.some((folder) => existsSync(join(folder, file))),
+    package: debianPackage,
+    for: ['test', 'vm'],
+  }
 }
 
 /**

@@ -213,14 +213,14 @@ export function page(all = messages()) {
   return `${INTRODUCTION}\n${tables.join('\n')}`
 }
 
-const INTRODUCTION = `<!-- Written by scripts/messages.mjs from scripts/messages.txt and the sources. Do not edit it by hand. -->
+const INTRODUCTION = `<!-- Written by scripts/messages.mjs from scripts/messages.txt and the sources. Do not edit docs/messages.md by hand. -->
 
 # Messages
 
 This page lists every error and every warning that weft can print, with its cause and what to do. \`<...>\` stands for a value that weft fills
 in. Search the page for a few words of the line that you see.
 
-- In the log, a line that begins with \`E\` is an error and one that begins with \`W\` is a warning.
+- In the log, a line that begins with \`E\` is an error, and a line that begins with \`W\` is a warning.
 - An error ends a weftd that is starting, unless the line or its cause says that weftd waits or tries again. An error never ends a weftd that forwards packets.
 - A remedy that the program knows follows the message after \`; \`. The last column of the tables repeats the remedy.
 - If the same event repeats, weftd logs it only rarely, so one line may stand for many events.

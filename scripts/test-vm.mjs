@@ -22,6 +22,7 @@ import {
 import { availableParallelism } from 'node:os'
 import { basename, dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { flanneld } from './flanneld.mjs'
 import { createProgress, runAloud } from './progress.mjs'
 import { undo } from './undo.mjs'
 
@@ -51,6 +52,7 @@ const DEFAULT = [
   ['test/netns/wireguard-userspace.test.ts', '-t', 'beside kernel'],
   ['test/netns/wireguard-mixed.test.ts', '-t', 'of kernel'],
   ['test/netns/vxlan.test.ts', '-t', 'a cluster of both (has|sends)'],
+  ['test/netns/ipsec-mixed.test.ts'],
 ]
 
 function fail(message) {
@@ -224,6 +226,8 @@ if (args[0] === '--') {
   // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test hangs.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
+  // The virtual machine has no network, so flanneld is built here.
+  if (parts.flat().includes('test/netns/ipsec-mixed.test.ts')) await flanneld()
   const lines = []
   const total = { passed: 0, failed: 0, skipped: 0 }
   const progress = createProgress('test:vm', { total: parts.length })

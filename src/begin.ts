@@ -16,6 +16,7 @@ import { chooseExternalInterface, resumeExternal, type ExternalInterface } from 
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
+import { openDataPaths } from './node/data-paths.ts'
 import { canForward, createNode, type ForwardingNode, type NewNode } from './node/node.ts'
 import { earlierRun, keptName } from './node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable, type HandoverParts } from './node/restart/handover.ts'
@@ -106,7 +107,7 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
       throw new WeftError(
         'DEVICE',
         `another weftd runs on this host for the store ${before.store}; this one's is ${store}`,
-        { remedy: 'name the same store; or, if this host is to leave its network, stop the other one first' },
+        { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
       )
     },
   }
@@ -141,7 +142,8 @@ async function resume(
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    await ownership.open(() => backend.open(lease, signal, view, known.others))
+    const parts = { backend, lease, leases: view, others: known.others, signal, log: node.log }
+    await ownership.open(() => openDataPaths(parts))
     if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
     node.log.info(`Forwarding to ${peers} peers as last known, until the store reports the present ones`)

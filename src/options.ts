@@ -268,7 +268,7 @@ export function checkMargin(options: NodeOptions): void {
   const margin = options['subnet-lease-renew-margin']
   if (margin < 1 || margin > 1439) {
     throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
-      remedy: 'give it 1 to 1439 minutes',
+      remedy: 'give a number of minutes from 1 to 1439',
     })
   }
 }
@@ -279,35 +279,35 @@ const isAddress = (text: string): boolean => parseIpv4(text) !== undefined || pa
 export function checkOptions(options: DaemonOptions): void {
   if (options['kube-subnet-mgr'] && options['lease-dir'] !== '') {
     throw new WeftError('USAGE', '--lease-dir and --kube-subnet-mgr exclude each other', {
-      remedy: 'leave one of them out',
+      remedy: 'leave one of the two flags out',
     })
   }
   if (options['iface-wait'] < 0) {
     throw new WeftError('USAGE', `--iface-wait is ${options['iface-wait']}`, {
-      remedy: 'give it a number of seconds, or 0 for no wait',
+      remedy: 'give a number of seconds, or 0 for no wait',
     })
   }
   if (!(ENGINES as readonly string[]).includes(options.engine)) {
     throw new WeftError('USAGE', `unknown engine: ${options.engine}`, { remedy: `choose one of ${ENGINES.join(', ')}` })
   }
   if (options.workers < 1 || options.workers > 16) {
-    throw new WeftError('USAGE', `--workers is ${options.workers}`, { remedy: 'give it 1 to 16' })
+    throw new WeftError('USAGE', `--workers is ${options.workers}`, { remedy: 'give a number from 1 to 16' })
   }
   if (options['probe-interval'] < 0 || options['probe-interval'] > 3600) {
     throw new WeftError('USAGE', `--probe-interval is ${options['probe-interval']}`, {
-      remedy: 'give it 1 to 3600 seconds, or 0 to send no probes',
+      remedy: 'give 1 to 3600 seconds, or 0 to send no probes',
     })
   }
   const statusIp = options['status-ip']
   if (statusIp !== '' && !isAddress(statusIp)) {
     throw new WeftError('USAGE', `--status-ip is ${JSON.stringify(statusIp)}`, {
-      remedy: "give it an address of this host, 0.0.0.0 for all addresses, or '' to serve no status",
+      remedy: "give an address of this host, 0.0.0.0 for all addresses, or '' to serve no status",
     })
   }
   const port = options['status-network']
   if (port < 0 || port > 65_535) {
     throw new WeftError('USAGE', `--status-network is ${port}`, {
-      remedy: 'give it a TCP port, such as 8287, or 0 for none',
+      remedy: 'give a TCP port, such as 8287, or 0 for no port',
     })
   }
   if (options['status-token-file'] !== '' && port === 0) {
@@ -316,10 +316,10 @@ export function checkOptions(options: DaemonOptions): void {
     })
   }
   if (options.nice < -20 || options.nice > 19) {
-    throw new WeftError('USAGE', `--nice is ${options.nice}`, { remedy: 'give it -20 to 19' })
+    throw new WeftError('USAGE', `--nice is ${options.nice}`, { remedy: 'give a number from -20 to 19' })
   }
   if (options['poll-us'] < 0 || options['poll-us'] > 1000) {
-    throw new WeftError('USAGE', `--poll-us is ${options['poll-us']}`, { remedy: 'give it 0 to 1000 microseconds' })
+    throw new WeftError('USAGE', `--poll-us is ${options['poll-us']}`, { remedy: 'give 0 to 1000 microseconds' })
   }
 }
 

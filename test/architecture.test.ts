@@ -21,7 +21,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'control/kube': ['base', 'net', 'host', 'control/config', 'control/lease'],
   'path/engine': ['native', 'base', 'net', 'path/catalog.ts', 'host'],
   'path/contract.ts': ['base', 'net', 'path/catalog.ts', 'host', 'control/config', 'control/lease', 'path/engine'],
-  'path/in-turn.ts': ['host', 'path/contract.ts'],
   'path/device': ['base', 'net', 'path/catalog.ts', 'host', 'control/lease'],
   'path/tunnel': [
     'base',
@@ -32,7 +31,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
-    'path/in-turn.ts',
     'path/device',
   ],
   'path/backends': [
@@ -44,7 +42,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
-    'path/in-turn.ts',
     'path/device',
     'path/tunnel',
   ],

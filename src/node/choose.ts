@@ -8,13 +8,12 @@ import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
 import { run as runCommand } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { raiseSession } from '../host/session-priority.ts'
 import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
 import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
 import type { Engine, EngineConfig } from '../path/engine/engine.ts'
-import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel.ts'
+import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel-options.ts'
 import type { Inheritable } from './restart/handover.ts'
 
 /** Creates the subnet manager that the flags name. Contacts the store only in a pod, to find out which node this is. */
@@ -93,6 +92,7 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
   'host-gw': async () => (await import('../path/backends/host-gw.ts')).createHostGwBackend,
   ipip: async () => (await import('../path/backends/ipip.ts')).createIpipBackend,
   wireguard: async () => (await import('../path/backends/wireguard.ts')).createWireguardBackend,
+  ipsec: async () => (await import('../path/backends/ipsec.ts')).createIpsecBackend,
   alloc: async () => (await import('../path/backends/alloc.ts')).createAllocBackend,
   extension: async () => (await import('../path/backends/extension.ts')).createExtensionBackend,
   'aws-vpc': async () => (await import('../path/backends/aws-vpc.ts')).createAwsVpcBackend,
@@ -152,7 +152,7 @@ async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<
 
 function knownType(type: string): BackendType {
   if (isBackendType(type)) return type
-  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor(type) })
+  throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }
 
 function persistenceOf({ engine, persist, workers, without }: EngineOptions, inheritable: Inheritable): Persistence {
@@ -175,6 +175,9 @@ async function startEngineOf(
     return startDgramEngine(config)
   }
   const { startNativeEngine } = await import('../path/engine/native-engine.ts')
-  if (engine === 'native' && nice !== 0) raiseSession(nice)
-  return startNativeEngine(config, { workers, nice, pollUs, without })
+  const started = await startNativeEngine(config, { workers, nice, pollUs, without })
+  // The first packet does not wait for the priority.
+  if (engine === 'native' && nice !== 0)
+    void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
+  return started
 }

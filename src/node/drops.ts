@@ -22,7 +22,7 @@ export function dropsReportOf(
   const carrier = dataPath?.carrier()
   // The counters are read first. A packet that is dropped in between is reported now and counted in the next report.
   const counts = Object.entries(dataPath?.counters() ?? {}).filter(([name]) => TEXTS.has(name))
-  const { packets, next } = dataPath?.drops?.(after) ?? { packets: [], next: [] }
+  const { packets, next } = dataPath?.drops(after) ?? { packets: [], next: [] }
   return {
     schema: DROPS_SCHEMA,
     at: new Date().toISOString(),

@@ -5,18 +5,20 @@ import { isWeftError, messageOf } from '../base/errors.ts'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
 import { run } from '../host/command.ts'
 import { isNamedBy } from '../host/links.ts'
-import type { Backend, DataPath } from '../path/contract.ts'
+import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
+import { openDataPaths, type DataPaths } from './data-paths.ts'
 import { amended } from './loops/lease.ts'
 import { canForward, type ForwardingNode, type NewNode, type NodeParts, type PathFacts } from './node.ts'
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
-/** Opens a data path for the facts that the node has. */
-export function openPath(node: ForwardingNode): Promise<DataPath> {
-  node.pathLease = node.lease
-  return node.backend.open({ ...node.lease, attrs: node.attrs }, node.signal, node.view)
-}
+/** Opens data paths for these facts. `others` lists the lease keys of the peers that are reached over the second underlay family. */
+export const openPath = (
+  { view: leases, signal, log }: NewNode,
+  { backend, lease, attrs }: PathFacts,
+  others?: readonly string[],
+): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
 
 /** True if the backend can use this TUN. Any other TUN would block it and keep the route. */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
@@ -45,13 +47,13 @@ export async function openNode(
   const { ownership, signal, log } = node
   const known = canForward(node) ? undefined : await knownBefore(node, facts.lease, handover)
   if (known) node.view = known.view
-  const open = async (): Promise<DataPath> => {
-    const { backend, lease, attrs, config } = facts
+  const open = async (): Promise<DataPaths> => {
+    const { backend, config } = facts
     const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
     for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(run, left, networks)
     await clear()
-    const dataPath = await backend.open({ ...lease, attrs }, signal, node.view, known?.others)
-    Object.assign(node, facts, { pathLease: lease })
+    const dataPath = await openPath(node, facts, known?.others)
+    Object.assign(node, facts, { pathLease: facts.lease })
     return dataPath
   }
   // If there is no data path, a successor has taken it over in the meantime.
@@ -66,7 +68,7 @@ export async function openNode(
     try {
       await ownership.replace(open)
     } catch (error) {
-      const again = (): Promise<void> => ownership.open(() => openPath(node as ForwardingNode))
+      const again = (): Promise<void> => ownership.open(() => openPath(node, node as ForwardingNode))
       const failed = (failure: unknown): void =>
         log.error(`Cannot forward with the last known state: ${messageOf(failure)}`)
       // The last known data path forwards, instead of none, while the node tries again to open its own.

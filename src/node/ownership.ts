@@ -16,15 +16,15 @@ import type { Log } from '../base/log.ts'
 import { createBell, type Bell } from '../host/bell.ts'
 import { createTurn } from '../host/turn.ts'
 import { closeAll } from '../host/unix-socket.ts'
-import type { DataPath } from '../path/contract.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
+import type { DataPaths } from './data-paths.ts'
 import { fdsOf } from './restart/open-path.ts'
 
 type OwnershipState =
   | { readonly is: 'closed' }
-  | { readonly is: 'forwarding'; readonly dataPath: DataPath }
+  | { readonly is: 'forwarding'; readonly dataPath: DataPaths }
   /** `paths` is empty until the data path has stopped. */
-  | { readonly is: 'lent'; readonly dataPath: DataPath; readonly paths: readonly OpenPath[] }
+  | { readonly is: 'lent'; readonly dataPath: DataPaths; readonly paths: readonly OpenPath[] }
   | { readonly is: 'released' }
   | { readonly is: 'ended' }
 
@@ -35,7 +35,7 @@ export interface Ownership {
   /** True while a successor prepares or has taken over. It may have written the node's lease already. */
   hasSuccessor: boolean
   /** The data path that is open here: this process forwards through it, or has lent it. */
-  readonly dataPath: DataPath | undefined
+  readonly dataPath: DataPaths | undefined
   /**
    * Rings when another process changed the state, the data path died, the host changed, or the node has another lease. Only the loop of the
    * data path waits for it.
@@ -44,11 +44,11 @@ export interface Ownership {
   /** Resolves when no other process owns the data path. Rejects with the signal's reason. */
   untilOurs(signal: AbortSignal): Promise<void>
   /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
-  open(make: () => Promise<DataPath>): Promise<void>
+  open(make: () => Promise<DataPaths>): Promise<void>
   /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
-  replace(make: () => Promise<DataPath>): Promise<void>
+  replace(make: () => Promise<DataPaths>): Promise<void>
   /** Closes the data path, or does nothing if `only` is another one. The state is `closed` even if this rejects. */
-  close(only?: DataPath): Promise<void>
+  close(only?: DataPaths): Promise<void>
   /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
   lend(): Promise<readonly OpenPath[]>
   /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */

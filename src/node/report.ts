@@ -21,7 +21,7 @@ import {
   type Nets,
 } from '../net/address.ts'
 import { storeKindOf, type CutOptions, type StoreOptions } from '../options.ts'
-import type { DataPath, PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
+import type { PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
 import type { Health } from '../report/health.ts'
 import { isReached, stateOf, summaryOf, troubleInFull, type Snapshot } from '../report/snapshot.ts'
 import type { Beginning } from '../report/states.ts'
@@ -39,6 +39,7 @@ import {
   type SessionStatus,
 } from '../report/status.ts'
 import { isHung, type Threads } from '../report/threads.ts'
+import type { DataPaths } from './data-paths.ts'
 import type { PathLength } from './loops/path-lengths.ts'
 import type { Probed } from './loops/probe-schedule.ts'
 import type { NewNode, Node } from './node.ts'
@@ -121,7 +122,7 @@ export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
     subnet: lease.subnet,
     isOpen: ownership.dataPath !== undefined,
     lacking: ownership.dataPath?.lacking ?? {},
-    gone: ownership.dataPath?.gone?.() ?? {},
+    gone: ownership.dataPath?.gone() ?? {},
     threads,
     leaving: leavingOf(ownership, node.signal),
     host: hostTroubles(node),
@@ -250,12 +251,12 @@ function probeSecondsOf({ probes }: Node): number | null {
 }
 
 /** Returns the families of the network that a data path carries. */
-const carriedBy = (dataPath: DataPath | undefined, config: NetworkConfig | undefined): readonly Family[] =>
+const carriedBy = (dataPath: DataPaths | undefined, config: NetworkConfig | undefined): readonly Family[] =>
   dataPath?.families ?? familiesOf(config ?? {})
 
 /** Returns the device of each carried family; null for a family without one. */
 export function devicesOf(
-  dataPath: DataPath | undefined,
+  dataPath: DataPaths | undefined,
   config: NetworkConfig | undefined,
 ): Readonly<Record<Family, string | null>> {
   const { device, devices } = dataPath?.carrier() ?? {}
@@ -275,8 +276,8 @@ function pathOf(
   return {
     open: dataPath !== undefined,
     families: carriedBy(dataPath, config),
-    lacking: { ipv4: dataPath?.lacking?.ipv4 ?? null, ipv6: dataPath?.lacking?.ipv6 ?? null },
-    addressGone: { ipv4: dataPath?.gone?.().ipv4 ?? null, ipv6: dataPath?.gone?.().ipv6 ?? null },
+    lacking: { ipv4: dataPath?.lacking.ipv4 ?? null, ipv6: dataPath?.lacking.ipv6 ?? null },
+    addressGone: { ipv4: dataPath?.gone().ipv4 ?? null, ipv6: dataPath?.gone().ipv6 ?? null },
     mtu: dataPath?.mtu ?? null,
     mtuAtStart: mtuAtStart ?? null,
     devices: devicesOf(dataPath, config),
@@ -328,7 +329,7 @@ function peersOf(
     // A data path in the kernel has no `pathMtu`.
     const pathMtuOf = (family: Family): number | undefined => {
       const mayBeNarrow = lengths[family]?.get(lease.key)?.isWhole === false
-      return (isFew || mayBeNarrow) && peer?.[family] ? dataPath?.pathMtu?.(lease, family) : undefined
+      return (isFew || mayBeNarrow) && peer?.[family] ? dataPath?.pathMtu(lease, family) : undefined
     }
     const side = (family: Family): PeerSide | null =>
       families.has(family) && lease.subnet[family]
@@ -354,7 +355,7 @@ type Traffic = ReadonlyMap<string, PathTraffic>
 /** Returns no traffic if the device that counted it is gone. */
 async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   const nothing: Traffic = new Map()
-  if (!dataPath?.traffic) return nothing
+  if (!dataPath) return nothing
   return dataPath.traffic().catch((error: unknown) => {
     if (isWeftError(error)) return nothing
     throw error

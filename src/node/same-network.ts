@@ -45,7 +45,7 @@ export async function waitForSameNetwork(
       throw new WeftError(
         'DEVICE',
         `the weftd that runs on this host has the lease ${own.key} for ${own.publicIp}, which the ${manager.name} store of this one does not have`,
-        { remedy: 'name the store of the network that this host is in, or stop the other one first' },
+        { remedy: 'name the store of the network that this host is in, or stop the other weftd first' },
       )
     await pause(signal, RETRY_MS * (0.5 + Math.random() / 2))
   }
@@ -60,6 +60,6 @@ export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefi
     'DEVICE',
     `the weftd that runs on this host has the public IP ${before.publicIp}, and this one has ${own}: the node would move to ` +
       'another subnet, and its containers would be cut off',
-    { remedy: 'name the same one with --public-ip or --iface, or stop the other one first' },
+    { remedy: 'name the same public IP with --public-ip or --iface, or stop the other weftd first' },
   )
 }

@@ -18,8 +18,17 @@ export type Option = {
       readonly words: readonly string[]
       readonly default?: string
     }
-  /** A text that may contain a secret. It is the empty text if the option is left out. */
-  | { readonly kind: 'secret'; readonly form?: RegExp; readonly remedy?: string }
+  /**
+   * A text that may contain a secret. It is the empty text if the option is left out, unless it is required. `refusal` is flanneld's error
+   * message for a text without the form.
+   */
+  | {
+      readonly kind: 'secret'
+      readonly form?: RegExp
+      readonly remedy?: string
+      readonly isRequired?: true
+      readonly refusal?: string
+    }
   /** A text without secrets. If the configuration omits the option, the text is the default, or empty if there is no default. */
   | {
       readonly kind: 'text'
@@ -76,7 +85,7 @@ export interface Kind {
    */
   readonly outside?:
     | { readonly protocol: 'udp'; readonly option: string; readonly port: number }
-    | { readonly protocol: 'ipencap' }
+    | { readonly protocol: 'ipencap' | 'esp' }
   /** The routes to peers in the kernel: one for the whole network, one for each peer, or none. */
   readonly routes: 'network' | 'peers' | 'none'
   /**
@@ -321,6 +330,39 @@ export const KINDS = {
       ['tun', 'flannel-wg-v6'],
     ],
   },
+  ipsec: {
+    options: {
+      udpEncap: { name: 'UDPEncap', kind: 'flag', isShared: true },
+      espProposal: {
+        name: 'ESPProposal',
+        kind: 'text',
+        default: 'aes128gcm16-sha256-prfsha256-ecp256',
+        form: /^[a-z\d]+(?:-[a-z\d_]+)*$/,
+        remedy: 'give it a proposal of strongSwan, such as "aes256gcm16-sha256-prfsha256-ecp256"',
+        isShared: true,
+      },
+      // flanneld requires 96 bytes (pkg/backend/ipsec/ipsec.go).
+      psk: {
+        name: 'PSK',
+        kind: 'secret',
+        isShared: true,
+        isRequired: true,
+        form: /^[\s\S]{96,}$/,
+        refusal: 'config error, password is too short',
+        remedy: 'give it at least 96 characters, for example of `openssl rand -hex 48`',
+      },
+      /** The carrier of the ESP packets: the kernel or charon. If it is left out, the kernel carries them if it can, otherwise charon. */
+      dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
+    },
+    overhead: 77, // IPv4, ESP header, IV, padding, trailer and ICV (flannel: pkg/backend/ipsec/ipsec_network.go)
+    outside: { protocol: 'esp' },
+    routes: 'none',
+    probe: 'nobody',
+    isIpv4Alone: true,
+    provesSender: true,
+    published: 'ipsec',
+    devices: [],
+  },
   alloc: { options: {}, overhead: 0, routes: 'none', probe: 'nobody', published: '', devices: [] },
   extension: {
     options: {
@@ -397,6 +439,13 @@ export function underlaysOf(
   return underlay === 'ipv6' ? ['ipv6', 'ipv4'] : ['ipv4', 'ipv6']
 }
 
+/** The packets that firewalls between the nodes must accept, for backends that do not use one UDP port. */
+export const PROTOCOL_TEXTS = {
+  udp: 'UDP',
+  ipencap: 'IP protocol 4 (IPIP)',
+  esp: 'UDP ports 500 and 4500 (IKE) and IP protocol 50 (ESP)',
+} as const
+
 export const isIpv4Alone = (type: BackendType): boolean => (KINDS[type] as Kind).isIpv4Alone === true
 
 export const isBackendType = (type: string): type is BackendType => Object.hasOwn(KINDS, type)
@@ -428,13 +477,9 @@ export function publishers(published: string): string {
   return types.map(([type]) => type).join(' or ') || published
 }
 
-/** The backends that newer versions of flannel no longer have, each with the remedy that the error message gives. */
-const REMOVED: ReadonlyMap<string, string> = new Map([['ipsec', 'take wireguard']])
-
 /** Returns the remedy for a `Type` in the network configuration that weft does not support. */
-export function remedyFor(type: string): string {
+export function remedyFor(): string {
   const types = Object.keys(KINDS)
   const known = `${types.slice(0, -1).join(', ')} or ${types.at(-1)}`
-  const instead = REMOVED.get(type)
-  return `set "Backend": {"Type": ...} in the network configuration to ${known}${instead === undefined ? '' : `: ${instead}`}`
+  return `set "Backend": {"Type": ...} in the network configuration to ${known}`
 }

@@ -1,7 +1,7 @@
 // contract.ts - the interface of a backend, which carries packets between the nodes of a network.
 //
-// The daemon calls `prepare`, acquires the lease with the returned attributes, and then calls `open`. The daemon gives
-// the backend its peers; a backend has no timers.
+// The daemon calls `prepare`, acquires the lease with the returned attributes, and then opens the data paths that `plan`
+// lists. The daemon gives the data paths their peers; a backend has no timers.
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -42,6 +42,8 @@ export interface Backend {
    * once, when this node's lease shows that the earlier run used another backend.
    */
   readonly routesByOthers?: boolean
+  /** True if the backend makes IPsec policies in the kernel. */
+  readonly usesIpsec?: boolean
   /** True if packets to peers must leave this host only through the backend's device, because only that device encrypts them. */
   readonly isSealed?: boolean
   /** The external interface as the last `prepare` found it; left out if it is not known. */
@@ -63,20 +65,50 @@ export interface Backend {
    */
   needs?(): readonly NeededPart[]
   /**
-   * Opens the data path for this node's lease. It starts with the peers of `leases`, if the backend can set peers before the first packet.
-   * `others` lists the lease keys of the peers that are reached over the second family of the underlay.
+   * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if the families are
+   * opened separately. The node opens each path, and opens a path that fails again without an effect on the others.
    */
-  open(
-    lease: OwnLease,
-    signal: AbortSignal,
-    leases: ReadonlyMap<string, Lease>,
-    others?: readonly string[],
-  ): Promise<DataPath>
+  plan(lease: OwnLease): readonly PlannedPath[]
   /**
    * Removes what this node published outside of the host for a lease, such as a route in a cloud. Returns the removed things in words. Called
    * when the node leaves the network, after the data path was closed. Throws WeftError. Left out if the backend publishes nothing.
    */
   withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
+}
+
+/** A data path that the node opens for its lease. */
+export interface PlannedPath {
+  /** The families of inner packets. The node opens the path if it has a subnet in at least one of them. */
+  readonly families: readonly Family[]
+  /** The longest packet in bytes that containers may send through this path. With several paths the smallest length counts for all. */
+  readonly mtu: number
+  /** How the path depends on the external interface; left out if the path watches the external interface itself. */
+  readonly external?: ExternalUse
+  /**
+   * Kernel objects other than links, addresses and routes that the path uses. When one of them changes, weftd checks and repairs the
+   * path. Paths may share this object.
+   */
+  readonly watched?: Watched
+  /**
+   * Opens the path. It starts with the peers of `leases`, if it can set peers before the first packet. `others` lists the lease keys of the
+   * peers that are reached over the second family of the underlay. When the node publishes other attributes, the member `attrs` of `own` is
+   * replaced.
+   */
+  open(
+    own: OwnLease,
+    leases: ReadonlyMap<string, Lease>,
+    signal: AbortSignal,
+    others?: readonly string[],
+  ): Promise<DataPath>
+}
+
+export interface ExternalUse {
+  /** The families of the interface's addresses that the path uses. weftd reports if such an address is missing. */
+  readonly families: readonly Family[]
+  /** True if the path must be opened again when such an address changes. Other changed addresses are only published to the peers. */
+  readonly isBound: boolean
+  /** True if a device or route of the path refers to the interface by its name, so that all paths are opened again after a renaming. */
+  readonly isByName: boolean
 }
 
 /** The ports, device and families that a data path uses when it is opened, so that a check can tell beforehand if they are available. */
@@ -231,15 +263,8 @@ export interface Underlays {
 }
 
 export interface DataPath {
-  /** The longest packet in bytes that containers may send; weftd writes it to subnet.env as FLANNEL_MTU. */
-  readonly mtu: number
   /** The names of the engines' TUN devices; left out if the kernel carries the packets. */
   readonly tunNames?: readonly string[] | undefined
-  /**
-   * Kernel objects other than links, addresses and routes that the data path uses. When one of them changes, weftd checks and repairs the
-   * data path.
-   */
-  readonly watched?: Watched
   /**
    * True if the data path depends on kernel objects whose changes the kernel does not report. The daemon then calls `resync` more often.
    */
@@ -262,23 +287,12 @@ export interface DataPath {
   renew?(attrs: LeaseAttrs): Promise<void>
   /**
    * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
-   * the keys that may differ from the last call; if it is left out, all keys may differ. After `late` resolves, the call no longer waits
-   * for a slow part, which completes later; `isBehind` is true until then.
+   * the keys that may differ from the last call; if it is left out, all keys may differ.
    */
-  apply(
-    leases: ReadonlyMap<string, Lease>,
-    ownKey: string,
-    touched?: ReadonlySet<string>,
-    late?: Promise<unknown>,
-  ): Promise<void>
-  /**
-   * True while some part of the data path lacks applied peers, because it is slow or failed. The next `apply` gives it the missing peers
-   * too.
-   */
-  readonly isBehind?: boolean
+  apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
   /**
    * Repairs this data path's device, addresses and routes in the kernel, and returns a description of each repair. After `late` resolves,
-   * the call no longer waits for a slow part; the next call returns that part's repairs.
+   * the call need not wait for a slow repair; the next call returns it.
    */
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   carrier(): Carrier

@@ -57,7 +57,7 @@ const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],
   [/is not written/, 'new containers do not start'],
-  [/uses the same public IP/, 'another host gets some of the packets for this one'],
+  [/uses the same public IP/, 'another host gets some of the packets for this host'],
   [/^IPv4 has no address/, 'no packets reach other hosts over IPv4'],
   [/^IPv6 has no address/, 'no packets reach other hosts over IPv6'],
 ]

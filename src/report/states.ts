@@ -56,7 +56,8 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd forwards no packets yet; if another weftd runs, it forwards until this one takes over',
+    packets:
+      'this weftd forwards no packets yet; if an earlier weftd runs, the earlier weftd forwards until this weftd takes over',
     findings: ['daemon-waits'],
   },
   forwarding: {
@@ -86,7 +87,7 @@ const STATES: Readonly<Record<Exclude<StateName, 'impaired'>, Reading>> = {
     livez: 200,
     readyz: 503,
     working: 0,
-    packets: 'this weftd no longer forwards packets; if another weftd takes over, that one forwards',
+    packets: 'this weftd no longer forwards packets; if another weftd takes over, the other weftd forwards',
     findings: ['daemon-leaves'],
   },
 }
@@ -129,7 +130,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     ...CONTINUES,
     working: 1,
     packets:
-      'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
+      'packets of containers do not leave this host, new containers do not start, or another host gets packets for this host',
     findings: [
       'forwarding-off',
       'forwarding-off-ipv6',

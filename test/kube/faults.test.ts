@@ -19,7 +19,7 @@ import type { Lease } from '../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../src/control/lease/subnet-manager.ts'
 import { addressText } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
-import { createPeerFilter } from '../../src/path/tunnel/peer-filter.ts'
+import { PeerFilter } from '../../src/path/tunnel/peer-filter.ts'
 import { eventually } from '../support/event.ts'
 import { WEFT_TOKEN } from '../support/kube-admin.ts'
 import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
@@ -495,7 +495,7 @@ it('if two nodes claim to be one host, the node that was created last counts, wh
     [first!, second!],
     [second!, first!],
   ]) {
-    const filter = createPeerFilter({ lease, network, log, identity })
+    const filter = new PeerFilter({ lease, network, log, identity })
     const peers = filter.usable(new Map(order.map((each) => [each.key, each])), '')
     expect(peers.map(({ key }) => key)).toEqual(['10.5.1.0-24'])
   }

@@ -8,7 +8,7 @@ import { addon } from '../../src/host/addon.ts'
 import { encodePeers, PEER_RECORD_BYTES } from '../../src/path/engine/peers.ts'
 import { createDropLog } from '../../src/path/engine/reference/drops.ts'
 import { icmpLimit } from '../../src/path/engine/reference/packet.ts'
-import { createTrafficSlots, SLOT_NUMBERS } from '../../src/path/engine/traffic.ts'
+import { SLOT_NUMBERS, TrafficSlots } from '../../src/path/engine/traffic.ts'
 
 const { layout } = addon
 
@@ -58,7 +58,7 @@ describe('a peer record', () => {
 
 it('traffic has the same number of slots and values', () => {
   expect(SLOT_NUMBERS).toBe(layout.traffic.numbers)
-  const slots = createTrafficSlots(() => new Float64Array())
+  const slots = new TrafficSlots(() => new Float64Array())
   const text = readFileSync(join(packageRoot, 'src/path/engine/traffic.ts'), 'utf8')
   expect(slots.slotOf('nobody')).toBe(0)
   expect(/MAX_SLOTS = 1 << (\d+)/.exec(text)?.[1]).toBe(String(Math.log2(layout.traffic.slots)))

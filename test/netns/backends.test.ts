@@ -510,10 +510,9 @@ describe('extension', () => {
 })
 
 it.each([
-  ['ipsec', /unknown backend type: ipsec; .*take wireguard/],
   [
     'nonsense',
-    /unknown backend type: nonsense; set .* to udp, vxlan, host-gw, ipip, wireguard, alloc, extension, .* or http$/,
+    /unknown backend type: nonsense; set .* to udp, vxlan, host-gw, ipip, wireguard, ipsec, alloc, extension, .* or http$/,
   ],
 ])('the backend type %s is refused with a suggestion', async (type, line) => {
   lab = await createLab({ hosts: 1 })

@@ -213,7 +213,7 @@ describe('exit codes', () => {
       ['--lease-dir=/nowhere'],
       { FLANNELD_KUBE_SUBNET_MGR: 'true' },
       2,
-      /^\S*weftd: --lease-dir and --kube-subnet-mgr exclude each other; leave one of them out\n$/,
+      /^\S*weftd: --lease-dir and --kube-subnet-mgr exclude each other; leave one of the two flags out\n$/,
     ],
     ['--ip-masq=perhaps', [], {}, 2, /invalid value "perhaps" for flag -ip-masq/],
     [

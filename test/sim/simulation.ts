@@ -15,6 +15,7 @@ import { createNode } from '../../src/node/node.ts'
 import type { Backend } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import { ALONE, permitAll } from '../support/alone.ts'
+import { planOf } from '../support/data-paths.ts'
 import { nodeOptions } from '../support/options.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
@@ -296,12 +297,11 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   const backend: Backend = {
     name: 'simulated',
     prepare: async () => ({ publicIp: { ipv4: parseIpv4(node.publicIp)! }, backendType: '' }),
-    async open(lease) {
+    plan: planOf(async (lease) => {
       node.lease = lease
       node.table = new Map()
       node.steady.clear()
       return {
-        mtu: 1472,
         fault: new Promise((resolve) => {
           node.die = () => resolve(new Error('died'))
         }),
@@ -332,7 +332,7 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
         threads: () => ({}),
         close: async () => {},
       }
-    },
+    }),
   }
   const flags = { 'subnet-file': 'not written', 'subnet-lease-renew-margin': 5, 'probe-interval': 0 }
   const options = nodeOptions(flags)

@@ -23,6 +23,7 @@ import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
 import type { OpenPath } from '../../src/path/engine/engine.ts'
 import { permitAll } from '../support/alone.ts'
+import { openPaths, planOf } from '../support/data-paths.ts'
 import { createMemoryStore } from '../support/memory-store.ts'
 import { nodeOptions } from '../support/options.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
@@ -388,7 +389,6 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     return {
       open: described(),
-      mtu: 1472,
       tunNames: ['flannel0'],
       fault: new Promise(() => {}),
       apply: async () => {},
@@ -424,7 +424,6 @@ function createWorld(time: VirtualTime, random: Random) {
     lastKnown = 'kernel'
     say(process, 'has the kernel forward')
     return {
-      mtu: 1450,
       fault: new Promise(() => {}),
       apply: async () => {},
       resync: async () => [],
@@ -520,7 +519,7 @@ function createWorld(time: VirtualTime, random: Random) {
       name: 'simulated',
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
-      async open() {
+      plan: planOf(async () => {
         if (kind === 'kernel') return openKernel(process)
         const wanted = {
           bindAddress: '192.0.2.1',
@@ -539,7 +538,7 @@ function createWorld(time: VirtualTime, random: Random) {
         const path = startEngine(process, inherited)
         await busy(process, 10, 300) // its device is configured
         return path
-      },
+      }),
     })
     const handover = await enterHandover({
       log: logger,
@@ -568,7 +567,7 @@ function createWorld(time: VirtualTime, random: Random) {
         try {
           const attrs = await backend.prepare(signal)
           const lease = { ...LEASE, attrs, expiresAt: undefined, revision: 0n }
-          await ownership.open(() => backend.open(lease, signal, new Map()))
+          await ownership.open(() => openPaths(backend, lease, async () => '', { signal, log: logger }))
           if (!ownership.dataPath) return 'failed'
           logTo('forwards as last known')
           const forwarding = Object.assign(node, { config: CONFIGS.tun, backend, lease, attrs, pathLease: lease })

@@ -45,9 +45,19 @@ export function firstOf({ seconds }: SideReports): readonly [Reader, number] | u
 
 const row = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
 const header = (cells: readonly string[]): string => `${row(cells)}\n${row(cells.map(() => '---'))}`
-const shown = (words: readonly string[]): string => words.map((word) => `\`${word}\``).join(' ')
+const shown = (words: readonly string[]): string => words.map((word) => `\`${word}\``).join(', ')
 
 const COLUMNS = ['fault', 'host', 'reports', 'first true report'] as const
+/** The beginning of each reader's part in a row of the table, before the words of the report. */
+const REPORTS: Readonly<Record<Reader, string>> = {
+  status: '`weft status` reports ',
+  page: 'the page shows ',
+  doctor: '`weft doctor` finds ',
+  explain: '`weft explain` stops at ',
+  bench: '`weft bench` reports ',
+  alerts: 'Prometheus fires ',
+  events: 'the log has ',
+}
 
 /** Returns the table with one row for each fault and host; a row has the words of each reader that reports a fault. */
 function saidTable(all: readonly Reports[]): string {
@@ -55,11 +65,13 @@ function saidTable(all: readonly Reports[]): string {
     SIDES.map((side) => {
       const [reader, seconds] = firstOf(reports[side]) ?? []
       const { words } = reports[side]
-      const texts = READERS.filter((each) => words[each].length > 0).map((each) => `${each}: ${shown(words[each])}`)
+      const texts = READERS.filter((each) => words[each].length > 0).map(
+        (each) => `${REPORTS[each]}${shown(words[each])}`,
+      )
       const first =
         reader === undefined || seconds === undefined
           ? 'no report is expected'
-          : `${reader}, after ${seconds.toFixed(1)} s`
+          : `first report: ${reader}, after ${seconds.toFixed(1)} s`
       const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
       return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
     }),
@@ -71,9 +83,15 @@ function saidTable(all: readonly Reports[]): string {
 function madeTable(all: readonly Reports[]): string {
   const rows = all.map(({ name, greenSeconds }) => {
     const { title, does, remedy } = FAULTS[name]
-    return row([`\`${name}\``, title, does, remedy, `${greenSeconds.toFixed(0)} s after the repair`])
+    return row([
+      `\`${name}\``,
+      title,
+      does,
+      remedy,
+      `no tool reports the fault ${greenSeconds.toFixed(0)} s after the repair`,
+    ])
   })
-  return [header(['fault', 'name', 'how it is made', 'remedy', 'no tool reports the fault']), ...rows].join('\n')
+  return [header(['fault', 'name', 'how it is made', 'remedy', 'end of the reports']), ...rows].join('\n')
 }
 
 const MARK = { said: 'SAID', made: 'MADE' } as const
@@ -93,13 +111,17 @@ export function reportsOf(page: string): { name: string; side: string; reports: 
   return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (\w+ host) \| (.*) \| (.*) \|$/gm)].map(
     ([, name = '', host = '', texts = '', first = '']) => {
       const wordsOf = (reader: Reader): string[] => {
-        const text = texts.split('; ').find((each) => each.startsWith(`${reader}: `)) ?? ''
+        const text =
+          texts
+            .split('; ')
+            .find((each) => each.startsWith(REPORTS[reader]))
+            ?.slice(REPORTS[reader].length) ?? ''
         return [...text.matchAll(/`([^`]+)`/g)].map(([, word = '']) => word)
       }
       const words = Object.fromEntries(
         READERS.map((reader) => [reader, wordsOf(reader)]),
       ) as unknown as SideReports['words']
-      const [, reader, seconds] = /^(\w+), after ([\d.]+) s$/.exec(first) ?? []
+      const [, reader, seconds] = /^first report: (\w+), after ([\d.]+) s$/.exec(first) ?? []
       const side = SIDES.find((each) => HOSTS[each] === host) ?? host
       return { name, side, reports: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
     },

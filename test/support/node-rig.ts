@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, expect, vi } from 'vitest'
 import { EVENT_MS } from '../../lab/lab.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
-import { parseLeaseKey, type LeaseAttrs } from '../../src/control/lease/lease.ts'
+import { parseLeaseKey, type LeaseAttrs, type OwnLease } from '../../src/control/lease/lease.ts'
 import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { createBell } from '../../src/host/bell.ts'
@@ -16,12 +16,13 @@ import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { createNode, type NewNode, type NodeParts } from '../../src/node/node.ts'
 import { createOwnership, type Ownership } from '../../src/node/ownership.ts'
-import type { Backend, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
+import type { Backend, DataPath, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import type { State } from '../../src/report/notify.ts'
 import { detailsOf, isReadyNow, troubleOf } from '../../src/report/snapshot.ts'
 import type { Status } from '../../src/report/status.ts'
 import { ALONE, permitAll } from './alone.ts'
+import { planOf } from './data-paths.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
 import { nodeOptions } from './options.ts'
 
@@ -42,8 +43,6 @@ interface FakeDataPath {
   /** The families that the data path lacks, and the calls that asked to open them. */
   lacking: ByFamily<string>
   gone: ByFamily<string>
-  /** True while a part of the data path lacks something that was applied. */
-  isBehind: boolean
   readonly renewed: LeaseAttrs[]
   /** Until this settles the data path keeps the state that `renew` left. */
   renewing: Promise<void> | undefined
@@ -96,86 +95,84 @@ const pathPeer = (key: string): PathPeer => {
 export const backend: Backend = {
   name: 'fake',
   prepare: async () => ({ publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' }),
-  async open(lease) {
-    if (refuse) throw refuse
-    let die!: (error: Error) => void
-    const fault = new Promise<Error>((resolve) => (die = resolve))
-    const dataPath: FakeDataPath = {
-      subnet: lease.key,
-      applied: [],
-      closed: false,
-      stuck: undefined,
-      refusal: undefined,
-      repaired: [],
-      unseen: undefined,
-      looking: undefined,
-      unreported: false,
-      lacking: {},
-      gone: {},
-      renewed: [],
-      renewing: undefined,
-      isBehind: false,
-      rounds: {},
-      looks: 0,
-      traffic: undefined,
-      counting: undefined,
-      unknownKeys: [],
-      dropped: 2n,
-      limits: [],
-      die: (why) => die(new Error(why)),
-    }
-    dataPaths.push(dataPath)
-    return {
-      mtu: 1472,
-      fault,
-      apply: async (leases, own) => {
-        if (dataPath.closed) misuses.push('applied to a data path that is closed')
-        if (dataPath.refusal) throw dataPath.refusal
-        dataPath.applied.push([...leases.keys()].filter((key) => key !== own).toSorted())
-      },
-      resync: async (late) => {
-        await dataPath.looking?.(late)
-        if (dataPath.unseen) throw dataPath.unseen
-        return dataPath.repaired.splice(0)
-      },
-      get unreported() {
-        return dataPath.unreported
-      },
-      gone: () => dataPath.gone,
-      get isBehind() {
-        return dataPath.isBehind
-      },
-      get lacking() {
-        return dataPath.lacking
-      },
-      get isOutdated() {
-        return familiesOf(dataPath.lacking).length > 0
-      },
-      renew: async (attrs) => {
-        dataPath.renewed.push(attrs)
-        await dataPath.renewing
-      },
-      carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
-      probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
-      peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
-      peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
-      traffic: async () => {
-        const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
-        return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
-      },
-      unknownKeys: () => dataPath.unknownKeys,
-      counters: () => ({ tx_packets: 5n, tx_drop_no_route: dataPath.dropped, rx_drop_ttl: 0n }),
-      threads: () => dataPath.rounds,
-      ...(knownMtu
-        ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }
-        : {}),
-      look: () => void dataPath.looks++,
-      close: async () => {
-        dataPath.closed = true
-        if (dataPath.stuck) throw dataPath.stuck
-      },
-    }
-  },
+  plan: planOf(openFake),
+}
+
+/** Opens a data path and adds it to `dataPaths`. */
+export async function openFake(lease: OwnLease): Promise<DataPath> {
+  if (refuse) throw refuse
+  let die!: (error: Error) => void
+  const fault = new Promise<Error>((resolve) => (die = resolve))
+  const dataPath: FakeDataPath = {
+    subnet: lease.key,
+    applied: [],
+    closed: false,
+    stuck: undefined,
+    refusal: undefined,
+    repaired: [],
+    unseen: undefined,
+    looking: undefined,
+    unreported: false,
+    lacking: {},
+    gone: {},
+    renewed: [],
+    renewing: undefined,
+    rounds: {},
+    looks: 0,
+    traffic: undefined,
+    counting: undefined,
+    unknownKeys: [],
+    dropped: 2n,
+    limits: [],
+    die: (why) => die(new Error(why)),
+  }
+  dataPaths.push(dataPath)
+  return {
+    fault,
+    apply: async (leases, own) => {
+      if (dataPath.closed) misuses.push('applied to a data path that is closed')
+      if (dataPath.refusal) throw dataPath.refusal
+      dataPath.applied.push([...leases.keys()].filter((key) => key !== own).toSorted())
+    },
+    resync: async (late) => {
+      await dataPath.looking?.(late)
+      if (dataPath.unseen) throw dataPath.unseen
+      return dataPath.repaired.splice(0)
+    },
+    get unreported() {
+      return dataPath.unreported
+    },
+    gone: () => dataPath.gone,
+    get lacking() {
+      return dataPath.lacking
+    },
+    get isOutdated() {
+      return familiesOf(dataPath.lacking).length > 0
+    },
+    renew: async (attrs) => {
+      dataPath.renewed.push(attrs)
+      await dataPath.renewing
+    },
+    carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
+    probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
+    peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
+    peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
+    traffic: async () => {
+      const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
+      return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+    },
+    unknownKeys: () => dataPath.unknownKeys,
+    counters: () => ({ tx_packets: 5n, tx_drop_no_route: dataPath.dropped, rx_drop_ttl: 0n }),
+    threads: () => dataPath.rounds,
+    ...(knownMtu
+      ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }
+      : {}),
+    look: () => void dataPath.looks++,
+    close: async () => {
+      dataPath.closed = true
+      if (dataPath.stuck) throw dataPath.stuck
+    },
+  }
 }
 
 /** Returns the parts of a dual-stack or IPv6-only node, in place of those of an IPv4 node. */

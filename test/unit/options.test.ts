@@ -232,7 +232,9 @@ describe('checkOptions and checkMargin', () => {
       expect.objectContaining({
         code: 'USAGE',
         message: expect.stringContaining(message),
-        remedy: expect.stringMatching(/^((give it|add) .*\d|choose one of native, dgram$|leave one of them out$)/),
+        remedy: expect.stringMatching(
+          /^((give|add) .*\d|choose one of native, dgram$|leave one of the two flags out$)/,
+        ),
       }),
     )
   })

@@ -8,12 +8,12 @@ import { runDaemon } from '../../src/begin.ts'
 import type { OwnLease } from '../../src/control/lease/lease.ts'
 import type { startManager } from '../../src/daemon.ts'
 import { familiesOf } from '../../src/net/address.ts'
+import { FAMILIES } from '../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../src/net/ipv6.ts'
 import { canForward } from '../../src/node/node.ts'
 import { lastKnownFile, storeNameOf, wishesText, writeLastKnown } from '../../src/node/restart/last-known.ts'
 import type { DataPath } from '../../src/path/contract.ts'
-import { openFamilies } from '../../src/path/tunnel/both-families.ts'
 import { optionsOf } from '../support/options.ts'
 
 const lines: string[] = []
@@ -43,23 +43,18 @@ vi.mock('../../src/node/choose.ts', () => ({
   createBackend: async () => ({
     name: 'fake',
     prepare: async () => lease.attrs,
-    open: (own: OwnLease, signal: AbortSignal) =>
-      openFamilies({
-        of: lease.subnet,
-        lease: own,
+    plan: () =>
+      FAMILIES.map((family) => ({
+        families: [family],
         mtu: 1400,
-        external: () => external as never,
-        signal,
-        run: async () => '[]',
-        log,
-        open: async (family) =>
+        open: async () =>
           ({
             fault: new Promise<Error>((resolve) => family === 'ipv6' && (lose = resolve)),
             apply: async () => {},
             resync: async () => [],
             close: async () => {},
           }) as unknown as DataPath,
-      }),
+      })),
   }),
 }))
 vi.mock('../../src/host/external-interface.ts', async (load) => ({

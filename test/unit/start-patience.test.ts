@@ -4,9 +4,9 @@ import { expect, it, vi } from 'vitest'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
 import type { OwnLease } from '../../src/control/lease/lease.ts'
 import { whileForwarding } from '../../src/daemon.ts'
+import type { DataPaths } from '../../src/node/data-paths.ts'
 import { createNode, type NewNode } from '../../src/node/node.ts'
 import { observed } from '../../src/node/run-loops.ts'
-import type { DataPath } from '../../src/path/contract.ts'
 import {
   ended,
   installRig,
@@ -29,7 +29,7 @@ const newNode = (): NewNode => createNode({ options: {} as NewNode['options'], s
 /** A node that forwards with the last known state. */
 async function forwarding(): Promise<NewNode> {
   const node = newNode()
-  await node.ownership.open(async () => ({ close: async () => {} }) as unknown as DataPath)
+  await node.ownership.open(async () => ({ close: async () => {} }) as unknown as DataPaths)
   return Object.assign(node, { lease: {} as OwnLease })
 }
 

@@ -25,9 +25,9 @@ it.each([
     {},
     'weftd: --without udp-gso: the engine dgram does not use kernel features; leave --without out, or use the native engine\n',
   ],
-  [['--workers', '0'], {}, 'weftd: --workers is 0; give it 1 to 16\n'],
+  [['--workers', '0'], {}, 'weftd: --workers is 0; give a number from 1 to 16\n'],
   [[], { FLANNELD_ENGINE: 'warp' }, 'weftd: unknown engine: warp; choose one of native, dgram\n'],
-  [['--iface-wait', '-1'], {}, 'weftd: --iface-wait is -1; give it a number of seconds, or 0 for no wait\n'],
+  [['--iface-wait', '-1'], {}, 'weftd: --iface-wait is -1; give a number of seconds, or 0 for no wait\n'],
 ])('%j with %j is one line and exit code 2, and no daemon is started', async (args, environment, line) => {
   const written: string[] = []
   vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)

@@ -52,11 +52,13 @@ export function readOption(option: Option, backend: Given): unknown {
       return word ?? refuse(`give it one of ${words.join(', ')}, or leave it out`)
     }
     case 'secret': {
-      const { form, remedy = 'give it another one' } = option
+      const { form, remedy = 'give it another one', isRequired, refusal } = option
       const text = given ?? ''
       if (typeof text !== 'string' && !(text instanceof Secret)) return refuse('give it a text')
       const secret = typeof text === 'string' ? new Secret(text, (shown) => shown) : text
-      return secret.isEmpty || !form || form.test(secret.reveal()) ? secret : refuse(remedy)
+      if ((secret.isEmpty && !isRequired) || !form || form.test(secret.reveal())) return secret
+      if (refusal !== undefined) throw new WeftError('CONFIG', refusal, { remedy: `Backend.${option.name}: ${remedy}` })
+      return refuse(remedy)
     }
     case 'text': {
       const { default: usual = '', form, remedy, isRequired } = option

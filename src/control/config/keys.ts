@@ -134,7 +134,8 @@ function schemaOf(option: Option): object {
     case 'word':
       return { enum: option.words, ...(option.default === undefined ? {} : { default: option.default }) }
     case 'secret':
-      return { type: 'string', ...(option.form ? { pattern: `^$|${option.form.source}` } : {}) }
+      if (!option.form) return { type: 'string' }
+      return { type: 'string', pattern: option.isRequired ? option.form.source : `^$|${option.form.source}` }
     case 'text':
       return {
         type: 'string',
@@ -162,7 +163,9 @@ const backendSchema = (type: BackendType): object => ({
   additionalProperties: false,
 })
 function requiredOf(type: BackendType): object {
-  const required = optionsOf(KINDS[type].options).filter((option) => option.kind === 'text' && option.isRequired)
+  const required = optionsOf(KINDS[type].options).filter(
+    (option) => (option.kind === 'text' || option.kind === 'secret') && option.isRequired,
+  )
   return required.length > 0 ? { required: required.map(({ name }) => name) } : {}
 }
 

@@ -3,7 +3,7 @@
 
 import { Secret } from '../../base/secret.ts'
 import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
-import { isBackendType, kindOf, KINDS, outersOf, overheadBy, portOf } from '../../path/catalog.ts'
+import { isBackendType, kindOf, KINDS, outersOf, overheadBy, portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
 import { readOption } from './backend-options.ts'
 import { optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'
@@ -96,7 +96,7 @@ function portEffect(before: NetworkConfig, after: NetworkConfig): readonly strin
     const port = portOf(backendType, backend)
     if (port !== undefined) return `UDP port ${port}`
     const outside = kindOf(backendType)?.outside
-    return outside ? 'IP protocol 4 (IPIP)' : undefined
+    return outside && PROTOCOL_TEXTS[outside.protocol]
   }
   const now = textIn(after)
   return now === undefined || now === textIn(before)

@@ -80,7 +80,7 @@ async function nodeOfPod(
 ): Promise<string> {
   if (name === '' || namespace === '') {
     throw new WeftError('STORE', 'env variables POD_NAME and POD_NAMESPACE must be set', {
-      remedy: 'set both, or NODE_NAME, the name of the node',
+      remedy: 'set POD_NAME and POD_NAMESPACE, or set NODE_NAME to the name of the node',
     })
   }
   const calm = seldom(log)

@@ -110,7 +110,7 @@ function rangesFor(config: NetworkConfig, { publicIp }: LeaseAttrs): readonly Su
   if (ranges.length > 0) return ranges
   const family = config.ipv4 ? 'IPv4' : 'IPv6'
   throw new WeftError('CONFIG', `the network is of ${family}, and this node has no ${family} address`, {
-    remedy: 'give the host one, or enable the family that it has in the network configuration',
+    remedy: 'give the host an address of that family, or enable the family of the host in the network configuration',
   })
 }
 

@@ -7,7 +7,7 @@ import { leasesEqual } from '../../control/lease/lease.ts'
 import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
-import type { DataPath } from '../../path/contract.ts'
+import type { DataPaths } from '../data-paths.ts'
 import { LATE_MS, RESYNC_MS, type ForwardingNode, type Node } from '../node.ts'
 import { openPath } from '../open.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
@@ -53,7 +53,10 @@ async function keep(node: ForwardingNode): Promise<never> {
       await ownership.untilOurs(signal)
       try {
         await prepareAgain(node)
-        await ownership.open(() => openPath(node))
+        await ownership.open(() => {
+          node.pathLease = node.lease
+          return openPath(node, node)
+        })
       } catch (error) {
         signal.throwIfAborted()
         calm.error(`Cannot open the data path: ${describeError(error)}`)
@@ -86,7 +89,7 @@ async function keepRight(node: ForwardingNode, repairs: RepairLog, logGone: Gone
   const ended = new AbortController()
   const until = AbortSignal.any([signal, ended.signal])
   const ring = (): void => ownership.recheck.ring()
-  const watching = dataPath.watched && watchHost(ring, log, until, dataPath.watched)
+  const watching = Promise.all(dataPath.watched.map((watched) => watchHost(ring, log, until, watched)))
   try {
     return await lookAfter(node, dataPath, repairs, logGone)
   } finally {
@@ -97,7 +100,7 @@ async function keepRight(node: ForwardingNode, repairs: RepairLog, logGone: Gone
 
 async function lookAfter(
   node: ForwardingNode,
-  dataPath: DataPath,
+  dataPath: DataPaths,
   repairs: RepairLog,
   logGone: GoneLog,
 ): Promise<void> {
@@ -126,7 +129,7 @@ async function lookAfter(
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
-      const gone = dataPath.gone?.() ?? {}
+      const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
       // After a report another may have been missed, such as while `ip monitor` was started again.
@@ -179,10 +182,10 @@ function createGoneLog(log: Log): GoneLog {
 }
 
 /** Adapts the data path to the host's present addresses: opens missing families and does not touch the others. */
-async function renew(node: ForwardingNode, dataPath: DataPath, log: Log): Promise<void> {
+async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promise<void> {
   try {
     await prepareAgain(node)
-    await dataPath.renew?.(node.attrs)
+    await dataPath.renew(node.attrs)
   } catch (error) {
     node.signal.throwIfAborted()
     log.error(`Cannot open the data path: ${describeError(error)}`)

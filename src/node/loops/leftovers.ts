@@ -139,7 +139,7 @@ async function clear(
       'DEVICE',
       `A leftover of another backend cannot be removed: ${left.slice(0, NAMED).join(', ')}`,
       {
-        remedy: 'stop the process that uses it, or run `weft cleanup`',
+        remedy: 'stop the process that uses the leftover, or run `weft cleanup`',
       },
     )
 }
@@ -174,6 +174,7 @@ async function findInTable(
     ownDevices: [...(backend.devices ?? []), ...(ownership.dataPath?.tunNames ?? [])],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
+    ownPolicies: backend.usesIpsec === true,
     external: backend.external?.name,
     ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
     leases: [...view.values()], // an array, because an iterator would be exhausted after the first family

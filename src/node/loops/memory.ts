@@ -66,7 +66,7 @@ export async function keepMemory(node: Node): Promise<never> {
 
 /** Returns no traffic if the device is gone. */
 async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
-  return (await dataPath?.traffic?.().catch(() => undefined)) ?? new Map()
+  return (await dataPath?.traffic().catch(() => undefined)) ?? new Map()
 }
 
 /** Passes the peers whose results have changed to the watch. */

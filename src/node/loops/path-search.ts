@@ -6,7 +6,8 @@ import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, type Address, type Family } from '../../net/address.ts'
 import { isBackendType, overheadBy } from '../../path/catalog.ts'
-import type { DataPath, PathPeer } from '../../path/contract.ts'
+import type { PathPeer } from '../../path/contract.ts'
+import type { DataPaths } from '../data-paths.ts'
 import { takeUnseen, type Node } from '../node.ts'
 import { createPathSearch, type PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
@@ -29,7 +30,7 @@ interface Searching {
   /** The present search, and the facts that it started with. */
   running:
     | {
-        readonly dataPath: DataPath
+        readonly dataPath: DataPaths
         readonly source: Address
         readonly mtu: number
         readonly echo: Echo
@@ -71,10 +72,10 @@ export async function searchPaths(node: Node): Promise<never> {
 }
 
 /** Starts a new search if the data path, its address or its MTU has changed. Without a data path or an address there is no search. */
-function openFor(searching: Searching, dataPath: DataPath | undefined, node: Node): void {
+function openFor(searching: Searching, dataPath: DataPaths | undefined, node: Node): void {
   const { family, running } = searching
   const { config, openEcho, log } = node
-  const source = dataPath?.probeSource?.[family]
+  const source = dataPath?.probeSource[family]
   if (running && running.dataPath === dataPath && running.source === source && running.mtu === dataPath.mtu) return
   running?.echo.close()
   searching.running = undefined

@@ -5,7 +5,8 @@ import { messageOf } from '../../base/errors.ts'
 import { createBell, pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, listed, type Address, type Family } from '../../net/address.ts'
-import type { DataPath, PathPeer } from '../../path/contract.ts'
+import type { PathPeer } from '../../path/contract.ts'
+import type { DataPaths } from '../data-paths.ts'
 import { takeUnseen, type Node } from '../node.ts'
 import { createProbes, MOST_SILENT_MS, type Probes } from './probe-schedule.ts'
 
@@ -39,12 +40,12 @@ export async function probePeers(node: Node): Promise<never> {
   })
   /** The data path whose peers are probed, and the time when all its peers were read. */
   const lively = createLively(node)
-  let given: { readonly dataPath?: DataPath | undefined; readonly at: number } = { at: 0 }
+  let given: { readonly dataPath?: DataPaths | undefined; readonly at: number } = { at: 0 }
   try {
     for (;;) {
       await pause(signal, TICK_MS)
       const { dataPath } = node.ownership
-      for (const probing of probings) openFor(probing, dataPath?.probeSource?.[probing.family], node)
+      for (const probing of probings) openFor(probing, dataPath?.probeSource[probing.family], node)
       const open = probings.filter(({ socket }) => socket)
       if (open.length === 0) continue
       const now = performance.now()
@@ -93,14 +94,14 @@ function createLively(node: Node): (probings: readonly Probing[]) => Promise<voi
     }
     for (const key of node.written) wake(key)
     node.written.clear()
-    const isGone = listed(dataPath?.gone?.() ?? {}).length > 0
+    const isGone = listed(dataPath?.gone() ?? {}).length > 0
     const resting = new Set(probings.flatMap(({ probes }) => probes.resting()))
     if (wasGone && !isGone) for (const key of resting) wake(key)
     wasGone = isGone
     if (resting.size === 0 || now - lookedAt < HEARD_MS || !isHearing(node)) return
     lookedAt = now
     // The counters of a device that is gone cannot be read; they show no sign of life.
-    const traffic = await dataPath?.traffic?.().catch(() => undefined)
+    const traffic = await dataPath?.traffic().catch(() => undefined)
     for (const key of resting) {
       const { lastReceivedAt } = traffic?.get(key) ?? {}
       if (lastReceivedAt !== undefined) wake(key, lastReceivedAt)

@@ -56,7 +56,7 @@ export async function serveNetworkStatus(node: Node): Promise<never> {
 function isNode({ ownership, view, lease }: Node, address: Address | undefined): boolean {
   if (address === undefined) return false
   const family = familyOf(address)
-  const own = ownership.dataPath?.probeSource?.[family]
+  const own = ownership.dataPath?.probeSource[family]
   const isOverlay = own !== undefined && own === lease.subnet[family]?.address
   for (const { subnet, attrs } of view.values())
     if ((isOverlay ? subnet[family]?.address : attrs.publicIp[family]) === address) return true

@@ -4,8 +4,8 @@ import { describeError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
 import { FAMILIES, FAMILY_NAMES, netsOf, type Family } from '../../net/address.ts'
-import type { DataPath } from '../../path/contract.ts'
 import { LEAST_MTU } from '../../path/device/tun-device.ts'
+import type { DataPaths } from '../data-paths.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
@@ -14,7 +14,7 @@ import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from 
 const LACKING_MS = 10_000
 
 /** True if containers cannot have an address of the family: the kernel disables IPv6 on a link with a small MTU, and CNI plugins fail. */
-const isRefused = (family: Family, { mtu }: DataPath): boolean => family === 'ipv6' && mtu < LEAST_MTU
+const isRefused = (family: Family, { mtu }: DataPaths): boolean => family === 'ipv6' && mtu < LEAST_MTU
 
 /**
  * Returns the file's content for Docker, the CNI plugin and scripts; undefined while the data path is down. Omits the families that
@@ -26,7 +26,7 @@ function subnetEnvOf(node: Node): SubnetEnv | undefined {
   if (!dataPath) return undefined
   const now = performance.now()
   for (const family of FAMILIES) {
-    if (dataPath.lacking?.[family] === undefined) lackingSince.delete(family)
+    if (dataPath.lacking[family] === undefined) lackingSince.delete(family)
     else if (!lackingSince.has(family)) lackingSince.set(family, now)
   }
   // Peers send to the node's public IP, so containers have no connection over a family in which the node has none.

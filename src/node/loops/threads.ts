@@ -16,7 +16,7 @@ export async function watchThreads(node: Node): Promise<never> {
     if (hung && hung.name !== before?.name)
       log.error(`The thread ${hung.name} hangs: packets are not forwarded. Only a restart of weftd can help`)
     if (before && !hung) log.warn(`The thread ${before.name} is alive again`)
-    node.ownership.dataPath?.look?.()
+    node.ownership.dataPath?.look()
     await pause(signal, LOOK_MS)
   }
 }

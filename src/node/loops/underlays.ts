@@ -4,7 +4,8 @@
 import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
 import { FAMILIES, FAMILY_NAMES, familyOf, formatAddress, formatNet, type Address } from '../../net/address.ts'
-import type { DataPath, PathPeer, Underlays } from '../../path/contract.ts'
+import type { PathPeer, Underlays } from '../../path/contract.ts'
+import type { DataPaths } from '../data-paths.ts'
 import { touch, type Node } from '../node.ts'
 import type { Probes, Target } from './probe-schedule.ts'
 import { forGood } from './probes.ts'
@@ -22,7 +23,7 @@ const BOTH = ['first', 'other'] as const
 
 /** The probes of one data path's peers over both underlay families. */
 interface Probing {
-  readonly dataPath: DataPath
+  readonly dataPath: DataPaths
   readonly underlays: Underlays
   /** The inner source address. One family is enough, because both inner families use the same underlay. */
   readonly source: Address
@@ -96,13 +97,13 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   }
 }
 
-function sourceOf(dataPath: DataPath | undefined): Address | undefined {
+function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
   const { ipv4, ipv6 } = (dataPath?.underlays && dataPath.probeSource) ?? {}
   return ipv4 ?? ipv6
 }
 
 /** Opens the sockets. Returns undefined if the address does not exist yet, or if echo requests are forbidden, which probes.ts logs. */
-function openFor(dataPath: DataPath, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
+function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath
   if (!underlays || !openEcho) return undefined
   const probes = createUnderlayProbes(everyMs, Math.random)

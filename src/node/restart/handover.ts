@@ -277,7 +277,7 @@ export class Handover {
       const { code } = error as NodeJS.ErrnoException
       if (code === 'EAGAIN') return undefined // the daemon listens, but has not accepted earlier connections yet
       throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${(error as Error).message}`, {
-        remedy: 'run weftd as the user that runs the other one',
+        remedy: 'run weftd as the user that runs the other weftd',
         cause: error,
       })
     }
@@ -352,7 +352,7 @@ export class Handover {
       await pause(stopping.signal, MEET_RETRY_MS)
     if (!this.lock)
       throw new WeftError('DEVICE', 'another weftd took over before this one could', {
-        remedy: 'start this weftd again if it should replace the other one',
+        remedy: 'start this weftd again if it should replace the other weftd',
       })
   }
 

@@ -3,11 +3,10 @@
 
 import type { Lease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { FAMILIES, formatAddress } from '../../net/address.ts'
-import type { Backend, BackendParts } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
+import { FAMILIES, familiesOf, formatAddress } from '../../net/address.ts'
+import type { Backend, BackendParts, DataPath } from '../contract.ts'
 
-export function createAllocBackend({ external: found, run }: BackendParts<'alloc'>): Backend {
+export function createAllocBackend({ config, external: found, run }: BackendParts<'alloc'>): Backend {
   let external = found
   return {
     name: 'alloc',
@@ -20,35 +19,39 @@ export function createAllocBackend({ external: found, run }: BackendParts<'alloc
       external = await currentExternal(run, external)
       return { publicIp: external.publicIp, backendType: '' }
     },
-    async open() {
-      const watch = watchExternal(run, external)
-      let applied: readonly Lease[] = []
-      return {
+    plan: () => [
+      {
+        families: familiesOf(config),
         mtu: external.mtu,
-        fault: watch.moved,
-        async apply(leases, ownKey) {
-          applied = [...leases.values()].filter(({ key }) => key !== ownKey)
-        },
-        async resync() {
-          await watch.hasMoved()
-          return []
-        },
-        gone: watch.gone,
-        carrier: () => ({ engine: 'none', features: [] }),
-        peers: () =>
-          applied.map(({ key, attrs: { publicIp } }) => ({
-            key,
-            ...Object.fromEntries(
-              FAMILIES.flatMap((family) => {
-                const host = publicIp[family]
-                return host === undefined ? [] : [[family, { endpoint: formatAddress(host) }]]
-              }),
-            ),
-          })),
-        counters: () => ({}),
-        threads: () => ({}),
-        close: async () => {},
-      }
+        external: { families: FAMILIES, isBound: true, isByName: false },
+        open: async () => openAlloc(),
+      },
+    ],
+  }
+}
+
+/** Opens a data path that only lists the peers. */
+function openAlloc(): DataPath {
+  let applied: readonly Lease[] = []
+  return {
+    fault: new Promise(() => {}),
+    async apply(leases, ownKey) {
+      applied = [...leases.values()].filter(({ key }) => key !== ownKey)
     },
+    resync: async () => [],
+    carrier: () => ({ engine: 'none', features: [] }),
+    peers: () =>
+      applied.map(({ key, attrs: { publicIp } }) => ({
+        key,
+        ...Object.fromEntries(
+          FAMILIES.flatMap((family) => {
+            const host = publicIp[family]
+            return host === undefined ? [] : [[family, { endpoint: formatAddress(host) }]]
+          }),
+        ),
+      })),
+    counters: () => ({}),
+    threads: () => ({}),
+    close: async () => {},
   }
 }

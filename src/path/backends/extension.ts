@@ -6,15 +6,23 @@
 // that a peer published only on the standard input. So a peer can add no arguments that the command does not name.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { withoutUser } from '../../base/secret.ts'
-import { hasFamily, leasesEqual, sideOf, type Lease, type LeaseAttrs } from '../../control/lease/lease.ts'
+import {
+  hasFamily,
+  leasesEqual,
+  sideOf,
+  type Lease,
+  type LeaseAttrs,
+  type OwnLease,
+} from '../../control/lease/lease.ts'
+import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { familiesOf, formatAddress, formatNet, netText } from '../../net/address.ts'
+import { createTurn } from '../../host/turn.ts'
+import { FAMILIES, familiesOf, formatAddress, formatNet, netText, type Family, type Net } from '../../net/address.ts'
 import type { Settings } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
-import { inTurn } from '../in-turn.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 
 const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
@@ -41,49 +49,13 @@ export function wordsOf(command: string, variables: Variables): string[] {
 
 export function createExtensionBackend({
   config,
-  settings: commands,
+  settings,
   external: found,
   run,
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
-  /** Returns a command's text for the log: the whole command, except user names and passwords in URLs. */
-  const shown = (name: Command): string => withoutUser(commands[name].reveal())
-
-  /**
-   * Runs a command and returns its output; returns an empty text if the command is not configured. Like flanneld it sets no time limit. If
-   * the command runs longer than ten seconds, that is logged, and logged again each time the waiting time has doubled.
-   */
-  async function call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
-    const [file, ...args] = wordsOf(commands[name].reveal(), variables)
-    if (file === undefined) return ''
-    const began = performance.now()
-    let waiting: NodeJS.Timeout | undefined
-    const logLater = (ms: number): void => {
-      waiting = setTimeout(() => {
-        log.warn(`Backend.${name} still runs after ${Math.round((performance.now() - began) / 1000)} s: ${shown(name)}`)
-        logLater(2 * ms)
-      }, ms).unref()
-    }
-    logLater(LOG_AFTER_MS)
-    const output = await run(file, args, { input, env: variables, signal, patient: true }).finally(() =>
-      clearTimeout(waiting),
-    )
-    log.info(`Ran command: ${shown(name)}\n Output: ${withoutUser(output.trim())}`)
-    return output.trim()
-  }
-  async function must(name: Command, variables: Variables, signal: AbortSignal): Promise<string> {
-    try {
-      return await call(name, variables, signal)
-    } catch (error) {
-      signal.throwIfAborted()
-      throw new WeftError('CONFIG', `failed to run command ${shown(name)}: ${messageOf(error)}`, {
-        remedy: `correct Backend.${name} of the network configuration; the command is run without a shell`,
-        cause: error,
-      })
-    }
-  }
-
+  const commands = new Commands(settings, run, log)
   return {
     name: TYPE,
     // True because the commands make all routes. After the commands have run once, no route or device counts as a leftover, because a
@@ -94,111 +66,202 @@ export function createExtensionBackend({
     },
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
-      const output = commands.PreStartupCommand.isEmpty ? undefined : await must('PreStartupCommand', {}, signal)
+      const output = settings.PreStartupCommand.isEmpty
+        ? undefined
+        : await commands.must('PreStartupCommand', {}, signal)
       return {
         publicIp: external.address,
         backendType: TYPE,
         ...(output === undefined ? {} : { backendData: output }),
       }
     },
-    async open(own, signal): Promise<DataPath> {
-      const { ipv4, ipv6 } = own.attrs.publicIp
-      const start = {
-        NETWORK: config.ipv4 ? formatNet(config.ipv4.network) : '0.0.0.0/0',
-        SUBNET: own.subnet.ipv4 ? formatNet(own.subnet.ipv4) : '0.0.0.0/0',
-        IPV6SUBNET: config.ipv6 && own.subnet.ipv6 ? formatNet(own.subnet.ipv6) : '::/0',
-        PUBLIC_IP: ipv4 === undefined ? '<nil>' : formatAddress(ipv4),
-        PUBLIC_IPV6: config.ipv6 && ipv6 !== undefined ? formatAddress(ipv6) : '<nil>',
-      }
-      await must('PostStartupCommand', start, signal)
-      const families = familiesOf(config)
-      const filters = families.flatMap((family) => {
-        const network = config[family]?.network
-        return network
-          ? [
-              {
-                family,
-                filter: createPeerFilter({ type: TYPE, network, isOneOfTwo: families.length === 2, lease: own, log }),
-              },
-            ]
-          : []
-      })
-      const watch = watchExternal(run, external)
-      let known: ReadonlyMap<string, Lease> = new Map()
-      let failures = 0
-      const closing = new AbortController()
-
-      async function runFor(name: Command, peer: Lease): Promise<void> {
-        if (closing.signal.aborted) return
-        const variables: Record<string, string> = {}
-        for (const family of families.filter((each) => hasFamily(peer, each))) {
-          const { subnet, host } = sideOf(peer, family)
-          const [SUBNET, PUBLIC_IP] = VARIABLES[family]
-          variables[SUBNET] = formatNet(subnet)
-          variables[PUBLIC_IP] = formatAddress(host)
-        }
-        const { backendData } = peer.attrs
-        const data = typeof backendData === 'string' ? backendData : ''
-        try {
-          await call(name, variables, closing.signal, `${data}\n`)
-        } catch (error) {
-          if (closing.signal.aborted) return
-          failures++
-          log.error(`failed to run command ${shown(name)} for ${netText(peer.subnet)}: ${messageOf(error)}`)
-        }
-      }
-
-      const path = inTurn({
+    plan: () => [
+      {
+        families: familiesOf(config),
         mtu: external.mtu,
-        fault: watch.moved,
-        async apply(leases, ownKey) {
-          // Each family has its own filter. A peer that is usable in only one of its families is passed to the commands with only that
-          // family.
-          const peers = new Map<string, Lease>()
-          for (const { family, filter } of filters)
-            for (const peer of filter.usable(leases, ownKey)) {
-              const { subnet, attrs } = peers.get(peer.key) ?? { subnet: {}, attrs: { publicIp: {} } }
-              peers.set(peer.key, {
-                ...peer,
-                subnet: { ...subnet, [family]: peer.subnet[family] },
-                attrs: { ...peer.attrs, publicIp: { ...attrs.publicIp, [family]: peer.attrs.publicIp[family] } },
-              })
-            }
-          const before = known
-          known = peers
-          for (const [key, lease] of before) if (!peers.has(key)) await runFor('SubnetRemoveCommand', lease)
-          for (const [key, lease] of peers) {
-            const old = before.get(key)
-            if (!old || !leasesEqual(old, lease)) await runFor('SubnetAddCommand', lease)
-          }
-        },
-        async resync() {
-          await watch.hasMoved()
-          return []
-        },
-        gone: watch.gone,
-        carrier: () => ({ engine: 'none', features: [] }),
-        peers: () =>
-          [...known.values()].map((peer) => ({
-            key: peer.key,
-            ...Object.fromEntries(
-              families
-                .filter((family) => hasFamily(peer, family))
-                .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
-            ),
-          })),
-        counters: () => ({
-          peers_unusable: BigInt(filters.reduce((sum, { filter }) => sum + filter.skipped(), 0)),
-          command_failures: BigInt(failures),
-        }),
-        threads: () => ({}),
-        close: async () => {},
+        external: { families: FAMILIES, isBound: true, isByName: false },
+        open,
+      },
+    ],
+  }
+
+  async function open(own: OwnLease, _leases: ReadonlyMap<string, Lease>, signal: AbortSignal): Promise<DataPath> {
+    const { ipv4, ipv6 } = own.attrs.publicIp
+    const start = {
+      NETWORK: config.ipv4 ? formatNet(config.ipv4.network) : '0.0.0.0/0',
+      SUBNET: own.subnet.ipv4 ? formatNet(own.subnet.ipv4) : '0.0.0.0/0',
+      IPV6SUBNET: config.ipv6 && own.subnet.ipv6 ? formatNet(own.subnet.ipv6) : '::/0',
+      PUBLIC_IP: ipv4 === undefined ? '<nil>' : formatAddress(ipv4),
+      PUBLIC_IPV6: config.ipv6 && ipv6 !== undefined ? formatAddress(ipv6) : '<nil>',
+    }
+    await commands.must('PostStartupCommand', start, signal)
+    const filters = new Map<Family, PeerFilter>()
+    const isOneOfTwo = familiesOf(config).length === 2
+    for (const family of familiesOf(config)) {
+      const network = config[family]?.network
+      if (network) filters.set(family, new PeerFilter<Net>({ type: TYPE, network, isOneOfTwo, lease: own, log }))
+    }
+    return new ExtensionPath(commands, filters, log)
+  }
+}
+
+/** The operator's commands. */
+class Commands {
+  readonly #settings: Settings<'extension'>
+  readonly #run: Run
+  readonly #log: Log
+
+  constructor(settings: Settings<'extension'>, run: Run, log: Log) {
+    this.#settings = settings
+    this.#run = run
+    this.#log = log
+  }
+
+  /** Returns a command's text for the log: the whole command, except user names and passwords in URLs. */
+  shown(name: Command): string {
+    return withoutUser(this.#settings[name].reveal())
+  }
+
+  /**
+   * Runs a command and returns its output; returns an empty text if the command is not configured. Like flanneld it sets no time limit. If
+   * the command runs longer than ten seconds, that is logged, and logged again each time the waiting time has doubled.
+   */
+  async call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
+    const [file, ...args] = wordsOf(this.#settings[name].reveal(), variables)
+    if (file === undefined) return ''
+    const began = performance.now()
+    let waiting: NodeJS.Timeout | undefined
+    const logLater = (ms: number): void => {
+      waiting = setTimeout(() => {
+        const seconds = Math.round((performance.now() - began) / 1000)
+        this.#log.warn(`Backend.${name} still runs after ${seconds} s: ${this.shown(name)}`)
+        logLater(2 * ms)
+      }, ms).unref()
+    }
+    logLater(LOG_AFTER_MS)
+    const output = await this.#run(file, args, { input, env: variables, signal, patient: true }).finally(() =>
+      clearTimeout(waiting),
+    )
+    this.#log.info(`Ran command: ${this.shown(name)}\n Output: ${withoutUser(output.trim())}`)
+    return output.trim()
+  }
+
+  /** Runs a command as `call` does. Throws WeftError CONFIG if the command fails. */
+  async must(name: Command, variables: Variables, signal: AbortSignal): Promise<string> {
+    try {
+      return await this.call(name, variables, signal)
+    } catch (error) {
+      signal.throwIfAborted()
+      throw new WeftError('CONFIG', `failed to run command ${this.shown(name)}: ${messageOf(error)}`, {
+        remedy: `correct Backend.${name} of the network configuration; the command is run without a shell`,
+        cause: error,
       })
-      const close = (): Promise<void> => {
-        closing.abort(new Error('the data path is closed'))
-        return path.close()
+    }
+  }
+}
+
+class ExtensionPath implements DataPath {
+  readonly families: readonly Family[]
+  readonly fault: Promise<Error> = new Promise(() => {})
+  readonly #commands: Commands
+  /** The filter of each family. A peer that is usable in only one of its families is passed to the commands with only that family. */
+  readonly #filters: ReadonlyMap<Family, PeerFilter>
+  readonly #log: Log
+  /** Runs one list of peers after another. */
+  readonly #next = createTurn()
+  /** Aborts when the data path is closed, which ends the running command. */
+  readonly #closing = new AbortController()
+  /** The peers for which the commands were run, by lease key. */
+  #known: ReadonlyMap<string, Lease> = new Map()
+  #failures = 0
+
+  constructor(commands: Commands, filters: ReadonlyMap<Family, PeerFilter>, log: Log) {
+    this.families = [...filters.keys()]
+    this.#commands = commands
+    this.#filters = filters
+    this.#log = log
+  }
+
+  apply(leases: ReadonlyMap<string, Lease>, ownKey: string): Promise<void> {
+    return this.#next(async () => {
+      const before = this.#known
+      const peers = this.#usable(leases, ownKey)
+      this.#known = peers
+      for (const [key, lease] of before) if (!peers.has(key)) await this.#runFor('SubnetRemoveCommand', lease)
+      for (const [key, lease] of peers) {
+        const old = before.get(key)
+        if (!old || !leasesEqual(old, lease)) await this.#runFor('SubnetAddCommand', lease)
       }
-      return { ...path, close }
-    },
+    })
+  }
+
+  async resync(): Promise<readonly string[]> {
+    return []
+  }
+
+  carrier(): ReturnType<DataPath['carrier']> {
+    return { engine: 'none', features: [] }
+  }
+
+  peers(): readonly PathPeer[] {
+    return [...this.#known.values()].map((peer) => ({
+      key: peer.key,
+      ...Object.fromEntries(
+        this.families
+          .filter((family) => hasFamily(peer, family))
+          .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
+      ),
+    }))
+  }
+
+  counters(): Readonly<Record<string, bigint>> {
+    const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
+    return { peers_unusable: BigInt(skipped), command_failures: BigInt(this.#failures) }
+  }
+
+  threads(): Readonly<Record<string, number>> {
+    return {}
+  }
+
+  close(): Promise<void> {
+    this.#closing.abort(new Error('the data path is closed'))
+    return this.#next(async () => {})
+  }
+
+  /** Returns the usable peers by lease key, each with the families in which it is usable. */
+  #usable(leases: ReadonlyMap<string, Lease>, ownKey: string): ReadonlyMap<string, Lease> {
+    const peers = new Map<string, Lease>()
+    for (const [family, filter] of this.#filters)
+      for (const peer of filter.usable(leases, ownKey)) {
+        const { subnet, attrs } = peers.get(peer.key) ?? { subnet: {}, attrs: { publicIp: {} } }
+        peers.set(peer.key, {
+          ...peer,
+          subnet: { ...subnet, [family]: peer.subnet[family] },
+          attrs: { ...peer.attrs, publicIp: { ...attrs.publicIp, [family]: peer.attrs.publicIp[family] } },
+        })
+      }
+    return peers
+  }
+
+  async #runFor(name: Command, peer: Lease): Promise<void> {
+    const { signal } = this.#closing
+    if (signal.aborted) return
+    const variables: Record<string, string> = {}
+    for (const family of this.families.filter((each) => hasFamily(peer, each))) {
+      const { subnet, host } = sideOf(peer, family)
+      const [subnetName, hostName] = VARIABLES[family]
+      variables[subnetName] = formatNet(subnet)
+      variables[hostName] = formatAddress(host)
+    }
+    const { backendData } = peer.attrs
+    const data = typeof backendData === 'string' ? backendData : ''
+    try {
+      await this.#commands.call(name, variables, signal, `${data}\n`)
+    } catch (error) {
+      if (signal.aborted) return
+      this.#failures++
+      const text = `${this.#commands.shown(name)} for ${netText(peer.subnet)}`
+      this.#log.error(`failed to run command ${text}: ${messageOf(error)}`)
+    }
   }
 }

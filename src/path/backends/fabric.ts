@@ -9,11 +9,10 @@ import { carryIpv4Alone } from '../../control/config/network-config.ts'
 import type { LeaseAttrs, Lease, OwnLease } from '../../control/lease/lease.ts'
 import { hasFamily, sideOf } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { familiesOf, formatAddress, type Family } from '../../net/address.ts'
+import { FAMILIES, familiesOf, formatAddress, type Family, type Net } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
@@ -54,77 +53,109 @@ export function createFabricBackend<T extends BackendType>(
       if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
       return { publicIp: external.publicIp, backendType: KINDS[type].published }
     },
-    open: (own, signal) => openFabric(own, signal, keepersFor(own)),
+    plan: () => [
+      {
+        families,
+        mtu: external.mtu,
+        external: { families: FAMILIES, isBound: true, isByName: false },
+        async open(own, _leases, signal) {
+          const path = new FabricPath(keepersFor(own), filtersFor(own))
+          await path.checkFirst(signal)
+          return path
+        },
+      },
+    ],
     async withdraw(lease, signal) {
       const removed = await Promise.all(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
       return removed.flat()
     },
   }
 
-  async function openFabric(own: OwnLease, signal: AbortSignal, keepers: readonly RouteKeeper[]): Promise<DataPath> {
+  function filtersFor(own: OwnLease): ReadonlyMap<Family, PeerFilter> {
     const isOneOfTwo = familiesOf(config).length === 2
-    const filters = families.flatMap((family) => {
+    const filters = new Map<Family, PeerFilter>()
+    for (const family of families) {
       const network = config[family]?.network
-      if (!network) return []
-      const filter = createPeerFilter({ type: KINDS[type].published, lease: own, network, isOneOfTwo, log })
-      return [{ family, filter }]
-    })
-    const watch = watchExternal(run, external)
-    const check = async (): Promise<readonly string[]> =>
-      (await Promise.all(keepers.map((keeper) => keeper.check()))).flat()
-    /** The check that the last `resync` did not wait for. */
-    let running: Promise<readonly string[]> | undefined
-    /** Waits for the running check, or starts one. Returns the repairs if the check ends before `late` resolves. */
-    async function checkUntil(late: Promise<unknown> | undefined): Promise<readonly string[]> {
-      const checking = (running ??= check())
-      const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
-      if (repairs) running = undefined
-      return repairs ?? []
+      const published = KINDS[type].published
+      if (network) filters.set(family, new PeerFilter<Net>({ type: published, lease: own, network, isOneOfTwo, log }))
     }
+    return filters
+  }
+}
+
+class FabricPath implements DataPath {
+  readonly families: readonly Family[]
+  readonly fault: Promise<Error> = new Promise(() => {})
+  /** True because no kernel reports a change of the routes. So the caller calls `resync` often, and a keeper decides if a check is due. */
+  readonly unreported = true
+  /** The keepers of this node's published routes, one for each family. */
+  readonly #keepers: readonly RouteKeeper[]
+  readonly #filters: ReadonlyMap<Family, PeerFilter>
+  /** The check that the last `resync` did not wait for. */
+  #running: Promise<readonly string[]> | undefined
+
+  constructor(keepers: readonly RouteKeeper[], filters: ReadonlyMap<Family, PeerFilter>) {
+    this.families = [...filters.keys()]
+    this.#keepers = keepers
+    this.#filters = filters
+  }
+
+  /** Publishes the routes. After FIRST_MS, or if `signal` aborts, the call no longer waits. */
+  async checkFirst(signal: AbortSignal): Promise<void> {
     const first = new AbortController()
     const timer = setTimeout(() => first.abort(), FIRST_MS)
     const isLate = new Promise<void>((resolve) => {
       first.signal.addEventListener('abort', () => resolve())
       signal.addEventListener('abort', () => resolve())
     })
-    await checkUntil(isLate).finally(() => clearTimeout(timer))
-    return {
-      mtu: external.mtu,
-      fault: watch.moved,
-      // No kernel reports a change of the routes, so the caller calls `resync` often, and the keeper decides whether a check is due.
-      unreported: true,
-      async apply(leases, ownKey, touched) {
-        for (const { filter } of filters) filter.take(leases, ownKey, touched)
-      },
-      async resync(late) {
-        await watch.hasMoved()
-        return checkUntil(late)
-      },
-      gone: watch.gone,
-      carrier: () => ({ engine: 'none', features: [] }),
-      families,
-      peers() {
-        const peers = new Map<string, Lease>()
-        for (const { filter } of filters) for (const [key, peer] of filter.peers()) peers.set(key, peer)
-        return [...peers.values()].map((peer) => ({
-          key: peer.key,
-          ...Object.fromEntries(
-            families
-              .filter((family) => hasFamily(peer, family))
-              .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
-          ),
-        }))
-      },
-      counters: () => ({
-        peers_unusable: BigInt(filters.reduce((sum, { filter }) => sum + filter.skipped(), 0)),
-        ...sumOf(keepers.map((keeper) => keeper.counters())),
-      }),
-      threads: () => ({}),
-      // The route stays, as flanneld's did, so that packets arrive while the daemon restarts.
-      async close() {
-        await Promise.all(keepers.map((keeper) => keeper.close()))
-      },
-    }
+    await this.resync(isLate).finally(() => clearTimeout(timer))
+  }
+
+  async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
+    for (const filter of this.#filters.values()) filter.take(leases, ownKey, touched)
+  }
+
+  /** Waits for the running check, or starts one. Returns the repairs if the check ends before `late` resolves. */
+  async resync(late?: Promise<unknown>): Promise<readonly string[]> {
+    const checking = (this.#running ??= this.#check())
+    const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
+    if (repairs) this.#running = undefined
+    return repairs ?? []
+  }
+
+  carrier(): ReturnType<DataPath['carrier']> {
+    return { engine: 'none', features: [] }
+  }
+
+  peers(): readonly PathPeer[] {
+    const peers = new Map<string, Lease>()
+    for (const filter of this.#filters.values()) for (const [key, peer] of filter.peers()) peers.set(key, peer)
+    return [...peers.values()].map((peer) => ({
+      key: peer.key,
+      ...Object.fromEntries(
+        this.families
+          .filter((family) => hasFamily(peer, family))
+          .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
+      ),
+    }))
+  }
+
+  counters(): Readonly<Record<string, bigint>> {
+    const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
+    return { peers_unusable: BigInt(skipped), ...sumOf(this.#keepers.map((keeper) => keeper.counters())) }
+  }
+
+  threads(): Readonly<Record<string, number>> {
+    return {}
+  }
+
+  /** The route stays, as flanneld's did, so that packets arrive while the daemon restarts. */
+  async close(): Promise<void> {
+    await Promise.all(this.#keepers.map((keeper) => keeper.close()))
+  }
+
+  async #check(): Promise<readonly string[]> {
+    return (await Promise.all(this.#keepers.map((keeper) => keeper.check()))).flat()
   }
 }
 

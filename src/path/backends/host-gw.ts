@@ -3,14 +3,14 @@
 // The routes, the lease and the error texts are those of flanneld (pkg/backend/hostgw, pkg/backend/route_network.go).
 
 import { WeftError } from '../../base/errors.ts'
-import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { familiesOf, formatAddress, formatNet, type Family } from '../../net/address.ts'
-import type { Backend, BackendParts, DataPath } from '../contract.ts'
-import { createRouteSync, ROUTE_WORDS, type NextHops } from '../device/route-sync.ts'
-import { inTurn } from '../in-turn.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { familiesOf, type Family, type Net } from '../../net/address.ts'
+import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
+import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
+import { checkFamily } from '../device/tun-device.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
+import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 
 const TYPE = 'host-gw'
 const PUBLIC_FLAG: Readonly<Record<Family, string>> = { ipv4: '--public-ip', ipv6: '--public-ipv6' }
@@ -39,53 +39,43 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
       }
       return { publicIp: external.publicIp, backendType: TYPE }
     },
-    open: (lease) =>
-      openFamilies({ of: config, lease, mtu: external.mtu, external: () => external, open: openFamily, run, log }),
+    plan: () =>
+      familiesOf(config).map((family) => ({
+        families: [family],
+        mtu: external.mtu,
+        external: { families: [family], isBound: true, isByName: true },
+        open: (own) => openFamily(family, own),
+      })),
   }
 
   async function openFamily(family: Family, own: OwnLease): Promise<DataPath> {
-    const { name: device, mtu, address } = external
+    const { name, address } = external
+    checkFamily(family, external.mtu, external)
     const network = config[family]?.network
-    if (!network) throw new Error(`${family} is none of the network's families`)
-    const routes = createRouteSync({ network, run, log })
+    const local = address[family]
+    if (!network || local === undefined) throw new Error(`${family} is none of the network's families`)
     const isOneOfTwo = familiesOf(config).length === 2
-    const filter = createPeerFilter({ type: TYPE, lease: own, network, isOneOfTwo, log })
-    const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
-    const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
-    let hops: NextHops = new Map()
-    return inTurn({
-      mtu,
-      fault: new Promise(() => {}),
-      async apply(leases, ownKey, touched) {
-        const changed = filter.take(leases, ownKey, touched)
-        const peers = filter.peers()
-        const next = new Map(changed && hops)
-        const subnets = new Set<string>()
-        for (const [key, was] of changed ?? [])
-          for (const peer of [was, peers.get(key)]) if (peer) subnets.add(subnetOf(peer))
-        for (const subnet of subnets) next.delete(subnet)
-        for (const key of (changed ?? peers).keys()) {
-          const peer = peers.get(key)
-          if (peer) next.set(subnetOf(peer), { gateway: hostOf(peer), device })
-        }
-        hops = next
-        await routes.apply(hops, changed && subnets)
-      },
-      resync: () => routes.resync(),
-      carrier: () => ({ engine: 'kernel', features: [] }),
-      // Probes go from host to host, because a host without containers may have no address in its subnet.
-      probeSource: { [family]: address[family] },
-      peers: () =>
-        [...filter.peers().values()]
-          .filter((peer) => routes.isSet(subnetOf(peer)))
-          .map((peer) => ({
-            key: peer.key,
-            [family]: { endpoint: hostOf(peer), probe: sideOf(peer, family).host, way: 'direct' },
-          })),
-      counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
-      threads: () => ({}),
-      // Like flanneld, weftd keeps the routes, so that the kernel forwards while the daemon is stopped.
-      close: async () => {},
-    })
+    const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
+    // Probes go from host to host, because a host without containers may have no address in its subnet.
+    return new HostGwPath({ family, network, probeSource: local, filter, run, log }, name)
+  }
+}
+
+/** The data path of a family: the next hop of each peer's subnet is the peer's host. */
+class HostGwPath extends RoutedPath {
+  /** The name of the external interface. */
+  readonly #device: string
+
+  constructor(parts: RoutedParts, device: string) {
+    super(parts)
+    this.#device = device
+  }
+
+  protected hopTo(peer: Lease): NextHop {
+    return { gateway: this.hostOf(peer), device: this.#device }
+  }
+
+  protected sideTo(peer: Lease): PathSide {
+    return { endpoint: this.hostOf(peer), probe: this.sideOf(peer).host, way: 'direct' }
   }
 }

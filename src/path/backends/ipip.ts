@@ -6,19 +6,19 @@
 
 import { WeftError } from '../../base/errors.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
-import type { Ipv4Lease, LeaseAttrs } from '../../control/lease/lease.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { addDevice, findLink, ipJson } from '../../host/links.ts'
-import { formatIpv4, formatIpv4Net } from '../../net/ipv4.ts'
+import type { Net } from '../../net/address.ts'
+import { formatIpv4 } from '../../net/ipv4.ts'
 import { KINDS } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath } from '../contract.ts'
+import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
-import { deviceState } from '../device/device-state.ts'
-import { watchExternal } from '../device/external-watch.ts'
-import { createRouteSync, ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
-import { inTurn } from '../in-turn.ts'
-import { createDirectHops } from '../tunnel/direct-routing.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
+import { deviceState, type DeviceState } from '../device/device-state.ts'
+import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
+import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 
 const TYPE = 'ipip'
 const NEEDS = `the ${TYPE} backend`
@@ -38,32 +38,6 @@ export function createIpipBackend({ config, settings, external: found, run, log 
   let external = found
   const { directRouting } = settings
   log.info(`IPIP config: DirectRouting=${directRouting}`)
-
-  const make = (local: string): Promise<void> =>
-    sayingWhoHasIt(run, { name: NAME }, () => addDevice(run, NAME, TYPE, [], ['local', local]))
-
-  /**
-   * Finds or creates the device and returns a description of each repair. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks ipip.
-   */
-  async function ensureDevice(): Promise<readonly string[]> {
-    const local = formatIpv4(ipv4For(NEEDS, external.address))
-    if (await findLink(run, NAME)) {
-      const [json] = await ipJson<JsonIpip>(run, ['-d', 'link', 'show', 'dev', NAME])
-      const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
-      if (kind !== TYPE)
-        throw new WeftError('DEVICE', OTHER_TYPE, {
-          remedy: `it is of type ${kind}: remove it with \`ip link del ${NAME}\``,
-        })
-      const [isLocal, isRemote] = [data.local ?? 'any', data.remote ?? 'any']
-      if (isLocal === local && isRemote === 'any') return []
-      await run('ip', ['link', 'del', NAME])
-      await make(local)
-      return [`${NAME} went from ${isLocal} to ${isRemote}`]
-    }
-    await make(local)
-    return [`${NAME} was gone`]
-  }
-
   return {
     name: TYPE,
     devices: [NAME],
@@ -88,78 +62,108 @@ export function createIpipBackend({ config, settings, external: found, run, log 
         },
       },
     ],
-    async open(own): Promise<DataPath> {
-      const mtu = external.mtu - overhead
-      const { network } = ipv4For(NEEDS, config)
-      const { address } = ipv4For(NEEDS, own.subnet)
-      const state = deviceState(run, NAME, mtu, address, network)
-      const made = await ensureDevice()
-      try {
-        await state.configure()
-      } catch (error) {
-        if (made.length > 0) await run('ip', ['link', 'del', NAME]).catch(() => {})
-        throw error
-      }
-      const routes = createRouteSync({ network, ownDevice: NAME, run, log })
-      const filter = createPeerFilter({ type: TYPE, lease: own, network, log })
-      const watch = watchExternal(run, external, ['ipv4'], true)
-      const direct = directRouting ? createDirectHops(run, 'ipv4') : undefined
-      let applied: readonly Ipv4Lease[] = []
-      const hopOf = (peer: Ipv4Lease): NextHop => ({
-        gateway: formatIpv4(peer.attrs.publicIp.ipv4),
-        device: NAME,
-        onlink: true,
-      })
-      const route = (): Promise<void> => {
-        const tunnelled = applied.map((peer) => [formatIpv4Net(peer.subnet.ipv4), hopOf(peer)] as const)
-        return routes.apply(new Map([...tunnelled, ...(direct?.hops() ?? [])]))
-      }
-      return inTurn({
-        mtu,
-        fault: watch.moved,
-        gone: watch.gone,
-        get isOutdated() {
-          return watch.news !== undefined
-        },
-        async renew() {
-          log.info(`Publishing a change to the peers: ${watch.news}`)
-          watch.markPublished()
-        },
-        async apply(leases, ownKey) {
-          applied = filter.usable(leases, ownKey)
-          await direct?.lookUp(filter.peers())
-          await route()
-        },
-        async resync() {
-          if (await watch.hasMoved()) return []
-          const remade = await ensureDevice()
-          const wrong = remade.length > 0 ? remade : await state.wrong()
-          if (wrong.length > 0) await state.configure()
-          const routed = await routes.resync()
-          if (((await direct?.lookUpAgain(filter.peers(), routes))?.size ?? 0) > 0) await route()
-          // If the device was repaired, only that is reported, because its routes were lost with it.
-          return wrong.length > 0 ? wrong : routed
-        },
-        carrier: () => ({ device: NAME, engine: 'kernel', features: [] }),
-        // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
-        probeSource: { ipv4: address },
+    plan: () => [
+      {
         families: ['ipv4'],
-        peers: () =>
-          applied
-            .filter(({ subnet }) => routes.isSet(formatIpv4Net(subnet.ipv4)))
-            .map((peer) => ({
-              key: peer.key,
-              ipv4: {
-                endpoint: formatIpv4(peer.attrs.publicIp.ipv4),
-                probe: peer.subnet.ipv4.address,
-                way: direct?.has(peer) ? 'direct' : 'kernel',
-              },
-            })),
-        counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
-        threads: () => ({}),
-        // Like flanneld, weftd keeps the device and the routes, so that the kernel forwards while the daemon is stopped.
-        close: async () => {},
+        mtu: external.mtu - overhead,
+        external: { families: ['ipv4'], isBound: true, isByName: true },
+        open,
+      },
+    ],
+  }
+
+  async function open(own: OwnLease): Promise<DataPath> {
+    const mtu = external.mtu - overhead
+    const { network } = ipv4For(NEEDS, config)
+    const { address } = ipv4For(NEEDS, own.subnet)
+    const device = new IpipDevice(
+      formatIpv4(ipv4For(NEEDS, external.address)),
+      deviceState(run, NAME, mtu, address, network),
+      run,
+    )
+    await device.open()
+    const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, log })
+    const parts = { network, device: NAME, probeSource: address, filter, directRouting, run, log }
+    return new IpipPath({ family: 'ipv4', ...parts }, device)
+  }
+}
+
+/** The data path: the next hop of each peer's subnet is the peer's host, through the device. */
+class IpipPath extends RoutedPath {
+  readonly #device: IpipDevice
+
+  constructor(parts: RoutedParts, device: IpipDevice) {
+    super(parts)
+    this.#device = device
+  }
+
+  protected override repairDevice(): Promise<readonly string[]> {
+    return this.#device.repair()
+  }
+
+  protected hopTo(peer: Lease): NextHop {
+    return { gateway: this.hostOf(peer), device: NAME, onlink: true }
+  }
+
+  protected sideTo(peer: Lease): PathSide {
+    return { endpoint: this.hostOf(peer), probe: this.sideOf(peer).subnet.address, way: 'kernel' }
+  }
+}
+
+class IpipDevice {
+  /** The outer source address of the device, as text. */
+  readonly #local: string
+  /** The device's MTU, address and link state. */
+  readonly #state: DeviceState
+  readonly #run: Run
+
+  constructor(local: string, state: DeviceState, run: Run) {
+    this.#local = local
+    this.#state = state
+    this.#run = run
+  }
+
+  /** Finds or creates the device and configures it. A new device that cannot be configured is deleted. */
+  async open(): Promise<void> {
+    const made = await this.#ensure()
+    try {
+      await this.#state.configure()
+    } catch (error) {
+      if (made.length > 0) await this.#run('ip', ['link', 'del', NAME]).catch(() => {})
+      throw error
+    }
+  }
+
+  /** Repairs the device, and returns a description of each repair. */
+  async repair(): Promise<readonly string[]> {
+    const remade = await this.#ensure()
+    const wrong = remade.length > 0 ? remade : await this.#state.wrong()
+    if (wrong.length > 0) await this.#state.configure()
+    return wrong
+  }
+
+  /**
+   * Finds or creates the device and returns a description of each repair. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks ipip.
+   */
+  async #ensure(): Promise<readonly string[]> {
+    if (!(await findLink(this.#run, NAME))) {
+      await this.#make()
+      return [`${NAME} was gone`]
+    }
+    const [json] = await ipJson<JsonIpip>(this.#run, ['-d', 'link', 'show', 'dev', NAME])
+    const { info_kind: kind = 'none', info_data: data = {} } = json?.linkinfo ?? {}
+    if (kind !== TYPE)
+      throw new WeftError('DEVICE', OTHER_TYPE, {
+        remedy: `it is of type ${kind}: remove it with \`ip link del ${NAME}\``,
       })
-    },
+    const { local: isLocal = 'any', remote: isRemote = 'any' } = data
+    if (isLocal === this.#local && isRemote === 'any') return []
+    await this.#run('ip', ['link', 'del', NAME])
+    await this.#make()
+    return [`${NAME} went from ${isLocal} to ${isRemote}`]
+  }
+
+  #make(): Promise<void> {
+    return sayingWhoHasIt(this.#run, { name: NAME }, () => addDevice(this.#run, NAME, TYPE, [], ['local', this.#local]))
   }
 }

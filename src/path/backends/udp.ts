@@ -10,7 +10,8 @@ import { currentExternal } from '../../host/external-interface.ts'
 import { familiesOf, FAMILY_NAMES, formatAddress, isLinkLocal, type Address, type Family } from '../../net/address.ts'
 import { KINDS, overheadBy, underlaysOf } from '../catalog.ts'
 import type { Backend } from '../contract.ts'
-import { checkNetwork, openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { checkNetwork, Tunnel } from '../tunnel/tunnel.ts'
 
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
@@ -80,13 +81,15 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
         },
       ]
     },
-    open: (lease, _signal, leases, others) => {
+    plan() {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
-      const carried = { families: familiesOf(config), outer, other, awaited, overheadOf } as const
+      const families = familiesOf(config)
+      const carried = { families, outer, other, awaited, overheadOf } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
-      return openTunnel({ ...options, external }, kind, lease, leases, others)
+      const now = { ...options, external }
+      return [{ families, mtu, open: (own, leases, _signal, others) => Tunnel.open(now, kind, own, leases, others) }]
     },
   }
 }

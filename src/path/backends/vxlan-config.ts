@@ -1,11 +1,11 @@
 // vxlan-config.ts - the vxlan data in leases, as flanneld publishes it (pkg/backend/vxlan), and the values that the kernel's and weftd's
 // carrier both need.
 
-import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, LeaseAttrs } from '../../control/lease/lease.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import type { ByFamily, Family } from '../../net/address.ts'
 import { KINDS, type Settings } from '../catalog.ts'
-import type { DataPath, NeededPart } from '../contract.ts'
+import type { NeededPart, PlannedPath } from '../contract.ts'
 
 export const TYPE = 'vxlan'
 
@@ -35,7 +35,8 @@ export interface VxlanCarrier {
   readonly tunNames?: readonly string[]
   /** Returns the port, the device and the MTU that this family's data path needs. */
   needs(family: Family): NeededPart
-  open(lease: OwnLease, leases: ReadonlyMap<string, Lease>): Promise<DataPath>
+  /** Lists the data paths, one for each family of the network (Backend.plan). */
+  plan(): readonly PlannedPath[]
 }
 
 /** Returns the MAC in a node's attributes, in lower case; undefined if they contain no valid unicast MAC. */

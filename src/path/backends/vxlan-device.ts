@@ -1,19 +1,16 @@
-// vxlan-device.ts - the kernel's vxlan device, configured as by flannel: its options, its address, and its entries for each peer.
-//
-// Each peer has a neighbour entry, which maps the first address of the peer's subnet to the peer's MAC, and a forwarding entry, which maps
-// that MAC to the peer's host. Both are static, so the kernel sends no ARP requests and floods no packets (pkg/backend/vxlan/device.go).
+// vxlan-device.ts - the kernel's vxlan device, configured as by flannel (pkg/backend/vxlan/device.go).
 
 import { randomBytes } from 'node:crypto'
 import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
-import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink, findLinkAgain, ipFlag, ipJson, parseList } from '../../host/links.ts'
+import { addDevice, findLink, findLinkAgain, ipJson } from '../../host/links.ts'
 import { formatAddress, type Address, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
+import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
 
 interface VxlanOptions {
   readonly name: string
@@ -35,53 +32,6 @@ interface VxlanOptions {
   readonly mtu: number
 }
 
-export interface VxlanPeer {
-  /** The first address of the peer's subnet, as text. */
-  readonly address: string
-  /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
-  readonly mac: string
-  readonly host: string
-}
-
-interface VxlanDevice {
-  /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
-  configure(address: Address, network: Net): Promise<void>
-  add(peers: readonly VxlanPeer[]): Promise<void>
-  /** Sets the entries of these peers without reading the existing entries first. Resolves with true if the kernel accepted all of them. */
-  put(peers: readonly VxlanPeer[]): Promise<boolean>
-  /** Removes these entries from the device. Resolves with true if the device had all of them. */
-  remove(gone: VxlanEntries): Promise<boolean>
-  keepOnly(peers: readonly VxlanPeer[]): Promise<void>
-  /** Repairs the device and the entries of these peers, and returns a description of each repair. */
-  resync(peers: readonly VxlanPeer[]): Promise<readonly string[]>
-}
-
-export interface VxlanEntries {
-  readonly addresses: ReadonlyMap<string, string>
-  readonly macs: ReadonlyMap<string, string>
-}
-
-export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
-  const [addresses, macs] = [new Map<string, string>(), new Map<string, string>()]
-  for (const { address, mac, host } of peers) {
-    addresses.set(address, mac)
-    macs.set(mac, host)
-  }
-  return { addresses, macs }
-}
-
-/**
- * True if a line of `ip monitor neigh` reports an entry as it should be. Then this process made the change, or the change needs no repair.
- */
-export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
-  const [, deleted, name = '', mac = '', state = ''] =
-    /^(Deleted )?(\S+) dev \S+ (?:lladdr (\S+) )?(.*)$/.exec(line.trimEnd()) ?? []
-  const isForwarding = state.includes('NOARP')
-  if (deleted !== undefined || !state.includes('PERMANENT'))
-    return isForwarding ? macs.get(mac) !== name : !addresses.has(name)
-  return isForwarding ? macs.get(mac) === name : addresses.get(name) === mac
-}
-
 interface JsonVxlan {
   address?: string
   linkinfo?: {
@@ -96,16 +46,6 @@ interface JsonVxlan {
       gbp?: boolean
     }
   }
-}
-
-interface JsonNeighbour {
-  dst?: string
-  lladdr?: string
-}
-
-interface JsonForwarding {
-  mac?: string
-  dst?: string
 }
 
 /** Returns a random MAC with the bits of a locally administered unicast address (IEEE 802, the two low bits of the first byte). */
@@ -162,16 +102,86 @@ export async function checkVxlan(run: Run, name: string): Promise<void> {
 
 /** Finds or creates the device and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel does not support vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
-  const { name, mtu } = options
-  let { underlay } = options
-  let state: DeviceState | undefined
+  const device = new VxlanDevice(options, mac, run)
+  await device.open(log)
+  return device
+}
 
-  async function create(): Promise<void> {
-    const { vni, port, learning, gbp, local } = options
-    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', underlay, 'dstport', String(port)]
+export class VxlanDevice {
+  readonly entries: VxlanEntryTable
+  readonly #options: VxlanOptions
+  readonly #mac: string
+  readonly #run: Run
+  /** The present name of the external interface, which may have been renamed since the device was opened. */
+  #underlay: string
+  /** The device's MTU, address and link state; undefined before `configure`. */
+  #state: DeviceState | undefined
+  /** True if `open` created the device. */
+  #isMade = false
+
+  constructor(options: VxlanOptions, mac: string, run: Run) {
+    this.entries = new VxlanEntryTable(options.name, options.local, run)
+    this.#options = options
+    this.#mac = mac
+    this.#run = run
+    this.#underlay = options.underlay
+  }
+
+  async open(log: Log): Promise<void> {
+    const { name } = this.#options
+    let found = await show(this.#run, name)
+    const other = found && (await this.#differenceNow(found))
+    if (other !== undefined) {
+      log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
+      await this.#removeForAnother()
+      found = undefined
+    }
+    this.#isMade = !found
+    if (!found) await this.#create()
+    else if (found.address !== this.#mac) await this.#setMac()
+  }
+
+  /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
+  async configure(own: Address, network: Net): Promise<void> {
+    const { name, mtu } = this.#options
+    this.#state = this.#withReasons(deviceState(this.#run, name, mtu, own, network))
+    try {
+      await this.#state.configure()
+    } catch (error) {
+      // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
+      if (this.#isMade) await this.#run('ip', ['link', 'del', name]).catch(() => {})
+      throw error
+    }
+  }
+
+  /** Repairs the device and the entries of these peers, and returns a description of each repair. */
+  async resync(peers: readonly VxlanPeer[]): Promise<readonly string[]> {
+    const { name } = this.#options
+    const wrong: string[] = []
+    const now = await show(this.#run, name)
+    const change = now && (await this.#differenceNow(now))
+    if (!now || change !== undefined) {
+      if (now) await this.#removeForAnother()
+      await this.#create()
+      wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
+    }
+    if (wrong.length === 0 && now?.address !== this.#mac) {
+      await this.#setMac()
+      wrong.push(`${name} had the MAC ${now?.address}`)
+    }
+    if (wrong.length === 0 && this.#state) wrong.push(...(await this.#state.wrong()))
+    if (wrong.length > 0) await this.#state?.configure()
+    const missing = await this.entries.putMissing(peers)
+    if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
+    return wrong
+  }
+
+  async #create(): Promise<void> {
+    const { name, vni, port, learning, gbp, local } = this.#options
+    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', this.#underlay, 'dstport', String(port)]
     const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
     try {
-      await addDevice(run, name, 'vxlan', ['address', mac], [...link, ...flags])
+      await addDevice(this.#run, name, 'vxlan', ['address', this.#mac], [...link, ...flags])
     } catch (error) {
       if (!isWeftError(error, 'COMMAND')) throw error
       throw new WeftError('DEVICE', `failed to create the vxlan device ${name}: ${messageOf(error)}`, {
@@ -189,145 +199,39 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
    * Describes how the device differs from the options; undefined if it does not differ. If only the external interface was renamed, that is
    * not a difference.
    */
-  async function differenceNow(device: JsonVxlan): Promise<string | undefined> {
+  async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
+    const { underlayIndex } = this.#options
     const { link } = device.linkinfo?.info_data ?? {}
-    if (link !== undefined && link !== underlay && options.underlayIndex !== undefined) {
-      const is = await findLink(run, link)
-      if (is?.index === options.underlayIndex) underlay = link
+    if (link !== undefined && link !== this.#underlay && underlayIndex !== undefined) {
+      const is = await findLink(this.#run, link)
+      if (is?.index === underlayIndex) this.#underlay = link
     }
-    return difference(device, { ...options, underlay })
+    return difference(device, { ...this.#options, underlay: this.#underlay })
   }
+
   /**
    * Deletes the device so that it can be created again. If the external interface is missing, it throws and keeps the device, because the
    * new device could not be created.
    */
-  async function removeForAnother(): Promise<void> {
-    const under = await findLinkAgain(run, underlay, options.underlayIndex)
+  async #removeForAnother(): Promise<void> {
+    const { name, underlayIndex } = this.#options
+    const under = await findLinkAgain(this.#run, this.#underlay, underlayIndex)
     if (!under)
-      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${underlay} is gone`, {
-        remedy: `restore ${underlay}, or restart weftd so that it chooses another interface`,
+      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${this.#underlay} is gone`, {
+        remedy: `restore ${this.#underlay}, or restart weftd so that it chooses another interface`,
       })
-    underlay = under.name
-    await run('ip', ['link', 'del', name])
+    this.#underlay = under.name
+    await this.#run('ip', ['link', 'del', name])
   }
 
-  let found = await show(run, name)
-  const other = found && (await differenceNow(found))
-  if (other !== undefined) {
-    log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
-    await removeForAnother()
-    found = undefined
-  }
-  const setMac = (): Promise<string> => run('ip', ['link', 'set', 'dev', name, 'address', mac])
-  const isMade = !found
-  if (!found) await create()
-  else if (found.address !== mac) await setMac()
-
-  async function configure(own: Address, network: Net): Promise<void> {
-    state = withReasons(deviceState(run, name, mtu, own, network))
-    try {
-      await state.configure()
-    } catch (error) {
-      // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
-      if (isMade) await run('ip', ['link', 'del', name]).catch(() => {})
-      throw error
-    }
-  }
-  const port = { number: options.port, option: KINDS.vxlan.options.port.name }
-  const withReasons = (of: DeviceState): DeviceState => ({
-    ...of,
-    configure: () => sayingWhoHasIt(run, { name, port }, () => of.configure()),
-  })
-
-  const neighbours = async (): Promise<Map<string, string>> =>
-    new Map(
-      (await ipJson<JsonNeighbour>(run, [ipFlag(options.local), 'neigh', 'show', 'dev', name, 'nud', 'permanent'])).map(
-        ({ dst = '', lladdr = '' }) => [dst, lladdr],
-      ),
-    )
-  /**
-   * Returns the device's forwarding entries: the host for each MAC. The device has no entry for the MAC 00:00:00:00:00:00, because flannel
-   * floods no packets.
-   */
-  const forwarding = async (): Promise<Map<string, string>> => {
-    const text = await run('bridge', ['-j', 'fdb', 'show', 'dev', name])
-    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${name}`)
-    return new Map(entries.flatMap(({ mac: to = '', dst }) => (dst === undefined ? [] : [[to, dst] as const])))
+  async #setMac(): Promise<void> {
+    await this.#run('ip', ['link', 'set', 'dev', this.#options.name, 'address', this.#mac])
   }
 
-  const forwardTo = (peers: readonly VxlanPeer[]): Promise<boolean> =>
-    runBatch(
-      run,
-      'bridge',
-      peers.map(({ mac: to, host }) => `fdb replace ${to} dev ${name} dst ${host} self permanent`),
-    )
-  const resolveTo = (peers: readonly VxlanPeer[]): Promise<boolean> =>
-    runBatch(
-      run,
-      'ip',
-      peers.map(({ address: of, mac: at }) => `neigh replace ${of} lladdr ${at} dev ${name} nud permanent`),
-    )
-
-  /** Adds the entries that the device lacks for these peers, and returns the number of added entries. */
-  async function putMissing(peers: readonly VxlanPeer[]): Promise<number> {
-    const [known, behind] = [await neighbours(), await forwarding()]
-    const forward = peers.filter(({ mac: to, host }) => behind.get(to) !== host)
-    const resolve = peers.filter(({ address: of, mac: at }) => known.get(of) !== at)
-    await forwardTo(forward)
-    await resolveTo(resolve)
-    return forward.length + resolve.length
-  }
-
-  async function remove({ addresses, macs }: VxlanEntries): Promise<boolean> {
-    const hadNeighbours = await runBatch(
-      run,
-      'ip',
-      [...addresses.keys()].map((of) => `neigh del ${of} dev ${name}`),
-    )
-    const hadForwarding = await runBatch(
-      run,
-      'bridge',
-      [...macs].map(([of, dst]) => `fdb del ${of} dev ${name} dst ${dst} self`),
-    )
-    return hadNeighbours && hadForwarding
-  }
-
-  async function keepOnly(peers: readonly VxlanPeer[]): Promise<void> {
-    const wanted = entriesOfPeers(peers)
-    const [known, behind] = [await neighbours(), await forwarding()]
-    await remove({
-      addresses: new Map([...known].filter(([of]) => !wanted.addresses.has(of))),
-      macs: new Map([...behind].filter(([of]) => !wanted.macs.has(of))),
-    })
-  }
-
-  return {
-    configure,
-    add: async (peers) => void (await putMissing(peers)),
-    async put(peers) {
-      const isForwarded = await forwardTo(peers)
-      return (await resolveTo(peers)) && isForwarded
-    },
-    remove,
-    keepOnly,
-    async resync(peers) {
-      const wrong: string[] = []
-      const now = await show(run, name)
-      const change = now && (await differenceNow(now))
-      if (!now || change !== undefined) {
-        if (now) await removeForAnother()
-        await create()
-        wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
-      }
-      if (wrong.length === 0 && now?.address !== mac) {
-        await setMac()
-        wrong.push(`${name} had the MAC ${now?.address}`)
-      }
-      if (wrong.length === 0 && state) wrong.push(...(await state.wrong()))
-      if (wrong.length > 0) await state?.configure()
-      const missing = await putMissing(peers)
-      if (wrong.length === 0 && missing > 0) wrong.push(`${missing} entries of ${name} for peers were gone`)
-      return wrong
-    },
+  /** Returns the same state, but a failure to configure the device names the owner of the device's name or port. */
+  #withReasons(of: DeviceState): DeviceState {
+    const { name, port } = this.#options
+    const listens = { number: port, option: KINDS.vxlan.options.port.name }
+    return { ...of, configure: () => sayingWhoHasIt(this.#run, { name, port: listens }, () => of.configure()) }
   }
 }

@@ -3,26 +3,19 @@
 //
 // The devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 
-import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
-import { familiesOf, formatAddress, formatEndpoint, formatNet, listed, type Family } from '../../net/address.ts'
+import { familiesOf, formatAddress, formatEndpoint, listed, type Family, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
-import type { DataPath } from '../contract.ts'
-import { createRouteSync, type NextHop } from '../device/route-sync.ts'
-import { inTurn } from '../in-turn.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
-import { createDirectHops } from '../tunnel/direct-routing.ts'
-import { createPeerFilter } from '../tunnel/peer-filter.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
+import type { PathSide } from '../contract.ts'
+import type { NextHop } from '../device/route-sync.ts'
+import { checkFamily } from '../device/tun-device.ts'
+import { PeerFilter } from '../tunnel/peer-filter.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
-import {
-  checkVxlan,
-  entriesOfPeers,
-  isAsWanted,
-  openVxlanDevice,
-  type VxlanEntries,
-  type VxlanPeer,
-} from './vxlan-device.ts'
+import { checkVxlan, openVxlanDevice, type VxlanDevice } from './vxlan-device.ts'
+import { entriesOfPeers, isAsWanted, type VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
 
 type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
 
@@ -32,7 +25,7 @@ type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
-  const { config, run, log } = parts
+  const { config, run } = parts
   const families = familiesOf(config)
   const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   const devices = families.flatMap((family) => names[family] ?? [])
@@ -56,23 +49,26 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
         sides: [{ family, mtu: leastMtu(), external: external.name }],
       }
     },
-    open(lease) {
+    plan() {
       const entries: { [F in Family]?: () => VxlanEntries } = {}
       const watched = entriesOf(...devices)
       // The kernel also reports the changes that this process makes. They are filtered out, because each other change starts a check of all
       // entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(entries).some((each) => isAsWanted(line, each()))
-      return openFamilies({
-        of: config,
-        lease,
-        watched: { ...watched, matters: isNews },
-        run,
-        log,
-        mtu: Math.min(...families.map((family) => mtus[family])),
-        external: () => setup().external,
-        open: (family, own) => openFamily(family, setup(), parts, own, (wanted) => (entries[family] = wanted)),
-      })
+      const shared = { ...watched, matters: isNews }
+      return families.map((family) => ({
+        families: [family],
+        mtu: mtus[family],
+        external: { families: [family], isBound: true, isByName: true },
+        watched: shared,
+        async open(own) {
+          checkFamily(family, leastMtu(), setup().external)
+          const path = await openFamily(family, setup(), parts, own)
+          entries[family] = () => path.entries()
+          return path
+        },
+      }))
     },
   }
 }
@@ -82,9 +78,7 @@ async function openFamily(
   { names, options, port, mtus, macs, external }: VxlanSetup,
   { config, run, log }: Parts,
   lease: OwnLease,
-  /** Called once with a function that returns the neighbour and forwarding entries that the device should have. */
-  setWanted: (wanted: () => VxlanEntries) => void,
-): Promise<DataPath> {
+): Promise<VxlanPath> {
   const { vni, learning, gbp, directRouting } = options
   const [name, mac, local] = [names[family], macs[family], external.address[family]]
   const [network, subnet] = [config[family]?.network, lease.subnet[family]]
@@ -94,8 +88,6 @@ async function openFamily(
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
   const opened = await openVxlanDevice({ name, vni, learning, gbp, ...link }, mac, run, log)
   await opened.configure(subnet.address, network)
-  const routes = createRouteSync({ network, ownDevice: name, run, log })
-  const direct = directRouting ? createDirectHops(run, family) : undefined
   const identity = {
     name: 'MAC',
     own: mac,
@@ -103,96 +95,81 @@ async function openFamily(
     remedy: `if both hosts exist, delete ${name} on one of the two and restart its daemon`,
   }
   const isOneOfTwo = familiesOf(config).length === 2
-  const filter = createPeerFilter({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
-  const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
-  const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
-  /** The next hops of all peers by subnet; `tunnelled` has the peers that are reached through the device, by subnet. */
-  let hops: ReadonlyMap<string, NextHop> = new Map()
-  let tunnelled: ReadonlyMap<string, VxlanPeer> = new Map()
-  let wanted: VxlanEntries | undefined
-  const entries = (): VxlanEntries => (wanted ??= entriesOfPeers(tunnelled.values()))
-  setWanted(entries)
+  const filter = new PeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
+  const parts = { family, network, device: name, probeSource: subnet.address, filter, directRouting, run, log }
+  return new VxlanPath(parts, opened, name, port)
+}
 
-  /**
-   * Sets entries and routes for the peers in `changed`, or for all peers if it is left out. A peer gets a direct route if `direct` has one
-   * for it, otherwise it is reached through the device.
-   */
-  const assign = async (
-    peers: ReadonlyMap<string, Lease>,
-    changed: ReadonlyMap<string, Lease | undefined> | undefined,
-  ): Promise<void> => {
-    const before = tunnelled
-    const [nextHops, next] = [new Map(changed && hops), new Map(changed && tunnelled)]
-    const subnets = new Set<string>()
-    for (const [key, was] of changed ?? [])
-      for (const peer of [was, peers.get(key)]) if (peer) subnets.add(subnetOf(peer))
-    for (const each of subnets) {
-      nextHops.delete(each)
-      next.delete(each)
-    }
-    for (const key of (changed ?? peers).keys()) {
-      const peer = peers.get(key)
-      if (!peer) continue
-      const destination = subnetOf(peer)
-      const hop = direct?.hops().get(destination)
-      const address = formatAddress(sideOf(peer, family).subnet.address)
-      if (!hop) next.set(destination, { address, host: hostOf(peer), mac: vtepMacOf(peer.attrs, family) ?? '' })
-      nextHops.set(destination, hop ?? { gateway: address, device: name, onlink: true })
-    }
-    ;[hops, tunnelled, wanted] = [nextHops, next, undefined]
-    if (!changed) {
-      await opened.add([...next.values()])
-      await routes.apply(hops)
-      return opened.keepOnly([...next.values()])
-    }
-    const among = (all: ReadonlyMap<string, VxlanPeer>): VxlanPeer[] =>
-      [...subnets].flatMap((each) => all.get(each) ?? [])
-    if (!(await opened.put(among(next)))) await opened.add([...next.values()])
-    await routes.apply(hops, subnets)
-    const old = entriesOfPeers(among(before))
-    const had = await opened.remove({
-      addresses: new Map([...old.addresses].filter(([of]) => !entries().addresses.has(of))),
-      macs: new Map([...old.macs].filter(([of]) => !entries().macs.has(of))),
-    })
-    if (!had) await opened.keepOnly([...next.values()])
+/** The data path of a family: a peer without a direct route has a neighbour entry and a forwarding entry in the device. */
+class VxlanPath extends RoutedPath {
+  readonly #family: Family
+  readonly #opened: VxlanDevice
+  readonly #device: string
+  readonly #port: number
+  /** The entries that the device should have; undefined after the peers have changed. */
+  #wanted: VxlanEntries | undefined
+
+  constructor(parts: RoutedParts, opened: VxlanDevice, device: string, port: number) {
+    super(parts)
+    this.#family = parts.family
+    this.#opened = opened
+    this.#device = device
+    this.#port = port
   }
 
-  return inTurn({
-    mtu,
-    watched: entriesOf(name),
-    fault: new Promise(() => {}),
-    async apply(leases, ownKey, touched) {
-      const changed = filter.take(leases, ownKey, touched)
-      const peers = filter.peers()
-      await direct?.lookUp(peers, changed)
-      await assign(peers, changed)
-    },
-    async resync() {
-      const repaired = await opened.resync([...tunnelled.values()])
-      const routed = await routes.resync()
-      const moved = await direct?.lookUpAgain(filter.peers(), routes)
-      if (moved && moved.size > 0) await assign(filter.peers(), moved)
-      // If the device was repaired, only that is reported, because its routes were lost with it.
-      return repaired.length > 0 ? repaired : routed
-    },
-    carrier: () => ({ device: name, engine: 'kernel', features: [] }),
-    // The data path has no member `traffic`, because the kernel counts the packets of the device and not those of each peer.
-    probeSource: { [family]: subnet.address },
-    peers: () =>
-      [...filter.peers().values()]
-        .filter((peer) => routes.isSet(subnetOf(peer)))
-        .map((peer) => ({
-          key: peer.key,
-          [family]: {
-            probe: sideOf(peer, family).subnet.address,
-            ...(direct?.has(peer)
-              ? { endpoint: hostOf(peer), way: 'direct' }
-              : { endpoint: formatEndpoint(sideOf(peer, family).host, port), way: 'kernel' }),
-          },
-        })),
-    counters: () => ({ peers_unusable: BigInt(filter.skipped()) }),
-    threads: () => ({}),
-    // Like flanneld, weftd keeps the device and its entries, so that the kernel forwards while the daemon is stopped.
-    close: async () => {},
-  })
+  /** Returns the neighbour and forwarding entries that the device should have. */
+  entries(): VxlanEntries {
+    return (this.#wanted ??= entriesOfPeers(this.#peersIn(this.tunnelled)))
+  }
+
+  protected hopTo(peer: Lease): NextHop {
+    return { gateway: formatAddress(this.sideOf(peer).subnet.address), device: this.#device, onlink: true }
+  }
+
+  protected sideTo(peer: Lease): PathSide {
+    const { host, subnet } = this.sideOf(peer)
+    return { endpoint: formatEndpoint(host, this.#port), probe: subnet.address, way: 'kernel' }
+  }
+
+  protected override repairDevice(): Promise<readonly string[]> {
+    return this.#opened.resync(this.#peersIn(this.tunnelled))
+  }
+
+  /** Sets the peers' entries before the routes that use them, and removes unused entries afterwards. */
+  protected override async setRoutes(
+    subnets: ReadonlySet<string> | undefined,
+    before: ReadonlyMap<string, Lease>,
+  ): Promise<void> {
+    const { entries: table } = this.#opened
+    this.#wanted = undefined
+    if (!subnets) {
+      await table.putMissing(this.#peersIn(this.tunnelled))
+      await super.setRoutes(subnets, before)
+      return table.keepOnly(this.#peersIn(this.tunnelled))
+    }
+    if (!(await table.put(this.#peersIn(this.tunnelled, subnets))))
+      await table.putMissing(this.#peersIn(this.tunnelled))
+    await super.setRoutes(subnets, before)
+    const old = entriesOfPeers(this.#peersIn(before, subnets))
+    const had = await table.remove({
+      addresses: new Map([...old.addresses].filter(([address]) => !this.entries().addresses.has(address))),
+      macs: new Map([...old.macs].filter(([mac]) => !this.entries().macs.has(mac))),
+    })
+    if (!had) await table.keepOnly(this.#peersIn(this.tunnelled))
+  }
+
+  #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {
+    return [...subnets].flatMap((subnet) => {
+      const peer = peers.get(subnet)
+      return peer ? [this.#peerOf(peer)] : []
+    })
+  }
+
+  #peerOf(peer: Lease): VxlanPeer {
+    return {
+      address: formatAddress(this.sideOf(peer).subnet.address),
+      host: this.hostOf(peer),
+      mac: vtepMacOf(peer.attrs, this.#family) ?? '',
+    }
+  }
 }

@@ -7,8 +7,9 @@ import { findLink, ipJson } from '../../host/links.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, formatAddress, listed, type Family } from '../../net/address.ts'
 import { KINDS, overheadBy } from '../catalog.ts'
 import type { DataPath } from '../contract.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
-import { openTunnel, type TunnelOptions } from '../tunnel/tunnel.ts'
+import { checkFamily } from '../device/tun-device.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { Tunnel } from '../tunnel/tunnel.ts'
 import { namesOf, peersOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { vxlanMac } from './vxlan-device.ts'
 
@@ -28,36 +29,32 @@ const ownEnd = (mac: string, vni: number): Uint8Array =>
  * `setup` returns the result of the last `prepare`.
  */
 export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOptions<'vxlan'>): VxlanCarrier {
-  const { config, run, log } = options
+  const { config } = options
   const families = familiesOf(config)
+  const leastMtu = (): number => Math.min(...families.map((family) => setup().mtus[family]))
   return {
     tunNames: listed(setup().names),
     needs(family) {
-      const { names, mtus, port, external } = setup()
-      const mtu = Math.min(...families.map((each) => mtus[each]))
+      const { names, port, external } = setup()
       const address = formatAddress(external.address[family] ?? 0)
       return {
         ports: [{ family, address, port, option: KINDS.vxlan.options.port.name }],
         device: { name: names[family] ?? '', type: 'tun', replaces: ['vxlan'] },
-        sides: [{ family, network: config[family]?.network, mtu, external: external.name }],
+        sides: [{ family, network: config[family]?.network, mtu: leastMtu(), external: external.name }],
       }
     },
-    async open(lease, leases) {
-      const { mtus } = setup()
-      const opened = await openFamilies({
-        of: config,
-        lease,
-        leases,
-        isUnnamed: true,
-        run,
-        log,
-        mtu: Math.min(...families.map((family) => mtus[family])),
-        external: () => setup().external,
-        open: (family, own, known) => openFamily(family, setup(), options, own, known),
-      })
-      await removeOthers(setup(), families, options)
-      return opened
-    },
+    plan: () =>
+      families.map((family) => ({
+        families: [family],
+        mtu: setup().mtus[family],
+        external: { families: [family], isBound: true, isByName: false },
+        async open(own, leases) {
+          checkFamily(family, leastMtu(), setup().external)
+          const opened = await openFamily(family, setup(), options, own, leases)
+          await removeOthers(setup(), families, options)
+          return opened
+        },
+      })),
   }
 }
 
@@ -83,7 +80,7 @@ async function openFamily(
   }
   const carried = { families: [family], outer: family, overhead: overheadBy(TYPE, family), mtu: mtus[family] }
   const kind = { encapsulation: 'vxlan', ...carried, ...ends, tunName, port, directRouting, clear } as const
-  return openTunnel({ ...options, external }, kind, lease, leases)
+  return Tunnel.open({ ...options, external }, kind, lease, leases)
 }
 
 async function removeOthers(

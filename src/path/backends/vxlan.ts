@@ -13,7 +13,8 @@ import { formatIpv4 } from '../../net/ipv4.ts'
 import { formatIpv6 } from '../../net/ipv6.ts'
 import { KINDS, overheadBy } from '../catalog.ts'
 import type { Backend } from '../contract.ts'
-import { checkNetwork, type TunnelOptions } from '../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
+import { checkNetwork } from '../tunnel/tunnel.ts'
 import { namesOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
 import { randomMac, vxlanMac } from './vxlan-device.ts'
 import { prepareKernelVxlan } from './vxlan-kernel.ts'
@@ -125,6 +126,6 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       families
         .filter((family) => external.address[family] !== undefined && external.publicIp[family] !== undefined)
         .flatMap((family) => carrier?.needs(family) ?? []),
-    open: (lease, _signal, leases) => (carrier as VxlanCarrier).open(lease, leases), // `prepare` was called and set the carrier
+    plan: () => (carrier as VxlanCarrier).plan(), // `prepare` was called and set the carrier
   }
 }

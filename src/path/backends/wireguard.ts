@@ -4,12 +4,12 @@
 // The options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). When the daemon ends, the devices are
 // deleted and the key file stays.
 
-import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
+import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { addDevice, findLink } from '../../host/links.ts'
+import { addDevice } from '../../host/links.ts'
 import {
   FAMILIES,
   familiesOf,
@@ -19,22 +19,18 @@ import {
   formatNet,
   isLinkLocal,
   netText,
-  onlyOf,
   type Addresses,
   type Family,
 } from '../../net/address.ts'
 import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
 import type { Ipv6 } from '../../net/ipv6.ts'
 import { KINDS, type Settings } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath, NeededPart, PathPeer, PathSide, PathTraffic } from '../contract.ts'
-import { sayingWhoHasIt } from '../device/device-refusal.ts'
-import { checkMtu, createTunDevice, refuseForeignRoute } from '../device/tun-device.ts'
-import { inTurn } from '../in-turn.ts'
-import { openFamilies } from '../tunnel/both-families.ts'
-import { createPeerFilter, unusableReason } from '../tunnel/peer-filter.ts'
+import type { Backend, BackendParts, DataPath, NeededPart, PlannedPath } from '../contract.ts'
+import { checkFamily } from '../device/tun-device.ts'
+import { unusableReason } from '../tunnel/peer-filter.ts'
+import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
-import type { TunnelOptions } from '../tunnel/tunnel.ts'
-import { isKey, openWireguardDevice, type WireguardPeer } from './wireguard-device.ts'
+import { isKey, type WireguardPeer } from './wireguard-device.ts'
 import type { KeeperPeer } from './wireguard/keeper.ts'
 import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
 import { lackingPrimitives } from './wireguard/primitives.ts'
@@ -205,36 +201,39 @@ export function createWireguardBackend(options: Parts): Backend {
       isOneDevice
         ? [partOf(NAME, port, families)]
         : families.filter((family) => isHere(family)).map((family) => partOf(nameIn(family), ports[family], [family])),
-    open(lease, signal, leases) {
-      const isOurs = carrier === 'userspace'
-      if (isOurs && isOneDevice) return openUserspaceTunnel(NAME, port, families, lease, leases)
-      const parts = {
-        lease,
-        leases,
+    plan: (lease) => (isOneDevice ? [planOne(lease)] : families.map(planSeparate)),
+  }
+
+  /** Plans the data path of the device that carries both families. */
+  function planOne(lease: OwnLease): PlannedPath {
+    const [first = 'ipv4'] = familiesOf(lease.subnet)
+    if (carrier === 'userspace')
+      return {
+        families,
         mtu: mtuNow(),
-        external: () => external,
-        isUnbound: !isOurs,
-        isUnnamed: true,
-        signal,
-        run,
-        log,
+        open: (own, leases) => openUserspaceTunnel(NAME, port, families, own, leases),
       }
-      const first = families.find((family) => lease.subnet[family])
-      return isOneDevice && first
-        ? openFamilies({
-            ...parts,
-            of: onlyOf([first], config),
-            open: (_family, own) => openDevice(NAME, port, families, own),
-          })
-        : openFamilies({
-            ...parts,
-            of: config,
-            open: (family, own, known) =>
-              isOurs
-                ? openUserspaceTunnel(nameIn(family), ports[family], [family], own, known)
-                : openDevice(nameIn(family), ports[family], [family], own),
-          })
-    },
+    return {
+      families,
+      mtu: mtuNow(),
+      external: { families: [first], isBound: false, isByName: false },
+      open: (own) => openDevice(NAME, port, families, own),
+    }
+  }
+
+  /** Plans the data path of a device that carries one family. */
+  function planSeparate(family: Family): PlannedPath {
+    const isOurs = carrier === 'userspace'
+    return {
+      families: [family],
+      mtu: mtuNow(),
+      external: { families: [family], isBound: isOurs, isByName: false },
+      async open(own, leases) {
+        if (!isOurs) return openDevice(nameIn(family), ports[family], [family], own)
+        checkFamily(family, mtuNow(), external)
+        return openUserspaceTunnel(nameIn(family), ports[family], [family], own, leases)
+      },
+    }
   }
 
   /**
@@ -399,139 +398,36 @@ export function createWireguardBackend(options: Parts): Backend {
     return first === undefined ? [family] : second === undefined ? [first] : [first, second]
   }
 
-  /** Opens the kernel's device for those of the families in which the node has a subnet. */
+  /** Opens a data path for the families `carried` through one device of the kernel. */
   async function openDevice(
     name: string,
     listenPort: number,
     carried: readonly Family[],
     lease: OwnLease,
   ): Promise<DataPath> {
-    const lacking: { [F in Family]?: string } = {}
-    const fits = (family: Family): boolean => {
-      try {
-        checkMtu(family, mtuNow(), external.name)
-        return true
-      } catch (error) {
-        // If the MTU is too small for IPv6, the device carries only IPv4, or opening it fails if the node has no IPv4 subnet. When the MTU
-        // grows, the device is opened again.
-        if (family === 'ipv4' || carried.every((each) => each === family || !lease.subnet[each])) throw error
-        lacking[family] = messageOf(error)
-        calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
-        return false
-      }
-    }
-    const sides = carried.flatMap((family) => {
-      const [network, subnet] = [config[family]?.network, lease.subnet[family]]
-      return network && subnet && fits(family) ? [{ family, network, subnet }] : []
-    })
+    const { openKernel } = await import('./wireguard/kernel.ts')
     const own = await ownKey()
-    for (const { network } of sides) await refuseForeignRoute(run, network, (device) => device === name)
-    const opened = await openWireguardDevice({
-      name,
-      keyFile,
-      privateKey: own.privateKey,
-      ownKey: own.publicKey,
-      port: listenPort,
-      psk,
-      keepalive,
-      run,
-      log: calm,
-    })
-    const mtu = mtuNow()
-    const parts = sides.map(({ family, network, subnet }) => ({
-      device: createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log }),
-      filter: createPeerFilter({
-        ...peersIn(family, lease, own),
-        lease,
-        network,
-        isOneOfTwo: families.length === 2,
+    return openKernel(
+      {
+        config,
+        run,
         log,
-      }),
-      family,
-      subnet,
-    }))
-    try {
-      const listens = { number: listenPort, option: (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name }
-      for (const { device } of parts) await sayingWhoHasIt(run, { name, port: listens }, () => device.configure())
-    } catch (error) {
-      await opened.close()
-      throw error
-    }
-    let reportFault!: (reason: Error) => void
-    const ended = new Promise<Error>((resolve) => (reportFault = resolve))
-    let peers: readonly WireguardPeer[] = []
-    let applied: readonly (readonly [Lease, Family])[] = []
-    /**
-     * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind
-     * NAT.
-     */
-    const moved = new Map<string, string>()
-    return inTurn({
-      mtu,
-      // The kernel sends no rtnetlink messages about keys and peers, so changes of them are only found by regular checks.
-      unreported: true,
-      fault: ended,
-      lacking,
-      async apply(leases, ownLeaseKey) {
-        const usable = parts.flatMap(({ filter, family }) =>
-          filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
-        )
-        // A host with two leases, or with both families, is one WireGuard peer, because it has one key.
-        const byKey = new Map<string, WireguardPeer>()
-        for (const [peer, family] of usable) {
-          const end = endIn(peer, family)
-          if (!end) continue
-          const net = formatNet(sideOf(peer, family).subnet)
-          byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
-        }
-        peers = [...byKey.values()]
-        await opened.setPeers(peers)
-        moved.clear()
-        applied = usable
+        calm,
+        name,
+        families: carried,
+        port: { number: listenPort, option: (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name },
+        mtu: mtuNow(),
+        external: external.name,
+        keyFile,
+        privateKey: own.privateKey,
+        ownKey: own.publicKey,
+        psk,
+        keepalive,
+        endOf: endIn,
+        filterOf: (family) => peersIn(family, lease, own),
+        check: () => checkKey(own),
       },
-      async resync() {
-        if (!(await findLink(run, name))) {
-          reportFault(new Error(`${name} is gone`))
-          return []
-        }
-        await checkKey(own)
-        const repaired: string[] = []
-        for (const { device } of parts) repaired.push(...(await device.resync()))
-        const others = await opened.setPeers(peers)
-        return others > 0 ? [...repaired, `${others} settings of ${name} had changed`] : repaired
-      },
-      carrier: () => ({
-        device: name,
-        engine: 'kernel',
-        features: [],
-        devices: Object.fromEntries(parts.map(({ family }) => [family, name])),
-      }),
-      probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
-      peers() {
-        const byKey = new Map<string, PathPeer>()
-        for (const [peer, family] of applied) {
-          const { publicKey = '', endpoint: published = '' } = endIn(peer, family) ?? {}
-          const endpoint = moved.get(publicKey) ?? published
-          const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
-          byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
-        }
-        return [...byKey.values()]
-      },
-      async traffic() {
-        const traffic = await opened.traffic()
-        const byLease = new Map<string, PathTraffic>()
-        for (const [peer, family] of applied) {
-          const passed = traffic.get(endIn(peer, family)?.publicKey ?? '')
-          if (!passed) continue
-          const { session, endpoint, ...counted } = passed
-          if (endpoint !== undefined) moved.set(session.publicKey, endpoint)
-          byLease.set(peer.key, { ...counted, sessions: { ...byLease.get(peer.key)?.sessions, [family]: session } })
-        }
-        return byLease
-      },
-      counters: () => ({ peers_unusable: BigInt(parts.reduce((sum, { filter }) => sum + filter.skipped(), 0)) }),
-      threads: () => ({}),
-      close: () => opened.close(),
-    })
+      lease,
+    )
   }
 }

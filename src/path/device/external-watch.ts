@@ -10,7 +10,7 @@ import {
 } from '../../host/external-interface.ts'
 import { FAMILIES, onlyOf, type ByFamily, type Family } from '../../net/address.ts'
 
-interface ExternalWatch {
+export interface ExternalWatch {
   /** Resolves with an Error that describes the change of the external interface; pending while there is none. */
   readonly moved: Promise<Error>
   /**

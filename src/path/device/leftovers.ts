@@ -39,6 +39,8 @@ import {
   type Nets,
 } from '../../net/address.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
+import { listPolicies } from './ipsec-policies.ts'
+import { isUnreachableNetwork, wordsFor } from './unreachable-network.ts'
 
 /** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */
 export interface Surroundings {
@@ -53,6 +55,8 @@ export interface Surroundings {
   readonly routesToHosts: boolean
   /** True if another program makes all routes to the network. No route then counts as a leftover. */
   readonly routesByOthers?: boolean
+  /** True if this node's backend makes IPsec policies, which it needs and so keeps. */
+  readonly ownPolicies?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
   /** The range from which subnets are leased, by family; left out if another program, such as Kubernetes, assigns the subnets. */
@@ -144,6 +148,18 @@ export async function findLeftovers(
       toRemove.add(name)
     }
   }
+  const blocking = surroundings.ownPolicies
+    ? []
+    : await findBlockingIpsec(
+        run,
+        listed(networks),
+        all.map(({ route }) => route),
+      )
+  if (blocking.length > 0) {
+    const owner = ownerOf([], networks, await (running ??= others()))
+    if (owner) held.push({ device: 'the IPsec policies', by: `${owner.name} runs (pid ${owner.pid})` })
+    else leftovers.push(...blocking)
+  }
   const bypasses: Bypass[] = []
   let needsLeases = false
   for (const side of sides) {
@@ -166,6 +182,36 @@ export async function findLeftovers(
     }
   }
   return { leftovers, held, bypasses, needsLeases }
+}
+
+/**
+ * Finds the IPsec policies and the unreachable routes of the backend ipsec for these networks. They drop the packets of every other
+ * backend.
+ */
+export async function findBlockingIpsec(
+  run: Run,
+  networks: readonly Net[],
+  routes: readonly Route[],
+): Promise<readonly Leftover[]> {
+  const isOurs = (text: string): boolean => {
+    const net = parseNet(text)
+    return net !== undefined && networks.some((network) => isPartOf(net, network))
+  }
+  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => {
+    const [, source = '', , destination = ''] = selector.split(' ')
+    return isOurs(source) || isOurs(destination)
+  })
+  const unreachable = networks.filter((network) => routes.some((route) => isUnreachableNetwork(route, network)))
+  return [
+    ...selectors.map((selector) => ({
+      what: `the IPsec policy ${selector}`,
+      command: ['xfrm', 'policy', 'delete', ...selector.split(' ')],
+    })),
+    ...unreachable.map((network) => ({
+      what: `the unreachable route to ${formatNet(network)}`,
+      command: wordsFor('del', network),
+    })),
+  ]
 }
 
 /** The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other nodes. */

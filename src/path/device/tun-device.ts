@@ -5,6 +5,7 @@
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
+import type { ExternalInterface } from '../../host/external-interface.ts'
 import {
   findLink,
   ipJson,
@@ -177,6 +178,18 @@ export const LEAST_MTU = 1280
 const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 
 /** Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family. */
+/**
+ * Checks that a data path of this family alone can be opened on the external interface. `mtu` is the longest packet in bytes that containers
+ * may send. Throws WeftError.
+ */
+export function checkFamily(family: Family, mtu: number, external: ExternalInterface): void {
+  if (external.address[family] === undefined)
+    throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[family]} address`, {
+      remedy: 'give the interface such an address',
+    })
+  checkMtu(family, mtu, external.name)
+}
+
 export function checkMtu(family: Family, mtu: number, external: string): void {
   const least = LEAST[family]
   if (mtu >= least) return

@@ -33,17 +33,7 @@ export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: numbe
 const isAge = (at: number): boolean => at % SLOT_NUMBERS === SLOT_NUMBERS - 1
 const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
-export interface TrafficSlots {
-  /** Gives a slot to each peer with one of these lease keys, and takes the slots of all other peers. */
-  keep(keys: Iterable<string>): void
-  add(key: string): void
-  remove(key: string): void
-  /** Returns the slot of a peer; 0 if it has none, because it is unknown or all slots were in use. */
-  slotOf(key: string): number
-  /** Returns the traffic of each peer that has a slot, by lease key, since the peer was added. */
-  read(): ReadonlyMap<string, PeerTraffic>
-}
-
+/** The slot of a peer. */
 interface Slot {
   readonly slot: number
   /** The time in ms of the clock `now` when the peer got the slot; `before` below has the slot's numbers at that time. */
@@ -51,60 +41,77 @@ interface Slot {
   readonly before: readonly number[]
 }
 
-/** Creates the slots. `counted` reads the numbers of one slot or of all slots from the engine. `now` is a monotonic clock in ms. */
-export function createTrafficSlots(
-  counted: (slot?: number) => Float64Array,
-  now: () => number = () => performance.now(),
-): TrafficSlots {
-  const slots = new Map<string, Slot>()
-  const free: number[] = []
-  let unused = 1
-  const numbersOf = (all: Float64Array, slot: number): number[] => {
-    const numbers = [...all.subarray(slot * SLOT_NUMBERS, (slot + 1) * SLOT_NUMBERS)]
-    return numbers.length === SLOT_NUMBERS ? numbers : [...NOTHING]
+function numbersOf(all: Float64Array, slot: number): readonly number[] {
+  const numbers = [...all.subarray(slot * SLOT_NUMBERS, (slot + 1) * SLOT_NUMBERS)]
+  return numbers.length === SLOT_NUMBERS ? numbers : NOTHING
+}
+
+export class TrafficSlots {
+  /** Reads the numbers of one slot, or of all slots, from the engine. Returns no numbers until the engine runs. */
+  counted: (slot?: number) => Float64Array
+  /** A monotonic clock in ms. */
+  readonly #now: () => number
+  /** The slot of each peer, by lease key. */
+  readonly #slots = new Map<string, Slot>()
+  /** The slots that earlier peers had. */
+  readonly #free: number[] = []
+  /** The lowest slot that no peer has had. */
+  #unused = 1
+
+  constructor(
+    counted: (slot?: number) => Float64Array = () => new Float64Array(),
+    now: () => number = () => performance.now(),
+  ) {
+    this.counted = counted
+    this.#now = now
   }
-  function remove(key: string): void {
-    const had = slots.get(key)
-    if (!had) return
-    slots.delete(key)
-    free.push(had.slot)
+
+  /** Gives a slot to each peer with one of these lease keys, and takes the slots of all other peers. */
+  keep(keys: Iterable<string>): void {
+    const wanted = new Set(keys)
+    for (const key of this.#slots.keys()) if (!wanted.has(key)) this.remove(key)
+    for (const key of wanted) this.add(key)
   }
-  function add(key: string): void {
-    if (slots.has(key)) return
-    const used = free.pop()
-    const slot = used ?? (unused < MAX_SLOTS ? unused++ : undefined)
+
+  add(key: string): void {
+    if (this.#slots.has(key)) return
+    const used = this.#free.pop()
+    const slot = used ?? (this.#unused < MAX_SLOTS ? this.#unused++ : undefined)
     if (slot === undefined) return
-    slots.set(key, { slot, since: now(), before: used === undefined ? NOTHING : numbersOf(counted(used), 0) })
+    const before = used === undefined ? NOTHING : numbersOf(this.counted(used), 0)
+    this.#slots.set(key, { slot, since: this.#now(), before })
   }
-  return {
-    keep(keys) {
-      const wanted = new Set(keys)
-      for (const key of slots.keys()) if (!wanted.has(key)) remove(key)
-      for (const key of wanted) add(key)
-    },
-    add,
-    remove,
-    slotOf: (key) => slots.get(key)?.slot ?? 0,
-    read() {
-      const all = counted()
-      const at = now()
-      return new Map(
-        [...slots].map(([key, { slot, since, before }]) => {
-          const [tx = 0, txBytes = 0, rx = 0, rxBytes = 0, silentMs = -1] = numbersOf(all, slot)
-          const [tx0 = 0, txBytes0 = 0, rx0 = 0, rxBytes0 = 0] = before
-          const hasReceived = silentMs >= 0 && rx > rx0
-          return [
-            key,
-            {
-              txPackets: tx - tx0,
-              txBytes: txBytes - txBytes0,
-              rxPackets: rx - rx0,
-              rxBytes: rxBytes - rxBytes0,
-              lastReceivedAt: hasReceived ? Math.max(since, at - silentMs) : undefined,
-            },
-          ]
-        }),
-      )
-    },
+
+  remove(key: string): void {
+    const had = this.#slots.get(key)
+    if (!had) return
+    this.#slots.delete(key)
+    this.#free.push(had.slot)
+  }
+
+  /** Returns the slot of a peer; 0 if it has none, because it is unknown or all slots were in use. */
+  slotOf(key: string): number {
+    return this.#slots.get(key)?.slot ?? 0
+  }
+
+  /** Returns the traffic of each peer that has a slot, by lease key, since the peer was added. */
+  read(): ReadonlyMap<string, PeerTraffic> {
+    const all = this.counted()
+    const at = this.#now()
+    return new Map(
+      [...this.#slots].map(([key, { slot, since, before }]) => {
+        const [tx = 0, txBytes = 0, rx = 0, rxBytes = 0, silentMs = -1] = numbersOf(all, slot)
+        const [tx0 = 0, txBytes0 = 0, rx0 = 0, rxBytes0 = 0] = before
+        const hasReceived = silentMs >= 0 && rx > rx0
+        const traffic = {
+          txPackets: tx - tx0,
+          txBytes: txBytes - txBytes0,
+          rxPackets: rx - rx0,
+          rxBytes: rxBytes - rxBytes0,
+          lastReceivedAt: hasReceived ? Math.max(since, at - silentMs) : undefined,
+        }
+        return [key, traffic]
+      }),
+    )
   }
 }

@@ -10,7 +10,7 @@ import { familyOf, formatAddress, formatNet, type Family, type Net } from '../..
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
 import type { Carrier } from './choose-carrier.ts'
 
-interface DirectHops {
+export interface DirectHops {
   /** Looks up which peers' hosts the kernel reaches without a router. With `changed` it looks up only the peers with those lease keys. */
   lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
   hops(): NextHops

@@ -35,6 +35,7 @@ export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family):
   return undefined
 }
 
+/** Returns those of the `outers` families over which this host can reach the peer's host. */
 export const reachedBy = (peer: Lease, own: OwnLease, outers: readonly Family[]): readonly Family[] =>
   outers.filter((outer) => unusableReason(peer, own, outer) === undefined)
 
@@ -58,8 +59,9 @@ export interface PeerFilterOptions<N extends Net = Net> {
    */
   readonly outers?: readonly Family[]
   readonly log: Log
-  /** Returns a backend's own reason why a lease is not usable; undefined if it has none. */
+  /** Returns the backend's own reason why a lease is not usable; undefined if the backend accepts the lease. */
   readonly alsoUnusable?: (lease: Lease) => string | undefined
+  /** A property in which all peers' hosts must differ; left out if the backend has none. */
   readonly identity?: Identity | undefined
 }
 
@@ -70,27 +72,12 @@ export interface PeerFilterOptions<N extends Net = Net> {
 interface Identity {
   /** The name of the property for messages, such as `MAC`. */
   readonly name: string
+  /** The value of this node. */
   readonly own: string
+  /** Returns the value that a lease publishes; undefined if the lease publishes none. */
   readonly of: (lease: Lease) => string | undefined
   /** How the operator gives one of the two hosts another value, for messages. */
   readonly remedy: string
-}
-
-export interface PeerFilter<L extends Lease = Lease> {
-  /**
-   * Judges these leases, leaving out this node's own. `touched` lists the lease keys that may differ from the last call; if it is left out,
-   * all may differ. Returns, by key, the earlier lease of each peer that was added (undefined), changed or removed. Returns undefined if
-   * all peers may have changed.
-   */
-  take(
-    leases: ReadonlyMap<string, Lease>,
-    ownKey: string,
-    touched?: Iterable<string>,
-  ): ReadonlyMap<string, L | undefined> | undefined
-  peers(): ReadonlyMap<string, L>
-  usable(leases: ReadonlyMap<string, Lease>, ownKey: string): readonly L[]
-  /** The number of leases that the last call found unusable. */
-  skipped(): number
 }
 
 /**
@@ -102,26 +89,34 @@ function isNewer(a: Lease, b: Lease): boolean {
   return x === y ? a.key < b.key : x > y
 }
 
-/** Returns groups of leases, by a value (`Name`) that they share and that should be unique. The newest lease of each group wins. */
-function createConflicts<Name, L extends Lease>() {
-  const newest = new Map<Name, L>()
-  const others = new Map<Name, readonly L[]>()
-  function all(name: Name): readonly L[] {
-    const first = newest.get(name)
-    return first ? [first, ...(others.get(name) ?? [])] : []
+/** Groups leases by a value that should be unique, such as the subnet, and finds the newest lease of each group. */
+class LeaseConflicts<Value, L extends Lease> {
+  /** The newest lease of each group. It wins the conflict. */
+  readonly #newest = new Map<Value, L>()
+  /** The leases of each group that lose the conflict; a group of one lease has no entry. */
+  readonly #others = new Map<Value, readonly L[]>()
+
+  newest(value: Value): L | undefined {
+    return this.#newest.get(value)
   }
-  function add(name: Name, lease: L): void {
-    const first = newest.get(name)
-    if (!first || isNewer(lease, first)) newest.set(name, lease)
-    if (first) others.set(name, [...(others.get(name) ?? []), isNewer(lease, first) ? first : lease])
+
+  all(value: Value): readonly L[] {
+    const first = this.#newest.get(value)
+    return first ? [first, ...(this.#others.get(value) ?? [])] : []
   }
-  function remove(name: Name, { key }: Lease): void {
-    const left = all(name).filter((each) => each.key !== key)
-    newest.delete(name)
-    others.delete(name)
-    for (const lease of left) add(name, lease)
+
+  add(value: Value, lease: L): void {
+    const first = this.#newest.get(value)
+    if (!first || isNewer(lease, first)) this.#newest.set(value, lease)
+    if (first) this.#others.set(value, [...(this.#others.get(value) ?? []), isNewer(lease, first) ? first : lease])
   }
-  return { newest: (name: Name): L | undefined => newest.get(name), all, add, remove }
+
+  remove(value: Value, { key }: Lease): void {
+    const left = this.all(value).filter((each) => each.key !== key)
+    this.#newest.delete(value)
+    this.#others.delete(value)
+    for (const lease of left) this.add(value, lease)
+  }
 }
 
 /**
@@ -142,161 +137,253 @@ type PeerOf<N extends Net> = N['address'] extends number
     ? FamilyLease<'ipv6'>
     : Lease
 
-export function createPeerFilter<N extends Net>(options: PeerFilterOptions<N>): PeerFilter<PeerOf<N>> {
-  type L = PeerOf<N>
-  const { type, lease: own, network, isOneOfTwo = false, log, alsoUnusable, identity } = options
-  const family = familyOf(network)
-  const { outers = [family] } = options
-  const ownSubnet = own.subnet[family]
-  let ownKey: string | undefined
-  let peers = new Map<string, L>()
-  let losing = new Map<string, L>()
-  /** The leases that are valid by themselves, grouped by subnet; includes leases that lose against a newer one. */
-  let bySubnet = createConflicts<number | bigint, L>()
+/** A lease that a change may affect. */
+interface Judged<L extends Lease> {
+  /** The peer before the change; undefined if there was none. */
+  readonly before: L | undefined
+  /** The reason why the lease is not valid by itself; left out if it is valid. */
+  readonly unsound?: string | undefined
+}
+
+export class PeerFilter<N extends Net = Net> {
+  readonly #options: PeerFilterOptions<N>
+  /** The family of the network. */
+  readonly #family: Family
+  /** The outer families over which this host can reach peers' hosts. */
+  readonly #outers: readonly Family[]
+  /** The key of this node's own lease, which is never a peer; undefined before the first call of `take`. */
+  #ownKey: string | undefined
+  /** The usable leases by key. */
+  #peers = new Map<string, PeerOf<N>>()
+  /** The leases, by key, that are valid by themselves but lose against a newer lease. */
+  #losing = new Map<string, PeerOf<N>>()
+  /** The leases of `#peers` and `#losing`, grouped by subnet. */
+  #bySubnet = new LeaseConflicts<number | bigint, PeerOf<N>>()
   /** The newest lease of each subnet, grouped by identity (such as the MAC). */
-  let byIdentity = createConflicts<string, L>()
-  let skipped = new Set<string>()
-  const hostOf = ({ attrs }: Lease): string =>
-    formatAddress(outers.flatMap((outer) => attrs.publicIp[outer] ?? [])[0] ?? 0)
-  const subnetOf = (lease: Lease): Net => sideOf(lease, family).subnet
-  const keyOf = (lease: Lease): number | bigint => numberOf(subnetOf(lease))
-  /** Narrows the type of a lease that has passed all other checks, and so has a subnet of the family and a usable outer address. */
-  const isOfNetwork = (lease: Lease): lease is L => outers.some((outer) => outer !== family) || hasFamily(lease, family)
-  const isWithin = ({ subnet: { [family]: net } }: Lease, whole: Net): boolean =>
-    net !== undefined && netContains(whole, net.address) && net.prefixLength >= whole.prefixLength
-  const notUsed = ({ key }: Lease): string =>
-    `Lease ${key} is not used${isOneOfTwo ? ` for ${FAMILY_NAMES[family]}` : ''}`
-  /**
-   * Returns the lease if it is valid by itself, that is, apart from conflicts; otherwise the reason as text. Returns undefined if the lease
-   * must be skipped silently, for example because the filter of the other family logs the reason.
-   */
-  function judgeAlone(lease: Lease): L | string | undefined {
-    const { subnet, attrs } = lease
-    if (isOneOfTwo && subnet[family] === undefined) return undefined
-    const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== family
-    // The text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
-    if (type !== undefined && attrs.backendType !== type)
-      return isLoggedByOther ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
-    // This node has a second lease under another key while a successor with more or fewer families is about to take over. That lease is
-    // skipped without a log line.
-    if (isOfOneNode(attrs, own.attrs) && ownSubnet && isWithin(lease, ownSubnet)) return undefined
-    const reason =
-      (reachedBy(lease, own, outers).length > 0 ? undefined : unusableReason(lease, own, outers[0] ?? family)) ??
-      (isWithin(lease, network) ? undefined : `its subnet is not within the network ${formatNet(network)}`) ??
-      // A route to this subnet would divert the packets of this node's own containers, because it would replace the route of their bridge.
-      (ownSubnet && isWithin(lease, ownSubnet)
-        ? `its subnet is this node's ${formatNet(ownSubnet)}, or a part of it`
-        : undefined) ??
-      alsoUnusable?.(lease) ??
-      (identity && identity.of(lease) === identity.own
-        ? `its ${identity.name} ${identity.own} is that of this node; ${identity.remedy}`
-        : undefined)
-    return reason === undefined && isOfNetwork(lease) ? lease : `${notUsed(lease)}: ${reason}`
-  }
-  /**
-   * Returns why a valid lease loses against a newer lease; undefined if it wins. The reason is empty, and so not logged, if both leases
-   * belong to the same host: it keeps its subnet under another key when the network gets or loses a family.
-   */
-  function whyLosing(lease: L): string | undefined {
-    const reasonFor = (what: string, newest: L, remedy: string): string =>
-      `${notUsed(lease)}: its ${what} is that of ${hostOf(newest)} too, whose lease is newer${remedy}`
-    const first = bySubnet.newest(keyOf(lease))
-    if (first && first.key !== lease.key && isOfOneNode(first.attrs, lease.attrs)) return ''
-    if (first && first.key !== lease.key) return reasonFor(`subnet ${formatNet(subnetOf(lease))}`, first, '')
-    const name = identity?.of(lease)
-    const newest = name === undefined ? undefined : byIdentity.newest(name)
-    if (!identity || !newest || isOfOneNode(newest.attrs, lease.attrs)) return undefined
-    return reasonFor(`${identity.name} ${name}`, newest, `; ${identity.remedy}`)
+  #byIdentity = new LeaseConflicts<string, PeerOf<N>>()
+  /** The keys of the unusable leases. The reason for each was logged when the lease became unusable. */
+  #skipped = new Set<string>()
+
+  constructor(options: PeerFilterOptions<N>) {
+    this.#options = options
+    this.#family = familyOf(options.network)
+    this.#outers = options.outers ?? [this.#family]
   }
 
-  function decide(key: string, lease: L | undefined, reason: string | undefined, logged: ReadonlySet<string>): void {
-    if (reason && !logged.has(key)) log.warn(reason)
-    if (reason) skipped.add(key)
-    else skipped.delete(key)
-    if (lease) (reason === undefined ? peers : losing).set(key, lease)
+  /**
+   * Judges these leases, leaving out this node's own. `touched` lists the lease keys that may differ from the last call; if it is left out,
+   * all may differ. Returns, by key, the earlier lease of each peer that was added (undefined), changed or removed. Returns undefined if
+   * all peers may have changed.
+   */
+  take(
+    leases: ReadonlyMap<string, Lease>,
+    ownKey: string,
+    touched?: Iterable<string>,
+  ): ReadonlyMap<string, PeerOf<N> | undefined> | undefined {
+    const isWhole = touched === undefined || ownKey !== this.#ownKey
+    this.#ownKey = ownKey
+    if (!isWhole) return this.#takeTouched(leases, touched)
+    this.#takeAll(leases)
+    return undefined
   }
 
-  function takeAll(leases: ReadonlyMap<string, Lease>): void {
-    const logged = skipped
-    ;[peers, losing, skipped] = [new Map(), new Map(), new Set()]
-    ;[bySubnet, byIdentity] = [createConflicts(), createConflicts()]
-    const sound: L[] = []
+  peers(): ReadonlyMap<string, PeerOf<N>> {
+    return this.#peers
+  }
+
+  usable(leases: ReadonlyMap<string, Lease>, ownKey: string): readonly PeerOf<N>[] {
+    this.take(leases, ownKey)
+    return [...this.#peers.values()]
+  }
+
+  /** Returns the number of leases that the last call of `take` found unusable. */
+  skipped(): number {
+    return this.#skipped.size
+  }
+
+  #takeAll(leases: ReadonlyMap<string, Lease>): void {
+    const { identity } = this.#options
+    const logged = this.#skipped
+    this.#peers = new Map()
+    this.#losing = new Map()
+    this.#skipped = new Set()
+    this.#bySubnet = new LeaseConflicts()
+    this.#byIdentity = new LeaseConflicts()
+    const sound: PeerOf<N>[] = []
     for (const [key, lease] of leases) {
-      if (key === ownKey) continue
-      const judged = judgeAlone(lease)
-      if (typeof judged === 'string') decide(key, undefined, judged, logged)
+      if (key === this.#ownKey) continue
+      const judged = this.#judgeAlone(lease)
+      if (typeof judged === 'string') this.#decide(key, undefined, judged, logged)
       else if (judged) sound.push(judged)
     }
-    for (const lease of sound) bySubnet.add(keyOf(lease), lease)
+    for (const lease of sound) this.#bySubnet.add(this.#subnetNumber(lease), lease)
     for (const lease of identity ? sound : []) {
-      const name = bySubnet.newest(keyOf(lease)) === lease ? identity?.of(lease) : undefined
-      if (name !== undefined) byIdentity.add(name, lease)
+      const isNewest = this.#bySubnet.newest(this.#subnetNumber(lease)) === lease
+      const name = isNewest ? identity?.of(lease) : undefined
+      if (name !== undefined) this.#byIdentity.add(name, lease)
     }
-    for (const lease of sound) decide(lease.key, lease, whyLosing(lease), logged)
+    for (const lease of sound) this.#decide(lease.key, lease, this.#whyLosing(lease), logged)
   }
 
-  function takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, L | undefined> {
-    /** The leases that the changes may affect, by key: the earlier peer, and why the lease is not valid by itself (undefined if it is). */
-    const judged = new Map<string, { readonly before: L | undefined; readonly unsound?: string | undefined }>()
-    const newestBefore = new Map<number | bigint, L | undefined>()
+  #takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, PeerOf<N> | undefined> {
+    const judged = new Map<string, Judged<PeerOf<N>>>()
+    /** The newest lease before the change of each subnet that a changed lease has or had. */
+    const newestBefore = new Map<number | bigint, PeerOf<N> | undefined>()
     for (const key of new Set(touched)) {
-      const [before, lease] = [peers.get(key), key === ownKey ? undefined : leases.get(key)]
-      const [was, alone] = [before ?? losing.get(key), lease && judgeAlone(lease)]
+      const before = this.#peers.get(key)
+      const was = before ?? this.#losing.get(key)
+      const lease = key === this.#ownKey ? undefined : leases.get(key)
+      const alone = lease && this.#judgeAlone(lease)
       const is = typeof alone === 'string' ? undefined : alone
       judged.set(key, { before, unsound: typeof alone === 'string' ? alone : undefined })
       for (const each of [was, is]) {
-        const subnet = each && keyOf(each)
-        if (subnet !== undefined && !newestBefore.has(subnet)) newestBefore.set(subnet, bySubnet.newest(subnet))
+        const subnet = each && this.#subnetNumber(each)
+        if (subnet !== undefined && !newestBefore.has(subnet)) newestBefore.set(subnet, this.#bySubnet.newest(subnet))
       }
-      if (was) bySubnet.remove(keyOf(was), was)
-      if (is) bySubnet.add(keyOf(is), is)
-      peers.delete(key)
-      losing.delete(key)
-      if (is) losing.set(key, is) // until `decide`
+      if (was) this.#bySubnet.remove(this.#subnetNumber(was), was)
+      if (is) this.#bySubnet.add(this.#subnetNumber(is), is)
+      this.#peers.delete(key)
+      this.#losing.delete(key)
+      if (is) this.#losing.set(key, is) // until `#decide`
     }
-    const judge = ({ key }: Lease): void => void (judged.has(key) || judged.set(key, { before: peers.get(key) }))
+    for (const key of this.#keysInConflict(newestBefore))
+      if (!judged.has(key)) judged.set(key, { before: this.#peers.get(key) })
+    return this.#decideEach(judged)
+  }
+
+  /**
+   * Returns the keys of the leases that share a subnet or an identity with a changed lease. It also updates `#byIdentity` for the subnets
+   * that now have another newest lease.
+   */
+  #keysInConflict(newestBefore: ReadonlyMap<number | bigint, PeerOf<N> | undefined>): Set<string> {
+    const { identity } = this.#options
+    const keys = new Set<string>()
     const identities = new Set<string>()
     for (const [subnet, before] of newestBefore) {
-      for (const lease of bySubnet.all(subnet)) judge(lease)
-      const after = bySubnet.newest(subnet)
+      for (const { key } of this.#bySubnet.all(subnet)) keys.add(key)
+      const after = this.#bySubnet.newest(subnet)
       if (!identity || before === after) continue
-      const [was, is] = [before && identity.of(before), after && identity.of(after)]
-      if (before && was !== undefined) byIdentity.remove(was, before)
-      if (after && is !== undefined) byIdentity.add(is, after)
+      const was = before && identity.of(before)
+      const is = after && identity.of(after)
+      if (before && was !== undefined) this.#byIdentity.remove(was, before)
+      if (after && is !== undefined) this.#byIdentity.add(is, after)
       for (const name of [was, is]) if (name !== undefined) identities.add(name)
     }
-    for (const name of identities) for (const lease of byIdentity.all(name)) judge(lease)
-    const changed = new Map<string, L | undefined>()
+    for (const name of identities) for (const { key } of this.#byIdentity.all(name)) keys.add(key)
+    return keys
+  }
+
+  /** Decides about each judged lease, and returns the peers that differ, by key, with their earlier lease. */
+  #decideEach(judged: ReadonlyMap<string, Judged<PeerOf<N>>>): Map<string, PeerOf<N> | undefined> {
+    const changed = new Map<string, PeerOf<N> | undefined>()
     for (const [key, { before, unsound }] of judged) {
-      const lease = peers.get(key) ?? losing.get(key)
-      peers.delete(key)
-      losing.delete(key)
-      decide(key, lease, unsound ?? (lease && whyLosing(lease)), skipped)
-      const is = peers.get(key)
+      const lease = this.#peers.get(key) ?? this.#losing.get(key)
+      this.#peers.delete(key)
+      this.#losing.delete(key)
+      this.#decide(key, lease, unsound ?? (lease && this.#whyLosing(lease)), this.#skipped)
+      const is = this.#peers.get(key)
       if (before !== is && !(before && is && leasesEqual(before, is))) changed.set(key, before)
     }
     return changed
   }
 
-  function take(
-    leases: ReadonlyMap<string, Lease>,
-    key: string,
-    touched?: Iterable<string>,
-  ): ReadonlyMap<string, L | undefined> | undefined {
-    const isWhole = touched === undefined || key !== ownKey
-    ownKey = key
-    if (!isWhole) return takeTouched(leases, touched)
-    takeAll(leases)
+  /** Makes the lease a peer if `reason` is undefined. A reason is logged unless the key is in `logged`. */
+  #decide(key: string, lease: PeerOf<N> | undefined, reason: string | undefined, logged: ReadonlySet<string>): void {
+    if (reason && !logged.has(key)) this.#options.log.warn(reason)
+    if (reason) this.#skipped.add(key)
+    else this.#skipped.delete(key)
+    if (lease) (reason === undefined ? this.#peers : this.#losing).set(key, lease)
+  }
+
+  /**
+   * Returns the lease if it is valid by itself, that is, apart from conflicts; otherwise the reason as text. Returns undefined if the lease
+   * must be skipped silently, for example because the filter of the other family logs the reason.
+   */
+  #judgeAlone(lease: Lease): PeerOf<N> | string | undefined {
+    const { type, lease: own, isOneOfTwo = false } = this.#options
+    const { subnet, attrs } = lease
+    if (isOneOfTwo && subnet[this.#family] === undefined) return undefined
+    const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== this.#family
+    // The text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
+    if (type !== undefined && attrs.backendType !== type)
+      return isLoggedByOther ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
+    // This node has a second lease under another key while a successor with more or fewer families is about to take over. That lease is
+    // skipped without a log line.
+    if (isOfOneNode(attrs, own.attrs) && this.#isOwnSubnet(lease)) return undefined
+    const reason = this.#whyUnusable(lease)
+    return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`
+  }
+
+  /** Returns why a lease of this backend type is unusable, apart from conflicts; undefined if it is usable. */
+  #whyUnusable(lease: Lease): string | undefined {
+    const { lease: own, network, alsoUnusable, identity } = this.#options
+    if (reachedBy(lease, own, this.#outers).length === 0) {
+      const reason = unusableReason(lease, own, this.#outers[0] ?? this.#family)
+      if (reason !== undefined) return reason
+    }
+    if (!this.#isWithin(lease, network)) return `its subnet is not within the network ${formatNet(network)}`
+    const ownSubnet = own.subnet[this.#family]
+    // A route to this subnet would divert the packets of this node's own containers, because it would replace the route of their bridge.
+    if (ownSubnet && this.#isWithin(lease, ownSubnet))
+      return `its subnet is this node's ${formatNet(ownSubnet)}, or a part of it`
+    const also = alsoUnusable?.(lease)
+    if (also !== undefined) return also
+    if (identity && identity.of(lease) === identity.own)
+      return `its ${identity.name} ${identity.own} is that of this node; ${identity.remedy}`
     return undefined
   }
 
-  return {
-    take,
-    peers: () => peers,
-    usable(leases, key) {
-      take(leases, key)
-      return [...peers.values()]
-    },
-    skipped: () => skipped.size,
+  /**
+   * Returns why a valid lease loses against a newer lease; undefined if it wins. The reason is empty, and so not logged, if both leases
+   * belong to the same host: it keeps its subnet under another key when the network gets or loses a family.
+   */
+  #whyLosing(lease: PeerOf<N>): string | undefined {
+    const { identity } = this.#options
+    const first = this.#bySubnet.newest(this.#subnetNumber(lease))
+    if (first && first.key !== lease.key && isOfOneNode(first.attrs, lease.attrs)) return ''
+    if (first && first.key !== lease.key)
+      return this.#losesAgainst(first, lease, `subnet ${formatNet(this.#subnetOf(lease))}`)
+    const name = identity?.of(lease)
+    const newest = name === undefined ? undefined : this.#byIdentity.newest(name)
+    if (!identity || !newest || isOfOneNode(newest.attrs, lease.attrs)) return undefined
+    return `${this.#losesAgainst(newest, lease, `${identity.name} ${name}`)}; ${identity.remedy}`
+  }
+
+  #losesAgainst(newest: PeerOf<N>, lease: PeerOf<N>, what: string): string {
+    return `${this.#notUsed(lease)}: its ${what} is that of ${this.#hostOf(newest)} too, whose lease is newer`
+  }
+
+  #notUsed({ key }: Lease): string {
+    return `Lease ${key} is not used${this.#options.isOneOfTwo ? ` for ${FAMILY_NAMES[this.#family]}` : ''}`
+  }
+
+  #hostOf({ attrs }: Lease): string {
+    return formatAddress(this.#outers.flatMap((outer) => attrs.publicIp[outer] ?? [])[0] ?? 0)
+  }
+
+  #subnetOf(lease: Lease): Net {
+    return sideOf(lease, this.#family).subnet
+  }
+
+  #subnetNumber(lease: Lease): number | bigint {
+    return numberOf(this.#subnetOf(lease))
+  }
+
+  #isWithin({ subnet }: Lease, whole: Net): boolean {
+    const net = subnet[this.#family]
+    return net !== undefined && netContains(whole, net.address) && net.prefixLength >= whole.prefixLength
+  }
+
+  #isOwnSubnet(lease: Lease): boolean {
+    const ownSubnet = this.#options.lease.subnet[this.#family]
+    return ownSubnet !== undefined && this.#isWithin(lease, ownSubnet)
+  }
+
+  /**
+   * Narrows the type of a lease that has passed all other checks. Such a lease has a subnet of the family, and an address of the family
+   * unless the datagrams use the other family.
+   */
+  #isOfNetwork(lease: Lease): lease is PeerOf<N> {
+    return this.#outers.some((outer) => outer !== this.#family) || hasFamily(lease, this.#family)
   }
 }

@@ -1,69 +1,58 @@
-// tunnel.ts - opens a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device
-// and UDP sockets.
+// tunnel.ts - a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device and UDP
+// sockets.
+//
+// `Tunnel.open` does its work in this order. Until step 3 an earlier process may forward.
+//   1. It refuses a network that is already routed to a foreign device.
+//   2. It judges the known leases, and gives a traffic slot to each peer.
+//   3. It takes over the open descriptors of the predecessor, if there is a predecessor. From here on no process forwards, and packets wait
+//      in the descriptors.
+//   4. The session keeper continues the predecessor's sessions, and gets the peers.
+//   5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended, and refuses all
+//      foreign devices.
+//   6. It starts the engine with the peers. Packets flow from here on if the TUN of an earlier process is still configured.
+//   7. The session keeper begins: it sends handshakes, and answers the handshakes of peers.
+//   8. It configures the TUN: MTU, address, route. Packets flow from here on through a new TUN.
+//   9. It loads the code that logs unknown senders.
 
-import { describeError, messageOf, WeftError } from '../../base/errors.ts'
-import { seldom, type Log } from '../../base/log.ts'
+import { messageOf, WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
-import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { findLink, isNamedBy } from '../../host/links.ts'
+import { createTurn } from '../../host/turn.ts'
 import {
-  byFamily,
   FAMILIES,
   familiesOf,
   FAMILY_NAMES,
-  familyOf,
   formatAddress,
   formatEndpoint,
   formatNet,
-  isIpv4Net,
   netAround,
   netContains,
-  netSize,
-  netsOf,
   onlyOf,
-  type Address,
   type Addresses,
+  type ByFamily,
   type Family,
-  type Net,
-  type Nets,
 } from '../../net/address.ts'
-import type { BackendType, Settings, TunnelSettings } from '../catalog.ts'
-import type {
-  BackendParts,
-  DataPath,
-  PathPeer,
-  PathSearching,
-  PathTraffic,
-  PeerSession,
-  Underlays,
-  UnknownKey,
-} from '../contract.ts'
-import { watchExternal } from '../device/external-watch.ts'
+import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays, UnknownKey } from '../contract.ts'
+import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
 import {
   adoptTun,
   checkMtu,
   createTunDevice,
-  LEAST_MTU,
   refuseForeignRoute,
   refuseSharedTun,
   removeFamilies,
+  type TunDevice,
 } from '../device/tun-device.ts'
-import type { EncapsulationName } from '../engine/encapsulation.ts'
-import type { Engine, EngineConfig, EngineSessions, OpenPath, PeerTraffic, UdpEndpoint } from '../engine/engine.ts'
-import { encodePeers, type Peer } from '../engine/peers.ts'
-import { createTrafficSlots } from '../engine/traffic.ts'
-import { inTurn } from '../in-turn.ts'
-import {
-  createCarriers,
-  type FallbackCarrier,
-  type PeerChanges,
-  type Carrier,
-  type Carriers,
-} from './choose-carrier.ts'
-import { createPeerFilter, reachedBy, type PeerFilter, type PeerFilterOptions } from './peer-filter.ts'
-import { createUnknownSenderLog } from './unknown-senders.ts'
+import type { Engine, EngineConfig, OpenPath, PeerTraffic } from '../engine/engine.ts'
+import { TrafficSlots } from '../engine/traffic.ts'
+import { InnerFamilies, type InnerFamily } from './inner-families.ts'
+import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
+import { TunnelPeers } from './tunnel-peers.ts'
+import { Underlay } from './underlay.ts'
 
 /** The engine's features that coalesce received packets, each with the protocol's name for the log. */
 const JOINING = [
@@ -71,119 +60,7 @@ const JOINING = [
   ['coalesce-udp', 'UDP'],
 ] as const
 
-type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
-
-export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
-  readonly startEngine: (config: EngineConfig) => Promise<Engine>
-  readonly persistence: Persistence
-}
-
-interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
-  readonly settings: { readonly tunnel: TunnelSettings }
-}
-
-/** The devices and queues that survive a restart of the daemon: those of an earlier process, and those that this process will leave. */
-export interface Persistence {
-  /** True if the TUN device must stay when this process ends, even if it is killed. */
-  readonly persist: boolean
-  /** The names of the TUN devices that the earlier process had. */
-  readonly tunNames: readonly string[]
-  /** True if the engine opens several TUN queues. An existing device cannot change between one queue and several. */
-  readonly isMultiQueue: boolean
-  /**
-   * Takes over the predecessor's open descriptors if they were opened with the same options; the predecessor then no longer forwards. If
-   * the options differ, it closes the descriptors that the predecessor passed and returns undefined.
-   */
-  inherit(
-    wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
-  ): Promise<OpenPath | undefined>
-}
-
-interface TunnelKind {
-  readonly encapsulation: EncapsulationName
-  /** The families of inner packets that the tunnel can carry. It carries those in which the node has a subnet. */
-  readonly families: readonly Family[]
-  readonly outer: Family
-  /**
-   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all datagrams use one
-   * family.
-   */
-  readonly other?: Family | undefined
-  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
-  readonly awaited?: Family | undefined
-  /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
-  readonly overhead: number
-  /** Returns the number of bytes that the encapsulation adds with an outer header of this family; defaults to `overhead`. */
-  readonly overheadOf?: (outer: Family) => number
-  /**
-   * The encapsulation's data about this host (`ownEnd`), such as its MAC, and about a peer (`endOf`); left out if the encapsulation needs
-   * none.
-   */
-  readonly ownEnd?: Uint8Array
-  readonly endOf?: (peer: Lease) => Uint8Array
-  readonly tunName: string
-  readonly port: number
-  /** The longest packet in bytes that containers may send. */
-  readonly mtu: number
-  /** The backend's own checks of peers' leases, in addition to those that all backends share. */
-  readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
-  readonly scope?: 'link'
-  /** Negotiates keys with peers; left out if the encapsulation has no keys. */
-  readonly keeper?: SessionKeeper
-  /** Checks objects that only the backend knows. It is called with each check of the device. */
-  readonly check?: () => Promise<void>
-  /**
-   * Removes a device of the kernel that carried the packets under the name of the TUN device. It is called only when no other process
-   * forwards, because that process would create the device again.
-   */
-  readonly clear?: () => Promise<void>
-  /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
-  readonly directRouting?: boolean
-}
-
-export interface SessionKeeper {
-  /**
-   * Continues the sessions of the predecessor's keeper from the bytes that its `pause` returned. Returns false if the bytes are invalid or
-   * were made with other keys. It must be called before all other functions.
-   */
-  inherit(head: Uint8Array): boolean
-  /** Starts to work with a running engine, including the sessions that the engine kept from the engine before it. */
-  begin(sessions: EngineSessions): void
-  /** Stops all work until `begin` is called. Returns the state, without secret keys, from which another keeper can continue. */
-  pause(): Uint8Array
-  /** Handles the engine's control messages and events. It is called when the engine's `takeMail` has something to return. */
-  onMail(): void
-  /** Sets the peers. It must be called before the engine gets the peers' records, which contain the session numbers. */
-  setPeers(peers: ReadonlyMap<string, Lease>): void
-  /**
-   * Returns the destination of datagrams to a peer: the address in the peer's lease, or a newer address from which the peer has sent
-   * authentic packets.
-   */
-  endpointOf(peer: Lease): UdpEndpoint
-  /**
-   * True if datagrams to this peer must leave from the port on which this host listens, because the peer replies to the port from which it
-   * received a datagram.
-   */
-  isFromKnownPort(peer: Lease): boolean
-  /** Returns the state of the session with a peer, without the byte counts, which the engine has; undefined for a peer without a key. */
-  stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
-  unknownKeys(): readonly UnknownKey[]
-  /** Sets the function that is called with a peer's lease key when the destination of its datagrams has changed. */
-  listen(moved: (key: string) => void): void
-  stop(): void
-}
-
-/**
- * Returns the source address of ICMP errors that the engine writes into the TUN. It is the network's own address, which no host has; if
- * this node has the first subnet, it is the first address of the next subnet. It must not be an address of this host: the kernel refuses
- * packets from the TUN with a local IPv4 source, and reverse path filters drop those with a local IPv6 source.
- */
-function networkAddressFor(network: Net, subnet: Net): Address {
-  if (network.address !== subnet.address) return network.address
-  return isIpv4Net(subnet) ? subnet.address + Number(netSize(subnet)) : subnet.address + netSize(subnet)
-}
-
+/** Warns if a network contains this node's own address, because then datagrams to some peers would go into the tunnel. */
 export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): void {
   for (const family of familiesOf(config)) {
     const [range, address] = [config[family], own[family]]
@@ -200,451 +77,471 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
   }
 }
 
-interface Side {
-  readonly family: Family
-  readonly network: Net
-  readonly subnet: Net
-  readonly filter: PeerFilter
-  readonly carriers: Carriers
-  /** The carriers of this family: `through` is the engine's tunnel, which is tried last; `earlier` are those tried before it. */
-  readonly through: FallbackCarrier
-  readonly earlier: readonly Carrier[]
+/** Throws WeftError if the MTU is too small for the family, or if a foreign device has a route to the family's network. */
+async function refuseRoute(
+  { external, run }: TunnelParts,
+  mtu: number,
+  { family, network }: InnerFamily,
+  isOwn: (device: string) => boolean,
+): Promise<void> {
+  checkMtu(family, mtu, external.name)
+  await refuseForeignRoute(run, network, isOwn)
 }
 
-export async function openTunnel(
-  { config, settings: { tunnel: settings }, external, startEngine, persistence, run, log }: TunnelParts,
-  { encapsulation, overhead, overheadOf = () => overhead, ownEnd, endOf, tunName, port, mtu, ...kind }: TunnelKind,
-  lease: OwnLease,
-  leases: ReadonlyMap<string, Lease>,
-  overOther: readonly string[] = [],
-): Promise<DataPath> {
-  const { persist, isMultiQueue } = persistence
-  const outers = [kind.outer, kind.other].filter((family) => family !== undefined)
-  const bound = new Map(
-    outers.map((family) => {
-      const local = external.address[family]
-      if (local === undefined) throw new Error(`the external interface has no address of ${FAMILY_NAMES[family]}`)
-      return [family, local] as const
-    }),
-  )
-  const [bindAddress = '', otherAddress] = [...bound.values()].map(formatAddress)
-  let counted = (_slot?: number): Float64Array => new Float64Array() // until the engine runs
-  const slots = createTrafficSlots((slot) => counted(slot))
-  const limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
-  /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
-  const chosen = new Map<string, Family>(kind.other ? overOther.map((key) => [key, kind.other as Family]) : [])
-  /**
-   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
-   * leases.
-   */
-  function outerOf(peer: Lease): Family {
-    if (kind.keeper) return familyOf(kind.keeper.endpointOf(peer).address)
-    const can = reachedBy(peer, own, outers)
-    return can.find((family) => family === chosen.get(peer.key)) ?? can[0] ?? kind.outer
-  }
-  const placeOf = (peer: Lease): UdpEndpoint =>
-    kind.keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[outerOf(peer)] ?? 0, port }
-  /** Returns the peer's address in the second outer family, from which its datagrams may also come; undefined if it has none. */
-  function otherHostOf(peer: Lease): Address | undefined {
-    const outer = outerOf(peer)
-    const other = reachedBy(peer, own, outers).find((family) => family !== outer)
-    return other && peer.attrs.publicIp[other]
-  }
-  /**
-   * Returns the smallest path MTU in bytes that counts for inner packets of a family. It is 1280 for IPv6, because hosts ignore smaller
-   * values in ICMPv6 errors; if the path takes less, the kernel fragments the datagrams.
-   */
-  const least = (family: Family): number => (family === 'ipv6' ? Math.min(LEAST_MTU, mtu) : 0)
-  const known = (peer: Lease, family: Family): number => {
-    const outer = outerOf(peer)
-    const bytes =
-      addon.pathMtu(formatAddress(bound.get(outer) ?? 0), formatAddress(placeOf(peer).address)) - overheadOf(outer)
-    return bytes > 0 && bytes < mtu ? Math.max(bytes, least(family)) : mtu
-  }
-  const throughTo = (family: Family): FallbackCarrier => ({
-    name: 'tunnel',
-    endpointOf(peer) {
-      const place = placeOf(peer)
-      return formatEndpoint(place.address, place.port)
-    },
-    traffic: () => slots.read(),
-    pathMtu(peer) {
-      const found = Math.max(limits[family].get(peer.key) ?? mtu, least(family))
-      const bytes = Math.min(known(peer, family), found)
-      return bytes < mtu ? bytes : undefined
-    },
+/**
+ * Removes the devices that prevent the tunnel, and refuses foreign devices. It is called only when no other process forwards. Returns the
+ * name of a TUN of an earlier process on which the engine can continue; undefined if the engine must create the TUN.
+ */
+async function adoptDevice(
+  parts: TunnelParts,
+  kind: TunnelKind,
+  innerFamilies: InnerFamilies,
+): Promise<string | undefined> {
+  const { run, persistence } = parts
+  await kind.clear?.()
+  const adopted = await adoptTun(run, {
+    name: kind.tunName,
+    last: persistence.tunNames,
+    networks: innerFamilies.networks,
+    subnets: innerFamilies.subnets,
+    isMultiQueue: persistence.isMultiQueue,
   })
-  /** The attributes that the node publishes since an address of the host changed; undefined if none has changed. */
-  let renewed: LeaseAttrs | undefined
-  const own: OwnLease = {
-    ...lease,
-    get attrs() {
-      return renewed ?? lease.attrs
-    },
-  }
-  const sides: Side[] = []
-  for (const family of kind.families) {
-    const [network, subnet] = [config[family]?.network, lease.subnet[family]]
-    if (!network || !subnet) continue
-    const filter = createPeerFilter<Net>({
-      ...kind.filter,
-      lease: own,
-      network,
-      outers,
-      // A device may carry one family of a dual-stack network.
-      isOneOfTwo: familiesOf(config).length > 1,
-      log,
-    })
-    // The module is imported only if needed, because packets wait until the tunnel is open and the import takes time.
-    const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
-    const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
-    const through = throughTo(family)
-    const carriers = createCarriers(family, earlier, through, () => filter.peers())
-    sides.push({ family, network, subnet, filter, carriers, through, earlier })
-  }
-  const sideFor = (family: Family): Side | undefined => sides.find((side) => side.family === family)
-  const networks = netsOf(sides.map(({ network }) => network))
-  const subnets = netsOf(sides.map(({ subnet }) => subnet))
+  await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => name === adopted))
+  if (adopted === undefined) await refuseSharedTun(run, kind.tunName)
+  return adopted
+}
 
-  const calm = seldom(log)
-  const lacking: { [F in Family]?: string } = {}
-  const carried = (): readonly Side[] => sides.filter(({ family }) => lacking[family] === undefined)
-  function lack(family: Family, error: unknown): void {
-    lacking[family] = messageOf(error)
-    calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
-  }
-  /**
-   * Runs `act` for each carried family. If only some families fail, their failures are logged and the others continue; if all fail,
-   * rejects.
-   */
-  async function eachSide(act: (side: Side) => Promise<void>): Promise<void> {
-    const all = carried()
-    const done = await Promise.allSettled(all.map(act))
-    const failures = all.flatMap(({ family }, at) => {
-      const result = done[at]
-      return result?.status === 'rejected' ? [[family, result.reason as unknown] as const] : []
-    })
-    const [first] = failures
-    if (first && failures.length === all.length) throw first[1]
-    for (const [family, error] of failures) lack(family, error)
-  }
-  async function refuseRoute({ family, network }: Side, isOwn: (device: string) => boolean): Promise<void> {
-    checkMtu(family, mtu, external.name)
-    await refuseForeignRoute(run, network, isOwn)
-  }
-
-  // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
-  // checked later, when no other process forwards.
-  await eachSide((side) => refuseRoute(side, (name) => isNamedBy(tunName, name)))
-  const endTo = ({ family }: Side, peer: Lease): Peer => {
-    const { address: endpoint, port: to } = placeOf(peer)
-    const what = { slot: slots.slotOf(peer.key), limit: limits[family].get(peer.key) ?? 0 }
-    const place = { subnet: sideOf(peer, family).subnet, endpoint, port: to, ...what }
-    const other = outers.length > 1 ? { other: otherHostOf(peer) } : {}
-    const by = kind.keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true as const } : {}
-    return { ...place, ...(endOf ? { encap: endOf(peer) } : {}), ...other, ...by }
-  }
-  const ends = (): Peer[] => sides.flatMap((side) => [...side.filter.peers().values()].map((peer) => endTo(side, peer)))
-  const hasPeer = (key: string): boolean => sides.some(({ filter }) => filter.peers().has(key))
-  const peerKeys = (of: readonly Side[] = sides): ReadonlySet<string> =>
-    new Set(of.flatMap(({ filter }) => [...filter.peers().keys()]))
-  /** Updates the slots for these changes of each family's peers, and returns the records of the changed peers. */
-  const changedEnds = (changes: readonly (readonly [Side, PeerChanges])[]): Peer[] => {
-    const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
-    for (const key of keys) {
-      if (hasPeer(key)) continue
-      slots.remove(key)
-      chosen.delete(key)
-    }
-    for (const key of keys) if (hasPeer(key)) slots.add(key)
-    const gone = changes.flatMap(([{ family, filter }, changed]) =>
-      [...changed].flatMap(([key, before]) =>
-        before && !filter.peers().has(key) ? sideOf(before, family).subnet : [],
-      ),
-    )
-    const came = changes.flatMap(([side, changed]) =>
-      [...changed.keys()].flatMap((key) => {
-        const peer = side.filter.peers().get(key)
-        return peer ? endTo(side, peer) : []
-      }),
-    )
-    // Removals come first, because a removed peer's subnet may now belong to another peer.
-    return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
-  }
-  const updateKeeper = (): void => kind.keeper?.setPeers(new Map(sides.flatMap(({ filter }) => [...filter.peers()])))
-  for (const { filter } of sides) filter.take(leases, lease.key)
-  slots.keep(peerKeys())
-  const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets })
-  // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
-  const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
-  const keepsSessions = head && kind.keeper?.inherit(head)
-  updateKeeper()
-  let adopted: string | undefined
-  if (!inherited) {
-    await kind.clear?.()
-    adopted = await adoptTun(run, { name: tunName, last: persistence.tunNames, networks, subnets, isMultiQueue })
-    await eachSide((side) => refuseRoute(side, (name) => name === adopted))
-    if (adopted === undefined) await refuseSharedTun(run, tunName)
-  }
-  const engine = await startEngine({
+/** Returns the engine's options, except the options that depend on an earlier process and the peers. */
+function engineConfig(
+  { settings, persistence }: TunnelParts,
+  { encapsulation, ownEnd, port, mtu, keeper }: TunnelKind,
+  innerFamilies: InnerFamilies,
+  underlay: Underlay,
+): Omit<EngineConfig, 'tunName'> {
+  const [bindAddress = '', otherAddress] = underlay.addresses.map(formatAddress)
+  return {
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
-    tunName: adopted ?? tunName,
-    inherited,
-    keepsSessions,
-    persistent: persist,
-    ...(kind.keeper ? { onMail: () => kind.keeper?.onMail() } : {}),
-    peers: () => encodePeers(ends()),
+    persistent: persistence.persist,
+    ...(keeper ? { onMail: () => keeper.onMail() } : {}),
     bindAddress,
     ...(otherAddress === undefined ? {} : { otherAddress }),
     port,
     mtu,
-    tunAddress: byFamily(sides.map(({ subnet }) => subnet.address)),
-    networkAddress: byFamily(sides.map(({ network, subnet }) => networkAddressFor(network, subnet))),
-    settings,
-    network: networks,
-    subnet: subnets,
-  })
-  counted = (slot) => engine.traffic(slot)
-  const beginSessions = (): void => {
-    if (engine.sessions) kind.keeper?.begin(engine.sessions)
+    tunAddress: innerFamilies.ownAddresses,
+    networkAddress: innerFamilies.icmpSources,
+    settings: settings.tunnel,
+    network: innerFamilies.networks,
+    subnet: innerFamilies.subnets,
   }
-  const unknownSenders = createUnknownSenderLog(
-    { ...settings, network: networks, subnet: subnets, provesSender: kind.keeper !== undefined },
-    log,
-  )
-  unknownSenders.setPeers(ends)
-  function redirect(key: string): void {
-    const its = sides.flatMap((side) => {
-      const peer = side.filter.peers().get(key)
-      return peer ? [endTo(side, peer)] : []
+}
+
+export class Tunnel implements DataPath {
+  /** The longest packet in bytes that containers may send. */
+  readonly mtu: number
+  /** The name of the TUN device. */
+  readonly tunNames: readonly string[]
+  /**
+   * Resolves if the engine can no longer forward, if the external interface changed, or if the sockets of the second outer family are lost
+   * while datagrams are encrypted.
+   */
+  readonly fault: Promise<Error>
+  /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
+  readonly families: readonly Family[]
+  /** The addresses of the TUN device, from which the daemon sends probes to peers. */
+  readonly probeSource: Addresses
+  /** Supports the search for the path MTU. */
+  readonly pathSearch: PathSearching
+  /** Chooses the outer family for each peer; undefined if there is only one, or if the session keeper chooses it. */
+  readonly underlays?: Underlays
+  /** Returns the public keys of unknown hosts; undefined without encryption. */
+  readonly unknownKeys?: () => readonly UnknownKey[]
+  /** Stops forwarding and returns the open descriptors; undefined if the TUN device must not outlive this process. */
+  readonly leave?: () => Promise<readonly OpenPath[]>
+  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot. */
+  readonly takeBack?: () => Promise<void>
+  /** The configuration, the log and the functions that act on the host. */
+  readonly #parts: TunnelParts
+  /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
+  readonly #kind: TunnelKind
+  /** The running engine, which moves the packets. */
+  readonly #engine: Engine
+  /** The families of inner packets, with the filter and the carriers of each family. */
+  readonly #innerFamilies: InnerFamilies
+  /** The outer family, the endpoint and the path MTU for each peer. */
+  readonly #underlay: Underlay
+  /** Judges the leases, and gives the peers' records to the engine. */
+  readonly #peers: TunnelPeers
+  /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
+  readonly #devices: ReadonlyMap<Family, TunDevice>
+  /** The outer families in which a change of this host's address is a fault. */
+  readonly #watchedFamilies: readonly Family[]
+  /** Finds changes of the external interface. */
+  readonly #watch: ExternalWatch
+  /**
+   * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
+   * objects as missing while they are being created, and `close` could close descriptors that are being passed on.
+   */
+  readonly #inTurn = createTurn()
+  /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
+  #isUnapplied = false
+  /** Resolves `fault` with the reason. */
+  #reportFault!: (reason: Error) => void
+
+  private constructor(
+    parts: TunnelParts,
+    kind: TunnelKind,
+    engine: Engine,
+    innerFamilies: InnerFamilies,
+    underlay: Underlay,
+    peers: TunnelPeers,
+  ) {
+    this.#parts = parts
+    this.#kind = kind
+    this.#engine = engine
+    this.#innerFamilies = innerFamilies
+    this.#underlay = underlay
+    this.#peers = peers
+    const { external, run, persistence } = parts
+    const { keeper } = kind
+    this.mtu = kind.mtu
+    this.tunNames = [engine.tunName]
+    this.families = innerFamilies.all.map(({ family }) => family)
+    this.probeSource = innerFamilies.ownAddresses
+    this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
+    this.#watchedFamilies = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
+    this.#watch = watchExternal(run, external, this.#watchedFamilies, kind.directRouting === true)
+    const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
+    this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
+    this.pathSearch = this.#createPathSearch()
+    // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
+    if (kind.other && engine.hasOther && !keeper) this.underlays = this.#createUnderlays(kind.outer, kind.other)
+    if (keeper) this.unknownKeys = () => keeper.unknownKeys()
+    if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
+    if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
+  }
+
+  /**
+   * Opens the tunnel with the peers of `leases`. `overOther` lists the lease keys of the peers that are reached over the second outer
+   * family.
+   */
+  static async open(
+    parts: TunnelParts,
+    kind: TunnelKind,
+    lease: OwnLease,
+    leases: ReadonlyMap<string, Lease>,
+    overOther: readonly string[] = [],
+  ): Promise<Tunnel> {
+    const { external, startEngine, persistence } = parts
+    const { tunName, port, keeper } = kind
+    const underlay = new Underlay(kind, lease, external.address, overOther)
+    const slots = new TrafficSlots()
+    const innerFamilies = await InnerFamilies.create(parts, kind, lease, underlay, slots)
+    // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
+    // checked later, when no other process forwards.
+    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
+    const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
+    peers.takeFirst(leases, lease.key)
+    const [bindAddress = ''] = underlay.addresses.map(formatAddress)
+    const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
+    // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
+    const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
+    const keepsSessions = head && keeper?.inherit(head)
+    peers.informKeeper()
+    const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
+    const engine = await startEngine({
+      ...engineConfig(parts, kind, innerFamilies, underlay),
+      tunName: adopted ?? tunName,
+      inherited,
+      keepsSessions,
+      peers: () => peers.encoded(),
     })
-    engine.changePeers(encodePeers(its))
-    unknownSenders.changePeers(its)
-  }
-  // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
-  // peers return to the first family.
-  if (!engine.hasOther)
-    for (const key of Array.from(chosen.keys())) {
-      chosen.delete(key)
-      redirect(key)
+    peers.follow(engine)
+    const tunnel = new Tunnel(parts, kind, engine, innerFamilies, underlay, peers)
+    tunnel.#begin()
+    try {
+      await tunnel.#configureAll(inherited !== undefined)
+    } catch (error) {
+      // A device that existed before stays, because the predecessor may have taken it back; a new device is deleted.
+      await (inherited || adopted !== undefined ? engine.stop() : tunnel.#end())
+      throw error
     }
-  kind.keeper?.listen(redirect)
-  beginSessions() // may immediately report peers that moved while no process forwarded
-  async function end(): Promise<void> {
-    kind.keeper?.stop()
-    await engine.stop()
-    // A persistent device survives the engine and must be deleted here, unless the engine stopped because the device was deleted.
-    if (persist && (await findLink(run, engine.tunName))) await run('ip', ['link', 'del', 'dev', engine.tunName])
+    tunnel.#logStart()
+    return tunnel
   }
-  function takeBack(): void {
-    engine.takeBack?.()
-    beginSessions()
+
+  /** True if a family that is not carried, or a changed address of this host, waits for `renew`. */
+  get isOutdated(): boolean {
+    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.news !== undefined
   }
-  async function leave(): Promise<readonly OpenPath[]> {
-    const path = await (engine.lend ? engine.lend(kind.keeper?.pause()) : engine.stop())
-    return path ? [path] : []
+
+  get lacking(): ByFamily<string> {
+    return this.#innerFamilies.lacking
   }
-  const scope = kind.scope ? { scope: kind.scope } : {}
-  const devices = new Map(
-    sides.map(({ family, network, subnet, earlier }) => {
-      const isOwnRoute = (destination: string): boolean => earlier.some((carrier) => carrier.hasRoute?.(destination))
-      return [
-        family,
-        createTunDevice({ name: engine.tunName, network, subnet, mtu, run, log, isOwnRoute, ...scope }),
-      ] as const
-    }),
-  )
-  const configure = async ({ family }: Side): Promise<void> => devices.get(family)?.configure()
-  let reportFault!: (reason: Error) => void
-  const ended = new Promise<Error>((resolve) => (reportFault = resolve))
-  try {
+
+  renew(attrs: LeaseAttrs): Promise<void> {
+    return this.#inTurn(() => this.#renew(attrs))
+  }
+
+  apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
+    return this.#inTurn(async () => {
+      try {
+        await this.#peers.apply(leases, ownKey, touched)
+        this.#isUnapplied = false
+      } catch (error) {
+        this.#isUnapplied = true
+        throw error
+      }
+    })
+  }
+
+  resync(): Promise<readonly string[]> {
+    return this.#inTurn(() => this.#resync())
+  }
+
+  close(): Promise<void> {
+    return this.#inTurn(() => this.#end())
+  }
+
+  gone(): ByFamily<string> {
+    return onlyOf(this.#watchedFamilies, this.#watch.gone())
+  }
+
+  carrier(): ReturnType<DataPath['carrier']> {
+    const { tunName, kind, offloads } = this.#engine
+    return { device: tunName, engine: kind, features: offloads }
+  }
+
+  peers(): readonly PathPeer[] {
+    if (this.#isUnapplied) return []
+    return [...this.#innerFamilies.keys(this.#innerFamilies.carried())].flatMap((key) => this.peer(key) ?? [])
+  }
+
+  peer(key: string): PathPeer | undefined {
+    const sides = this.#innerFamilies
+      .withPeer(key)
+      .filter(([{ family }]) => this.#innerFamilies.lacking[family] === undefined)
+      .map(([{ family, carriers }, peer]) => [family, carriers.side(peer)] as const)
+    return sides.length > 0 ? { key, ...Object.fromEntries(sides) } : undefined
+  }
+
+  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
+    const counted = this.#innerFamilies.all.flatMap(({ carriers }) => [...carriers.traffic()])
+    return new Map(counted.map(([key, traffic]) => [key, this.#withSessions(key, traffic)]))
+  }
+
+  pathMtu({ key }: Lease, family: Family): number | undefined {
+    const inner = this.#innerFamilies.of(family)
+    const peer = inner?.filter.peers().get(key)
+    return peer && inner?.carriers.pathMtu(peer)
+  }
+
+  counters(): Readonly<Record<string, bigint>> {
+    return { ...this.#engine.counters(), peers_unusable: BigInt(this.#innerFamilies.skipped()) }
+  }
+
+  drops(after?: Parameters<Engine['drops']>[0]): ReturnType<Engine['drops']> {
+    return this.#engine.drops(after)
+  }
+
+  threads(): Readonly<Record<string, number>> {
+    return this.#engine.threads()
+  }
+
+  look(): void {
+    this.#peers.reportUnknownSenders()
+  }
+
+  /** Begins the work with the running engine. */
+  #begin(): void {
+    // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
+    // peers return to the first family.
+    if (!this.#engine.hasOther) this.#peers.forgetChoices()
+    this.#kind.keeper?.listen((key) => this.#peers.redirect(key))
+    this.#beginSessions() // may immediately report peers that moved while no process forwarded
+  }
+
+  #beginSessions(): void {
+    if (this.#engine.sessions) this.#kind.keeper?.begin(this.#engine.sessions)
+  }
+
+  async #configureAll(isInherited: boolean): Promise<void> {
+    const { run, log, settings } = this.#parts
+    const { keeper, other, port } = this.#kind
     // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
-    if (kind.keeper && otherAddress !== undefined && !engine.hasOther)
-      throw new WeftError('PORT_IN_USE', engine.notes.join('; '), {
+    if (keeper && other !== undefined && !this.#engine.hasOther)
+      throw new WeftError('PORT_IN_USE', this.#engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
-    const others = FAMILIES.filter((each) => !sides.some(({ family }) => family === each))
-    if (inherited) await removeFamilies(run, engine.tunName, others)
-    await eachSide(configure)
-  } catch (error) {
-    // A device that existed before stays, because the predecessor may have taken it back; a new device is deleted.
-    await (inherited || adopted !== undefined ? engine.stop() : end())
-    throw error
+    const absent = FAMILIES.filter((family) => !this.families.includes(family))
+    if (isInherited) await removeFamilies(run, this.#engine.tunName, absent)
+    await this.#innerFamilies.each((each) => this.#configure(each))
+    // This module is loaded last, because packets wait until the engine runs and the device is configured.
+    const { UnknownSenderLog } = await import('./unknown-senders.ts')
+    const filter = {
+      ...settings.tunnel,
+      network: this.#innerFamilies.networks,
+      subnet: this.#innerFamilies.subnets,
+      provesSender: keeper !== undefined,
+    }
+    this.#peers.logUnknownSenders(new UnknownSenderLog(filter, log))
   }
-  const bindings = [...bound.values()].slice(0, engine.hasOther ? 2 : 1).map((address) => formatEndpoint(address, port))
-  for (const note of engine.notes) log.warn(note)
-  if (log.v(1)) for (const detail of engine.details) log.info(detail)
-  log.info(
-    `Forwarding between ${engine.tunName} and UDP ${bindings.join(' and ')} with the ${engine.kind} engine` +
-      (engine.offloads.length > 0 ? `: ${engine.offloads.join(', ')}` : ''),
-  )
-  const awaited = kind.awaited === undefined ? [] : [kind.awaited]
-  const watch = watchExternal(run, external, [kind.outer, ...awaited], kind.directRouting === true)
-  const pathPeer = (key: string): PathPeer | undefined => {
-    const its = carried().flatMap(({ family, filter, carriers }) => {
-      const peer = filter.peers().get(key)
-      return peer ? [[family, carriers.side(peer)] as const] : []
+
+  #createDevice({ network, subnet, earlier }: InnerFamily): TunDevice {
+    const { run, log } = this.#parts
+    const { scope } = this.#kind
+    return createTunDevice({
+      name: this.#engine.tunName,
+      network,
+      subnet,
+      mtu: this.mtu,
+      run,
+      log,
+      isOwnRoute: (destination) => earlier.some((carrier) => carrier.hasRoute?.(destination)),
+      ...(scope ? { scope } : {}),
     })
-    return its.length > 0 ? { key, ...Object.fromEntries(its) } : undefined
   }
+
+  async #configure({ family }: InnerFamily): Promise<void> {
+    await this.#devices.get(family)?.configure()
+  }
+
+  #logStart(): void {
+    const { log } = this.#parts
+    const { tunName, kind, notes, details, offloads, hasOther } = this.#engine
+    const bound = this.#underlay.addresses.slice(0, hasOther ? 2 : 1)
+    const bindings = bound.map((address) => formatEndpoint(address, this.#kind.port))
+    for (const note of notes) log.warn(note)
+    if (log.v(1)) for (const detail of details) log.info(detail)
+    log.info(
+      `Forwarding between ${tunName} and UDP ${bindings.join(' and ')} with the ${kind} engine` +
+        (offloads.length > 0 ? `: ${offloads.join(', ')}` : ''),
+    )
+  }
+
+  async #resync(): Promise<readonly string[]> {
+    if (await this.#watch.hasMoved()) return []
+    await this.#kind.check?.()
+    this.#followSwitches()
+    const repaired: string[] = []
+    // A missing device is not repaired here, because the engine reports it as a fault.
+    await this.#innerFamilies.each(async ({ family, carriers }) => {
+      for (const each of [this.#devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
+    })
+    return repaired
+  }
+
+  async #renew(attrs: LeaseAttrs): Promise<void> {
+    const { log } = this.#parts
+    const { news } = this.#watch
+    this.#underlay.renew(attrs)
+    if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
+    this.#watch.markPublished()
+    await this.#bindOther(this.#watch.now())
+    for (const inner of this.#innerFamilies.all) {
+      if (this.#innerFamilies.lacking[inner.family] === undefined) continue
+      try {
+        await refuseRoute(this.#parts, this.mtu, inner, (name) => name === this.#engine.tunName)
+        await this.#configure(inner)
+        delete this.#innerFamilies.lacking[inner.family]
+        log.info(`${FAMILY_NAMES[inner.family]} is carried again`)
+      } catch (error) {
+        this.#innerFamilies.lack(inner.family, error)
+      }
+    }
+  }
+
+  /** Binds the sockets of the second outer family to this host's new address in it. */
+  async #bindOther({ address }: ExternalInterface): Promise<void> {
+    if (!this.#engine.bindOther) return
+    const local = this.#underlay.rebindOther(address)
+    if (local === undefined) return
+    await this.#engine.bindOther(formatAddress(local)).catch((error: unknown) => {
+      if (this.#kind.keeper) this.#reportFault(new Error(messageOf(error)))
+      else this.#parts.log.warn(messageOf(error))
+    })
+    this.#beginSessions() // a new engine may run now
+  }
+
+  /** Makes the engine read the device's offload settings, which control if received packets are coalesced, and logs a change. */
+  #followSwitches(): void {
+    const { tunName } = this.#engine
+    const before = this.#engine.offloads
+    this.#engine.followSwitches?.()
+    const after = this.#engine.offloads
+    for (const [feature, what] of JOINING) {
+      if (before.includes(feature) === after.includes(feature)) continue
+      const joined = after.includes(feature) ? 'joined' : 'no longer joined'
+      this.#parts.log.info(`Received ${what} packets are ${joined} for ${tunName}: see \`ethtool -k ${tunName}\``)
+    }
+  }
+
   /**
    * Adds the session's state to a peer's traffic, under each inner family. A peer has one session, whose byte counts are those of the
    * traffic.
    */
-  function withSessions([key, traffic]: readonly [string, PeerTraffic]): readonly [string, PathTraffic] {
+  #withSessions(key: string, traffic: PeerTraffic): PathTraffic {
     const { txBytes, rxBytes } = traffic
-    const its = sides.flatMap(({ family, filter }) => {
-      const peer = filter.peers().get(key)
-      const state = peer && kind.keeper?.stateOf(peer)
+    const sessions = this.#innerFamilies.withPeer(key).flatMap(([{ family }, peer]) => {
+      const state = this.#kind.keeper?.stateOf(peer)
       return state ? [[family, { ...state, txBytes, rxBytes }] as const] : []
     })
-    return [key, its.length > 0 ? { ...traffic, sessions: Object.fromEntries(its) } : traffic]
+    return sessions.length > 0 ? { ...traffic, sessions: Object.fromEntries(sessions) } : traffic
   }
-  const pathSearch: PathSearching = {
-    overhead,
-    knownMtu(key, family) {
-      const { filter, carriers, through } = sideFor(family) ?? {}
-      const peer = filter?.peers().get(key)
-      return peer && carriers?.of(peer) === through ? known(peer, family) : undefined
-    },
-    ...(settings.probePathMtu ? { limit } : {}),
+
+  #createPathSearch(): PathSearching {
+    return {
+      overhead: this.#kind.overhead,
+      knownMtu: (key, family) => {
+        const { filter, carriers, through } = this.#innerFamilies.of(family) ?? {}
+        const peer = filter?.peers().get(key)
+        return peer && carriers?.of(peer) === through ? this.#underlay.knownMtu(peer, family) : undefined
+      },
+      ...(this.#parts.settings.tunnel.probePathMtu
+        ? { limit: (bytes: ReadonlyMap<string, number>, family: Family) => this.#peers.limit(bytes, family) }
+        : {}),
+    }
   }
-  /** Returns the functions that choose between the two families of the underlay for each peer. */
-  function underlaysWith(first: Family, other: Family): Underlays {
-    const bothOf = (key: string): Lease | undefined => {
-      const peer = sides.flatMap(({ filter }) => filter.peers().get(key) ?? [])[0]
-      return peer && reachedBy(peer, own, outers).length > 1 ? peer : undefined
+
+  #createUnderlays(first: Family, other: Family): Underlays {
+    const reachedByBoth = (key: string): Lease | undefined => {
+      const [inner] = this.#innerFamilies.withPeer(key)
+      const peer = inner?.[1]
+      return peer && this.#underlay.reachesByBoth(peer) ? peer : undefined
     }
     return {
       first,
       other,
-      others: () => [...chosen.keys()],
-      has: (key) => bothOf(key) !== undefined,
-      choose(key, family) {
-        if (family === first) chosen.delete(key)
-        else chosen.set(key, family)
-        // Removes the limits of the peer's packets, because they were found over the earlier outer family, and the path of the new family
-        // may differ.
-        for (const { family: inner } of sides)
-          limits[inner] = new Map([...limits[inner]].filter(([each]) => each !== key))
-        redirect(key)
+      others: () => this.#underlay.chosen,
+      has: (key) => reachedByBoth(key) !== undefined,
+      choose: (key, family) => {
+        this.#underlay.choose(key, family)
+        this.#peers.redirect(key)
       },
-      send(key, family, packet) {
-        const to = bothOf(key)?.attrs.publicIp[family]
-        if (to !== undefined) engine.send?.(to, port, packet)
+      send: (key, family, packet) => {
+        const to = reachedByBoth(key)?.attrs.publicIp[family]
+        if (to !== undefined) this.#engine.send?.(to, this.#kind.port, packet)
       },
     }
   }
-  async function bindOther({ address }: ExternalInterface): Promise<void> {
-    const { other } = kind
-    const local = other && address[other]
-    if (!other || local === undefined || local === bound.get(other) || !engine.bindOther) return
-    bound.set(other, local)
-    await engine.bindOther(formatAddress(local)).catch((error: unknown) => {
-      if (kind.keeper) reportFault(new Error(messageOf(error)))
-      else log.warn(messageOf(error))
-    })
-    beginSessions() // a new engine may run now
+
+  async #leave(): Promise<readonly OpenPath[]> {
+    const engine = this.#engine
+    const path = await (engine.lend ? engine.lend(this.#kind.keeper?.pause()) : engine.stop())
+    return path ? [path] : []
   }
-  /** Makes the engine read the device's offload settings, which control if received packets are coalesced, and logs a change. */
-  function followSwitches(): void {
-    const before = engine.offloads
-    engine.followSwitches?.()
-    const after = engine.offloads
-    for (const [feature, what] of JOINING) {
-      if (before.includes(feature) === after.includes(feature)) continue
-      const joined = after.includes(feature) ? 'joined' : 'no longer joined'
-      log.info(`Received ${what} packets are ${joined} for ${engine.tunName}: see \`ethtool -k ${engine.tunName}\``)
-    }
+
+  #takeBack(): void {
+    this.#engine.takeBack?.()
+    this.#beginSessions()
   }
-  function limit(bytes: ReadonlyMap<string, number>, family: Family): void {
-    const before = limits[family]
-    limits[family] = bytes
-    const differ = new Set([...before.keys(), ...bytes.keys()])
-    const changed = [...differ].filter((key) => before.get(key) !== bytes.get(key))
-    const side = sideFor(family)
-    const peers = changed.flatMap((key) => side?.filter.peers().get(key) ?? [])
-    if (side) engine.changePeers(encodePeers(peers.map((peer) => endTo(side, peer))))
+
+  async #end(): Promise<void> {
+    const { run, persistence } = this.#parts
+    const { tunName } = this.#engine
+    this.#kind.keeper?.stop()
+    await this.#engine.stop()
+    // A persistent device survives the engine and must be deleted here, unless the engine stopped because the device was deleted.
+    if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])
   }
-  return inTurn({
-    mtu,
-    tunNames: [engine.tunName],
-    fault: Promise.race([engine.fault, watch.moved, ended]),
-    lacking,
-    get isOutdated() {
-      return carried().length < sides.length || watch.news !== undefined
-    },
-    async renew(attrs) {
-      renewed = attrs
-      if (watch.news !== undefined) log.info(`Publishing a change to the peers: ${watch.news}`)
-      watch.markPublished()
-      await bindOther(watch.now())
-      for (const side of sides) {
-        if (lacking[side.family] === undefined) continue
-        try {
-          await refuseRoute(side, (name) => name === engine.tunName)
-          await configure(side)
-          delete lacking[side.family]
-          log.info(`${FAMILY_NAMES[side.family]} is carried again`)
-        } catch (error) {
-          lack(side.family, error)
-        }
-      }
-    },
-    async apply(all, ownKey, touched) {
-      const changes = sides.map((side) => [side, side.filter.take(all, ownKey, touched)] as const)
-      updateKeeper()
-      const differing = changes.flatMap(([side, changed]) => (changed ? [[side, changed] as const] : []))
-      // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
-      if (differing.length === changes.length) {
-        const differ = changedEnds(differing)
-        engine.changePeers(encodePeers(differ))
-        unknownSenders.changePeers(differ)
-      } else {
-        slots.keep(peerKeys())
-        for (const key of chosen.keys()) if (!hasPeer(key)) chosen.delete(key)
-        engine.setPeers(encodePeers(ends()))
-        unknownSenders.setPeers(ends)
-      }
-      for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
-    },
-    async resync() {
-      if (await watch.hasMoved()) return []
-      await kind.check?.()
-      followSwitches()
-      const repaired: string[] = []
-      // A missing device is not repaired here, because the engine reports it as a fault.
-      await eachSide(async ({ family, carriers }) => {
-        for (const each of [devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
-      })
-      return repaired
-    },
-    gone: () => onlyOf([kind.outer, ...awaited], watch.gone()),
-    carrier: () => ({ device: engine.tunName, engine: engine.kind, features: engine.offloads }),
-    probeSource: byFamily(sides.map(({ subnet }) => subnet.address)),
-    families: sides.map(({ family }) => family),
-    peers: () => [...peerKeys(carried())].flatMap((key) => pathPeer(key) ?? []),
-    peer: pathPeer,
-    traffic: async () => new Map(sides.flatMap(({ carriers }) => [...carriers.traffic()].map(withSessions))),
-    ...(kind.keeper ? { unknownKeys: () => kind.keeper?.unknownKeys() ?? [] } : {}),
-    pathMtu({ key }, family) {
-      const { filter, carriers } = sideFor(family) ?? {}
-      const peer = filter?.peers().get(key)
-      return peer && carriers?.pathMtu(peer)
-    },
-    pathSearch,
-    // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
-    ...(kind.other && engine.hasOther && !kind.keeper ? { underlays: underlaysWith(kind.outer, kind.other) } : {}),
-    counters: () => ({
-      ...engine.counters(),
-      peers_unusable: BigInt(sides.reduce((sum, { filter }) => sum + filter.skipped(), 0)),
-    }),
-    drops: (after) => engine.drops(after),
-    threads: () => engine.threads(),
-    look: () => unknownSenders.report(engine.takeUnknownSenders()),
-    ...(persist ? { leave } : {}),
-    ...(engine.takeBack ? { takeBack: async () => takeBack() } : {}),
-    close: end,
-  })
 }

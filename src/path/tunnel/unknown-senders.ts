@@ -12,68 +12,77 @@ const MAX_REMEMBERED = 1024
  */
 const MAX_PER_MINUTE = 8
 
-export interface UnknownSenderLog {
-  /** Sets the function that returns all peers. It is called only when a refused sender is judged. */
-  setPeers(peers: () => readonly Peer[]): void
-  changePeers(peers: readonly Peer[]): void
+export class UnknownSenderLog {
+  readonly #filter: FilterOptions
+  readonly #log: Log
+  /** A monotonic clock in ms. */
+  readonly #now: () => number
+  /** Returns all peers. It is called only when a refused sender is judged and the table is not built yet. */
+  #peers: () => readonly Peer[] = () => []
+  /** The table of all peers; undefined until a refused sender is judged. */
+  #table: PeerTable | undefined
+  /** The senders that the previous call of `report` got. */
+  #before: readonly UnknownSender[] = []
+  /** The senders that were logged, each as text with the reason. They are not logged again. */
+  readonly #logged = new Set<string>()
+  /** The times, in ms of `#now`, of the warnings of the last minute. */
+  #loggedAt: readonly number[] = []
+
+  constructor(filter: FilterOptions, log: Log, now: () => number = () => performance.now()) {
+    this.#filter = filter
+    this.#log = log
+    this.#now = now
+  }
+
+  /** Sets the function that returns all peers. */
+  setPeers(peers: () => readonly Peer[]): void {
+    this.#peers = peers
+    this.#table = undefined
+  }
+
+  changePeers(peers: readonly Peer[]): void {
+    this.#table?.change(peers)
+  }
+
   /**
    * Logs those senders of the previous call that are still unknown, and keeps `senders` for the next call. The delay allows for a node
    * whose first packets arrive before its lease.
    */
-  report(senders: readonly UnknownSender[]): void
-}
-
-/** Creates the log of unknown senders. `now` is a monotonic clock in ms. */
-export function createUnknownSenderLog(
-  filter: FilterOptions,
-  log: Log,
-  now: () => number = () => performance.now(),
-): UnknownSenderLog {
-  let peers: () => readonly Peer[] = () => []
-  let table: PeerTable | undefined
-  let before: readonly UnknownSender[] = []
-  const logged = new Set<string>()
-  let loggedAt: readonly number[] = []
-  return {
-    setPeers(all) {
-      peers = all
-      table = undefined
-    },
-    changePeers: (changes) => table?.change(changes),
-    report(newest) {
-      const senders = before
-      before = newest
-      if (senders.length === 0) return
-      const known = (table ??= createPeerTable(peers()))
-      const early = new Set<string>()
-      for (const sender of senders) {
-        const from = formatAddress(sender.from)
-        // The packet is judged again, because the peers may have changed since the engine refused it: it may now be acceptable, or refused
-        // for another reason.
-        const reason = reasonToDrop(filter, known, sender)
-        if (reason === undefined) {
-          if (!logged.has(`early ${from}`)) early.add(from)
-          continue
-        }
-        const key = `${reason} ${from}`
-        loggedAt = loggedAt.filter((at) => now() - at < 60_000)
-        if (logged.has(key) || loggedAt.length >= MAX_PER_MINUTE) continue
-        remember(key)
-        loggedAt = [...loggedAt, now()]
-        warn({ ...sender, reason }, known)
+  report(senders: readonly UnknownSender[]): void {
+    const before = this.#before
+    this.#before = senders
+    if (before.length === 0) return
+    const known = (this.#table ??= createPeerTable(this.#peers()))
+    const early = new Set<string>()
+    for (const sender of before) {
+      const from = formatAddress(sender.from)
+      // The packet is judged again, because the peers may have changed since the engine refused it: it may now be acceptable, or refused
+      // for another reason.
+      const reason = reasonToDrop(this.#filter, known, sender)
+      if (reason === undefined) {
+        if (!this.#logged.has(`early ${from}`)) early.add(from)
+        continue
       }
-      for (const from of early) remember(`early ${from}`)
-      if (early.size > 0)
-        log.info(`Packets that came before their sender's lease was known were dropped: ${[...early].join(', ')}`)
-    },
+      const key = `${reason} ${from}`
+      this.#loggedAt = this.#loggedAt.filter((at) => this.#now() - at < 60_000)
+      if (this.#logged.has(key) || this.#loggedAt.length >= MAX_PER_MINUTE) continue
+      this.#remember(key)
+      this.#loggedAt = [...this.#loggedAt, this.#now()]
+      this.#warn({ ...sender, reason }, known)
+    }
+    for (const from of early) this.#remember(`early ${from}`)
+    if (early.size > 0)
+      this.#log.info(`Packets that came before their sender's lease was known were dropped: ${[...early].join(', ')}`)
   }
 
-  function remember(key: string): void {
-    logged.add(key)
-    if (logged.size > MAX_REMEMBERED) logged.delete([...logged][0] as string)
+  #remember(key: string): void {
+    this.#logged.add(key)
+    if (this.#logged.size > MAX_REMEMBERED) this.#logged.delete([...this.#logged][0] as string)
   }
 
-  function warn(sender: UnknownSender, known: PeerTable): void {
+  #warn(sender: UnknownSender, known: PeerTable): void {
+    const filter = this.#filter
+    const log = this.#log
     const { from, source, destination, reason } = sender
     const [origin, claimed] = [formatAddress(from), formatAddress(source)]
     const peer = known.find(source)

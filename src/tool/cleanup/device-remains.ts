@@ -6,6 +6,7 @@ import { ipFlag, ipJson, isNamedBy, routesWithin, USUAL_METRIC } from '../../hos
 import { familyOf, netContains, parseAddress, parseNet } from '../../net/address.ts'
 import { KINDS, type Kind } from '../../path/catalog.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
+import { findBlockingIpsec } from '../../path/device/leftovers.ts'
 import type { Remains } from '../../path/remains.ts'
 
 interface JsonRoute {
@@ -86,6 +87,25 @@ export async function findHostRouteRemains(
 }
 
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
+
+/** Finds the IPsec policies and the unreachable routes of the backend ipsec for these networks (as `ip` writes them). */
+export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>): Promise<Remains[]> {
+  const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
+  const routes = await Promise.all(
+    nets.map((net) =>
+      routesWithin(run, net).catch((error: unknown) => {
+        if (isWeftError(error, 'COMMAND')) return [] // the kernel lacks this family
+        throw error
+      }),
+    ),
+  )
+  const found = await findBlockingIpsec(run, nets, routes.flat())
+  return found.map(({ what, command }) => ({
+    things: [what],
+    stays: [],
+    remove: async () => void (await run('ip', command)),
+  }))
+}
 
 /** Finds the blackhole routes to `subnets` (as `ip` writes them) that weftd made for --ip-blackhole-route. */
 export async function findBlackholeRemains(run: Run, subnets: ReadonlySet<string>): Promise<Remains[]> {

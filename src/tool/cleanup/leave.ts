@@ -23,7 +23,7 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
-      remedy: 'stop it first, because weft cannot tell which daemon made what',
+      remedy: 'stop that daemon first, because weft cannot tell which daemon made what',
     })
   const isBack = await running?.leave()
   running?.close()
@@ -57,7 +57,7 @@ function meet(options: NodeOptions, log: Log): Connection | undefined {
     return rendezvousAt(options, (message) => log.warn(message)).connect()
   } catch (error) {
     throw new WeftError('DEVICE', `cannot connect to the weftd that runs on this host: ${messageOf(error)}`, {
-      remedy: 'run this as the user of that weftd; if it hangs, kill it',
+      remedy: 'run this command as the user of that weftd; if that weftd hangs, kill it',
       cause: error,
     })
   }

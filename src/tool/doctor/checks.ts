@@ -80,7 +80,14 @@ function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Fin
       .filter(({ by }) => by === 'bypass')
       .map(({ what }) => ({ name: 'path-bypassed', detail: what }) as const),
     ...publishedRoute(status),
+    ...missingKeys(status),
   ]
+}
+
+/** Checks that charon has keys for each peer, by the counters of the data path. */
+function missingKeys({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
+  const { peers_without_keys: missing = 0 } = dataPath?.counters ?? {}
+  return missing > 0 ? [{ name: 'peers-without-keys', detail: `${missing} peers` }] : []
 }
 
 /** Checks the route that a backend keeps in a cloud or a switch, by the counters of its data path. */

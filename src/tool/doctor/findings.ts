@@ -16,7 +16,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd does not run, or does not answer: nobody repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
+      'weftd does not run, or does not answer: no program repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
     fix: 'start weftd (`systemctl start weftd`) and read the last lines of its log; if weftd runs with another --status-socket, give weft doctor the same option',
   },
   'daemon-waits': {
@@ -70,6 +70,12 @@ export const FINDINGS = {
     level: 'warning',
     means: 'a route table of the cloud or the switch is full, or nearly full: further nodes get no route',
     fix: 'request a higher limit of routes for each table, or change to a backend that has a tunnel',
+  },
+  'peers-without-keys': {
+    check: 'daemon',
+    level: 'failure',
+    means: "strongSwan's charon has no keys for some peers: packets to and from these peers are dropped",
+    fix: 'accept UDP ports 500 and 4500 and IP protocol 50 (ESP) in the firewalls between the hosts, give all nodes the same PSK, and see the lines of charon and the output of `swanctl --list-sas`',
   },
   'not-root': {
     check: 'daemon',
@@ -271,8 +277,8 @@ export const FINDINGS = {
     check: 'config',
     level: 'warning',
     means:
-      'a node runs with another configuration than the one in the store: if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
-    fix: 'if the configuration in the store is right, restart weftd on all nodes that run with another one, soon after each other; if it is wrong, write the old configuration back before any weftd restarts: `weft config set`',
+      'a node runs with another configuration than the configuration in the store: if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
+    fix: 'if the configuration in the store is right, restart weftd on all nodes that run with another configuration, soon after each other; if the configuration in the store is wrong, write the old configuration back before any weftd restarts: `weft config set`',
   },
   'subnet-twice': {
     check: 'leases',

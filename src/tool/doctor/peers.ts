@@ -10,7 +10,7 @@ import {
   type Address,
   type Family,
 } from '../../net/address.ts'
-import { kindOf, portOf } from '../../path/catalog.ts'
+import { kindOf, portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
 import { isSendingOnly, placeIn, titleOf, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
@@ -162,7 +162,7 @@ function silentFix(status: Status, side: SeenSide): string {
     ? `accept packets of ${config?.network ?? 'the network'}${hosts}`
     : isUdp
       ? `accept UDP port ${port}${hosts}, both ways`
-      : `accept IP protocol 4 (IPIP)${hosts}, both ways`
+      : `accept ${PROTOCOL_TEXTS[outside.protocol]}${hosts}, both ways`
   // Each queue of weftd's engine sends from its own source port, so the firewall must accept any source port.
   const from = isUdp && dataPath?.engine !== 'kernel' ? ' and from any source port' : ''
   const nat = kind?.provesSender ? '; if one of the hosts is behind NAT, set `PersistentKeepaliveInterval`' : ''

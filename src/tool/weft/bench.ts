@@ -97,7 +97,7 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
   const named = from.map((text) => {
     const address = parseAddress(text)
     if (address !== undefined) return formatAddress(address)
-    throw new WeftError('USAGE', `${text} is not an IP address`, { remedy: 'write it as 10.5.1.2, or as fd00:5:1::2' })
+    throw new WeftError('USAGE', `${text} is not an IP address`, { remedy: 'write an address such as 10.5.1.2 or fd00:5:1::2' })
   })
   const first = await fetchStatus(socket, signal).catch((error: unknown) => {
     if (from.length > 0 && isWeftError(error)) return undefined
@@ -271,7 +271,7 @@ export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, fr
   const publicIp = placeIn(peer, outer).publicIp ?? parseAddress(peer.publicIp) ?? 0
   if (publicIp === to) {
     throw new WeftError('CONFIG', `the ${config?.backendType} backend does not encapsulate packets`, {
-      remedy: 'there is no tunnel, and nothing to compare',
+      remedy: 'this network has no tunnel that weft bench could compare with the underlay',
     })
   }
   // Connect from this node's public IP if the host has that address. Behind a NAT router the host lacks it, so the kernel chooses the

@@ -83,7 +83,7 @@ function check(text: string): { readonly config: NetworkConfig; readonly warning
   try {
     const config = parseNetworkConfig(text)
     requireFamily(config)
-    if (config.backendType === '') throw new WeftError('CONFIG', 'Backend has no Type', { remedy: remedyFor('') })
+    if (config.backendType === '') throw new WeftError('CONFIG', 'Backend has no Type', { remedy: remedyFor() })
     const warnings: string[] = []
     checkBackend(config, { warn: (line) => void warnings.push(line) })
     return { config, warnings }

@@ -106,7 +106,7 @@ function fixedCidrOf(subnet: string): string {
   const net = parseIpv6Net(subnet)
   if (net) return formatNet(net)
   throw new WeftError('USAGE', `Invalid value of FLANNEL_IPV6_SUBNET: ${subnet}`, {
-    remedy: 'it must be a subnet such as fd00:5:1::1/64',
+    remedy: 'write a subnet such as fd00:5:1::1/64',
   })
 }
 
@@ -137,7 +137,7 @@ function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wis
   }
   if (wish.ipMasq && masq) {
     if (masq !== 'true' && masq !== 'false') {
-      throw new WeftError('USAGE', `Invalid value of FLANNEL_IPMASQ: ${masq}`, { remedy: 'it must be true or false' })
+      throw new WeftError('USAGE', `Invalid value of FLANNEL_IPMASQ: ${masq}`, { remedy: 'write true or false' })
     }
     options.set('IPMASQ', `--ip-masq=${masq === 'false'}`)
   }

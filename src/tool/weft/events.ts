@@ -90,5 +90,5 @@ export function sinceOf(text: string, now: number): number {
   if (number !== undefined && seconds !== undefined) return now - Number(number) * seconds * 1000
   const time = /^\d{4}-\d\d-\d\d([T ]\d\d:\d\d|$)/.test(text) ? Date.parse(text) : NaN
   if (!Number.isNaN(time)) return time
-  throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'write it as 30m, 12h, 7d, or 2026-11-23T03:00' })
+  throw new WeftError('USAGE', `--since is ${text}`, { remedy: 'write the time as 30m, 12h, 7d, or 2026-11-23T03:00' })
 }

@@ -35,7 +35,7 @@ export const explainCommand = command({
       throw new WeftError(
         'USAGE',
         `neither ${formatAddress(source)} nor ${formatAddress(destination)} is an address of this host or of its containers`,
-        { remedy: 'run weft explain on the host of one of them' },
+        { remedy: 'run weft explain on the host of the source or of the destination' },
       )
     const found = await routeOf(source, destination, entryOf(source, status, facts))
     const steps = explain({ source, destination, status, facts, ...found })

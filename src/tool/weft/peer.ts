@@ -35,7 +35,7 @@ export function peerNamed(status: Status, name: string): PeerStatus | undefined 
   const few = all.slice(0, NAMED).map(({ subnet, publicIp }) => `${subnet} at ${publicIp}`)
   const more = all.length > NAMED ? [`${all.length - NAMED} more`] : []
   throw new WeftError('USAGE', `${all.length} peers are called ${nameIn(name)}: ${[...few, ...more].join(', ')}`, {
-    remedy: 'give the subnet or the address of one of them',
+    remedy: 'give the subnet or the address of the peer that you mean',
   })
 }
 

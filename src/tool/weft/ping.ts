@@ -41,7 +41,7 @@ export const pingCommand = command({
     const mtu = status.dataPath?.mtu ?? 0
     if (mtu > 0 && size > mtu) {
       throw new WeftError('USAGE', `--size is ${size}, but the MTU of the data path is ${mtu}`, {
-        remedy: 'give at most the MTU',
+        remedy: 'give a size of at most the MTU',
       })
     }
     const pinged: Pinged[] = []

@@ -9,12 +9,14 @@ import { expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
+import type { DataPaths } from '../../../src/node/data-paths.ts'
 import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
 import { openNode } from '../../../src/node/open.ts'
 import { createOwnership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
+import { planOf } from '../../support/data-paths.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const attrs = { publicIp: { ipv4: 0x0a000001 }, backendType: '' }
@@ -30,8 +32,9 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     leave: async () => [{ tunName: 'flannel0', loops: [] } as unknown as OpenPath],
     takeBack: () => new Promise<void>((resolve) => (back = resolve)),
     close: async () => void calls.push('close the stale one'),
-  } as unknown as DataPath
-  const own = {} as DataPath
+  } as unknown as DataPaths
+  const opened: string[] = []
+  const own = { fault: new Promise(() => {}) } as DataPath
   await ownership.open(async () => stale)
   await ownership.lend()
   // The first successor has gone, and the next one asks before all is taken back.
@@ -43,7 +46,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     ownership,
   )
   const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
-  const backend = { name: 'udp', open: async () => own } as unknown as Backend
+  const backend = { name: 'udp', plan: planOf(async ({ key }) => (opened.push(key), own)) } as unknown as Backend
   Object.assign(node, { config, backend, lease: leaseOf('10.5.1.0-24'), attrs })
   const parts = { manager: {}, config, backend } as unknown as NodeParts
   const facts = { config, backend, lease: leaseOf('10.5.2.0-24'), attrs }
@@ -60,11 +63,11 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   back()
   await takenBack
   await opening
-  expect([node.lease?.key, ownership.dataPath === own, calls]).toEqual(['10.5.2.0-24', true, ['close the stale one']])
+  expect([node.lease?.key, opened, calls]).toEqual(['10.5.2.0-24', ['10.5.2.0-24'], ['close the stale one']])
 })
 
 /** A node that forwards with the last known state through `dataPath`, and its facts. */
-async function forwarding(dataPath: DataPath, lines: string[] = []) {
+async function forwarding(dataPath: DataPaths, lines: string[] = []) {
   const say = (line: string): void => void lines.push(line)
   const ownership = createOwnership({ ...log, error: say })
   const options = {} as NewNode['options']
@@ -73,18 +76,19 @@ async function forwarding(dataPath: DataPath, lines: string[] = []) {
     store: '',
     log: { ...log, warn: say, error: say },
     stopping: new AbortController(),
-    ownership,
   }
   const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
-  const known = { name: 'udp', open: async () => dataPath } as unknown as Backend
+  const known = { name: 'udp', plan: planOf(async () => FAKE) } as unknown as Backend
   const facts = { config, backend: known, lease: leaseOf('10.5.1.0-24'), attrs }
   await ownership.open(async () => dataPath)
   return { node: Object.assign(createNode(base, ownership), facts), facts, lines }
 }
+/** A data path that does nothing. */
+const FAKE = { fault: new Promise(() => {}), close: async () => {} } as unknown as DataPath
 const handover = { isOnLoan: false, tunNames: [] }
 
 it('goes on with the open data path if the store confirms the facts of the file', async () => {
-  const old = {} as DataPath
+  const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const parts = { manager: {}, config: facts.config, backend: facts.backend } as unknown as NodeParts
   const lease = { ...leaseOf('10.5.1.0-24'), revision: 7n }
@@ -93,7 +97,7 @@ it('goes on with the open data path if the store confirms the facts of the file'
 })
 
 it('goes on with a data path that followed the address of this host while the store did not answer', async () => {
-  const old = {} as DataPath
+  const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
   node.attrs = now
@@ -103,15 +107,19 @@ it('goes on with a data path that followed the address of this host while the st
 })
 
 it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
-  const old = { close: async () => {} } as unknown as DataPath
+  const old = { close: async () => {} } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
   const refusal = new WeftError('PORT_IN_USE', 'a program has the port')
   const open = () => Promise.reject(refusal)
-  const wanted = { ...facts, backend: { name: 'udp', open } as unknown as Backend, lease: leaseOf('10.5.2.0-24') }
+  const wanted = {
+    ...facts,
+    backend: { name: 'udp', plan: planOf(open) } as unknown as Backend,
+    lease: leaseOf('10.5.2.0-24'),
+  }
   const parts = { manager: {}, config: facts.config, backend: wanted.backend } as unknown as NodeParts
   await expect(openNode(node, parts, wanted, handover)).rejects.toBe(refusal)
-  expect([node.ownership.dataPath === old, node.lease.key, node.backend === facts.backend]).toEqual([
-    true,
+  expect([node.ownership.state.is, node.lease.key, node.backend === facts.backend]).toEqual([
+    'forwarding',
     '10.5.1.0-24',
     true,
   ])
@@ -120,12 +128,11 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
 
 it('opens the data path of the store although the last known one cannot be closed', async () => {
   const close = () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))
-  const { node, facts, lines } = await forwarding({ close } as unknown as DataPath)
-  const own = {} as DataPath
-  const backend = { name: 'udp', open: async () => own } as unknown as Backend
+  const { node, facts, lines } = await forwarding({ close } as unknown as DataPaths)
+  const backend = { name: 'udp', plan: planOf(async () => FAKE) } as unknown as Backend
   const parts = { manager: {}, config: facts.config, backend } as unknown as NodeParts
   await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
-  expect([node.ownership.dataPath === own, node.lease.key]).toEqual([true, '10.5.2.0-24'])
+  expect([node.ownership.state.is, node.lease.key]).toEqual(['forwarding', '10.5.2.0-24'])
   expect(lines).toContain('Cannot close the data path: no answer within 10 s')
 })
 
@@ -160,10 +167,10 @@ it.each([
     const backend: Partial<Backend> = {
       name: 'wireguard',
       tunNames: ['flannel-wg'],
-      async open(...[, , leases, by]: Parameters<Backend['open']>) {
+      plan: planOf(async (_own, leases, _signal, by) => {
         opened.push([...leases.keys()], by)
-        return {} as DataPath
-      },
+        return { fault: new Promise(() => {}) } as DataPath
+      }),
     }
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
     const node = createNode({

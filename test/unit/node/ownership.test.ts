@@ -7,10 +7,10 @@ import { setImmediate } from 'node:timers/promises'
 import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
+import type { DataPaths } from '../../../src/node/data-paths.ts'
 import { createOwnership, type Ownership } from '../../../src/node/ownership.ts'
 import { serveSuccessors } from '../../../src/node/restart/lender.ts'
 import { predecessorAt } from '../../../src/node/restart/predecessor.ts'
-import type { DataPath } from '../../../src/path/contract.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
 function recorder() {
@@ -31,7 +31,7 @@ function lendable() {
       calls.push('close')
       fds.forEach(closeSync)
     },
-  } as unknown as DataPath
+  } as unknown as DataPaths
   const areOpen = (): boolean => {
     try {
       fds.forEach((fd) => fstatSync(fd))
@@ -136,7 +136,7 @@ describe('a data path that can be lent', () => {
       throw new WeftError('COMMAND', '`ip link del flannel.1` failed: no answer within 10 s')
     }
     const ownership = createOwnership(log)
-    await ownership.open(async () => ({ ...stuck.dataPath, close }))
+    await ownership.open(async () => ({ ...stuck.dataPath, close }) as unknown as DataPaths)
     await ownership.replace(async () => next.dataPath)
     expect(ownership.dataPath).toBe(next.dataPath)
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel.1` failed: no answer within 10 s'])
@@ -170,7 +170,7 @@ describe('a data path that can be lent', () => {
     const leave = async () => {
       throw new WeftError('FAULT', 'the engine is gone')
     }
-    await ownership.open(async () => ({ ...dataPath, leave }))
+    await ownership.open(async () => Object.assign(dataPath, { leave }))
     expect(await ownership.lend()).toEqual([])
     expect([ownership.state.is, calls]).toEqual(['closed', ['close']])
     expect(lines).toEqual(['The data path cannot be handed over: the engine is gone'])
@@ -186,7 +186,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
     const close = async (): Promise<void> => {
       throw new WeftError('COMMAND', '`ip link del flannel-wg` failed: no answer within 10 s')
     }
-    await ownership.open(async () => ({ close }) as unknown as DataPath)
+    await ownership.open(async () => ({ close }) as unknown as DataPaths)
     const path = join(folder, 'handover')
     const lender = {
       lend: () => ownership.lend(),
@@ -222,7 +222,7 @@ it('one that has nothing to lend is at once ours again, for a loop that waited f
   const stopping = new AbortController()
   let stop!: () => void
   const stopped = new Promise<readonly OpenPath[]>((resolve) => (stop = () => resolve([])))
-  await ownership.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPath)
+  await ownership.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPaths)
   const lending = ownership.lend()
   await setImmediate()
   const waiting = ownership.untilOurs(stopping.signal).then(

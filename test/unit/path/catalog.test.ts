@@ -53,9 +53,14 @@ describe('a backend', () => {
     const log = { warn: (line: string) => void warned.push(line) }
     const check = (backend: string, more = ''): void =>
       checkBackend(parseNetworkConfig(`{"Network":"10.5.0.0/16"${more},"Backend":${backend}}`), log)
-    const required = (type: string): string => (type === 'http' ? ',"PutURL":"https://switch/{subnet}"' : '')
+    const required: Readonly<Record<string, string>> = {
+      http: ',"PutURL":"https://switch/{subnet}"',
+      ipsec: `,"PSK":"${'p'.repeat(96)}"`,
+    }
     for (const type of Object.keys(KINDS))
-      expect(() => check(`{"Type":"${type}"${required(type)}}`), type).not.toThrow()
+      expect(() => check(`{"Type":"${type}"${required[type] ?? ''}}`), type).not.toThrow()
+    expect(() => check(`{"Type":"ipsec","PSK":"${'p'.repeat(95)}"}`)).toThrow('config error, password is too short')
+    expect(() => check('{"Type":"ipsec"}')).toThrow('config error, password is too short')
     const checkIpv6 = (type: string): void =>
       checkBackend(
         parseNetworkConfig(
@@ -82,11 +87,10 @@ describe('a backend', () => {
     expect(() => checkIpv6('ipip')).toThrow('the ipip backend needs IPv4, and EnableIPv4 is false')
     expect(() => check('{"Type":"ipip","DirectRouting":1}')).toThrow('Backend.DirectRouting is 1')
     const known =
-      'to udp, vxlan, host-gw, ipip, wireguard, alloc, extension, aws-vpc, gce, ali-vpc, tencent-vpc or http'
+      'to udp, vxlan, host-gw, ipip, wireguard, ipsec, alloc, extension, aws-vpc, gce, ali-vpc, tencent-vpc or http'
     for (const [type, remedy] of [
       ['bridge', known],
       ['constructor', known],
-      ['ipsec', `${known}: take wireguard`],
     ])
       expect(() => check(`{"Type":"${type}"}`)).toThrow(
         expect.objectContaining({
@@ -107,6 +111,7 @@ it.each([
   ['vxlan', { VNI: 5 }, 8472],
   ['vxlan', { Port: '7' }, 8472],
   ['ipip', { port: 7 }, undefined],
+  ['ipsec', { port: 7 }, undefined],
   ['host-gw', {}, undefined],
   ['', {}, undefined],
 ])('peers send to %s with the options %j at port %s', (type, backend, port) => {

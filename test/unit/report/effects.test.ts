@@ -56,7 +56,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'a duplicate node',
     [{ by: 'host', what: 'host9 uses the same public IP' }],
     [],
-    'another host gets some of the packets for this one',
+    'another host gets some of the packets for this host',
   ],
   [
     'an address that is gone',
@@ -68,7 +68,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
     'what an older page does not know',
     [{ by: 'host', what: 'something of tomorrow' }],
     [],
-    'packets of containers do not leave this host, new containers do not start, or another host gets packets for this one',
+    'packets of containers do not leave this host, new containers do not start, or another host gets packets for this host',
   ],
   [
     'several causes',

@@ -63,7 +63,7 @@ async function roleKeys(
     const [[id, secret] = ['', '']] = variables
     throw new WeftError('CONFIG', `there are no keys of ${cloud}: ${id} and ${secret} must be provided`, {
       remedy:
-        'set them in the environment of weftd, give the instance a role, or set AccessKeyID and AccessKeySecret in Backend',
+        'set the keys in the environment of weftd, give the instance a role, or set AccessKeyID and AccessKeySecret in Backend',
     })
   }
   const role = await readMetadata(client, roleUrl, {}, signal).catch(() => none())

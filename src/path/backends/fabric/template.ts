@@ -84,7 +84,7 @@ const OWN_HEADERS = new Set(['host', 'content-length', 'transfer-encoding', 'con
 export function fillHeaders(headers: unknown, variables: Variables): Record<string, string> {
   const filled: Record<string, string> = {}
   for (const [name, value] of Object.entries((headers as object | undefined) ?? {})) {
-    const remedy = 'give it names and texts that HTTP allows as headers'
+    const remedy = 'use names and texts that HTTP allows as headers'
     if (!/^[\w!#$%&'*+.^`|~-]+$/.test(name) || OWN_HEADERS.has(name.toLowerCase()))
       throw new WeftError('CONFIG', `Backend.Headers has the name ${JSON.stringify(name)}`, { remedy })
     if (typeof value !== 'string' && !(value instanceof Secret))
@@ -106,7 +106,7 @@ function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()
   if (value.includes(HIDDEN))
     throw new WeftError('CONFIG', `Backend.${what} has a secret that only the store has`, {
-      remedy: 'put the secret into a file, and name it in Backend.CredentialFile',
+      remedy: 'put the secret into a file, and name the file in Backend.CredentialFile',
     })
   return value
 }

@@ -10,7 +10,8 @@ import type { Family } from '../../../net/address.ts'
 import { overheadBy } from '../../catalog.ts'
 import type { DataPath } from '../../contract.ts'
 import type { PeerFilterOptions } from '../../tunnel/peer-filter.ts'
-import { openTunnel, type TunnelOptions } from '../../tunnel/tunnel.ts'
+import type { TunnelOptions } from '../../tunnel/tunnel-options.ts'
+import { Tunnel } from '../../tunnel/tunnel.ts'
 import { createKeeper, type KeeperPeer } from './keeper.ts'
 
 interface UserspaceOptions {
@@ -63,7 +64,7 @@ export function openUserspace(
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
   const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log })
-  return openTunnel(
+  return Tunnel.open(
     { ...parts, settings: SETTINGS },
     {
       encapsulation: 'wireguard',

@@ -68,7 +68,12 @@ describe('the table of keys', () => {
     for (const type of types)
       for (const { name } of optionsOf(KINDS[type].options))
         expect(
-          () => readOptions(KINDS[type].options, { puturl: 'http://switch/', [name.toLowerCase()]: [] }),
+          () =>
+            readOptions(KINDS[type].options, {
+              puturl: 'http://switch/',
+              ...(type === 'ipsec' ? { psk: 'p'.repeat(96) } : {}),
+              [name.toLowerCase()]: [],
+            }),
           `${type} ${name}`,
         ).toThrow(`Backend.${name} is`)
   })
@@ -113,8 +118,9 @@ describe('the schema', () => {
     const options = types.flatMap((type) => optionsOf(KINDS[type].options).map(({ name }) => [type, name] as const))
     fc.assert(
       fc.property(fc.constantFrom(...options), anyValue, ([type, name], value) => {
-        const required = type === 'http' ? { PutURL: 'http://switch/' } : {}
-        const config = { Network: '10.5.0.0/16', Backend: { Type: type, ...required, [name]: value } }
+        const required = { http: { PutURL: 'http://switch/' }, ipsec: { PSK: 'p'.repeat(96) } }
+        const given = type === 'http' || type === 'ipsec' ? required[type] : {}
+        const config = { Network: '10.5.0.0/16', Backend: { Type: type, ...given, [name]: value } }
         let isTaken = true
         try {
           checkBackend(parseNetworkConfig(JSON.stringify(config)), { warn: () => {} })

@@ -96,7 +96,7 @@ describe('acquiring', () => {
     await expect(asked).rejects.toMatchObject({
       code: 'CONFIG',
       message: `the network is of ${family}, and this node has no ${family} address`,
-      remedy: expect.stringContaining('give the host one'),
+      remedy: expect.stringContaining('give the host an address'),
     })
   })
 

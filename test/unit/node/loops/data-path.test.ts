@@ -13,14 +13,17 @@ import { amended } from '../../../../src/node/loops/lease.ts'
 import { createNode, type NewNode, type Node } from '../../../../src/node/node.ts'
 import { createOwnership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
+import { openPaths, planOf } from '../../../support/data-paths.ts'
 import {
   backend,
-  installRig,
   dataPaths,
+  installRig,
   lines,
   log,
   logged,
+  openFake,
   own,
+  ownership,
   ready,
   refuseToOpen,
   start,
@@ -118,13 +121,13 @@ it('has a part of the data path that is behind given the rest every five seconds
   await vi.advanceTimersByTimeAsync(60_000)
   const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
   const [path] = dataPaths
-  path!.isBehind = true
+  const isBehind = vi.spyOn(ownership.dataPath!, 'isBehind', 'get').mockReturnValue(true)
   store.put(free, value('192.0.2.2'))
   await until(() => path!.applied.at(-1)?.includes(free) === true, 1000)
   const given = path!.applied.length
   await vi.advanceTimersByTimeAsync(10_600)
   expect(path!.applied.length - given).toBe(2)
-  path!.isBehind = false
+  isBehind.mockRestore()
   await vi.advanceTimersByTimeAsync(5300)
   expect(path!.applied.length - given).toBe(3)
   await vi.advanceTimersByTimeAsync(20_000)
@@ -336,11 +339,11 @@ describe('with an amendment that an operator made in the store of the leases', (
       ...managerOf(store),
       amend: (publicIp: Addresses, signal: AbortSignal) => answer(publicIp, signal),
     }
-    const open: typeof backend.open = (lease, ...rest) => {
-      opened.push(lease.attrs)
-      return backend.open(lease, ...rest)
-    }
-    start({ manager, backend: amended({ ...backend, open }, manager, log) })
+    const plan = planOf((lease) => {
+      opened.push({ ...lease.attrs })
+      return openFake(lease)
+    })
+    start({ manager, backend: amended({ ...backend, plan }, manager, log) })
   }
 
   it.each<[what: string, away: typeof answer]>([
@@ -394,8 +397,8 @@ describe('with an amendment that an operator made in the store of the leases', (
 
 it('writes subnet.env at once where the data path that is opened again takes other packets, and as no repair', async () => {
   const mtus = [1472, 8972]
-  const open: typeof backend.open = async (...args) => ({ ...(await backend.open(...args)), mtu: mtus.shift()! })
-  start({ backend: { ...backend, open } })
+  const plan: typeof backend.plan = (lease) => planOf(openFake, mtus.shift())(lease)
+  start({ backend: { ...backend, plan } })
   await ready()
   const mtu = () => /FLANNEL_MTU=(\d+)/.exec(readFileSync(subnetFile(), 'utf8'))![1]
   expect(mtu()).toBe('1472')
@@ -414,20 +417,21 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
     expiresAt: undefined,
     revision: 1n,
   }
-  const ownership = createOwnership(log)
+  const lent = createOwnership(log)
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { leave, takeBack: async () => {} }
-  await ownership.open(async () => ({ ...(await backend.open(lease, stopping.signal, new Map())), ...lendable }))
+  const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
+  await lent.open(() => openPaths({ plan }, lease, async () => ''))
   const options = { 'subnet-file': subnetFile() } as NewNode['options']
   const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
-  const node = Object.assign(createNode({ options, store: '', log, stopping }, ownership), facts)
-  await ownership.lend()
+  const node = Object.assign(createNode({ options, store: '', log, stopping }, lent), facts)
+  await lent.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.repaired = ['flannel0 was down']
   dataPaths[0]!.die('the device is gone')
   await vi.advanceTimersByTimeAsync(60_000)
   expect([dataPaths.length, dataPaths[0]!.repaired.length, dataPaths[0]!.closed]).toEqual([1, 1, false])
-  await ownership.takeBack()
+  await lent.takeBack()
   await until(() => dataPaths.length === 2 && dataPaths[1]!.applied.length > 0)
   expect(dataPaths[0]!.closed).toBe(true)
   stopping.abort(new Error('enough'))

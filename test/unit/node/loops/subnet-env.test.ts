@@ -4,7 +4,9 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { ByFamily } from '../../../../src/net/address.ts'
+import { planOf } from '../../../support/data-paths.ts'
 import {
+  openFake,
   backend,
   dataPaths,
   installRig,
@@ -78,10 +80,9 @@ it.each([
   const prepare = async () => ({ publicIp, backendType: '' })
   // The backend of the rig has its own address in the IPv4 subnet.
   const none = { address: 0, prefixLength: 32 }
-  const open: typeof backend.open = (lease, ...rest) =>
-    backend.open({ ...lease, subnet: { ...lease.subnet, ipv4: lease.subnet.ipv4 ?? none } }, ...rest)
+  const plan = planOf((lease) => openFake({ ...lease, subnet: { ...lease.subnet, ipv4: lease.subnet.ipv4 ?? none } }))
   if (!('ipv6' in publicIp)) store.put('10.5.0.128-26&fd00:5:0:7::-64', '{"PublicIP":"0.0.0.1"}')
-  start({ config, backend: { ...backend, prepare, open } })
+  start({ config, backend: { ...backend, prepare, plan } })
   await ready()
   const known = text.replace(/10\.5\.0\.SUBNET/, '10.5.0.(65|129|193)').replace('LAST', '[0-9a-f]+')
   expect(readFileSync(subnetFile(), 'utf8')).toMatch(new RegExp(`^${known}FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n$`))
@@ -90,13 +91,13 @@ it.each([
 
 const BOTH = '{"Network":"10.5.0.0/24","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}'
 function startBoth(mtu: number, lacking: ByFamily<string> = {}): void {
-  const open: typeof backend.open = async (...parts) => {
-    const dataPath = await backend.open(...parts)
+  const plan = planOf(async (lease) => {
+    const dataPath = await openFake(lease)
     dataPaths.at(-1)!.lacking = lacking
-    return Object.create(dataPath, { mtu: { value: mtu } }) as typeof dataPath
-  }
+    return dataPath
+  }, mtu)
   const prepare = async () => ({ publicIp: { ipv4: 1, ipv6: 1n }, backendType: '' })
-  start({ config: parseNetworkConfig(BOTH), backend: { ...backend, prepare, open } })
+  start({ config: parseNetworkConfig(BOTH), backend: { ...backend, prepare, plan } })
 }
 const names = (): string[] =>
   [...readFileSync(subnetFile(), 'utf8').matchAll(/FLANNEL_(\w*)SUBNET/g)].map(([name]) => name)

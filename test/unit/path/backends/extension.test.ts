@@ -8,6 +8,7 @@ import { run, type Run, type RunOptions } from '../../../../src/host/command.ts'
 import { parseNet } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { createExtensionBackend, wordsOf } from '../../../../src/path/backends/extension.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 
 afterEach(() => vi.unstubAllEnvs())
 
@@ -75,7 +76,7 @@ describe('a command that takes long', () => {
       return new Promise((resolve) => (end = () => resolve('done')))
     }
     const { signal } = new AbortController()
-    const opening = backend({ PostStartupCommand: 'post $SUBNET' }, slow).open(own, signal, new Map())
+    const opening = openPaths(backend({ PostStartupCommand: 'post $SUBNET' }, slow), own, slow, { signal })
     await vi.advanceTimersByTimeAsync(71_000)
     expect(given).toMatchObject([{ patient: true, signal }])
     expect(lines).toEqual([10, 30, 70].map((at) => `Backend.PostStartupCommand still runs after ${at} s: post $SUBNET`))
@@ -87,7 +88,7 @@ describe('a command that takes long', () => {
 
   it('is ended when the start is aborted', async () => {
     const stopping = new AbortController()
-    const opening = backend({ PostStartupCommand: 'sleep 600' }).open(own, stopping.signal, new Map())
+    const opening = openPaths(backend({ PostStartupCommand: 'sleep 600' }), own, run, stopping)
     stopping.abort(new Error('over'))
     await expect(opening).rejects.toThrow('over')
   })
@@ -99,7 +100,7 @@ describe('a command that takes long', () => {
       return run(file, args, options)
     }
     const { signal } = new AbortController()
-    const path = await backend({ SubnetAddCommand: 'sleep 600' }, counting).open(own, signal, new Map())
+    const path = await openPaths(backend({ SubnetAddCommand: 'sleep 600' }, counting), own, counting, { signal })
     const applying = path.apply(new Map([2, 3].map((n) => [lease(n).key, lease(n)])), own.key)
     await vi.waitFor(() => expect(begun).toEqual(['10.5.2.0/24']))
     await path.close()

@@ -12,6 +12,7 @@ import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { createAwsVpcBackend } from '../../../../src/path/backends/aws-vpc.ts'
 import { createHttpBackend } from '../../../../src/path/backends/http.ts'
 import type { BackendType } from '../../../../src/path/catalog.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 import { createLogged } from '../../../support/fake-fabric.ts'
 import { FakeSwitch } from '../../../support/fake-switch.ts'
 
@@ -63,7 +64,7 @@ it('has the MTU of the interface, peers, and a route of each family', async () =
     const { parts, lines } = partsOf('http', fabric.backend(), BOTH)
     const backend = createHttpBackend(parts)
     expect(await backend.prepare(signal)).toEqual(attrs)
-    const path = await backend.open(own, signal, new Map())
+    const path = await openPaths(backend, own, parts.run, { signal, log: parts.log })
     expect([path.mtu, path.carrier().engine]).toEqual([1500, 'none'])
     expect(fabric.changes).toContain('put 10.5.1.0/24')
     // This switch has no IPv6: it refuses that route, and the other one stays.
@@ -99,7 +100,7 @@ it('opens while the API hangs, and a slow check delays nobody', async () => {
   await fabric.close()
   const backend = createHttpBackend(parts)
   await backend.prepare(signal)
-  const path = await backend.open(own, signal, new Map())
+  const path = await openPaths(backend, own, parts.run, { signal, log: parts.log })
   expect(path.counters()).toMatchObject({ route_missing: 1n })
   expect(await path.resync(Promise.resolve())).toEqual([])
   await path.close()

@@ -8,6 +8,7 @@ import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { createIpipBackend } from '../../../../src/path/backends/ipip.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 
 async function opened() {
   const infos: string[] = []
@@ -39,7 +40,7 @@ async function opened() {
   const attrs = await backend.prepare(signal)
   const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:1::/64')! }
   const lease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 1n }
-  return { host, infos, backend, signal, path: await backend.open(lease, signal, new Map()) }
+  return { host, infos, backend, signal, path: await openPaths(backend, lease, run, { log }) }
 }
 
 it('publishes a changed IPv6 address and continues', async () => {
@@ -49,7 +50,7 @@ it('publishes a changed IPv6 address and continues', async () => {
   expect([await path.resync(), path.isOutdated]).toEqual([[], true])
   const attrs = await backend.prepare(signal)
   expect(attrs.publicIp).toEqual({ ipv4: parseIpv4('192.0.2.1'), ipv6: parseIpv6('fd00::a1') })
-  await path.renew!(attrs)
+  await path.renew(attrs)
   expect(infos.at(-1)).toBe('Publishing a change to the peers: the address of eth0 changed from fd00::1 to fd00::a1')
   expect([await path.resync(), path.isOutdated]).toEqual([[], false])
 })

@@ -7,12 +7,13 @@ import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import { formatAddress, formatEndpoint, formatNet, type Address } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, type Ipv6 } from '../../../../src/net/ipv6.ts'
+import type { DataPaths } from '../../../../src/node/data-paths.ts'
 import { createUdpBackend } from '../../../../src/path/backends/udp.ts'
-import type { DataPath } from '../../../../src/path/contract.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
 import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
 import { decodePeers, encodePeers } from '../../../../src/path/engine/peers.ts'
 import { unusableReason } from '../../../../src/path/tunnel/peer-filter.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 import { host, installHost, log, run } from '../../../support/fake-host.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
@@ -97,7 +98,7 @@ const backend = (text = '{"Network":"10.5.0.0/16"}', address = '192.0.2.1', ipv6
   })
 }
 const { signal } = new AbortController()
-const open = (config?: string) => backend(config).open(own, signal, new Map())
+const open = (config?: string) => openPaths(backend(config), own, run, { signal, log })
 
 describe('prepare', () => {
   it('publishes the public IP and no backend type', async () => {
@@ -244,10 +245,14 @@ describe('both families', () => {
   })
   const ownOfBoth: OwnLease = { ...of(72, 72, 1), expiresAt: 0, revision: 1n }
   const opened = (leases: readonly Lease[] = []) =>
-    backend(BOTH).open(ownOfBoth, signal, new Map(leases.map((each) => [each.key, each])))
+    openPaths(backend(BOTH), ownOfBoth, run, {
+      signal,
+      log,
+      leases: new Map(leases.map((each) => [each.key, each])),
+    })
   const records = () =>
     decodePeers(engine.records).map(({ subnet, endpoint }) => `${formatNet(subnet)} ${formatAddress(endpoint)}`)
-  const apply = async (dataPath: DataPath, leases: readonly Lease[], ...touched: string[]) => {
+  const apply = async (dataPath: DataPaths, leases: readonly Lease[], ...touched: string[]) => {
     const all = new Map(leases.map((each) => [each.key, each]))
     await dataPath.apply(all, ownOfBoth.key, touched.length > 0 ? new Set(touched) : undefined)
     return records().toSorted()
@@ -286,7 +291,7 @@ describe('both families', () => {
       attrs: { ...each.attrs, publicIp: { ...each.attrs.publicIp, ipv6: parseIpv6(address) } },
     })
     const ours = { ...here, ...withIpv6(here, 'fd77::1') }
-    const dataPath = await backend(config, undefined, parseIpv6('fd77::1')).open(ours, signal, new Map())
+    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, run, { signal, log })
     expect([engine.config?.bindAddress, dataPath.mtu]).toEqual([bindAddress, mtu])
     const differ = await apply(dataPath, [withIpv6(peer, 'fd77::2')])
     const subnets = config.includes('"EnableIPv4":false') ? ['fd00:5:0:1::/64'] : ['10.5.1.0/24', 'fd00:5:0:1::/64']
@@ -306,7 +311,7 @@ describe('both families', () => {
       },
     })
     const ours = { ...ownOfBoth, ...at(ownOfBoth, '192.0.2.1', 'fd77::1') } as OwnLease
-    const dataPath = await backend(config, undefined, parseIpv6('fd77::1')).open(ours, signal, new Map())
+    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, run, { signal, log })
     expect(engine.config).toMatchObject({ bindAddress: 'fd77::1', otherAddress: '192.0.2.1', mtu: 1452 })
     const peers = [
       at(of(1, 1, 2), '192.0.2.2', 'fd77::2'),
@@ -356,7 +361,7 @@ describe('both families', () => {
     ['has only a link-local address of the other', { hasOther: true }, 'fe80::1', undefined],
   ])('are sent over one family if the host %s', async (_what, has, address, otherAddress) => {
     besides = has
-    const dataPath = await backend(BOTH, undefined, parseIpv6(address)).open(ownOfBoth, signal, new Map())
+    const dataPath = await openPaths(backend(BOTH, undefined, parseIpv6(address)), ownOfBoth, run, { signal, log })
     expect([dataPath.underlays, dataPath.mtu, engine.config?.otherAddress]).toEqual([undefined, 1452, otherAddress])
   })
 
@@ -562,7 +567,7 @@ describe('resync', () => {
     ['that is not the preferred one', ',"EnableIPv6":true,"IPv6Network":"fd00:5::/48"'],
   ])('continues after a change of the address of a family %s', async (_title, more) => {
     const config = `{"Network":"10.5.0.0/16"${more}}`
-    const dataPath = await backend(config, undefined, parseIpv6('fd00::1')).open(own, signal, new Map())
+    const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd00::1')), own, run, { signal, log })
     const info = [
       { family: 'inet', local: '192.0.2.1' },
       { family: 'inet6', local: 'fd00::2' },

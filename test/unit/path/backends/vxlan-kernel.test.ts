@@ -9,6 +9,7 @@ import type { Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 
 const PEERS = 500
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -86,7 +87,7 @@ async function open() {
     revision: 1n,
   }
   const leases = new Map(Array.from({ length: PEERS }, (_, at) => lease(at + 1)).map((each) => [each.key, each]))
-  const dataPath = await carrier.open(own, leases)
+  const dataPath = await openPaths({ ...carrier, external: setup.external }, own, kernel.run, { leases, log })
   const apply = (...changed: readonly Lease[]): Promise<void> => {
     for (const each of changed) leases.set(each.key, each)
     return dataPath.apply(leases, own.key, changed.length > 0 ? new Set(changed.map(({ key }) => key)) : undefined)
@@ -118,7 +119,7 @@ it('ignores reports of its own changes, and not those of other changes', async (
   await apply(lease(3, '02:99:00:00:00:03'))
   leases.delete('10.0.4.0-24')
   await dataPath.apply(leases, own.key, new Set(['10.0.4.0-24']))
-  const matters = (line: string) => dataPath.watched?.matters?.(line)
+  const matters = (line: string) => dataPath.watched[0]?.matters?.(line)
   for (const [line, isNews] of [
     ['10.0.3.0 dev flannel.1 lladdr 02:99:00:00:00:03 PERMANENT ', false],
     ['172.16.0.3 dev flannel.1 lladdr 02:99:00:00:00:03 NOARP PERMANENT ', false],
@@ -186,7 +187,8 @@ it('moves a peer to the tunnel while the kernel refuses its direct route, and ba
   const heard = { ...log, error: (line: string) => void errors.push(line) }
   const carrier = await prepareKernelVxlan(() => setup, { config, run, log: heard })
   const own = { ...lease(200), expiresAt: 0, revision: 1n }
-  const dataPath = await carrier.open({ ...own, subnet: { ipv4: parseIpv4Net('10.200.0.0/24')! } }, new Map())
+  const lease200 = { ...own, subnet: { ipv4: parseIpv4Net('10.200.0.0/24')! } }
+  const dataPath = await openPaths({ ...carrier, external: setup.external }, lease200, run, { log: heard })
   await dataPath.apply(new Map(peers.map((each) => [each.key, each])), own.key)
   const direct = { gateway: '172.16.0.1', dev: 'eth0' }
   expect(routes.get('10.0.1.0/24')).toEqual(direct)

@@ -10,6 +10,7 @@ import { currentExternal, type ExternalInterface } from '../../../../src/host/ex
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { openVxlanDevice } from '../../../../src/path/backends/vxlan-device.ts'
 import { prepareKernelVxlan } from '../../../../src/path/backends/vxlan-kernel.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 
 const MAC = '02:ff:ff:ff:ff:ff'
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -79,7 +80,7 @@ async function open(run: Run) {
     revision: 1n,
   }
   return {
-    open: () => carrier.open(own, new Map()),
+    open: () => openPaths({ ...carrier, external }, own, run, { log }),
     prepare: async () => void (external = await currentExternal(run, external)),
   }
 }
@@ -92,7 +93,7 @@ it('keeps the device and uses the new name', async () => {
   state.nic = 'lan0'
   await dataPath.resync()
   expect((await dataPath.fault).message).toBe('the interface eth0 is called lan0 now')
-  expect(dataPath.gone?.()).toEqual({})
+  expect(dataPath.gone()).toEqual({})
   await dataPath.close()
   await host.prepare()
   const again = await host.open()

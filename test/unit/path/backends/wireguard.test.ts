@@ -24,6 +24,7 @@ import { createWireguardBackend, endOf } from '../../../../src/path/backends/wir
 import { publicKeyTo } from '../../../../src/path/backends/wireguard/key-file.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
+import { openPaths } from '../../../support/data-paths.ts'
 import { host, installHost, log } from '../../../support/fake-host.ts'
 
 const KEY = 'MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY='
@@ -93,7 +94,7 @@ async function open(mode: string, subnet: Nets, network = '10.5.0.0/16') {
   const { signal } = new AbortController()
   const attrs = await backend.prepare(signal)
   const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
-  return { path: await backend.open(lease, signal, new Map()), prepare: () => backend.prepare(signal) }
+  return { path: await openPaths(backend, lease, run, { signal, log }), prepare: () => backend.prepare(signal) }
 }
 
 const routes = (): string[] => commands.flatMap((command) => /^ip route replace (\S+ dev \S+)/.exec(command)?.[1] ?? [])
@@ -416,7 +417,7 @@ describe('weftd itself, in the mode auto', () => {
     const attrs = await backend.prepare(signal)
     const subnet = Object.fromEntries(KEYS.filter((family) => config[family]).map((family) => [family, BOTH[family]]))
     const lease: OwnLease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 0n }
-    const path = await backend.open(lease, signal, new Map())
+    const path = await openPaths(backend, lease, run, { signal, log })
     return {
       path,
       data: attrs.backendData,

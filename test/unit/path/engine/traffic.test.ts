@@ -1,7 +1,7 @@
 // traffic.test.ts - a peer keeps its slot and its counts, and a peer with a reused slot starts at zero.
 
 import { beforeEach, describe, expect, it } from 'vitest'
-import { createTrafficSlots, SLOT_NUMBERS, sumTraffic, type TrafficSlots } from '../../../../src/path/engine/traffic.ts'
+import { SLOT_NUMBERS, sumTraffic, TrafficSlots } from '../../../../src/path/engine/traffic.ts'
 
 let counted: number[][]
 /** Returns the counts of one slot, or of all slots if it is undefined. */
@@ -12,7 +12,7 @@ beforeEach(() => {
   counted = [[0, 0, 0, 0, -1]]
   reads = []
   clockMs = 1_000
-  slots = createTrafficSlots(
+  slots = new TrafficSlots(
     (slot) => {
       reads.push(slot)
       return Float64Array.from(slot === undefined ? counted.flatMap((row) => row) : (counted[slot] ?? []))

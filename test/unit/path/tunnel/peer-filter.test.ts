@@ -6,7 +6,7 @@ import { describe, expect, it } from 'vitest'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import { addressText, netsOf, netText, parseNet, type Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { createPeerFilter, type PeerFilter, type PeerFilterOptions } from '../../../../src/path/tunnel/peer-filter.ts'
+import { PeerFilter, type PeerFilterOptions } from '../../../../src/path/tunnel/peer-filter.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const OWN_MAC = 'own'
@@ -31,7 +31,7 @@ function create(hasIdentity: boolean): { filter: PeerFilter; lines: string[] } {
     log,
     ...(hasIdentity ? { identity } : {}),
   }
-  return { filter: createPeerFilter(options), lines }
+  return { filter: new PeerFilter(options), lines }
 }
 
 /** The rules of the filter in their simplest form, for all leases at once. */
@@ -194,7 +194,7 @@ it('does not log a lease of this node under another key, as of a successor with 
     subnet: nets('10.5.0.0/24'),
     attrs: { publicIp: { ipv4: ip('192.0.2.9') }, backendType: '' },
   }
-  const filter = createPeerFilter({ lease: { ...lease, expiresAt: undefined, revision: 0n }, network, log })
+  const filter = new PeerFilter({ lease: { ...lease, expiresAt: undefined, revision: 0n }, network, log })
   const twin = { ...lease, key: 'both', subnet: nets('10.5.0.0/24 fc00:0:0:7::/64') }
   const elsewhere = { ...lease, key: 'other', subnet: nets('10.5.9.0/24') }
   expect(filter.usable(new Map([twin, elsewhere].map((each) => [each.key, each])), 'own')).toEqual([])
@@ -206,8 +206,8 @@ it("accepts no peer with this node's subnet or a part of it in any family, which
   const say = (line: string): void => void said.push(line)
   const both: OwnLease = { ...own, subnet: nets('10.5.0.0/24 fc00:0:0:7::/64') }
   const parts = { isOneOfTwo: true, lease: both, log: { info: say, warn: say, error: say, v: () => false } }
-  const filters = ['10.5.0.0/16', 'fc00::/48'].map((network) =>
-    createPeerFilter({ ...parts, network: parseNet(network)! }),
+  const filters = ['10.5.0.0/16', 'fc00::/48'].map(
+    (network) => new PeerFilter({ ...parts, network: parseNet(network)! }),
   )
   const publicIp = { ipv4: ip('192.0.2.2'), ipv6: (0xfd00n << 112n) + 2n }
   const leases = new Map(
@@ -236,8 +236,8 @@ function createBoth(alsoUnusable?: () => string | undefined) {
   lines.length = 0
   const parts = { isOneOfTwo: true, lease: own, log, ...(alsoUnusable ? { alsoUnusable } : {}) }
   return [
-    createPeerFilter({ ...parts, network: parseIpv4Net('10.5.0.0/16')! }),
-    createPeerFilter({ ...parts, network: { address: 0xfc00n << 112n, prefixLength: 16 } }),
+    new PeerFilter({ ...parts, network: parseIpv4Net('10.5.0.0/16')! }),
+    new PeerFilter({ ...parts, network: { address: 0xfc00n << 112n, prefixLength: 16 } }),
   ]
 }
 const ofBoth = (key: string, third: number, host: number, revision = 1n): Lease => ({

@@ -4,7 +4,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
-import { createUnknownSenderLog, type UnknownSenderLog } from '../../../../src/path/tunnel/unknown-senders.ts'
+import { UnknownSenderLog } from '../../../../src/path/tunnel/unknown-senders.ts'
 
 describe('unknown senders', () => {
   const ip = (text: string): number => parseIpv4(text)!
@@ -32,7 +32,7 @@ describe('unknown senders', () => {
     now = 0
     const say = (level: string) => (line: string) => void lines.push(`${level} ${line}`)
     const to = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
-    log = createUnknownSenderLog({ verifySource: 'strict', ...filter }, to, () => now)
+    log = new UnknownSenderLog({ verifySource: 'strict', ...filter }, to, () => now)
     log.setPeers(() => peers)
   })
 
@@ -98,7 +98,7 @@ describe('unknown senders', () => {
   it('with WireGuard are logged for a source outside their subnet, although their lease is known', () => {
     const say = (level: string) => (line: string) => void lines.push(`${level} ${line}`)
     const to = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
-    log = createUnknownSenderLog({ verifySource: 'strict', provesSender: true, ...filter }, to, () => now)
+    log = new UnknownSenderLog({ verifySource: 'strict', provesSender: true, ...filter }, to, () => now)
     log.setPeers(() => peers)
     for (now = 0; now < 60_000; now += 2_000)
       report([sender('unknown_sender', '192.0.2.2', '192.168.7.7'), sender('spoofed_source', '192.0.2.3', '10.5.1.7')])

@@ -24,7 +24,7 @@ it('refuses if a daemon listens but accepts no connection', async () => {
     await expect(leave(optionsOf('--subnet-file', subnetFile), log)).rejects.toMatchObject({
       code: 'DEVICE',
       message: expect.stringContaining('cannot connect to the weftd that runs on this host: ') as string,
-      remedy: 'run this as the user of that weftd; if it hangs, kill it',
+      remedy: 'run this command as the user of that weftd; if that weftd hangs, kill it',
     })
     expect(existsSync(path)).toBe(true)
   } finally {

@@ -31,7 +31,7 @@ it.each(['30', 'm', '-5m', '5 m', '5w', '1e9s', 'yesterday', '2026-13-01', '23',
     } catch (error) {
       expect(isWeftError(error, 'USAGE') && [error.message, error.remedy]).toEqual([
         `--since is ${text}`,
-        'write it as 30m, 12h, 7d, or 2026-11-23T03:00',
+        'write the time as 30m, 12h, 7d, or 2026-11-23T03:00',
       ])
     }
   },

@@ -1,17 +1,17 @@
-// both-families.test.ts - the joint data path of two families: a failure of one family and its effect on the other.
+// data-paths.test.ts - the data paths of two families: a failure of one family and its effect on the other.
 
 import { expect, it } from 'vitest'
-import { WeftError } from '../../../../src/base/errors.ts'
-import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { currentExternal, type ExternalInterface } from '../../../../src/host/external-interface.ts'
-import type { Family } from '../../../../src/net/address.ts'
-import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
-import type { DataPath } from '../../../../src/path/contract.ts'
-import type { OpenPath } from '../../../../src/path/engine/engine.ts'
-import { openFamilies } from '../../../../src/path/tunnel/both-families.ts'
+import { WeftError } from '../../../src/base/errors.ts'
+import type { Lease, OwnLease } from '../../../src/control/lease/lease.ts'
+import { currentExternal, type ExternalInterface } from '../../../src/host/external-interface.ts'
+import { FAMILIES, type Family } from '../../../src/net/address.ts'
+import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
+import { parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
+import { openDataPaths, type DataPaths } from '../../../src/node/data-paths.ts'
+import type { DataPath } from '../../../src/path/contract.ts'
+import { checkFamily } from '../../../src/path/device/tun-device.ts'
+import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
-const OF = { ipv4: {}, ipv6: {} }
 const PUBLIC = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
 const LEASE: OwnLease = {
   key: 'own',
@@ -58,9 +58,9 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     return JSON.stringify([{ ifindex: 1, ifname: 'eth0', mtu: host.mtu, flags: ['UP'], addr_info: info }])
   }
   /** Does the same as a backend's `prepare` followed by `renew`. */
-  async function again(path: DataPath): Promise<void> {
+  async function again(path: DataPaths): Promise<void> {
     external = await currentExternal(run, external)
-    await path.renew!({ publicIp: external.publicIp, backendType: '' })
+    await path.renew({ publicIp: external.publicIp, backendType: '' })
   }
   const broken = new Set<Family>()
   const deaf = new Set<Family>()
@@ -85,7 +85,6 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     if (broken.has(family)) throw new WeftError('DEVICE', `no ${family}`)
     calls.push(`open ${family}`)
     return {
-      mtu: 1450,
       fault: new Promise((resolve) => (faults[family] = resolve)),
       async apply(leases, _ownKey, touched) {
         if (hanging.family === family) await new Promise<void>((resolve) => (hanging.end = resolve))
@@ -142,17 +141,27 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     faults,
     again,
     open: (mtu = 1430, isUnbound = false, signal = new AbortController().signal, leases?: ReadonlyMap<string, Lease>) =>
-      openFamilies({
-        of: OF,
+      openDataPaths({
+        backend: {
+          get external() {
+            return external
+          },
+          plan: () =>
+            FAMILIES.map((family) => ({
+              families: [family],
+              mtu,
+              external: { families: [family], isBound: !isUnbound, isByName: !isUnbound },
+              async open(own, known) {
+                checkFamily(family, mtu, external)
+                return open(family, own, known)
+              },
+            })),
+        },
         lease,
-        mtu,
-        isUnbound,
         signal,
-        external: () => external,
-        open,
         run,
         log,
-        ...(leases ? { leases } : {}),
+        leases: leases ?? new Map(),
       }),
   }
 }
@@ -165,7 +174,7 @@ it('works like one data path', async () => {
   expect(path.mtu).toBe(1430)
   expect(path.carrier().device).toBe('ipv4')
   expect(path.peers()).toEqual([{ key: 'k', ipv4: { endpoint: 'ipv4' }, ipv6: { endpoint: 'ipv6' } }])
-  expect([...(await path.traffic!())]).toEqual([
+  expect([...(await path.traffic())]).toEqual([
     [
       'k',
       {
@@ -223,7 +232,7 @@ it('does not log a family that a stop keeps from being opened', async () => {
   stopping.abort()
   r.broken.add('ipv6')
   const path = await r.open(1430, false, stopping.signal)
-  expect([Object.keys(path.lacking!), r.errors]).toEqual([['ipv6'], []])
+  expect([Object.keys(path.lacking), r.errors]).toEqual([['ipv6'], []])
 })
 
 it('names the device of each family', async () => {
@@ -236,10 +245,10 @@ it('keeps a family open whose address is missing, reports it, and continues when
   const path = await r.open()
   r.host.ipv6 = 'fe80::1'
   await path.resync()
-  expect([path.gone!(), path.lacking]).toEqual([{ ipv6: 'eth0 has lost its address fd00::1' }, {}])
+  expect([path.gone(), path.lacking]).toEqual([{ ipv6: 'eth0 has lost its address fd00::1' }, {}])
   r.host.ipv6 = 'fd00::1'
   await path.resync()
-  expect([path.gone!(), r.calls]).toEqual([{}, ['open ipv4', 'open ipv6']])
+  expect([path.gone(), r.calls]).toEqual([{}, ['open ipv4', 'open ipv6']])
 })
 
 /** Events that end one family, each with the logged reason. */
@@ -412,7 +421,7 @@ it('opens no family after it is closed, even if one was due', async () => {
   const path = await r.open()
   r.faults.ipv6!(new Error('gone'))
   await path.resync()
-  const renewing = path.renew!(LEASE.attrs)
+  const renewing = path.renew(LEASE.attrs)
   while (!r.calls.includes('close ipv6')) await Promise.resolve()
   await Promise.all([path.close(), renewing])
   expect(r.calls).toEqual(['open ipv4', 'open ipv6', 'close ipv6', 'close ipv4'])
@@ -547,10 +556,11 @@ const tick = (): Promise<void> => new Promise((resolve) => setImmediate(resolve)
 
 it('lacks the members of engines if no engine carries it', async () => {
   const path = await rig().open()
-  for (const what of ['leave', 'takeBack', 'drops', 'pathMtu', 'pathSearch', 'peer'] as const)
-    expect(path[what], what).toBeUndefined()
+  for (const what of ['leave', 'takeBack', 'pathSearch', 'peer'] as const) expect(path[what], what).toBeUndefined()
+  expect(path.drops()).toEqual({ next: [], packets: [] })
+  expect(path.pathMtu(LEASES.get('k')!, 'ipv4')).toBeUndefined()
   expect([path.tunNames, path.threads()]).toEqual([undefined, {}])
-  path.look?.()
+  path.look()
 })
 
 it('with engines joins threads, peers, path MTUs and warnings of both families', async () => {
@@ -558,12 +568,12 @@ it('with engines joins threads, peers, path MTUs and warnings of both families',
   const path = await r.open()
   expect(path.tunNames).toEqual(['tun-ipv4', 'tun-ipv6'])
   expect(path.threads()).toEqual({ 'IPv4: weft-loop0': 4, 'IPv6: weft-loop0': 6 })
-  path.look!()
+  path.look()
   expect(r.engineCalls).toEqual(['look ipv4', 'look ipv6'])
   expect(path.peer!('k')).toEqual({ key: 'k', ipv4: { endpoint: 'ipv4' }, ipv6: { endpoint: 'ipv6' } })
   expect(path.peer!('other')).toBeUndefined()
   const [lease] = [...LEASES.values()] as [Lease]
-  expect([path.pathMtu!(lease, 'ipv4'), path.pathMtu!(lease, 'ipv6')]).toEqual([1300, 1300])
+  expect([path.pathMtu(lease, 'ipv4'), path.pathMtu(lease, 'ipv6')]).toEqual([1300, 1300])
   // The result considers the MTU of containers and the header bytes of each family.
   const search = path.pathSearch!
   expect([search.overhead, search.knownMtu('k', 'ipv4'), search.knownMtu('k', 'ipv6')]).toEqual([undefined, 1430, 1380])
@@ -582,7 +592,7 @@ it('with engines returns the drops of each family once, also if one is not open'
   const r = engines()
   const path = await r.open()
   const dropsSince = (next?: readonly number[]) => {
-    const { packets, next: then } = path.drops!(next)
+    const { packets, next: then } = path.drops(next)
     return [(packets as unknown as { family: Family; number: number }[]).map((each) => each.number), then] as const
   }
   r.dropped.ipv4.push(10)

@@ -1,0 +1,713 @@
+// data-paths.ts - the data paths of a node as a list. A fault of one data path does not stop the others.
+//
+// Most backends have one data path for both families; others have one for each family. If a data path cannot be opened, or fails, the
+// failure is logged and the path is opened again later, while the others continue. The list as a whole fails only if all open paths fail.
+
+import { setImmediate } from 'node:timers/promises'
+import { describeError, messageOf, prefixed } from '../base/errors.ts'
+import { seldom, type Log } from '../base/log.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
+import { run as runCommand, type Run } from '../host/command.ts'
+import type { Watched } from '../host/events.ts'
+import {
+  addressChange,
+  mtuChange,
+  nameChange,
+  seeExternal,
+  type ExternalInterface,
+} from '../host/external-interface.ts'
+import { createTurn } from '../host/turn.ts'
+import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Family } from '../net/address.ts'
+import type {
+  Backend,
+  DataPath,
+  PathPeer,
+  PathSearching,
+  PathTraffic,
+  PlannedPath,
+  Underlays,
+  UnknownKey,
+} from '../path/contract.ts'
+import type { Engine, OpenPath } from '../path/engine/engine.ts'
+
+interface DataPathsParts {
+  readonly backend: Pick<Backend, 'plan' | 'external'>
+  readonly lease: OwnLease
+  /** The leases, by key, of the peers that are known before the first `apply`. */
+  readonly leases: ReadonlyMap<string, Lease>
+  /** The lease keys of the peers that are reached over the second family of the underlay. */
+  readonly others?: readonly string[] | undefined
+  /** Aborts when the daemon stops. After that, failures of a data path are not logged. */
+  readonly signal: AbortSignal
+  readonly run?: Run
+  readonly log: Log
+}
+
+/** Opens the data paths of the backend's plan. If none can be opened, rejects with the first one's reason. */
+export async function openDataPaths(parts: DataPathsParts): Promise<DataPaths> {
+  const paths = new DataPaths(parts)
+  await paths.open()
+  return paths
+}
+
+/** The leases that a data path must have as peers, and the key of this node's own lease. */
+interface Applied {
+  readonly leases: ReadonlyMap<string, Lease>
+  readonly ownKey: string
+}
+
+/** A started piece of work; `result` is set when the promise `done` resolves. */
+interface Work<T> {
+  readonly done: Promise<void>
+  result?: PromiseSettledResult<T>
+}
+
+/** One planned data path: the open path, the peers that it lacks, and its running check. */
+class PathPart {
+  readonly plan: PlannedPath
+  /** The families of the plan in which the node has a subnet. */
+  readonly families: readonly Family[]
+  /** The text before error messages and names of threads; empty if the node has only one data path. */
+  readonly prefix: string
+  /** The open data path, even if it has failed and is not closed yet; undefined if there is none. */
+  path: DataPath | undefined
+  /** The external interface for which `path` was opened. */
+  external: ExternalInterface | undefined
+  /** Why the families are not carried; undefined if they are. */
+  lacking: string | undefined
+  /** The number of entries that this path has in the list `next` of `drops`. */
+  places = 0
+  #check: Work<readonly string[]> | undefined
+  #transfer: Promise<void> | undefined
+  /** The lease keys that may differ from the last transfer; `all` if every key may, undefined if the path has all peers. */
+  #pending: ReadonlySet<string> | 'all' | undefined
+
+  constructor(plan: PlannedPath, families: readonly Family[], isOnly: boolean) {
+    this.plan = plan
+    this.families = families
+    this.prefix = isOnly ? '' : `${this.name}: `
+  }
+
+  get name(): string {
+    return this.families.map((family) => FAMILY_NAMES[family]).join(' and ')
+  }
+
+  /** The open data path if it has not failed. */
+  get carried(): DataPath | undefined {
+    return this.lacking === undefined ? this.path : undefined
+  }
+
+  /** True while the path lacks applied peers, because it is slow or failed. */
+  get isBehind(): boolean {
+    return this.#transfer !== undefined || this.#pending !== undefined
+  }
+
+  /** Forgets the closed path. */
+  clear(): void {
+    this.path = undefined
+    this.#check = undefined
+    this.#transfer = undefined
+    this.#pending = undefined
+  }
+
+  /**
+   * Gives the applied peers to the path. `wanted` returns the peers of the last `apply`. If this is called again while a transfer runs,
+   * another transfer follows it.
+   */
+  transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
+    const pending = this.#pending ?? new Set<string>()
+    this.#pending = touched && pending !== 'all' ? new Set([...pending, ...touched]) : 'all'
+    return begin(prefixed(this.prefix, (this.#transfer ??= this.#transferAll(wanted))))
+  }
+
+  async #transferAll(wanted: () => Applied | undefined): Promise<void> {
+    const { path } = this
+    try {
+      for (let pending = this.#pending; pending !== undefined; pending = this.#pending) {
+        this.#pending = undefined
+        const applied = wanted()
+        const touched = pending === 'all' ? undefined : pending
+        if (applied) await path?.apply(applied.leases, applied.ownKey, touched)
+      }
+    } catch (error) {
+      if (this.path === path) this.#pending = 'all' // it is not known which peers the path has
+      throw error
+    } finally {
+      if (this.path === path) this.#transfer = undefined
+    }
+  }
+
+  /** Starts a check of the path, or returns the one whose result `takeCheck` has not returned yet. */
+  check(path: DataPath, late: Promise<unknown> | undefined): Work<readonly string[]> {
+    return (this.#check ??= begin(prefixed(this.prefix, path.resync(late))))
+  }
+
+  /** Returns the result of the check, once; undefined while it runs. */
+  takeCheck(): PromiseSettledResult<readonly string[]> | undefined {
+    const result = this.#check?.result
+    if (result) this.#check = undefined
+    return result
+  }
+
+  /** The check and the transfer that are running. */
+  running(): readonly Promise<unknown>[] {
+    const check = this.#check && !this.#check.result ? [this.#check.done] : []
+    return this.#transfer ? [...check, this.#transfer] : check
+  }
+}
+
+type Drops = ReturnType<Engine['drops']>
+
+const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffic>> =>
+  (await path.traffic?.()) ?? new Map()
+
+/** The families of the external interface's addresses to which the data path is bound. */
+const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
+
+export class DataPaths {
+  /** The longest packet in bytes that containers may send; weftd writes it to subnet.env as FLANNEL_MTU. */
+  readonly mtu: number
+  /** The kernel objects other than links, addresses and routes that the data paths use. */
+  readonly watched: readonly Watched[]
+  /** Resolves with the reason if all data paths stop working, or if all must be opened again; stays pending otherwise. */
+  readonly fault: Promise<Error>
+  readonly #backend: DataPathsParts['backend']
+  readonly #plan: readonly PlannedPath[]
+  /** The planned paths for which the node has a subnet. */
+  readonly #parts: readonly PathPart[]
+  /** This node's lease. The open data paths have this object; `renew` replaces the attributes. */
+  readonly #own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] }
+  /** The peers that are known before the first `apply`. */
+  readonly #initial: ReadonlyMap<string, Lease>
+  readonly #others: readonly string[] | undefined
+  readonly #signal: AbortSignal
+  readonly #run: Run
+  readonly #log: Log
+  /** Logs the same line only seldom. */
+  readonly #calm: Log
+  /** Runs one operation at a time, so that no data path is opened while the data paths are being closed or passed on. */
+  readonly #next = createTurn()
+  #reportFault!: (reason: Error) => void
+  /** The external interface for which the paths were planned; undefined if each path watches the external interface itself. */
+  readonly #plannedFor: ExternalInterface | undefined
+  /** The external interface as this node last published it to the peers. */
+  #published: ExternalInterface | undefined
+  /** Describes a changed address that must be published to the peers; undefined if there is none. */
+  #move: string | undefined
+  #gone: ByFamily<string> = {}
+  #applied: Applied | undefined
+  /**
+   * True if the last check of a path failed or has not returned. The daemon then checks more often, because changes of the path's device
+   * may be unnoticed.
+   */
+  #isUnseen = false
+  #hasFailed = false
+  #isClosed = false
+  /** True after `leave` passed the descriptors on, until `takeBack`: another process may forward with them. */
+  #isAway = false
+
+  constructor({ backend, lease, leases, others, signal, run = runCommand, log }: DataPathsParts) {
+    this.#backend = backend
+    this.#plan = backend.plan(lease)
+    const planned = this.#plan.map((plan) => [plan, plan.families.filter((family) => lease.subnet[family])] as const)
+    const leased = planned.filter(([, families]) => families.length > 0)
+    this.#parts = leased.map(([plan, families]) => new PathPart(plan, families, leased.length === 1))
+    this.mtu = Math.min(...this.#plan.map(({ mtu }) => mtu))
+    this.watched = [...new Set(this.#plan.flatMap(({ watched }) => watched ?? []))]
+    this.fault = new Promise((resolve) => (this.#reportFault = resolve))
+    this.#own = { ...lease }
+    this.#initial = leases
+    this.#others = others
+    this.#signal = signal
+    this.#run = run
+    this.#log = log
+    this.#calm = seldom(log)
+    this.#plannedFor = this.#plan.some(({ external }) => external) ? backend.external : undefined
+    this.#published = this.#plannedFor
+  }
+
+  /** Opens the paths that are not carried. If none is carried afterwards, rejects with the first failure. */
+  async open(): Promise<void> {
+    const rest = this.#parts.filter(({ carried }) => !carried)
+    const done = await Promise.allSettled(rest.map((part) => this.#openPart(part)))
+    const failures = done.flatMap((result, at) => {
+      const part = rest[at]
+      return result.status === 'rejected' && part ? [[part, result.reason as unknown] as const] : []
+    })
+    const [first] = failures
+    if (first && this.#carried().length === 0) throw first[1]
+    for (const [part, reason] of failures) this.#lack(part, reason, describeError(reason))
+  }
+
+  async #openPart(part: PathPart): Promise<void> {
+    const { external } = this.#backend
+    const known = this.#applied?.leases ?? this.#initial
+    const path = await part.plan.open(this.#own, known, this.#signal, this.#others)
+    try {
+      let given: Applied | undefined
+      while (given !== this.#applied) {
+        given = this.#applied
+        if (given) await path.apply(given.leases, given.ownKey) // further peers may be applied in the meantime
+      }
+    } catch (error) {
+      await path.close()
+      throw error
+    }
+    Object.assign(part, { path, external, lacking: undefined })
+    const onFault = (reason: Error): void => {
+      if (!this.#isClosed && part.carried === path) this.#lose([[part, reason]])
+    }
+    void path.fault.then(onFault, onFault)
+  }
+
+  /** The open data paths that have not failed, each with its part. */
+  #carried(): readonly (readonly [PathPart, DataPath])[] {
+    return this.#parts.flatMap((part) => (part.carried ? [[part, part.carried] as const] : []))
+  }
+
+  #paths(): readonly DataPath[] {
+    return this.#carried().map(([, path]) => path)
+  }
+
+  /** The open data path that carries the family. */
+  #pathOf(family: Family): DataPath | undefined {
+    return this.#parts.find(({ families }) => families.includes(family))?.carried
+  }
+
+  #lack(part: PathPart, reason: unknown, text: string): void {
+    part.lacking = messageOf(reason)
+    if (!this.#signal.aborted) this.#calm.error(`Cannot carry ${part.name}, trying again: ${text}`)
+  }
+
+  /** Marks these parts as failed. If no other part is carried, the list as a whole fails instead. */
+  #lose(lost: readonly (readonly [PathPart, Error])[]): void {
+    const [first] = lost
+    if (first && this.#carried().length === lost.length) return this.#fail(first[1])
+    for (const [part, reason] of lost) this.#lack(part, reason, messageOf(reason))
+  }
+
+  #fail(reason: Error): void {
+    this.#hasFailed = true
+    this.#reportFault(reason)
+  }
+
+  /** The families that the data paths carry or could carry. */
+  get families(): readonly Family[] {
+    const all = new Set(
+      this.#plan.flatMap((plan) => this.#parts.find((part) => part.plan === plan)?.path?.families ?? plan.families),
+    )
+    return FAMILIES.filter((family) => all.has(family))
+  }
+
+  /** The families that the network has but no data path carries, each with the reason. At least one other family is carried. */
+  get lacking(): ByFamily<string> {
+    const ours = this.#parts.flatMap(({ families, lacking }) =>
+      lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
+    )
+    // A data path of both families reports a missing family in its own `lacking`.
+    return { ...Object.assign({}, ...this.#paths().map((path) => path.lacking)), ...Object.fromEntries(ours) }
+  }
+
+  /**
+   * Returns the families whose address was missing from the external interface at the last `resync`, each with the reason. Their sockets
+   * stay open, because the family works again when the address returns.
+   */
+  gone(): ByFamily<string> {
+    return Object.assign({}, this.#gone, ...this.#paths().map((path) => path.gone?.()))
+  }
+
+  /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
+  get isOutdated(): boolean {
+    return (
+      this.#move !== undefined ||
+      this.#parts.some(({ lacking }) => lacking !== undefined) ||
+      this.#paths().some((path) => path.isOutdated)
+    )
+  }
+
+  /**
+   * True while a data path lacks applied peers, because it is slow or failed. The next `apply` gives it the missing peers too.
+   */
+  get isBehind(): boolean {
+    return this.#carried().some(([part]) => part.isBehind)
+  }
+
+  /** True if changes of the data paths can be unnoticed. The daemon then calls `resync` more often. */
+  get unreported(): boolean {
+    const carried = this.#paths()
+    return this.#isUnseen || carried.length < this.#parts.length || carried.some((path) => path.unreported)
+  }
+
+  /**
+   * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
+   * the keys that may differ from the last call; if it is left out, all keys may differ. After `late` resolves, the call no longer waits
+   * for a slow path, which completes later; `isBehind` is true until then.
+   */
+  async apply(
+    leases: ReadonlyMap<string, Lease>,
+    ownKey: string,
+    touched?: ReadonlySet<string>,
+    late?: Promise<unknown>,
+  ): Promise<void> {
+    this.#applied = { leases, ownKey }
+    const each = this.#carried().map(([part]) => part.transfer(() => this.#applied, touched))
+    await untilLate(each, late)
+    const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
+    if (failures.length > 0 && failures.length === each.length) throw failures[0]
+    for (const one of each)
+      void one.done.then(() => {
+        if (one.result?.status === 'rejected')
+          this.#calm.error(`Cannot set the peers of the data path: ${describeError(one.result.reason)}; trying again`)
+      })
+  }
+
+  /**
+   * Repairs the devices, addresses and routes of the data paths, and returns a description of each repair. After `late` resolves, the call
+   * no longer waits for a slow path; the next call returns that path's repairs.
+   */
+  async resync(late?: Promise<unknown>): Promise<readonly string[]> {
+    if (this.#plannedFor) await this.#checkExternal(this.#plannedFor)
+    // If the paths are closed or passed on, the successor may already have devices with these names, which a check would change.
+    if (this.#isClosed || this.#isAway || this.#hasFailed) return []
+    const { values, failures } = await this.#checkEach(late)
+    if (values.length === 0 && failures.length > 0) throw failures[0]
+    for (const failure of failures) this.#calm.error(`Cannot check the device: ${describeError(failure)}`)
+    if (this.#parts.length > 1) await setImmediate() // `lacking` then has the paths that the checks found to have failed
+    return values.flat()
+  }
+
+  /** Compares the external interface with its state when the paths were opened and when this node's addresses were published. */
+  async #checkExternal(before: ExternalInterface): Promise<void> {
+    const { now, gone } = await seeExternal(this.#run, this.#backend.external ?? before)
+    this.#gone = onlyOf(
+      this.#plan.flatMap(({ external }) => external?.families ?? []),
+      gone,
+    )
+    if (this.#isClosed || this.#isAway) return
+    const change = this.#changeForAll(before, now)
+    if (change !== undefined) return this.#fail(new Error(change))
+    this.#lose(
+      this.#carried().flatMap(([part]) => {
+        const [moved] = boundTo(part.plan).flatMap(
+          (family) => addressChange(part.external ?? before, now, family) ?? [],
+        )
+        return moved === undefined ? [] : [[part, new Error(moved)] as const]
+      }),
+    )
+    const bound = new Set(this.#plan.flatMap(boundTo))
+    const published = this.#published ?? before
+    const unbound = FAMILIES.filter((family) => !bound.has(family))
+    this.#move = unbound.flatMap((family) => addressChange(published, now, family) ?? [])[0]
+  }
+
+  /**
+   * Describes a change after which all data paths must be opened again: of the MTU, the name of the external interface, or its first
+   * address in a family of which the node lacked a subnet. Existing devices and routes survive a new name, because they refer to the
+   * interface by its index, but new ones would use the old name.
+   */
+  #changeForAll(before: ExternalInterface, now: ExternalInterface): string | undefined {
+    const leased = new Set(this.#parts.map(({ plan }) => plan))
+    const idle = this.#plan.filter((plan) => !leased.has(plan)).flatMap(({ families }) => families)
+    const came = idle.find((family) => before.address[family] === undefined)
+    return (
+      mtuChange(before, now) ??
+      (this.#plan.some(({ external }) => external?.isByName) ? nameChange(before, now) : undefined) ??
+      (came && addressChange(before, now, came)) // the node may get a subnet of this family now
+    )
+  }
+
+  /**
+   * Checks all carried paths. If `late` resolves, it returns as soon as one check is complete; the other checks continue, and the next call
+   * returns their results.
+   */
+  async #checkEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
+    const now = this.#carried()
+    await untilLate(
+      now.map(([part, path]) => part.check(path, late)),
+      late,
+    )
+    const results = now.flatMap(([part]) => part.takeCheck() ?? [])
+    this.#isUnseen = results.length < now.length || results.some(({ status }) => status === 'rejected')
+    return triedOf(results)
+  }
+
+  /**
+   * Adapts the open data paths to the backend's last `prepare`; `attrs` are the attributes that the lease now publishes. It opens missing
+   * paths and leaves open paths unchanged. If a path cannot be opened, it logs the reason, and the path stays missing.
+   */
+  renew(attrs: LeaseAttrs): Promise<void> {
+    return this.#next(async () => {
+      if (this.#isClosed || this.#isAway) return
+      this.#own.attrs = attrs
+      if (this.#move !== undefined) this.#log.info(`Publishing a change to the peers: ${this.#move}`)
+      this.#move = undefined
+      if (this.#plannedFor) this.#published = this.#backend.external
+      for (const path of this.#paths()) await path.renew?.(attrs)
+      const ended = await this.#closeEnded()
+      if (this.#isClosed) return
+      await this.open()
+      for (const part of ended) if (part.lacking === undefined) this.#log.info(`${part.name} is carried again`)
+    })
+  }
+
+  /**
+   * Closes the failed paths and returns their parts. If closing fails, that is only logged, because the path that is opened next replaces
+   * the old one's objects.
+   */
+  async #closeEnded(): Promise<readonly PathPart[]> {
+    const ended = this.#parts.filter(({ lacking }) => lacking !== undefined)
+    for (const part of ended) {
+      await part.path
+        ?.close()
+        .catch((error: unknown) => this.#calm.error(`Cannot close the data path: ${describeError(error)}`))
+      part.clear()
+    }
+    return ended
+  }
+
+  carrier(): ReturnType<DataPath['carrier']> {
+    const open = this.#parts.flatMap(({ path, plan }) =>
+      path ? [{ carrier: path.carrier(), families: plan.families }] : [],
+    )
+    const [first] = open
+    if (!first) return { engine: 'kernel', features: [] }
+    if (this.#plan.length === 1) return first.carrier
+    const devices = open.map(
+      ({ carrier, families }) =>
+        carrier.devices ?? Object.fromEntries(families.map((family) => [family, carrier.device])),
+    )
+    return { ...first.carrier, devices: Object.assign({}, ...devices) as ByFamily<string> }
+  }
+
+  /** The names of the engines' TUN devices; undefined if the kernel carries the packets. */
+  get tunNames(): readonly string[] | undefined {
+    const names = this.#paths().flatMap((path) => path.tunNames ?? [])
+    return names.length > 0 ? names : undefined
+  }
+
+  /** This host's address in each family, from which the daemon sends probes to peers; empty if it cannot probe peers. */
+  get probeSource(): Addresses {
+    const sources = this.#paths().map((path) => path.probeSource)
+    return {
+      ipv4: sources.find((source) => source?.ipv4 !== undefined)?.ipv4,
+      ipv6: sources.find((source) => source?.ipv6 !== undefined)?.ipv6,
+    }
+  }
+
+  /** Lists the applied peers, without the skipped ones and those that could not be set. */
+  peers(): readonly PathPeer[] {
+    return mergePeers(this.#paths().map((path) => path.peers()))
+  }
+
+  /** Returns the peer with this lease key; undefined if one peer costs as much as listing all. */
+  get peer(): ((key: string) => PathPeer | undefined) | undefined {
+    if (!this.#can('peer')) return undefined
+    return (key) => mergePeers(this.#paths().map((path) => asList(path.peer?.(key))))[0]
+  }
+
+  /** Returns the traffic with each peer, by lease key, since the peer was added. */
+  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
+    const works = this.#carried().map(([part, path]) => begin(prefixed(part.prefix, trafficOf(path))))
+    await untilLate(works, undefined)
+    const { values, failures } = triedOf(works.flatMap(({ result }) => result ?? []))
+    if (values.length === 0 && failures.length > 0) throw failures[0]
+    return sumTraffic(values.flatMap((value) => [...value]))
+  }
+
+  /** Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see handshakes. */
+  get unknownKeys(): (() => readonly UnknownKey[]) | undefined {
+    if (!this.#can('unknownKeys')) return undefined
+    return () => this.#paths().flatMap((path) => path.unknownKeys?.() ?? [])
+  }
+
+  /**
+   * Returns the longest packet of a family that reaches this peer's host without fragmentation; undefined unless the known path MTU makes
+   * it shorter than `mtu`.
+   */
+  pathMtu(peer: Lease, family: Family): number | undefined {
+    return this.#pathOf(family)?.pathMtu?.(peer, family)
+  }
+
+  /** Supports the search for the path MTU; undefined if the kernel does not report the longest packet that it would send. */
+  get pathSearch(): PathSearching | undefined {
+    const searches = this.#paths().flatMap((path) => path.pathSearch ?? [])
+    const [first] = searches
+    if (!first || !this.#can('pathSearch')) return undefined
+    const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.pathSearch
+    return {
+      // Each family has its own overhead if the paths are separate, and the backend's table has it.
+      ...(this.#parts.length === 1 && first.overhead !== undefined ? { overhead: first.overhead } : {}),
+      knownMtu: (key, family) => {
+        const bytes = searchOf(family)?.knownMtu(key, family)
+        return bytes && Math.min(bytes, this.mtu)
+      },
+      ...(searches.every(({ limit }) => limit)
+        ? { limit: (bytes, family) => searchOf(family)?.limit?.(bytes, family) }
+        : {}),
+    }
+  }
+
+  /** Chooses the underlay's family for each peer; undefined unless one data path has both families of the underlay. */
+  get underlays(): Underlays | undefined {
+    const [only, ...others] = this.#paths()
+    return others.length === 0 ? only?.underlays : undefined
+  }
+
+  counters(): Readonly<Record<string, bigint>> {
+    return sumCounters(this.#paths().map((path) => path.counters()))
+  }
+
+  /**
+   * Returns the last dropped packets with their headers (see Engine.drops). The list `next` has the entries of one path after those of
+   * another, and a path that is not open keeps its entries.
+   */
+  drops(after: readonly number[] = []): Drops {
+    const next: number[] = []
+    const packets: Drops['packets'][number][] = []
+    for (const part of this.#parts) {
+      const its = after.slice(next.length)
+      const dropped = part.path?.drops?.(its) ?? { next: its.slice(0, part.places), packets: [] }
+      part.places = dropped.next.length
+      next.push(...dropped.next)
+      packets.push(...dropped.packets)
+    }
+    return { next, packets }
+  }
+
+  /**
+   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
+   * does not hang soon completes another iteration.
+   */
+  threads(): Readonly<Record<string, number>> {
+    const all = this.#carried().map(([part, path]) =>
+      Object.entries(path.threads()).map(([name, rounds]) => [part.prefix + name, rounds] as const),
+    )
+    return Object.fromEntries(all.flat())
+  }
+
+  /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
+  look(): void {
+    for (const path of this.#paths()) path.look?.()
+  }
+
+  /**
+   * Stops forwarding, but keeps the devices with their addresses and routes for the next process. Returns the open descriptors in which
+   * packets wait meanwhile, if they can be passed on. Undefined if `close` keeps the devices too.
+   */
+  get leave(): (() => Promise<readonly OpenPath[]>) | undefined {
+    return this.#can('leave') ? () => this.#next(() => this.#leave()) : undefined
+  }
+
+  async #leave(): Promise<readonly OpenPath[]> {
+    // Setting `#isAway` prevents new checks, which would repair objects that another process now owns. A check that has only read the
+    // addresses so far stops too.
+    this.#isAway = true
+    let left: readonly OpenPath[] = []
+    try {
+      await this.#untilIdle()
+      await this.#closeEnded()
+      left = (await Promise.all(this.#paths().map(async (path) => (await path.leave?.()) ?? []))).flat()
+      return left
+    } finally {
+      this.#isAway = left.length > 0
+    }
+  }
+
+  get takeBack(): (() => Promise<void>) | undefined {
+    if (!this.#can('takeBack')) return undefined
+    return () =>
+      this.#next(async () => {
+        this.#isAway = false
+        await Promise.all(this.#paths().map(async (path) => path.takeBack?.()))
+      })
+  }
+
+  close(): Promise<void> {
+    this.#isClosed = true
+    return this.#next(async () => {
+      const done = await Promise.allSettled(this.#parts.map(({ path }) => path?.close()))
+      for (const result of done) if (result.status === 'rejected') throw result.reason
+    })
+  }
+
+  /** Waits until no check and no transfer of peers is running, because neither may change a data path after it was passed on. */
+  async #untilIdle(): Promise<void> {
+    for (;;) {
+      const running = this.#carried().flatMap(([part]) => part.running())
+      if (running.length === 0) return
+      await Promise.allSettled(running)
+    }
+  }
+
+  /** True if all carried paths have this member. */
+  #can(what: keyof DataPath): boolean {
+    return this.#paths().every((path) => path[what] !== undefined)
+  }
+}
+
+const asList = <T>(value: T | undefined): readonly T[] => (value === undefined ? [] : [value])
+
+interface Tried<T> {
+  readonly values: readonly T[]
+  readonly failures: readonly unknown[]
+}
+
+const triedOf = <T>(done: readonly PromiseSettledResult<T>[]): Tried<T> => ({
+  values: done.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : [])),
+  failures: done.flatMap((result) => (result.status === 'rejected' ? [result.reason as unknown] : [])),
+})
+
+function begin<T>(work: Promise<T>): Work<T> {
+  const running: Work<T> = { done: Promise.allSettled([work]).then(([result]) => void (running.result = result)) }
+  return running
+}
+
+/** Waits until all works are done. After `late` has resolved, it waits only until one work is done. */
+async function untilLate(works: readonly Work<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
+  const all = Promise.all(works.map(({ done }) => done))
+  const one = Promise.race(works.map(({ done }) => done))
+  await (late ? Promise.race([all, Promise.all([one, late])]) : all)
+}
+
+/** Joins the peers that each data path lists, by lease key. Each data path has the peer's entry for its own families. */
+function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly PathPeer[] {
+  const [first = [], ...others] = lists
+  if (others.length === 0) return first
+  const byKey = new Map<string, PathPeer>()
+  for (const peer of lists.flat()) byKey.set(peer.key, { ...byKey.get(peer.key), ...peer })
+  return [...byKey.values()]
+}
+
+/** Adds the traffic that several data paths counted for the same peer, by lease key. `lastReceivedAt` is the latest one. */
+function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
+  const sums = new Map<string, PathTraffic>()
+  for (const [key, one] of counted) {
+    const other = sums.get(key)
+    sums.set(key, other ? sumOfTwo(one, other) : one)
+  }
+  return sums
+}
+
+function sumOfTwo(one: PathTraffic, other: PathTraffic): PathTraffic {
+  return {
+    txPackets: plus(one.txPackets, other.txPackets),
+    txBytes: plus(one.txBytes, other.txBytes),
+    rxPackets: plus(one.rxPackets, other.rxPackets),
+    rxBytes: plus(one.rxBytes, other.rxBytes),
+    lastReceivedAt: latest(one.lastReceivedAt, other.lastReceivedAt),
+    ...(one.sessions || other.sessions ? { sessions: { ...other.sessions, ...one.sessions } } : {}),
+  }
+}
+
+const plus = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined ? b : b === undefined ? a : a + b
+
+const latest = (a: number | undefined, b: number | undefined): number | undefined =>
+  a === undefined || b === undefined ? (a ?? b) : Math.max(a, b)
+
+function sumCounters(all: readonly Readonly<Record<string, bigint>>[]): Readonly<Record<string, bigint>> {
+  const sums: Record<string, bigint> = {}
+  for (const counters of all)
+    for (const [name, count] of Object.entries(counters)) sums[name] = (sums[name] ?? 0n) + count
+  return sums
+}

@@ -1,0 +1,184 @@
+// charon.ts - finds strongSwan's IKE daemon charon on this host, or starts it as flanneld does (flannel: pkg/backend/ipsec/handle_charon.go).
+
+import { spawn, type ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
+import { accessSync, constants, existsSync } from 'node:fs'
+import { mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
+import type { Log } from '../../../base/log.ts'
+import { limited, pause } from '../../../host/bell.ts'
+import { childEnvironment } from '../../../host/command.ts'
+import { ViciClient } from './vici-client.ts'
+
+/** The socket of charon's control protocol; the default of strongSwan, which flanneld uses. */
+const SOCKET = '/var/run/charon.vici'
+/** The folders that flanneld searches for the program after PATH. */
+const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongswan', '/usr/libexec/ipsec']
+/** strongSwan's configuration by distribution. */
+const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf']
+/** How long a started charon may take until its socket answers, and the pause between two attempts. */
+const START_MS = 30_000
+const LOOK_MS = 50
+/** How long charon may take to end after SIGTERM. It informs its peers. */
+const STOP_MS = 2_000
+
+/** Returns the path of the program charon. Throws WeftError COMMAND with flanneld's text if the host has none. */
+export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
+  const places = [...path.split(':'), ...FOLDERS].map((folder) => join(folder, 'charon'))
+  const found = places.find((place) => {
+    try {
+      accessSync(place, constants.X_OK)
+      return true
+    } catch {
+      return false
+    }
+  })
+  if (found !== undefined) return found
+  const paths = ['charon', ...FOLDERS.map((folder) => join(folder, 'charon'))]
+  throw new WeftError('COMMAND', `no valid charon executable found at paths [${paths.join(' ')}]`, {
+    remedy:
+      'install strongSwan: on Debian the packages strongswan-charon, strongswan-swanctl and libstrongswan-standard-plugins',
+  })
+}
+
+/** True if a process answers on charon's socket, so that weftd need not start charon. */
+export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
+  try {
+    ;(await ViciClient.connect(SOCKET, signal)).close()
+    return true
+  } catch (error) {
+    if (!isWeftError(error)) throw error
+    return false
+  }
+}
+
+export class Charon {
+  readonly client: ViciClient
+  /** The process that weftd started; undefined if charon was running already. */
+  readonly #process: ChildProcess | undefined
+  readonly #log: Log
+
+  private constructor(client: ViciClient, process: ChildProcess | undefined, log: Log) {
+    this.client = client
+    this.#process = process
+    this.#log = log
+  }
+
+  /**
+   * Connects to the running charon, or starts one whose ESP packets the kernel carries, or with `isUserspace` charon itself. Throws
+   * WeftError.
+   */
+  static async start(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
+    if (await isCharonRunning(signal)) {
+      const charon = new Charon(await ViciClient.connect(SOCKET, signal), undefined, log)
+      await charon.#checkPlugins(isUserspace)
+      log.info('Using the charon daemon that runs on this host')
+      return charon
+    }
+    const child = await startProcess(isUserspace, log)
+    try {
+      const client = await untilAnswering(child, signal)
+      log.info('Charon daemon started')
+      const charon = new Charon(client, child, log)
+      await charon.#checkPlugins(isUserspace)
+      return charon
+    } catch (error) {
+      await stopProcess(child)
+      throw error
+    }
+  }
+
+  /** Closes the connection, and ends charon if weftd started it. */
+  async stop(): Promise<void> {
+    this.client.close()
+    if (!this.#process) return
+    await stopProcess(this.#process)
+    this.#log.info('Stopped charon daemon')
+  }
+
+  /** Throws WeftError CONFIG if the ESP packets are carried by another program than `isUserspace` says. */
+  async #checkPlugins(isUserspace: boolean): Promise<void> {
+    const { plugins } = await this.client.request('stats')
+    const hasOwn = Array.isArray(plugins) && plugins.includes('kernel-libipsec')
+    if (hasOwn === isUserspace) return
+    this.client.close()
+    throw new WeftError(
+      'CONFIG',
+      hasOwn
+        ? 'the running charon carries ESP packets itself (its plugin kernel-libipsec is loaded), but the kernel must carry them'
+        : 'the running charon lacks the plugin kernel-libipsec, which carries ESP packets where the kernel has no ESP',
+      { remedy: 'change `load` in strongswan.d/charon/kernel-libipsec.conf, or stop charon so that weftd starts it' },
+    )
+  }
+}
+
+/** Starts charon with the configuration of the host, and with the plugin kernel-libipsec only if `isUserspace`. */
+async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProcess> {
+  const program = findCharon()
+  const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
+  const file = join(folder, 'strongswan.conf')
+  await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
+  // charon ends with weftd, as flanneld's does, even if weftd is killed.
+  const child = spawn('setpriv', ['--pdeathsig', 'TERM', program], {
+    stdio: ['ignore', 'inherit', 'inherit'],
+    env: childEnvironment({ STRONGSWAN_CONF: file }),
+  })
+  child.once('error', (error) => log.error(`Error starting charon daemon: ${messageOf(error)}`))
+  child.once('close', () => {
+    rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
+  })
+  return child
+}
+
+/** Returns a strongswan.conf that includes the host's own. A later section overrides an earlier one. */
+function configuration(isUserspace: boolean, given: string | undefined): string {
+  const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))
+  return [
+    ...(own === undefined ? [] : [`include ${own}`]),
+    'charon {',
+    '  plugins {',
+    `    kernel-libipsec { load = ${isUserspace ? 'yes' : 'no'} }`,
+    `    vici { socket = unix://${SOCKET} }`,
+    // bypass-lan makes policies that let packets to the host's own networks pass unencrypted.
+    '    bypass-lan { load = no }',
+    '  }',
+    '}',
+    '',
+  ].join('\n')
+}
+
+/** Waits until charon answers. Throws WeftError COMMAND if it ends before, or after START_MS. */
+function untilAnswering(child: ChildProcess, signal: AbortSignal): Promise<ViciClient> {
+  const late = (): WeftError => new WeftError('COMMAND', `charon does not answer on ${SOCKET}`, { remedy: SEE_LOG })
+  return limited(signal, START_MS, late, async (limit) => {
+    for (;;) {
+      if (child.exitCode !== null || child.signalCode !== null || child.pid === undefined)
+        throw new WeftError(
+          'COMMAND',
+          `charon ended at its start (${child.signalCode ?? child.exitCode ?? 'no process'})`,
+          {
+            remedy: SEE_LOG,
+          },
+        )
+      try {
+        return await ViciClient.connect(SOCKET, limit)
+      } catch (error) {
+        if (!isWeftError(error)) throw error
+      }
+      await pause(limit, LOOK_MS)
+    }
+  })
+}
+
+const SEE_LOG = "see charon's lines above, or in the system's log"
+
+async function stopProcess(child: ChildProcess): Promise<void> {
+  if (child.exitCode !== null || child.signalCode !== null || child.pid === undefined) return
+  const ended = once(child, 'exit')
+  child.kill('SIGTERM')
+  const timer = setTimeout(() => child.kill('SIGKILL'), STOP_MS)
+  await ended
+  clearTimeout(timer)
+}

@@ -1,0 +1,28 @@
+// kernel-esp.ts - finds out whether the kernel can carry ESP packets (CONFIG_INET_ESP).
+
+import { isWeftError } from '../../../base/errors.ts'
+import type { Run } from '../../../host/command.ts'
+
+/** The selector of the trial association: loopback addresses, and a number below 256, which no key exchange uses (RFC 4303 section 2.1). */
+const SELECTOR = ['src', '127.0.0.2', 'dst', '127.0.0.3', 'proto', 'esp', 'spi', '0x000000ff']
+/** Ciphers that a kernel with ESP has. The keys are public, because no packet is ever encrypted with them. */
+const CIPHERS = [
+  ['aead', 'rfc4106(gcm(aes))', `0x${'01'.repeat(20)}`, '128'],
+  ['enc', 'cbc(aes)', `0x${'01'.repeat(16)}`, 'auth-trunc', 'hmac(sha256)', `0x${'01'.repeat(32)}`, '128'],
+]
+
+/**
+ * Returns true if the kernel accepts a security association of ESP, which is removed again. The kernel loads its module for that. Throws
+ * WeftError if `ip` cannot be run.
+ */
+export async function canKernelCarryEsp(run: Run): Promise<boolean> {
+  for (const cipher of CIPHERS)
+    try {
+      await run('ip', ['xfrm', 'state', 'add', ...SELECTOR, 'mode', 'tunnel', ...cipher])
+      await run('ip', ['xfrm', 'state', 'delete', ...SELECTOR])
+      return true
+    } catch (error) {
+      if (!isWeftError(error, 'COMMAND')) throw error
+    }
+  return false
+}

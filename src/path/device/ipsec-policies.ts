@@ -1,0 +1,160 @@
+// ipsec-policies.ts - keeps the kernel's IPsec policies, which encrypt the packets to peers and refuse unencrypted packets of the network.
+//
+// flanneld makes three policies for each peer (pkg/backend/ipsec/handle_xfrm.go). weftd adds policies that block all other packets to and
+// from the network, so that no packet leaves unencrypted before a peer's policies exist.
+
+import { isWeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
+import { runBatch } from '../../host/batch.ts'
+import type { Run } from '../../host/command.ts'
+import type { Watched } from '../../host/events.ts'
+
+/** flanneld's request id (pkg/backend/ipsec/ipsec_network.go), which connects the policies with charon's security associations. */
+export const REQUEST_ID = 11
+/**
+ * The priorities of weftd's own policies. The kernel prefers the lower number, and the peers' policies have 0. The numbers are unusual, so
+ * that weftd recognizes these policies after a restart.
+ */
+const ALLOW_PRIORITY = 0x77_65_66_73
+const BLOCK_PRIORITY = 0x77_65_66_74
+
+/** The two ends of a tunnel, as texts: the subnet and the host address of this node and of the peer. */
+export interface PolicyPeer {
+  readonly subnet: string
+  readonly host: string
+}
+
+/** Reports the changes of the kernel's policies. */
+export const POLICY_CHANGES: Watched = { monitor: ['ip', 'xfrm', 'monitor', 'policy'] }
+
+interface PolicyOptions {
+  readonly network: string
+  readonly own: PolicyPeer
+  readonly run: Run
+  readonly log: Log
+}
+
+export class IpsecPolicies {
+  readonly #options: PolicyOptions
+  /** The wanted policies: the command's words after `ip xfrm policy update`, by the policy's selector. */
+  #wanted: ReadonlyMap<string, string> = new Map()
+  /** The selectors of wanted policies that the kernel refused. */
+  #refused: ReadonlySet<string> = new Set()
+
+  constructor(options: PolicyOptions) {
+    this.#options = options
+  }
+
+  /** Makes the kernel's policies equal those of these peers. Policies that the kernel refuses are logged. */
+  async apply(peers: readonly PolicyPeer[]): Promise<void> {
+    this.#wanted = new Map([...this.#blocks(), ...peers.flatMap((peer) => this.#policiesOf(peer))])
+    await this.#sync()
+  }
+
+  /** Restores missing policies and removes superfluous ones. Returns a description of each repair. */
+  async resync(): Promise<readonly string[]> {
+    return (await this.#sync()).map((selector) => `the IPsec policy ${selector} was gone`)
+  }
+
+  /** True if the kernel has accepted all policies of the peer. */
+  isSet(peer: PolicyPeer): boolean {
+    return this.#policiesOf(peer).every(([selector]) => this.#wanted.has(selector) && !this.#refused.has(selector))
+  }
+
+  /** Changes what differs from the wanted policies. Returns the selectors of the policies that were added. */
+  async #sync(): Promise<readonly string[]> {
+    const { own, network, run, log } = this.#options
+    const there = await listPolicies(run)
+    const missing = [...this.#wanted].filter(([selector, words]) => there.get(selector) !== words)
+    const gone = [...there].filter(([selector]) => !this.#wanted.has(selector))
+    const isDone = await runBatch(run, 'ip', [
+      // Policies are added first, so that a packet finds either its own policy or the one that blocks it.
+      ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
+      ...gone
+        .filter(([selector]) => isFor(selector, own, network))
+        .map(([selector]) => `xfrm policy delete ${selector}`),
+    ])
+    const after = isDone ? undefined : await listPolicies(run)
+    const refused = after ? missing.filter(([selector, words]) => after.get(selector) !== words) : []
+    for (const [selector] of refused)
+      if (!this.#refused.has(selector)) log.error(`error adding ipsec policy: the kernel refuses ${selector}`)
+    this.#refused = new Set(refused.map(([selector]) => selector))
+    return missing.map(([selector]) => selector).filter((selector) => !this.#refused.has(selector))
+  }
+
+  #policiesOf({ subnet, host }: PolicyPeer): (readonly [string, string])[] {
+    const { own } = this.#options
+    const inward = template(host, own.host)
+    return [
+      [`src ${own.subnet} dst ${subnet} dir out`, template(own.host, host)],
+      [`src ${subnet} dst ${own.subnet} dir in`, inward],
+      [`src ${subnet} dst ${own.subnet} dir fwd`, inward],
+    ]
+  }
+
+  /** Returns the policies that block the packets of the network, except those within this node's own subnet. */
+  #blocks(): (readonly [string, string])[] {
+    const { own, network } = this.#options
+    const allow = `action allow priority ${ALLOW_PRIORITY}`
+    const block = `action block priority ${BLOCK_PRIORITY}`
+    return [
+      [`src 0.0.0.0/0 dst ${own.subnet} dir out`, allow],
+      [`src ${own.subnet} dst ${own.subnet} dir in`, allow],
+      [`src ${own.subnet} dst ${own.subnet} dir fwd`, allow],
+      [`src 0.0.0.0/0 dst ${network} dir out`, block],
+      [`src ${network} dst ${own.subnet} dir in`, block],
+      [`src ${network} dst ${own.subnet} dir fwd`, block],
+    ]
+  }
+}
+
+const template = (from: string, to: string): string =>
+  `tmpl src ${from} dst ${to} proto esp reqid ${REQUEST_ID} mode tunnel`
+
+/**
+ * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy of another form has the words `other`. iproute2 prints
+ * a policy in one line with `-o`, in which `\` stands for a line break, and prints neither the action `allow` nor the default priority of
+ * templates.
+ */
+export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
+  const output = await run('ip', ['-o', 'xfrm', 'policy', 'list']).catch((error: unknown) => {
+    if (isWeftError(error, 'COMMAND')) return '' // a kernel without IPsec
+    throw error
+  })
+  const policies = new Map<string, string>()
+  for (const line of output.split('\n')) {
+    const text = line.replaceAll(/[\\\s]+/g, ' ')
+    const selector = /^src \S+ dst \S+ dir \S+/.exec(text)?.[0]
+    if (selector === undefined) continue
+    const words = wordsOf(text)
+    if (words !== undefined) policies.set(selector, words)
+  }
+  return policies
+}
+
+function wordsOf(text: string): string | undefined {
+  const priority = Number(/ priority (\d+)/.exec(text)?.[1] ?? 0)
+  const [, from, to, more] = / tmpl src (\S+) dst (\S+) proto esp (.*)/.exec(text) ?? []
+  if (from !== undefined && to !== undefined) {
+    if (!more?.includes(`reqid ${REQUEST_ID} `)) return undefined
+    return priority === 0 && more.trim() === `reqid ${REQUEST_ID} mode tunnel` ? template(from, to) : 'other'
+  }
+  if (priority !== ALLOW_PRIORITY && priority !== BLOCK_PRIORITY) return undefined
+  return `action ${text.includes(' action block ') ? 'block' : 'allow'} priority ${priority}`
+}
+
+/** Removes the policies of weftd and flanneld for this node's subnet and network. */
+export async function removePolicies(run: Run, own: PolicyPeer, network: string): Promise<void> {
+  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, own, network))
+  await runBatch(
+    run,
+    'ip',
+    selectors.map((selector) => `xfrm policy delete ${selector}`),
+  )
+}
+
+/** True if the policy is for this node's subnet or network. Other policies may belong to another program. */
+function isFor(selector: string, own: PolicyPeer, network: string): boolean {
+  const [, source, , destination] = selector.split(' ')
+  return [source, destination].some((net) => net === own.subnet || net === network)
+}

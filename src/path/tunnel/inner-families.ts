@@ -1,0 +1,185 @@
+// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the carriers of their packets.
+//
+// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can carry the family again.
+
+import { describeError, messageOf } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import {
+  byFamily,
+  familiesOf,
+  FAMILY_NAMES,
+  formatEndpoint,
+  isIpv4Net,
+  netSize,
+  netsOf,
+  type Address,
+  type Addresses,
+  type Family,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
+import type { TrafficSlots } from '../engine/traffic.ts'
+import { createCarriers, type Carrier, type Carriers, type FallbackCarrier } from './choose-carrier.ts'
+import { PeerFilter } from './peer-filter.ts'
+import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
+import type { Underlay } from './underlay.ts'
+
+export interface InnerFamily {
+  readonly family: Family
+  readonly network: Net
+  /** This node's subnet, which is a part of `network`. */
+  readonly subnet: Net
+  /** Decides which leases are usable peers in this family. */
+  readonly filter: PeerFilter
+  /** Chooses the carrier of the packets to each peer: one of `earlier`, or else `through`. */
+  readonly carriers: Carriers
+  /** The engine's tunnel. */
+  readonly through: FallbackCarrier
+  /** The carriers that are tried before the engine's tunnel. */
+  readonly earlier: readonly Carrier[]
+}
+
+/**
+ * Returns the source address of ICMP errors that the engine writes into the TUN. It is the network's own address, which no host has; if
+ * this node has the first subnet, it is the first address of the next subnet. It must not be an address of this host: the kernel refuses
+ * packets from the TUN with a local IPv4 source, and reverse path filters drop those with a local IPv6 source.
+ */
+function icmpSourceIn(network: Net, subnet: Net): Address {
+  if (network.address !== subnet.address) return network.address
+  return isIpv4Net(subnet) ? subnet.address + Number(netSize(subnet)) : subnet.address + netSize(subnet)
+}
+
+/** Returns the engine's tunnel as the carrier of the packets of one family. */
+function throughTunnel(family: Family, underlay: Underlay, slots: TrafficSlots): FallbackCarrier {
+  return {
+    name: 'tunnel',
+    endpointOf(peer) {
+      const { address, port } = underlay.endpointOf(peer)
+      return formatEndpoint(address, port)
+    },
+    traffic: () => slots.read(),
+    pathMtu: (peer) => underlay.pathMtu(peer, family),
+  }
+}
+
+export class InnerFamilies {
+  /** The families in which the network and this node's lease have a subnet, even if the tunnel cannot carry a family now. */
+  readonly all: readonly InnerFamily[]
+  /** The reason, by family, why the tunnel cannot carry the family now. */
+  readonly lacking: { [F in Family]?: string } = {}
+  /** Logs failures that repeat for days only now and then. */
+  readonly #calm: Log
+
+  private constructor(all: readonly InnerFamily[], log: Log) {
+    this.all = all
+    this.#calm = seldom(log)
+  }
+
+  static async create(
+    { config, run, log }: Pick<TunnelParts, 'config' | 'run' | 'log'>,
+    kind: TunnelKind,
+    lease: OwnLease,
+    underlay: Underlay,
+    slots: TrafficSlots,
+  ): Promise<InnerFamilies> {
+    const all: InnerFamily[] = []
+    for (const family of kind.families) {
+      const network = config[family]?.network
+      const subnet = lease.subnet[family]
+      if (!network || !subnet) continue
+      const filter = new PeerFilter({
+        ...kind.filter,
+        lease: underlay.own,
+        network,
+        outers: underlay.families,
+        // A device may carry one family of a dual-stack network.
+        isOneOfTwo: familiesOf(config).length > 1,
+        log,
+      })
+      // The module is imported only if needed, because packets wait until the tunnel is open and the import takes time.
+      const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
+      const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
+      const through = throughTunnel(family, underlay, slots)
+      const carriers = createCarriers(family, earlier, through, () => filter.peers())
+      all.push({ family, network, subnet, filter, carriers, through, earlier })
+    }
+    return new InnerFamilies(all, log)
+  }
+
+  get networks(): Nets {
+    return netsOf(this.all.map(({ network }) => network))
+  }
+
+  get subnets(): Nets {
+    return netsOf(this.all.map(({ subnet }) => subnet))
+  }
+
+  /** The first address of this node's subnet in each family, which the TUN device has. */
+  get ownAddresses(): Addresses {
+    return byFamily(this.all.map(({ subnet }) => subnet.address))
+  }
+
+  /** The source addresses of ICMP errors that the engine writes into the TUN. */
+  get icmpSources(): Addresses {
+    return byFamily(this.all.map(({ network, subnet }) => icmpSourceIn(network, subnet)))
+  }
+
+  of(family: Family): InnerFamily | undefined {
+    return this.all.find((each) => each.family === family)
+  }
+
+  /** Returns the families that the tunnel can carry now. */
+  carried(): readonly InnerFamily[] {
+    return this.all.filter(({ family }) => this.lacking[family] === undefined)
+  }
+
+  /**
+   * Runs `act` for each carried family. If only some families fail, their failures are logged and the others continue; if all fail,
+   * rejects.
+   */
+  async each(act: (inner: InnerFamily) => Promise<void>): Promise<void> {
+    const all = this.carried()
+    const done = await Promise.allSettled(all.map(act))
+    const failures = all.flatMap(({ family }, at) => {
+      const result = done[at]
+      return result?.status === 'rejected' ? [[family, result.reason as unknown] as const] : []
+    })
+    const [first] = failures
+    if (first && failures.length === all.length) throw first[1]
+    for (const [family, error] of failures) this.lack(family, error)
+  }
+
+  /** Records and logs that the tunnel cannot carry the family. */
+  lack(family: Family, error: unknown): void {
+    this.lacking[family] = messageOf(error)
+    this.#calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
+  }
+
+  /** Returns the peers of all families, by lease key. */
+  peers(): ReadonlyMap<string, Lease> {
+    return new Map(this.all.flatMap(({ filter }) => [...filter.peers()]))
+  }
+
+  /** Returns the lease keys of the peers in any of these families. */
+  keys(families: readonly InnerFamily[] = this.all): ReadonlySet<string> {
+    return new Set(families.flatMap(({ filter }) => [...filter.peers().keys()]))
+  }
+
+  hasPeer(key: string): boolean {
+    return this.all.some(({ filter }) => filter.peers().has(key))
+  }
+
+  /** Returns the families in which the lease with this key is a usable peer, each with the lease. */
+  withPeer(key: string): readonly (readonly [InnerFamily, Lease])[] {
+    return this.all.flatMap((inner) => {
+      const peer = inner.filter.peers().get(key)
+      return peer ? [[inner, peer] as const] : []
+    })
+  }
+
+  /** Returns the number of leases that are unusable, counted in each family. */
+  skipped(): number {
+    return this.all.reduce((sum, { filter }) => sum + filter.skipped(), 0)
+  }
+}

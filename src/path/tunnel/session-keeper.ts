@@ -1,0 +1,37 @@
+// session-keeper.ts - the interface between a tunnel and an encapsulation that negotiates keys with peers.
+
+import type { Lease } from '../../control/lease/lease.ts'
+import type { PeerSession, UnknownKey } from '../contract.ts'
+import type { EngineSessions, UdpEndpoint } from '../engine/engine.ts'
+
+export interface SessionKeeper {
+  /**
+   * Continues the sessions of the predecessor's keeper from the bytes that its `pause` returned. Returns false if the bytes are invalid or
+   * were made with other keys. It must be called before all other functions.
+   */
+  inherit(head: Uint8Array): boolean
+  /** Starts to work with a running engine, including the sessions that the engine kept from the engine before it. */
+  begin(sessions: EngineSessions): void
+  /** Stops all work until `begin` is called. Returns the state, without secret keys, from which another keeper can continue. */
+  pause(): Uint8Array
+  /** Handles the engine's control messages and events. It is called when the engine's `takeMail` has something to return. */
+  onMail(): void
+  /** Sets the peers. It must be called before the engine gets the peers' records, which contain the session numbers. */
+  setPeers(peers: ReadonlyMap<string, Lease>): void
+  /**
+   * Returns the destination of datagrams to a peer: the address in the peer's lease, or a newer address from which the peer has sent
+   * authentic packets.
+   */
+  endpointOf(peer: Lease): UdpEndpoint
+  /**
+   * True if datagrams to this peer must leave from the port on which this host listens, because the peer replies to the port from which it
+   * received a datagram.
+   */
+  isFromKnownPort(peer: Lease): boolean
+  /** Returns the state of the session with a peer, without the byte counts, which the engine has; undefined for a peer without a key. */
+  stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
+  unknownKeys(): readonly UnknownKey[]
+  /** Sets the function that is called with a peer's lease key when the destination of its datagrams has changed. */
+  listen(moved: (key: string) => void): void
+  stop(): void
+}

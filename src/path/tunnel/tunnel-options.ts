@@ -1,0 +1,81 @@
+// tunnel-options.ts - the options of a tunnel whose packets an engine of weft carries.
+
+import type { Lease } from '../../control/lease/lease.ts'
+import type { Family, Nets } from '../../net/address.ts'
+import type { BackendType, Settings, TunnelSettings } from '../catalog.ts'
+import type { BackendParts } from '../contract.ts'
+import type { EncapsulationName } from '../engine/encapsulation.ts'
+import type { Engine, EngineConfig, OpenPath } from '../engine/engine.ts'
+import type { PeerFilterOptions } from './peer-filter.ts'
+import type { SessionKeeper } from './session-keeper.ts'
+
+type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
+
+export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
+  readonly startEngine: (config: EngineConfig) => Promise<Engine>
+  readonly persistence: Persistence
+}
+
+export interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
+  readonly settings: { readonly tunnel: TunnelSettings }
+}
+
+/** The devices and queues that survive a restart of the daemon: those of an earlier process, and those that this process will leave. */
+export interface Persistence {
+  /** True if the TUN device must stay when this process ends, even if it is killed. */
+  readonly persist: boolean
+  /** The names of the TUN devices that the earlier process had. */
+  readonly tunNames: readonly string[]
+  /** True if the engine opens several TUN queues. An existing device cannot change between one queue and several. */
+  readonly isMultiQueue: boolean
+  /**
+   * Takes over the predecessor's open descriptors if they were opened with the same options; the predecessor then no longer forwards. If
+   * the options differ, it closes the descriptors that the predecessor passed and returns undefined.
+   */
+  inherit(
+    wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
+  ): Promise<OpenPath | undefined>
+}
+
+export interface TunnelKind {
+  readonly encapsulation: EncapsulationName
+  /** The families of inner packets that the tunnel can carry. It carries those in which the node has a subnet. */
+  readonly families: readonly Family[]
+  readonly outer: Family
+  /**
+   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all datagrams use one
+   * family.
+   */
+  readonly other?: Family | undefined
+  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
+  readonly awaited?: Family | undefined
+  /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
+  readonly overhead: number
+  /** Returns the number of bytes that the encapsulation adds with an outer header of this family; defaults to `overhead`. */
+  readonly overheadOf?: (outer: Family) => number
+  /**
+   * The encapsulation's data about this host (`ownEnd`), such as its MAC, and about a peer (`endOf`); left out if the encapsulation needs
+   * none.
+   */
+  readonly ownEnd?: Uint8Array
+  readonly endOf?: (peer: Lease) => Uint8Array
+  readonly tunName: string
+  readonly port: number
+  /** The longest packet in bytes that containers may send. */
+  readonly mtu: number
+  /** The backend's own checks of peers' leases, in addition to those that all backends share. */
+  readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
+  /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
+  readonly scope?: 'link'
+  /** Negotiates keys with peers; left out if the encapsulation has no keys. */
+  readonly keeper?: SessionKeeper
+  /** Checks objects that only the backend knows. It is called with each check of the device. */
+  readonly check?: () => Promise<void>
+  /**
+   * Removes a device of the kernel that carried the packets under the name of the TUN device. It is called only when no other process
+   * forwards, because that process would create the device again.
+   */
+  readonly clear?: () => Promise<void>
+  /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */
+  readonly directRouting?: boolean
+}

@@ -1,0 +1,165 @@
+// tunnel-peers.ts - the peers of a tunnel: judges the leases, and gives the peers' records to the engine.
+
+import { sideOf, type Lease } from '../../control/lease/lease.ts'
+import type { Family } from '../../net/address.ts'
+import type { Engine } from '../engine/engine.ts'
+import { encodePeers, type Peer } from '../engine/peers.ts'
+import type { TrafficSlots } from '../engine/traffic.ts'
+import type { PeerChanges } from './choose-carrier.ts'
+import type { InnerFamilies, InnerFamily } from './inner-families.ts'
+import type { TunnelKind } from './tunnel-options.ts'
+import type { Underlay } from './underlay.ts'
+import type { UnknownSenderLog } from './unknown-senders.ts'
+
+export class TunnelPeers {
+  /** The encapsulation's own data about a peer, and the session keeper. */
+  readonly #kind: Pick<TunnelKind, 'endOf' | 'keeper'>
+  /** The families of inner packets, with the filter and the carriers of each family. */
+  readonly #innerFamilies: InnerFamilies
+  /** The outer family, the endpoint and the limit of packet lengths for each peer. */
+  readonly #underlay: Underlay
+  /** The slots in which the engine counts each peer's traffic. */
+  readonly #slots: TrafficSlots
+  /** The engine that gets the records; undefined until the engine runs. */
+  #engine: Engine | undefined
+  /** Logs the senders of refused packets; undefined until the tunnel is open. */
+  #unknownSenders: UnknownSenderLog | undefined
+
+  constructor(
+    kind: Pick<TunnelKind, 'endOf' | 'keeper'>,
+    innerFamilies: InnerFamilies,
+    underlay: Underlay,
+    slots: TrafficSlots,
+  ) {
+    this.#kind = kind
+    this.#innerFamilies = innerFamilies
+    this.#underlay = underlay
+    this.#slots = slots
+  }
+
+  /** Judges the leases that are known before the engine runs. */
+  takeFirst(leases: ReadonlyMap<string, Lease>, ownKey: string): void {
+    for (const { filter } of this.#innerFamilies.all) filter.take(leases, ownKey)
+    this.#slots.keep(this.#innerFamilies.keys())
+  }
+
+  /** Gives the peers to the session keeper. Peers' records contain the numbers of their sessions, so the keeper must be first. */
+  informKeeper(): void {
+    this.#kind.keeper?.setPeers(this.#innerFamilies.peers())
+  }
+
+  /** Returns the encoded records of all peers. */
+  encoded(): Uint8Array {
+    return encodePeers(this.#all())
+  }
+
+  /** Gives all further changes of the peers to this engine, which has the records of all peers. */
+  follow(engine: Engine): void {
+    this.#engine = engine
+    this.#slots.counted = (slot) => engine.traffic(slot)
+  }
+
+  /** Logs the senders of refused packets from now on. */
+  logUnknownSenders(to: UnknownSenderLog): void {
+    to.setPeers(() => this.#all())
+    this.#unknownSenders = to
+  }
+
+  reportUnknownSenders(): void {
+    if (this.#engine) this.#unknownSenders?.report(this.#engine.takeUnknownSenders())
+  }
+
+  /** Makes the peers equal to the usable leases of `leases`. Only leases with a key in `touched` differ, if it is given. */
+  async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
+    const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)
+    this.informKeeper()
+    const known = changes.flatMap(([inner, changed]) => (changed ? [[inner, changed] as const] : []))
+    // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
+    if (known.length === changes.length) this.#change(this.#update(known))
+    else this.#replaceAll()
+    for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
+  }
+
+  /** Gives the engine the new record of a peer whose endpoint has changed. */
+  redirect(key: string): void {
+    this.#change(this.#innerFamilies.withPeer(key).map(([inner, peer]) => this.#recordOf(inner, peer)))
+  }
+
+  /** Makes the default the outer family for all peers again. */
+  forgetChoices(): void {
+    for (const key of this.#underlay.chosen) {
+      this.#underlay.forgetChoice(key)
+      this.redirect(key)
+    }
+  }
+
+  /** Limits packets to each peer to the length in bytes that the search for the path MTU found. */
+  limit(bytes: ReadonlyMap<string, number>, family: Family): void {
+    const changed = this.#underlay.setLimits(bytes, family)
+    const inner = this.#innerFamilies.of(family)
+    if (inner) this.#engine?.changePeers(encodePeers(changed.flatMap((key) => this.#recordsOf(inner, key))))
+  }
+
+  #change(records: readonly Peer[]): void {
+    this.#engine?.changePeers(encodePeers(records))
+    this.#unknownSenders?.changePeers(records)
+  }
+
+  /** Gives a slot to each peer, forgets the slots and outer families of all former peers, and replaces the engine's table. */
+  #replaceAll(): void {
+    this.#slots.keep(this.#innerFamilies.keys())
+    for (const key of this.#underlay.chosen) if (!this.#innerFamilies.hasPeer(key)) this.#underlay.forgetChoice(key)
+    this.#engine?.setPeers(this.encoded())
+    this.#unknownSenders?.setPeers(() => this.#all())
+  }
+
+  /**
+   * Gives a slot to each added peer, and forgets the slots and outer families of the removed peers. `changes` has the changes of the peers
+   * of each family. Returns the records that make the same changes in the engine's peer table.
+   */
+  #update(changes: readonly (readonly [InnerFamily, PeerChanges])[]): Peer[] {
+    const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))
+    for (const key of keys) {
+      if (this.#innerFamilies.hasPeer(key)) continue
+      this.#slots.remove(key)
+      this.#underlay.forgetChoice(key)
+    }
+    for (const key of keys) if (this.#innerFamilies.hasPeer(key)) this.#slots.add(key)
+    const gone = changes.flatMap(([{ family, filter }, changed]) =>
+      [...changed].flatMap(([key, before]) =>
+        before && !filter.peers().has(key) ? sideOf(before, family).subnet : [],
+      ),
+    )
+    const came = changes.flatMap(([inner, changed]) =>
+      [...changed.keys()].flatMap((key) => this.#recordsOf(inner, key)),
+    )
+    // Removals come first, because a removed peer's subnet may now belong to another peer.
+    return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
+  }
+
+  #all(): Peer[] {
+    return this.#innerFamilies.all.flatMap((inner) =>
+      [...inner.filter.peers().values()].map((peer) => this.#recordOf(inner, peer)),
+    )
+  }
+
+  #recordsOf(inner: InnerFamily, key: string): Peer[] {
+    const peer = inner.filter.peers().get(key)
+    return peer ? [this.#recordOf(inner, peer)] : []
+  }
+
+  #recordOf({ family }: InnerFamily, peer: Lease): Peer {
+    const { endOf, keeper } = this.#kind
+    const { address, port } = this.#underlay.endpointOf(peer)
+    return {
+      subnet: sideOf(peer, family).subnet,
+      endpoint: address,
+      port,
+      slot: this.#slots.slotOf(peer.key),
+      limit: this.#underlay.limitOf(peer.key, family) ?? 0,
+      ...(endOf ? { encap: endOf(peer) } : {}),
+      ...(this.#underlay.families.length > 1 ? { other: this.#underlay.otherHostOf(peer) } : {}),
+      ...(keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true } : {}),
+    }
+  }
+}

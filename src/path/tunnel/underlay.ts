@@ -1,0 +1,172 @@
+// underlay.ts - chooses the outer family of the datagrams to each peer, and knows the longest packet that the path to the peer takes.
+//
+// The underlay is the network between the hosts. An outer family is the family of the datagrams that cross it; an inner family is the family
+// of the packets that the datagrams carry.
+
+import type { LeaseAttrs, Lease, OwnLease } from '../../control/lease/lease.ts'
+import { addon } from '../../host/addon.ts'
+import {
+  FAMILIES,
+  FAMILY_NAMES,
+  familyOf,
+  formatAddress,
+  type Address,
+  type Addresses,
+  type Family,
+} from '../../net/address.ts'
+import { LEAST_MTU } from '../device/tun-device.ts'
+import type { UdpEndpoint } from '../engine/engine.ts'
+import { reachedBy } from './peer-filter.ts'
+import type { TunnelKind } from './tunnel-options.ts'
+
+export class Underlay {
+  /** This node's lease, with the attributes that the node publishes now. */
+  readonly own: OwnLease
+  /** The attributes that the node publishes since an address of the host changed; undefined if no address has changed. */
+  #renewed: LeaseAttrs | undefined
+  /** The outer families that the tunnel may use. The first is the default. */
+  readonly families: readonly Family[]
+  readonly #kind: TunnelKind
+  /** This host's address in each outer family, to which the engine binds its sockets. */
+  readonly #bound: Map<Family, Address>
+  /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
+  readonly #chosen: Map<string, Family>
+  /** The longest packets in bytes that the search for the path MTU found, by the packets' inner family and the peer's lease key. */
+  readonly #limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
+
+  /**
+   * `addresses` are the addresses of the external interface. `overOther` lists the lease keys of the peers that are reached over the second
+   * outer family. Throws an Error if the external interface lacks an address in an outer family of `kind`.
+   */
+  constructor(kind: TunnelKind, lease: OwnLease, addresses: Addresses, overOther: readonly string[]) {
+    const current = (): LeaseAttrs => this.#renewed ?? lease.attrs
+    this.own = {
+      ...lease,
+      get attrs() {
+        return current()
+      },
+    }
+    this.#kind = kind
+    const { outer, other } = kind
+    this.families = other === undefined ? [outer] : [outer, other]
+    this.#bound = new Map(
+      this.families.map((family) => {
+        const local = addresses[family]
+        if (local === undefined) throw new Error(`the external interface has no address of ${FAMILY_NAMES[family]}`)
+        return [family, local]
+      }),
+    )
+    this.#chosen = new Map(other === undefined ? [] : overOther.map((key) => [key, other]))
+  }
+
+  /** This host's addresses in the outer families, the default family first. */
+  get addresses(): readonly Address[] {
+    return [...this.#bound.values()]
+  }
+
+  /** The lease keys of the peers for which another outer family than the default was chosen. */
+  get chosen(): readonly string[] {
+    return [...this.#chosen.keys()]
+  }
+
+  renew(attrs: LeaseAttrs): void {
+    this.#renewed = attrs
+  }
+
+  /** Returns this host's new address in the second outer family if it differs from the bound address, and records it as bound. */
+  rebindOther(addresses: Addresses): Address | undefined {
+    const { other } = this.#kind
+    const local = other && addresses[other]
+    if (!other || local === undefined || local === this.#bound.get(other)) return undefined
+    this.#bound.set(other, local)
+    return local
+  }
+
+  /**
+   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
+   * leases.
+   */
+  outerOf(peer: Lease): Family {
+    const { keeper, outer } = this.#kind
+    if (keeper) return familyOf(keeper.endpointOf(peer).address)
+    const can = this.#reachedBy(peer)
+    return can.find((family) => family === this.#chosen.get(peer.key)) ?? can[0] ?? outer
+  }
+
+  /** Returns the address and port to which datagrams for the peer are sent. */
+  endpointOf(peer: Lease): UdpEndpoint {
+    const { keeper, port } = this.#kind
+    return keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.outerOf(peer)] ?? 0, port }
+  }
+
+  /**
+   * Returns the peer's address in the outer family that does not carry this host's datagrams; undefined if the peer has none. The peer's
+   * datagrams may come from that address.
+   */
+  otherHostOf(peer: Lease): Address | undefined {
+    const outer = this.outerOf(peer)
+    const other = this.#reachedBy(peer).find((family) => family !== outer)
+    return other && peer.attrs.publicIp[other]
+  }
+
+  /** True if this host can reach the peer over both outer families. */
+  reachesByBoth(peer: Lease): boolean {
+    return this.#reachedBy(peer).length > 1
+  }
+
+  /** Chooses the outer family for a peer. */
+  choose(key: string, family: Family): void {
+    if (family === this.#kind.outer) this.#chosen.delete(key)
+    else this.#chosen.set(key, family)
+    // The limits of the peer's packets were found over the earlier outer family, and the path of the new family may differ.
+    for (const inner of FAMILIES)
+      this.#limits[inner] = new Map([...this.#limits[inner]].filter(([each]) => each !== key))
+  }
+
+  /** Makes the default the outer family for a peer again, and keeps the limits of the peer's packets. */
+  forgetChoice(key: string): void {
+    this.#chosen.delete(key)
+  }
+
+  /** Returns the longest packet in bytes to a peer that the search for the path MTU found; undefined if the search found no limit. */
+  limitOf(key: string, inner: Family): number | undefined {
+    return this.#limits[inner].get(key)
+  }
+
+  /** Sets the longest packets in bytes that the search found, by lease key. Returns the keys whose limit has changed. */
+  setLimits(bytes: ReadonlyMap<string, number>, inner: Family): readonly string[] {
+    const before = this.#limits[inner]
+    this.#limits[inner] = bytes
+    const keys = new Set([...before.keys(), ...bytes.keys()])
+    return [...keys].filter((key) => before.get(key) !== bytes.get(key))
+  }
+
+  /** Returns the longest packet in bytes that the kernel sends to the peer, without the limits of the search for the path MTU. */
+  knownMtu(peer: Lease, inner: Family): number {
+    const { mtu, overhead, overheadOf = () => overhead } = this.#kind
+    const outer = this.outerOf(peer)
+    const local = formatAddress(this.#bound.get(outer) ?? 0)
+    const bytes = addon.pathMtu(local, formatAddress(this.endpointOf(peer).address)) - overheadOf(outer)
+    return bytes > 0 && bytes < mtu ? Math.max(bytes, this.#leastMtu(inner)) : mtu
+  }
+
+  /** Returns the longest packet in bytes that reaches the peer without fragmentation; undefined if it is the MTU of the tunnel. */
+  pathMtu(peer: Lease, inner: Family): number | undefined {
+    const { mtu } = this.#kind
+    const found = Math.max(this.limitOf(peer.key, inner) ?? mtu, this.#leastMtu(inner))
+    const bytes = Math.min(this.knownMtu(peer, inner), found)
+    return bytes < mtu ? bytes : undefined
+  }
+
+  /**
+   * Returns the smallest path MTU in bytes that counts for inner packets of a family. It is 1280 for IPv6, because hosts ignore smaller
+   * values in ICMPv6 errors; if the path takes less, the kernel fragments the datagrams.
+   */
+  #leastMtu(inner: Family): number {
+    return inner === 'ipv6' ? Math.min(LEAST_MTU, this.#kind.mtu) : 0
+  }
+
+  #reachedBy(peer: Lease): readonly Family[] {
+    return reachedBy(peer, this.own, this.families)
+  }
+}

@@ -1,0 +1,183 @@
+// tunnel.test.ts - the order in which a tunnel is opened, and the order of its operations.
+
+import { beforeEach, expect, it } from 'vitest'
+import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
+import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
+import type { Run } from '../../../../src/host/command.ts'
+import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
+import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
+import { decodePeers } from '../../../../src/path/engine/peers.ts'
+import type { SessionKeeper } from '../../../../src/path/tunnel/session-keeper.ts'
+import type { TunnelKind } from '../../../../src/path/tunnel/tunnel-options.ts'
+import { Tunnel } from '../../../../src/path/tunnel/tunnel.ts'
+import { host, installHost, log, run as runOnHost } from '../../../support/fake-host.ts'
+
+const lease = (subnet: string, publicIp: string): Lease => ({
+  key: subnet.replace('/', '-'),
+  subnet: { ipv4: parseIpv4Net(subnet)! },
+  attrs: { publicIp: { ipv4: parseIpv4(publicIp)! }, backendType: '' },
+})
+const own: OwnLease = { ...lease('10.5.72.0/24', '192.0.2.1'), expiresAt: 0, revision: 1n }
+const peer = lease('10.5.10.0/24', '192.0.2.2')
+const leases = new Map([[peer.key, peer]])
+
+installHost()
+let events: string[] = []
+/** True if the session keeper must refuse the peers. */
+let isRefusing = false
+beforeEach(() => {
+  events = []
+  isRefusing = false
+})
+
+const run: Run = (file, args, ...rest) => {
+  events.push([file, ...args].join(' '))
+  return runOnHost(file, args, ...rest)
+}
+
+const engine: Engine = {
+  kind: 'native',
+  tunName: 'flannel0',
+  offloads: [],
+  notes: [],
+  details: [],
+  fault: new Promise(() => {}),
+  setPeers: () => void events.push('engine: set the peers'),
+  changePeers: () => void events.push('engine: change the peers'),
+  counters: () => ({}),
+  traffic: () => new Float64Array(),
+  drops: (after = []) => ({ next: [...after], packets: [] }),
+  threads: () => ({}),
+  takeUnknownSenders: () => [],
+  sessions: { areKept: false } as EngineSessions,
+  stop: async () => void events.push('engine: stop'),
+}
+
+const keeper: SessionKeeper = {
+  inherit: () => true,
+  begin: () => void events.push('keeper: begin'),
+  pause: () => new Uint8Array(),
+  onMail: () => {},
+  setPeers(peers) {
+    events.push(`keeper: ${peers.size} peers`)
+    if (isRefusing) throw new Error('refused')
+  },
+  endpointOf: ({ attrs }) => ({ address: attrs.publicIp.ipv4 ?? 0, port: 8285 }),
+  isFromKnownPort: () => false,
+  stateOf: () => undefined,
+  unknownKeys: () => [],
+  listen: () => void events.push('keeper: listen'),
+  stop: () => void events.push('keeper: stop'),
+}
+
+const kind: TunnelKind = {
+  encapsulation: 'udp',
+  families: ['ipv4'],
+  outer: 'ipv4',
+  overhead: 28,
+  tunName: 'flannel%d',
+  port: 8285,
+  mtu: 1472,
+  keeper,
+  clear: async () => void events.push("clear the kernel's device"),
+}
+
+const open = (inherited?: OpenPath): Promise<Tunnel> => {
+  const ipv4 = parseIpv4('192.0.2.1')!
+  return Tunnel.open(
+    {
+      config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
+      settings: { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } },
+      external: {
+        name: 'eth0',
+        mtu: 1500,
+        address: { ipv4 },
+        publicIp: { ipv4 },
+        named: { address: { ipv4: false }, publicIp: { ipv4: false } },
+      },
+      startEngine: async ({ peers }) => {
+        host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
+        events.push(`engine: start with ${decodePeers(peers!()).length} peer`)
+        return engine
+      },
+      persistence: {
+        persist: false,
+        tunNames: [],
+        isMultiQueue: false,
+        inherit: async () => {
+          events.push('ask the predecessor')
+          return inherited
+        },
+      },
+      run,
+      log,
+    },
+    kind,
+    own,
+    leases,
+  )
+}
+
+/** The commands that look for a foreign route, and those that configure the TUN. */
+const FOREIGN = 'ip -j -4 route show exact 10.5.0.0/16'
+const CONFIGURE = [
+  'ip link set dev flannel0 mtu 1472 txqueuelen 4000 up',
+  'ip address replace 10.5.72.0/32 dev flannel0',
+  'ip route replace 10.5.0.0/16 dev flannel0 scope global',
+]
+
+it('clears the host only if it inherits nothing, and begins handshakes before it configures the TUN', async () => {
+  await open()
+  expect(events).toEqual([
+    FOREIGN,
+    'ask the predecessor',
+    'keeper: 1 peers',
+    "clear the kernel's device",
+    FOREIGN, // looks for a TUN of an earlier process
+    FOREIGN,
+    'engine: start with 1 peer',
+    'keeper: listen',
+    'keeper: begin',
+    ...CONFIGURE,
+  ])
+})
+
+it('continues on inherited descriptors without a change to the host before packets flow', async () => {
+  const inherited = { tunName: 'flannel0', loops: [], features: [], bindAddress: '192.0.2.1', port: 8285, without: [] }
+  await open(inherited as unknown as OpenPath)
+  expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
+    FOREIGN,
+    'ask the predecessor',
+    'keeper: 1 peers',
+    'engine: start with 1 peer',
+    'keeper: listen',
+    'keeper: begin',
+    ...CONFIGURE,
+  ])
+})
+
+it('runs its operations one at a time, and lists no peers until an apply succeeds', async () => {
+  const tunnel = await open()
+  events = []
+  host.external = JSON.stringify([
+    {
+      ifindex: 2,
+      ifname: 'eth0',
+      mtu: 1500,
+      flags: ['UP'],
+      addr_info: [{ family: 'inet', local: '192.0.2.1', prefixlen: 24, scope: 'global' }],
+    },
+  ])
+  isRefusing = true
+  const [checked, bad] = await Promise.allSettled([tunnel.resync(), tunnel.apply(leases, own.key)])
+  isRefusing = false
+  expect(checked).toEqual({ status: 'fulfilled', value: [] })
+  expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })
+  expect(events.indexOf('keeper: 1 peers')).toBe(events.length - 1) // after all commands of the check
+  expect(events.length).toBeGreaterThan(2)
+  expect(tunnel.peers()).toEqual([])
+  events = []
+  await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
+  expect(events).toEqual(['keeper: 1 peers', 'engine: set the peers', 'keeper: stop', 'engine: stop'])
+  expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
+})
