@@ -309,8 +309,8 @@ describe('architecture of native/', () => {
 const WALKS = {
   'a packet out': { begins: '`walk/egress.h`, ', most: 6 },
   'a packet in': { begins: '`io/receiver`, ', most: 7 },
-  'a lease': { begins: '`control/store/etcd/etcd`, ', most: 9 },
-  'a restart': { begins: '`weftd`, ', most: 7 },
+  'a lease': { begins: '`control/store/etcd/etcd`, ', most: 10 },
+  'a restart': { begins: '`weftd`, ', most: 8 },
   'a flag': { begins: '`options`, ', most: 6 },
 } as const
 const NUMBERS = ['No', 'One', 'Two', 'Three', 'Four', 'Five', 'Six', 'Seven', 'Eight', 'Nine', 'Ten']

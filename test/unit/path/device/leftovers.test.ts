@@ -41,6 +41,7 @@ interface FakeLink {
   readonly inUse?: boolean
 }
 interface FakeRoute {
+  readonly type?: string
   readonly dst: string
   readonly dev: string
   readonly gateway?: string
@@ -54,6 +55,8 @@ class FakeHost {
   routes: FakeRoute[] = []
   refuses: RegExp | undefined
   removed: string[] = []
+  /** The lines of `ip -o xfrm policy list`. */
+  policies: string[] = []
   batches = 0
 
   readonly run: Run = async (_file, args, options) => {
@@ -63,6 +66,7 @@ class FakeHost {
       for (const line of (options?.input ?? '').trim().split('\n')) await this.run('ip', [args[0]!, ...line.split(' ')])
       return ''
     }
+    if (command === '-o xfrm policy list') return this.policies.join('\n')
     if (command === '-j -d address show') return JSON.stringify(this.links.map(linkOf))
     const [, flag, network = ''] = /^-j -([46]) route show root (\S+)$/.exec(command) ?? []
     if (flag) return JSON.stringify(this.routes.filter(({ dst }) => isWithin(dst, network)))
@@ -521,6 +525,31 @@ describe('a route', () => {
     expect(await removeLeftovers(host.run, leftovers, (what) => said.push(what))).toEqual([])
     expect([host.routes, host.batches]).toEqual([[], 2])
     expect(said[0]).toBe('200 routes to subnets of nodes, such as the route 10.5.2.0/24 via 192.0.2.2 to eth0')
+  })
+
+  it('that the backend ipsec left as unreachable is removed with the policies, unless ipsec is this backend', async () => {
+    const host = new FakeHost()
+    host.routes.push({ type: 'unreachable', dst: '10.5.0.0/16', dev: '', metric: 0xffffffff })
+    const template = String.raw`\ tmpl src 192.0.2.1 dst 192.0.2.2\ proto esp reqid 11 mode tunnel\ `
+    host.policies = [
+      String.raw`src 10.5.1.0/24 dst 10.5.2.0/24 \ dir out priority 0 ptype main ${template}`,
+      String.raw`src 10.5.0.0/16 dst 10.5.1.0/24 \ dir in action block priority 2003134068 ptype main \ `,
+      String.raw`src 10.77.1.0/24 dst 10.77.2.0/24 \ dir out priority 0 ptype main ${template}`,
+      String.raw`src 10.5.1.0/24 dst 10.9.0.0/16 \ dir out priority 5 ptype main \ `,
+    ]
+    const { leftovers } = await findLeftovers(host.run, surroundings({}), NOBODY)
+    expect(leftovers.map(({ what, command }) => [what, command.join(' ')])).toEqual([
+      [
+        'the IPsec policy src 10.5.1.0/24 dst 10.5.2.0/24 dir out',
+        'xfrm policy delete src 10.5.1.0/24 dst 10.5.2.0/24 dir out',
+      ],
+      [
+        'the IPsec policy src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
+        'xfrm policy delete src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
+      ],
+      ['the unreachable route to 10.5.0.0/16', '-4 route del unreachable 10.5.0.0/16 metric 4294967295'],
+    ])
+    expect((await findLeftovers(host.run, surroundings({ ownPolicies: true }), NOBODY)).leftovers).toEqual([])
   })
 
   it('is judged only by the leases, which may not be known yet', async () => {
