@@ -1,7 +1,6 @@
 // open.ts - opens the data path for the facts of the store, or goes on with the one that is open.
 
 import { isDeepStrictEqual } from 'node:util'
-import { isWeftError, messageOf } from '../base/errors.ts'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
 import { run } from '../host/command.ts'
 import { isNamedBy } from '../host/links.ts'
@@ -35,7 +34,7 @@ export const isFor = (
 
 /**
  * Gives the node the facts of the store. Goes on with the open data path if it fits, or opens another one. `clear` removes obstacles once
- * nothing forwards any more. If the data path cannot be opened, the node keeps the facts that it had, and their data path.
+ * nothing forwards any more. If the data path cannot be opened, the node keeps the facts that it had.
  */
 export async function openNode(
   node: NewNode,
@@ -65,16 +64,8 @@ export async function openNode(
       return Object.assign(node, facts, { backend: amended(node.backend, parts.manager, log), pathLease: facts.lease })
     if (canForward(node) && node.lease !== facts.lease)
       log.warn('The last known state is out of date; the data path is opened again')
-    try {
-      await ownership.replace(open)
-    } catch (error) {
-      const again = (): Promise<void> => ownership.open(() => openPath(node, node as ForwardingNode))
-      const failed = (failure: unknown): void =>
-        log.error(`Cannot forward with the last known state: ${messageOf(failure)}`)
-      // The last known data path forwards, instead of none, while the node tries again to open its own.
-      if (canForward(node) && isWeftError(error)) await again().catch(failed)
-      throw error
-    }
+    // If that fails, the loop of the data path opens the last known one again, instead of none.
+    await ownership.replace(open).finally(() => ownership.recheck.ring())
   }
   return node
 }

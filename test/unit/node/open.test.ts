@@ -10,6 +10,7 @@ import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import type { DataPaths } from '../../../src/node/data-paths.ts'
+import { keepDataPath } from '../../../src/node/loops/data-path.ts'
 import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
 import { openNode } from '../../../src/node/open.ts'
 import { createOwnership } from '../../../src/node/ownership.ts'
@@ -78,13 +79,14 @@ async function forwarding(dataPath: DataPaths, lines: string[] = []) {
     stopping: new AbortController(),
   }
   const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
-  const known = { name: 'udp', plan: planOf(async () => FAKE) } as unknown as Backend
+  const prepare = async () => attrs
+  const known = { name: 'udp', prepare, plan: planOf(async () => FAKE) } as unknown as Backend
   const facts = { config, backend: known, lease: leaseOf('10.5.1.0-24'), attrs }
   await ownership.open(async () => dataPath)
   return { node: Object.assign(createNode(base, ownership), facts), facts, lines }
 }
 /** A data path that does nothing. */
-const FAKE = { fault: new Promise(() => {}), close: async () => {} } as unknown as DataPath
+const FAKE = { fault: new Promise(() => {}), apply: async () => {}, close: async () => {} } as unknown as DataPath
 const handover = { isOnLoan: false, tunNames: [] }
 
 it('goes on with the open data path if the store confirms the facts of the file', async () => {
@@ -107,8 +109,9 @@ it('goes on with a data path that followed the address of this host while the st
 })
 
 it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
-  const old = { close: async () => {} } as unknown as DataPaths
+  const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
+  const over = keepDataPath(node).catch(() => {})
   const refusal = new WeftError('PORT_IN_USE', 'a program has the port')
   const open = () => Promise.reject(refusal)
   const wanted = {
@@ -118,12 +121,15 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
   }
   const parts = { manager: {}, config: facts.config, backend: wanted.backend } as unknown as NodeParts
   await expect(openNode(node, parts, wanted, handover)).rejects.toBe(refusal)
-  expect([node.ownership.state.is, node.lease.key, node.backend === facts.backend]).toEqual([
-    'forwarding',
+  await expect.poll(() => node.ownership.state.is).toBe('forwarding')
+  expect([node.ownership.dataPath === old, node.lease.key, node.backend === facts.backend]).toEqual([
+    false,
     '10.5.1.0-24',
     true,
   ])
   expect(lines).toEqual(['The last known state is out of date; the data path is opened again'])
+  node.stopping.abort(new Error('enough'))
+  await over
 })
 
 it('opens the data path of the store although the last known one cannot be closed', async () => {
