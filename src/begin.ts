@@ -72,7 +72,7 @@ export async function runDaemon(
 function handoverParts(node: NewNode, options: CutOptions, kept: readonly number[]): HandoverParts {
   const { log, stopping, ownership, store } = node
   const calm = seldom(log)
-  let left = kept
+  const left = [...kept]
   return {
     log,
     stopping,
@@ -97,19 +97,9 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
     async earlierRun() {
       const known = await readLastKnown(lastKnownFile(node.options), log)
       node.known = known?.store === store ? known : undefined
-      const fds = left
-      left = []
-      return earlierRun(fds, known, store)
+      return earlierRun(left.splice(0), known, store)
     },
     resume: (inheritable) => resume(node, options, inheritable, calm),
-    check(before) {
-      if (before.store === store) return
-      throw new WeftError(
-        'DEVICE',
-        `another weftd runs on this host for the store ${before.store}; this one's is ${store}`,
-        { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
-      )
-    },
   }
 }
 

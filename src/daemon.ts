@@ -24,7 +24,7 @@ import { networkAsking } from './node/ask-nodes.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { endNode, endUnusedNode, giveNewLeaseBack } from './node/end.ts'
-import { retry } from './node/exit-or-wait.ts'
+import { retry, whileForwarding } from './node/exit-or-wait.ts'
 import { externalBefore, findExternal } from './node/external.ts'
 import { findConfig, watchConfig } from './node/loops/config.ts'
 import { keepDataPath } from './node/loops/data-path.ts'
@@ -91,9 +91,6 @@ const OBSERVING: readonly Loop[] = [
   giveBack, // returns memory to the kernel that only the start needed
 ]
 
-/** The part of a hand-over that the start of a node uses. */
-type NodeHandover = Pick<Handover, 'tunNames' | 'isOnLoan' | 'predecessor' | 'opening' | 'release' | 'settle'>
-
 /** flanneld's prefix for errors of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
 
@@ -130,18 +127,6 @@ export async function startManager(
   }
 }
 
-/** Runs a part of the start. After a failure tries again if the node forwards with the last known state, or opens that data path again. */
-export function whileForwarding<T>(
-  node: NewNode,
-  find: () => Promise<T>,
-  say = (_why: string): void => {},
-): Promise<T> {
-  const failure = 'This weftd forwards with the last known state, and tries again: '
-  const onFailure = ({ message }: Error): void => say(message)
-  const { log, signal } = node
-  return retry({ failure, find, passing: [], onFailure }, { log, signal, isForwarding: () => canForward(node) })
-}
-
 /** Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does. */
 async function startNode(
   node: NewNode,
@@ -154,10 +139,7 @@ async function startNode(
 ): Promise<never> {
   const { log, signal, ownership, known } = node
   const hostChanged = createBell()
-  const changed = (): void => {
-    hostChanged.ring()
-    ownership.recheck.ring()
-  }
+  const changed = (): void => [hostChanged, ownership.recheck].forEach((bell) => bell.ring())
   const watch = createHostWatch(changed, log, signal)
   const waiter = { log: seldom(log), signal, publish }
   try {
@@ -198,7 +180,7 @@ export async function runNode(
   starting: NewNode,
   parts: NodeParts,
   previous: Nets,
-  handover: NodeHandover,
+  handover: Omit<Handover, 'free' | 'close' | 'enter' | 'take' | 'isSuccessor' | 'predecessorPid'>,
   publish?: (waitsFor: string) => void,
   permitted: typeof permit = permit,
 ): Promise<never> {
@@ -207,17 +189,14 @@ export async function runNode(
   const means = { ...parts, options, log, signal }
   // A program such as `ip` that does not answer in time is waited for, because an overloaded host is not a mistake of an operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
+  const registered = <T>(work: Promise<T>): Promise<T> => prefixed(REGISTERING, work)
   const attrs = await answered(() => backend.prepare(signal))
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
   // Other nodes send packets to every node with a lease. So the lease is written last, when this node is likely to forward.
   const isForwarding = predecessor !== undefined || ownership.dataPath !== undefined
-  const { tunNames } = handover
-  const host = { predecessor: predecessor?.pid, isForwarding, tunNames, run }
-  await prefixed(
-    REGISTERING,
-    answered(() => permitted(backend, host)),
-  )
+  const host = { predecessor: predecessor?.pid, isForwarding, tunNames: handover.tunNames, run }
+  await registered(answered(() => permitted(backend, host)))
   if (!ownership.dataPath) await answered(async () => parts.firewall?.rules.check?.())
   const attrsEarlier = await earlierAttrs(means, attrs)
   const obtaining = obtainLease(means, attrs, previous, false, publish)
@@ -228,8 +207,8 @@ export async function runNode(
   const forwardsAlready = canForward(starting)
   const facts = { config, backend, external, lease, attrs, next }
   const clear = () => clearEarlier(means, lease, attrsEarlier)
-  const opening = openNode(starting, parts, facts, handover, clear)
-  const forwarding = await prefixed(REGISTERING, opening).catch(async (error: unknown) => {
+  const opening = registered(openNode(starting, parts, facts, handover, clear))
+  const forwarding = await opening.catch(async (error: unknown) => {
     // Another program may have taken a port since the check.
     const isUnused = !ownership.dataPath && !handover.isOnLoan && !ownership.hasSuccessor
     const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)

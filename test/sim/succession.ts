@@ -38,7 +38,7 @@ const SLACK_MS = 200
 
 /** The errors with which a process may end. */
 const REFUSALS =
-  /does not let this one take over|does not answer|of another network|took over before this one|cannot be opened|has the port/
+  /does not let this one take over|does not answer|another weftd runs on this host for the store|took over before this one|cannot be opened|has the port/
 
 export const FATES = [
   'stop',
@@ -577,9 +577,6 @@ function createWorld(time: VirtualTime, random: Random) {
           logTo(`cannot go on: ${(error as Error).message}`)
           return 'failed'
         }
-      },
-      check(about) {
-        if (about.store !== plan.store) throw new WeftError('DEVICE', 'it is of another network')
       },
     })
     try {

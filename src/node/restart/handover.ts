@@ -52,8 +52,6 @@ export interface HandoverParts {
   readonly earlierRun: () => Promise<EarlierRun>
   /** Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may succeed. */
   readonly resume: (inheritable: Inheritable) => Promise<'forwards' | 'nothing' | 'failed'>
-  /** Checks that this process may replace a running daemon. Throws WeftError DEVICE. */
-  readonly check: (about: About) => void
   readonly log: Log
   readonly stopping: AbortController
 }
@@ -289,13 +287,14 @@ export class Handover {
       found.close()
       return undefined
     }
-    try {
-      this.parts.check(about)
-    } catch (error) {
-      found.close()
-      throw error
-    }
-    return found
+    const { store } = this.parts.lender.about()
+    if (about.store === store) return found
+    found.close()
+    throw new WeftError(
+      'DEVICE',
+      `another weftd runs on this host for the store ${about.store}; this one's is ${store}`,
+      { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
+    )
   }
 
   /** Called after `claim`. */
