@@ -187,11 +187,11 @@ const NODE = [
   'status-token-file',
 ] as const satisfies readonly (keyof DaemonOptions)[]
 
-/** The options that say where the leases are. */
+/** The options of the store or of the Kubernetes API, which has the leases. */
 export type StoreOptions = Pick<DaemonOptions, (typeof STORE)[number]>
 /** The options about the engine, which forwards packets in user space. */
 export type EngineOptions = Pick<DaemonOptions, (typeof ENGINE)[number]>
-/** The options that say where weftd serves its status. */
+/** The options of the health server and of the status socket. */
 export type ReportOptions = Pick<DaemonOptions, (typeof REPORT)[number]>
 /** The options about the node and its loops. */
 export type NodeOptions = Pick<DaemonOptions, (typeof NODE)[number]>

@@ -117,7 +117,7 @@ describe('a data path that can be lent', () => {
     expect([kept.length, second.areOpen()]).toEqual([1, false])
   })
 
-  it('is closed before another one takes its place, and closes no other one than it was told', async () => {
+  it('is closed before another one takes its place, and a call that names another data path closes nothing', async () => {
     const [first, second] = [lendable(), lendable()]
     const ownership = createOwnership(recorder().log)
     await ownership.open(async () => first.dataPath)
