@@ -194,10 +194,10 @@ export async function runNode(
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
   // Other nodes send packets to every node with a lease. So the lease is written last, when this node is likely to forward.
-  const isForwarding = predecessor !== undefined || ownership.dataPath !== undefined
+  const isForwarding = predecessor !== undefined || canForward(starting)
   const host = { predecessor: predecessor?.pid, isForwarding, tunNames: handover.tunNames, run }
   await registered(answered(() => permitted(backend, host)))
-  if (!ownership.dataPath) await answered(async () => parts.firewall?.rules.check?.())
+  if (!canForward(starting)) await answered(async () => parts.firewall?.rules.check?.())
   const attrsEarlier = await earlierAttrs(means, attrs)
   const obtaining = obtainLease(means, attrs, previous, false, publish)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
@@ -210,7 +210,7 @@ export async function runNode(
   const opening = registered(openNode(starting, parts, facts, handover, clear))
   const forwarding = await opening.catch(async (error: unknown) => {
     // Another program may have taken a port since the check.
-    const isUnused = !ownership.dataPath && !handover.isOnLoan && !ownership.hasSuccessor
+    const isUnused = !canForward(starting) && !handover.isOnLoan && !ownership.hasSuccessor
     const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     if (isUseless) await giveNewLeaseBack(means, lease)
     throw error

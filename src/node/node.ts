@@ -103,7 +103,7 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 interface NodeState {
   readonly ownership: Ownership
   readonly signal: AbortSignal
-  /** The last known state of the store, by the file; undefined if there is none, and after the node has joined its network. */
+  /** The last known state of the store, as the file had it at the start; undefined if there was none. */
   known: LastKnown | undefined
   /** All accepted leases, including this node's own. */
   view: PeerView
@@ -242,6 +242,5 @@ export function createNode(base: NodeBase, ownership = createOwnership(base.log)
 export function joinNetwork(node: ForwardingNode, membership: Membership): Node {
   for (const key of node.view.keys()) node.cameAt.set(key, Date.now())
   const { ownership } = node
-  node.known = undefined // it may have many leases
   return Object.assign(node, membership, { mtuAtStart: ownership.dataPath?.mtu, since: performance.now() })
 }

@@ -64,8 +64,10 @@ export async function openNode(
       return Object.assign(node, facts, { backend: amended(node.backend, parts.manager, log), pathLease: facts.lease })
     if (canForward(node) && node.lease !== facts.lease)
       log.warn('The last known state is out of date; the data path is opened again')
-    // If that fails, the loop of the data path opens the last known one again, instead of none.
-    await ownership.replace(open).finally(() => ownership.recheck.ring())
+    await ownership.replace(open).catch((error: unknown) => {
+      ownership.recheck.ring() // the loop of the data path opens the last known one again, instead of none
+      throw error
+    })
   }
   return node
 }

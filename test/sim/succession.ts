@@ -497,6 +497,9 @@ function createWorld(time: VirtualTime, random: Random) {
       violations.push(`${process.name} left ${leaked.length} descriptors open: ${leaked[0]!.file.what}`)
     process.isWaiting = false
     die(process)
+    // A process that hung in another PID namespace may have made the kernel's device after another process had taken over. The loop of that
+    // process removes the device as a leftover.
+    if (!arePidsSeen && [...engines.keys()].some(isActive)) doesKernelForward = false
     if (process.isManaged && !isOver)
       time.at(restartMs, () => void (isOver || begin({ ...plan, failsAt: undefined, storeMs: 10, store: 'one' })))
   }

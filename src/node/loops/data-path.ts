@@ -40,11 +40,11 @@ async function keep(node: ForwardingNode): Promise<never> {
     const { dataPath } = ownership
     const before = { key: node.pathLease?.key, mtu: dataPath?.mtu }
     await keepRight(node, repairs, logGone)
+    // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
+    diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const calm = seldom(log)
     await ownership.untilOurs(signal)
-    // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
-    const diedNow = ownership.dataPath === dataPath && performance.now() - openedAt < REOPEN_RETRY_MS
-    diedYoung = diedNow ? diedYoung + 1 : 0
+    if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start opened one for the facts of the store
     // A data path that cannot be closed is left to whoever opens the next one.
     const notClosed = (error: unknown): void => calm.error(`Cannot close the data path: ${describeError(error)}`)
     if (dataPath) await ownership.close(dataPath).catch(notClosed)

@@ -132,6 +132,23 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
   await over
 })
 
+it('has one loop for its data path, which goes on with the one that the store led to, and publishes nothing yet', async () => {
+  const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
+  const { node, facts, lines } = await forwarding(old)
+  const loop = keepDataPath(node)
+  const over = loop.catch(() => {})
+  let checks = 0
+  const path = { ...FAKE, resync: async () => (checks++, []) } as unknown as DataPath
+  const backend = { ...facts.backend, plan: planOf(async () => path) }
+  const parts = { manager: {}, config: facts.config, backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
+  await expect.poll(() => (node.ownership.recheck.ring(), checks)).toBeGreaterThan(0)
+  expect(keepDataPath(node)).toBe(loop)
+  expect([node.ownership.dataPath === old, node.isPublished, lines.length]).toEqual([false, false, 1])
+  node.stopping.abort(new Error('enough'))
+  await over
+})
+
 it('opens the data path of the store although the last known one cannot be closed', async () => {
   const close = () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))
   const { node, facts, lines } = await forwarding({ close } as unknown as DataPaths)
