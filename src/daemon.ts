@@ -180,7 +180,7 @@ export async function runNode(
   starting: NewNode,
   parts: NodeParts,
   previous: Nets,
-  handover: Omit<Handover, 'free' | 'close' | 'enter' | 'take' | 'isSuccessor' | 'predecessorPid'>,
+  handover: Pick<Handover, 'tunNames' | 'isOnLoan' | 'predecessor' | 'opening' | 'release' | 'settle'>,
   publish?: (waitsFor: string) => void,
   permitted: typeof permit = permit,
 ): Promise<never> {

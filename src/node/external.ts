@@ -58,7 +58,10 @@ export async function findExternal(
   return waitForInterface(given, families, hostChanged, waiter, before)
 }
 
-/** Returns the external interface of the data path that forwards as last known. Without one, returns the last known interface, if the flags are the same. */
+/**
+ * Returns the external interface of the node that forwards with the last known state. If the node does not forward, returns the last known
+ * interface, if the flags are the same.
+ */
 export async function externalBefore(node: NewNode): Promise<ExternalInterface | undefined> {
   if (canForward(node)) return node.backend.external ?? node.external
   const external = node.known && externalOf(node.known, node.options)

@@ -44,39 +44,39 @@ interface NodeBase {
 
 /** The facts by which a node forwards. They come from the file of the last known state at first, and from the store later. */
 export interface PathFacts {
-  config: NetworkConfig
-  backend: Backend
+  readonly config: NetworkConfig
+  readonly backend: Backend
   /** The external interface that was chosen at the start. */
-  external?: ExternalInterface | undefined
+  readonly external?: ExternalInterface | undefined
   lease: OwnLease
   /** The attributes that the lease must have; the next renewal writes them. */
   attrs: LeaseAttrs
   /** The facts that the last-known file needs; left out with `--persist=false`. */
-  next?: Next | undefined
+  readonly next?: Next | undefined
 }
 
 /** The parts that a node has from the time when it knows its store. */
 interface Membership {
-  manager: SubnetManager
+  readonly manager: SubnetManager
   /** Checks whether this node had an address, because a lease with such a public IP may be its own. */
-  isMine?: IsMine
+  readonly isMine?: IsMine
   /** The rules, the interval of checks, and a promise that resolves when no earlier process changes the rules any more. */
-  firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
+  readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /**
    * The facts about an earlier run that the search for other backends' leftovers needs; without them there is no search. `others` lists
    * the other daemons, by default those of this host.
    */
-  leftovers?:
+  readonly leftovers?:
     | { readonly earlier: Nets; readonly run: Run; readonly others?: () => Promise<readonly OtherDaemon[]> }
     | undefined
   /** Opens a socket for echo requests. If left out, the node sends no probes. */
-  openEcho?: OpenEcho
+  readonly openEcho?: OpenEcho
   /** Reads the kernel's settings. If left out, the node does not check them. */
-  readSysctl?: ReadSysctl
+  readonly readSysctl?: ReadSysctl
   /** Returns memory to the kernel that only the start needed. */
-  giveBackMemory?: () => void
+  readonly giveBackMemory?: () => void
   /** The object through which the HTTP server gets the node's state. */
-  health?: Health
+  readonly health?: Health
 }
 
 /** The facts that the start finds before the node takes its lease. */
