@@ -175,7 +175,7 @@ async function startEngineOf(
     return startDgramEngine(config)
   }
   const { startNativeEngine } = await import('../path/engine/native-engine.ts')
-  const started = await startNativeEngine(config, { workers, nice, pollUs, without })
+  const started = startNativeEngine(config, { workers, nice, pollUs, without })
   // The first packet does not wait for the priority.
   if (engine === 'native' && nice !== 0)
     void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))

@@ -442,7 +442,7 @@ export class DataPaths {
       if (this.#move !== undefined) this.#log.info(`Publishing a change to the peers: ${this.#move}`)
       this.#move = undefined
       if (this.#plannedFor) this.#published = this.#backend.external
-      for (const path of this.#paths()) await path.renew?.(attrs)
+      for (const path of this.#paths()) await path.renew?.()
       const ended = await this.#closeEnded()
       if (this.#isClosed) return
       await this.open()

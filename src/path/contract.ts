@@ -281,10 +281,10 @@ export interface DataPath {
   /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
   readonly isOutdated?: boolean
   /**
-   * Adapts the open data path to the backend's last `prepare`; `attrs` are the attributes that the lease now publishes. It opens missing
+   * Adapts the open data path to the backend's last `prepare` and to the attributes that the node's lease now publishes. It opens missing
    * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
    */
-  renew?(attrs: LeaseAttrs): Promise<void>
+  renew?(): Promise<void>
   /**
    * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
    * the keys that may differ from the last call; if it is left out, all keys may differ.

@@ -45,7 +45,53 @@ export function firstOf({ seconds }: SideReports): readonly [Reader, number] | u
 
 const row = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
 const header = (cells: readonly string[]): string => `${row(cells)}\n${row(cells.map(() => '---'))}`
-const shown = (words: readonly string[]): string => words.map((word) => `\`${word}\``).join(', ')
+
+const NO_DAEMON = { 'no-daemon': 'no answer from weftd' }
+/** The page's texts for words that only the tests use, per reader. The page shows a word without a text as code. */
+const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>> = {
+  status: {
+    ...NO_DAEMON,
+    'by-peers': 'an impairment by peers',
+    'by-store': 'an impairment by the store',
+    'by-host': 'an impairment by the host',
+    'not-whole': 'silent peers',
+    store: 'an unreachable store',
+    repairs: 'repairs',
+    slow: 'a slow peer',
+    loss: 'lost probes',
+    narrow: 'a small path MTU',
+  },
+  page: { ...NO_DAEMON, red: 'a red verdict', amber: 'an amber verdict' },
+  explain: {
+    'no-daemon': 'its start because weftd does not answer',
+    'out:peer': 'the peer (outgoing)',
+    'out:route': 'the route (outgoing)',
+    'out:firewall': 'the firewall (outgoing)',
+    'out:mtu': 'the MTU (outgoing)',
+    'in:firewall': 'the firewall (incoming)',
+  },
+  events: {
+    repaired: 'a repair',
+    twin: 'another node with the same address',
+    'lease-lost': 'a lost lease',
+    'config-gone': 'a missing configuration',
+    'not-written': 'a failed write of `subnet.env`',
+  },
+  bench: {
+    ...NO_DAEMON,
+    'no-daemon-there': 'no answer from the weftd of the second host',
+    'silent-there': 'a silent second host',
+    'not-inside': 'packets only outside the tunnel',
+    broken: 'a broken stream',
+    slow: 'a slow peer',
+    loss: 'lost packets',
+    narrow: 'a small path MTU',
+  },
+}
+const shown = (reader: Reader, words: readonly string[]): string =>
+  words.map((word) => TEXTS[reader]?.[word] ?? `\`${word}\``).join(', ')
+const wordOf = (reader: Reader, text: string): string =>
+  Object.entries(TEXTS[reader] ?? {}).find(([, each]) => each === text)?.[0] ?? text.replaceAll('`', '')
 
 const COLUMNS = ['fault', 'host', 'reports', 'first true report'] as const
 /** The beginning of each reader's part in a row of the table, before the words of the report. */
@@ -56,7 +102,7 @@ const REPORTS: Readonly<Record<Reader, string>> = {
   explain: '`weft explain` stops at ',
   bench: '`weft bench` reports ',
   alerts: 'Prometheus fires ',
-  events: 'the log has ',
+  events: 'the log reports ',
 }
 
 /** Returns the table with one row for each fault and host; a row has the words of each reader that reports a fault. */
@@ -66,7 +112,7 @@ function saidTable(all: readonly Reports[]): string {
       const [reader, seconds] = firstOf(reports[side]) ?? []
       const { words } = reports[side]
       const texts = READERS.filter((each) => words[each].length > 0).map(
-        (each) => `${REPORTS[each]}${shown(words[each])}`,
+        (each) => `${REPORTS[each]}${shown(each, words[each])}`,
       )
       const first =
         reader === undefined || seconds === undefined
@@ -116,7 +162,7 @@ export function reportsOf(page: string): { name: string; side: string; reports: 
             .split('; ')
             .find((each) => each.startsWith(REPORTS[reader]))
             ?.slice(REPORTS[reader].length) ?? ''
-        return [...text.matchAll(/`([^`]+)`/g)].map(([, word = '']) => word)
+        return text === '' ? [] : text.split(', ').map((each) => wordOf(reader, each))
       }
       const words = Object.fromEntries(
         READERS.map((reader) => [reader, wordsOf(reader)]),

@@ -149,8 +149,8 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     get isOutdated() {
       return familiesOf(dataPath.lacking).length > 0
     },
-    renew: async (attrs) => {
-      dataPath.renewed.push(attrs)
+    renew: async () => {
+      dataPath.renewed.push(lease.attrs)
       await dataPath.renewing
     },
     carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),

@@ -10,7 +10,7 @@ import { createTurn } from '../../host/turn.ts'
 import { formatAddress, formatNet, type Addresses, type Family, type Net } from '../../net/address.ts'
 import type { DataPath, PathPeer, PathSide } from '../contract.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
-import { createDirectHops, type DirectHops } from '../tunnel/direct-routing.ts'
+import { DirectHops } from '../tunnel/direct-routing.ts'
 import type { PeerFilter } from '../tunnel/peer-filter.ts'
 
 interface KernelFacts {
@@ -129,7 +129,7 @@ export abstract class RoutedPath extends KernelPath {
     this.#family = family
     this.#filter = filter
     this.#routes = createRouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), run, log })
-    this.#direct = directRouting ? createDirectHops(run, family) : undefined
+    this.#direct = directRouting ? new DirectHops(run, family) : undefined
   }
 
   /** Returns the next hop for a peer without a direct route. */

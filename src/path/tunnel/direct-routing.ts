@@ -8,70 +8,100 @@ import type { Run } from '../../host/command.ts'
 import { routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
-import type { Carrier } from './choose-carrier.ts'
+import type { Carrier } from './carrier.ts'
 
-export interface DirectHops {
-  /** Looks up which peers' hosts the kernel reaches without a router. With `changed` it looks up only the peers with those lease keys. */
-  lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void>
-  hops(): NextHops
-  has(peer: Lease): boolean
+/** The next hops of the peers whose hosts the kernel reaches without a router. */
+export class DirectHops {
+  readonly #run: Run
+  readonly #family: Family
+  /** The next hop of each subnet, by the subnet as text. */
+  #hops: NextHops = new Map()
   /**
-   * Looks up the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be behind a router.
-   * `routes` says which routes the kernel has accepted. Later calls look up the same peer until the kernel accepts its route. Returns, by
+   * The lease keys of the peers whose direct route the kernel refused. weftd queries their next hop again until the kernel accepts their
+   * route.
+   */
+  readonly #refused = new Set<string>()
+
+  constructor(run: Run, family: Family) {
+    this.#run = run
+    this.#family = family
+  }
+
+  /**
+   * Queries the kernel which peers' hosts it reaches without a router. With `changed` it queries only for the peers with these lease keys.
+   */
+  async lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void> {
+    if (!changed) {
+      this.#hops = new Map(await this.#hopsTo([...peers.values()]))
+      return
+    }
+    const found = await this.#hopsTo([...changed.keys()].flatMap((key) => peers.get(key) ?? []))
+    const next = new Map(this.#hops)
+    // Removals come first, because a removed peer's subnet may now belong to another peer, whose hop is added below.
+    for (const [key, before] of changed)
+      for (const peer of [before, peers.get(key)]) if (peer) next.delete(this.#subnetOf(peer))
+    for (const [subnet, hop] of found) next.set(subnet, hop)
+    this.#hops = next
+  }
+
+  /** Returns the next hop of each subnet with a direct route, by the subnet as text. */
+  hops(): NextHops {
+    return this.#hops
+  }
+
+  /** True if the kernel reaches the peer's host without a router. */
+  has(peer: Lease): boolean {
+    return this.#hops.has(this.#subnetOf(peer))
+  }
+
+  /**
+   * Queries the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be behind a router.
+   * `routes` says which routes the kernel has accepted. Later calls query for the same peer until the kernel accepts its route. Returns, by
    * lease key, the peers whose next hop has changed; the caller must set the routes of these peers.
    */
-  lookUpAgain(peers: ReadonlyMap<string, Lease>, routes: Pick<RouteSync, 'isSet'>): Promise<ReadonlyMap<string, Lease>>
-}
+  async lookUpAgain(
+    peers: ReadonlyMap<string, Lease>,
+    routes: Pick<RouteSync, 'isSet'>,
+  ): Promise<ReadonlyMap<string, Lease>> {
+    for (const [key, peer] of peers) {
+      if (!this.has(peer)) continue
+      if (routes.isSet(this.#subnetOf(peer))) this.#refused.delete(key)
+      else this.#refused.add(key)
+    }
+    const doubtful = new Map<string, Lease>()
+    for (const key of this.#refused) {
+      const peer = peers.get(key)
+      if (peer) doubtful.set(key, peer)
+      else this.#refused.delete(key)
+    }
+    if (doubtful.size === 0) return doubtful
+    const before = this.#hops
+    await this.lookUp(peers, doubtful)
+    const isOther = (peer: Lease): boolean =>
+      !isDeepStrictEqual(before.get(this.#subnetOf(peer)), this.#hops.get(this.#subnetOf(peer)))
+    return new Map([...doubtful].filter(([, peer]) => isOther(peer)))
+  }
 
-export function createDirectHops(run: Run, family: Family): DirectHops {
-  const hostOf = (peer: Lease): string => formatAddress(sideOf(peer, family).host)
-  const subnetOf = (peer: Lease): string => formatNet(sideOf(peer, family).subnet)
-  let hops: NextHops = new Map()
-  const refused = new Set<string>()
-  async function hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
-    const routes = await routesFor(run, family, peers.map(hostOf))
+  async #hopsTo(peers: readonly Lease[]): Promise<(readonly [string, NextHop])[]> {
+    const routes = await routesFor(
+      this.#run,
+      this.#family,
+      peers.map((peer) => this.#hostOf(peer)),
+    )
     return peers.flatMap((peer) => {
-      const route = routes.get(hostOf(peer))
+      const route = routes.get(this.#hostOf(peer))
       if (!route || route.gateway !== undefined) return []
-      return [[subnetOf(peer), { gateway: hostOf(peer), device: route.device }] as const]
+      return [[this.#subnetOf(peer), { gateway: this.#hostOf(peer), device: route.device }] as const]
     })
   }
-  const direct: DirectHops = {
-    async lookUp(peers, changed) {
-      if (!changed) {
-        hops = new Map(await hopsTo([...peers.values()]))
-        return
-      }
-      const found = await hopsTo([...changed.keys()].flatMap((key) => peers.get(key) ?? []))
-      const next = new Map(hops)
-      // Removals come first, because a removed peer's subnet may now belong to another peer, whose hop is added below.
-      for (const [key, before] of changed)
-        for (const peer of [before, peers.get(key)]) if (peer) next.delete(subnetOf(peer))
-      for (const [subnet, hop] of found) next.set(subnet, hop)
-      hops = next
-    },
-    hops: () => hops,
-    has: (peer) => hops.has(subnetOf(peer)),
-    async lookUpAgain(peers, routes) {
-      for (const [key, peer] of peers) {
-        if (!direct.has(peer)) continue
-        if (routes.isSet(subnetOf(peer))) refused.delete(key)
-        else refused.add(key)
-      }
-      const doubtful = new Map<string, Lease>()
-      for (const key of refused) {
-        const peer = peers.get(key)
-        if (peer) doubtful.set(key, peer)
-        else refused.delete(key)
-      }
-      if (doubtful.size === 0) return doubtful
-      const before = hops
-      await direct.lookUp(peers, doubtful)
-      const isOther = (peer: Lease): boolean => !isDeepStrictEqual(before.get(subnetOf(peer)), hops.get(subnetOf(peer)))
-      return new Map([...doubtful].filter(([, peer]) => isOther(peer)))
-    },
+
+  #hostOf(peer: Lease): string {
+    return formatAddress(sideOf(peer, this.#family).host)
   }
-  return direct
+
+  #subnetOf(peer: Lease): string {
+    return formatNet(sideOf(peer, this.#family).subnet)
+  }
 }
 
 interface DirectCarrierOptions {
@@ -83,7 +113,7 @@ interface DirectCarrierOptions {
 /** Returns the carrier that sends packets over direct routes. It is tried before a tunnel that has a route to the whole network. */
 export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
-  const direct = createDirectHops(run, family)
+  const direct = new DirectHops(run, family)
   const routes = createRouteSync({ network, run, log })
   return {
     name: 'direct',

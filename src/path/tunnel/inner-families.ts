@@ -1,43 +1,129 @@
-// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the carriers of their packets.
+// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the carriers of their
+// packets.
 //
-// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can carry the family again.
+// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can carry the family
+// again.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
-import type { Lease, OwnLease } from '../../control/lease/lease.ts'
+import { sideOf, type Lease, type OwnLease } from '../../control/lease/lease.ts'
 import {
   byFamily,
   familiesOf,
   FAMILY_NAMES,
+  familyOf,
   formatEndpoint,
   isIpv4Net,
   netSize,
   netsOf,
   type Address,
   type Addresses,
+  type ByFamily,
   type Family,
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import type { PathSide } from '../contract.ts'
+import type { PeerTraffic } from '../engine/engine.ts'
 import type { TrafficSlots } from '../engine/traffic.ts'
-import { createCarriers, type Carrier, type Carriers, type FallbackCarrier } from './choose-carrier.ts'
+import type { Carrier, FallbackCarrier, PeerChanges } from './carrier.ts'
 import { PeerFilter } from './peer-filter.ts'
 import type { TunnelKind, TunnelParts } from './tunnel-options.ts'
 import type { Underlay } from './underlay.ts'
 
-export interface InnerFamily {
+interface InnerFamilyParts {
+  readonly network: Net
+  readonly subnet: Net
+  readonly filter: PeerFilter
+  readonly tunnel: FallbackCarrier
+  readonly earlier: readonly Carrier[]
+}
+
+/** One family of inner packets, with its peers, and with the carriers of the packets to the peers. */
+export class InnerFamily {
   readonly family: Family
   readonly network: Net
   /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
   /** Decides which leases are usable peers in this family. */
   readonly filter: PeerFilter
-  /** Chooses the carrier of the packets to each peer: one of `earlier`, or else `through`. */
-  readonly carriers: Carriers
-  /** The engine's tunnel. */
-  readonly through: FallbackCarrier
-  /** The carriers that are tried before the engine's tunnel. */
-  readonly earlier: readonly Carrier[]
+  /** The engine's tunnel, which carries the packets to all peers that no carrier of `#earlier` takes. */
+  readonly #tunnel: FallbackCarrier
+  /** The carriers that are tried before the tunnel, in this order. */
+  readonly #earlier: readonly Carrier[]
+
+  constructor({ network, subnet, filter, tunnel, earlier }: InnerFamilyParts) {
+    this.family = familyOf(network)
+    this.network = network
+    this.subnet = subnet
+    this.filter = filter
+    this.#tunnel = tunnel
+    this.#earlier = earlier
+  }
+
+  /** Returns the usable peers by lease key. */
+  peers(): ReadonlyMap<string, Lease> {
+    return this.filter.peers()
+  }
+
+  /** True if the engine's tunnel carries the packets to this peer. */
+  isTunnelled(peer: Lease): boolean {
+    return this.#carrierOf(peer) === this.#tunnel
+  }
+
+  /** True if a carrier has a route to `destination`, a subnet of the network, as text. */
+  hasRoute(destination: string): boolean {
+    return this.#earlier.some((carrier) => carrier.hasRoute?.(destination))
+  }
+
+  /** Describes how packets reach this peer. */
+  pathSide(peer: Lease): PathSide {
+    const carrier = this.#carrierOf(peer)
+    return { endpoint: carrier.endpointOf(peer), probe: sideOf(peer, this.family).subnet.address, way: carrier.name }
+  }
+
+  /**
+   * Gives the peers to all carriers except the tunnel, which must already have them. Only peers with a key in `changed` differ from the
+   * last call; if `changed` is undefined, all may differ.
+   */
+  async applyPeers(changed: PeerChanges | undefined): Promise<void> {
+    for (const carrier of this.#lastFirst()) await carrier.apply(this.peers(), changed)
+  }
+
+  /** Returns the traffic with each peer, by lease key, that the peer's carrier counted. */
+  traffic(): ReadonlyMap<string, PeerTraffic> {
+    const counted = [...this.#earlier, this.#tunnel].flatMap((carrier) =>
+      [...(carrier.traffic?.() ?? [])].filter(([key]) => {
+        const peer = this.peers().get(key)
+        return peer !== undefined && this.#carrierOf(peer) === carrier
+      }),
+    )
+    return new Map(counted)
+  }
+
+  /** Returns the longest packet in bytes that the peer's carrier takes; undefined if it is the MTU of the tunnel. */
+  pathMtu(peer: Lease): number | undefined {
+    return this.#carrierOf(peer).pathMtu?.(peer)
+  }
+
+  /** Repairs the routes of the carriers, and returns a description of each repair. */
+  async resync(): Promise<readonly string[]> {
+    const repaired: string[] = []
+    for (const carrier of this.#lastFirst()) repaired.push(...(await carrier.resync()))
+    return repaired
+  }
+
+  #carrierOf(peer: Lease): FallbackCarrier {
+    return this.#earlier.find((carrier) => carrier.takes(peer)) ?? this.#tunnel
+  }
+
+  /**
+   * Returns the carriers in reverse order. A peer that moves to a later carrier gets the later carrier before the earlier carrier drops the
+   * peer.
+   */
+  #lastFirst(): readonly Carrier[] {
+    return this.#earlier.toReversed()
+  }
 }
 
 /**
@@ -51,7 +137,7 @@ function icmpSourceIn(network: Net, subnet: Net): Address {
 }
 
 /** Returns the engine's tunnel as the carrier of the packets of one family. */
-function throughTunnel(family: Family, underlay: Underlay, slots: TrafficSlots): FallbackCarrier {
+function tunnelCarrier(family: Family, underlay: Underlay, slots: TrafficSlots): FallbackCarrier {
   return {
     name: 'tunnel',
     endpointOf(peer) {
@@ -67,7 +153,7 @@ export class InnerFamilies {
   /** The families in which the network and this node's lease have a subnet, even if the tunnel cannot carry a family now. */
   readonly all: readonly InnerFamily[]
   /** The reason, by family, why the tunnel cannot carry the family now. */
-  readonly lacking: { [F in Family]?: string } = {}
+  readonly #lacking: { [F in Family]?: string } = {}
   /** Logs failures that repeat for days only now and then. */
   readonly #calm: Log
 
@@ -90,7 +176,7 @@ export class InnerFamilies {
       if (!network || !subnet) continue
       const filter = new PeerFilter({
         ...kind.filter,
-        lease: underlay.own,
+        lease,
         network,
         outers: underlay.families,
         // A device may carry one family of a dual-stack network.
@@ -100,11 +186,15 @@ export class InnerFamilies {
       // The module is imported only if needed, because packets wait until the tunnel is open and the import takes time.
       const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
       const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
-      const through = throughTunnel(family, underlay, slots)
-      const carriers = createCarriers(family, earlier, through, () => filter.peers())
-      all.push({ family, network, subnet, filter, carriers, through, earlier })
+      const tunnel = tunnelCarrier(family, underlay, slots)
+      all.push(new InnerFamily({ network, subnet, filter, tunnel, earlier }))
     }
     return new InnerFamilies(all, log)
+  }
+
+  /** The reason, by family, why the tunnel cannot carry the family now. */
+  get lacking(): ByFamily<string> {
+    return this.#lacking
   }
 
   get networks(): Nets {
@@ -131,7 +221,7 @@ export class InnerFamilies {
 
   /** Returns the families that the tunnel can carry now. */
   carried(): readonly InnerFamily[] {
-    return this.all.filter(({ family }) => this.lacking[family] === undefined)
+    return this.all.filter(({ family }) => this.#lacking[family] === undefined)
   }
 
   /**
@@ -152,28 +242,33 @@ export class InnerFamilies {
 
   /** Records and logs that the tunnel cannot carry the family. */
   lack(family: Family, error: unknown): void {
-    this.lacking[family] = messageOf(error)
+    this.#lacking[family] = messageOf(error)
     this.#calm.error(`Cannot carry ${FAMILY_NAMES[family]}, trying again: ${describeError(error)}`)
+  }
+
+  /** Records that the tunnel can carry the family again. */
+  restore(family: Family): void {
+    delete this.#lacking[family]
   }
 
   /** Returns the peers of all families, by lease key. */
   peers(): ReadonlyMap<string, Lease> {
-    return new Map(this.all.flatMap(({ filter }) => [...filter.peers()]))
+    return new Map(this.all.flatMap((inner) => [...inner.peers()]))
   }
 
   /** Returns the lease keys of the peers in any of these families. */
   keys(families: readonly InnerFamily[] = this.all): ReadonlySet<string> {
-    return new Set(families.flatMap(({ filter }) => [...filter.peers().keys()]))
+    return new Set(families.flatMap((inner) => [...inner.peers().keys()]))
   }
 
   hasPeer(key: string): boolean {
-    return this.all.some(({ filter }) => filter.peers().has(key))
+    return this.all.some((inner) => inner.peers().has(key))
   }
 
   /** Returns the families in which the lease with this key is a usable peer, each with the lease. */
   withPeer(key: string): readonly (readonly [InnerFamily, Lease])[] {
     return this.all.flatMap((inner) => {
-      const peer = inner.filter.peers().get(key)
+      const peer = inner.peers().get(key)
       return peer ? [[inner, peer] as const] : []
     })
   }

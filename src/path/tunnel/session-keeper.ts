@@ -4,6 +4,7 @@ import type { Lease } from '../../control/lease/lease.ts'
 import type { PeerSession, UnknownKey } from '../contract.ts'
 import type { EngineSessions, UdpEndpoint } from '../engine/engine.ts'
 
+/** Negotiates keys with peers, and gives the keys to the engine. */
 export interface SessionKeeper {
   /**
    * Continues the sessions of the predecessor's keeper from the bytes that its `pause` returned. Returns false if the bytes are invalid or
@@ -30,8 +31,10 @@ export interface SessionKeeper {
   isFromKnownPort(peer: Lease): boolean
   /** Returns the state of the session with a peer, without the byte counts, which the engine has; undefined for a peer without a key. */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
+  /** Returns a sample of the public keys in handshakes that belong to no peer. */
   unknownKeys(): readonly UnknownKey[]
   /** Sets the function that is called with a peer's lease key when the destination of its datagrams has changed. */
   listen(moved: (key: string) => void): void
+  /** Stops all work for good, and erases the keys. */
   stop(): void
 }

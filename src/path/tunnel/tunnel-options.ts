@@ -11,16 +11,21 @@ import type { SessionKeeper } from './session-keeper.ts'
 
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
+/** The options of a backend whose packets weftd carries. */
 export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>
   readonly persistence: Persistence
 }
 
+/** The parts of the backend's options that a tunnel uses. */
 export interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/** The devices and queues that survive a restart of the daemon: those of an earlier process, and those that this process will leave. */
+/**
+ * The devices and queues that survive a restart of the daemon, from an earlier process to this process and from this process to a later
+ * one.
+ */
 export interface Persistence {
   /** True if the TUN device must stay when this process ends, even if it is killed. */
   readonly persist: boolean
@@ -37,10 +42,12 @@ export interface Persistence {
   ): Promise<OpenPath | undefined>
 }
 
+/** The differences between the tunnels of the backends. */
 export interface TunnelKind {
   readonly encapsulation: EncapsulationName
   /** The families of inner packets that the tunnel can carry. It carries those in which the node has a subnet. */
   readonly families: readonly Family[]
+  /** The family of the datagrams, unless a peer is reached over the family `other`. */
   readonly outer: Family
   /**
    * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all datagrams use one
@@ -59,11 +66,13 @@ export interface TunnelKind {
    */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
+  /** The name of the TUN device, or a pattern such as `flannel%d`, for which the kernel chooses a free number. */
   readonly tunName: string
+  /** The UDP port of the network configuration, on which all nodes receive datagrams. */
   readonly port: number
   /** The longest packet in bytes that containers may send. */
   readonly mtu: number
-  /** The backend's own checks of peers' leases, in addition to those that all backends share. */
+  /** The backend's own checks of peers' leases, in addition to the checks that all backends share. */
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
   /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
   readonly scope?: 'link'

@@ -5,7 +5,7 @@ import type { Family } from '../../net/address.ts'
 import type { Engine } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import type { TrafficSlots } from '../engine/traffic.ts'
-import type { PeerChanges } from './choose-carrier.ts'
+import type { PeerChanges } from './carrier.ts'
 import type { InnerFamilies, InnerFamily } from './inner-families.ts'
 import type { TunnelKind } from './tunnel-options.ts'
 import type { Underlay } from './underlay.ts'
@@ -77,7 +77,7 @@ export class TunnelPeers {
     // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
     if (known.length === changes.length) this.#change(this.#update(known))
     else this.#replaceAll()
-    for (const [{ carriers }, changed] of changes) await carriers.apply(changed)
+    for (const [inner, changed] of changes) await inner.applyPeers(changed)
   }
 
   /** Gives the engine the new record of a peer whose endpoint has changed. */
@@ -125,9 +125,9 @@ export class TunnelPeers {
       this.#underlay.forgetChoice(key)
     }
     for (const key of keys) if (this.#innerFamilies.hasPeer(key)) this.#slots.add(key)
-    const gone = changes.flatMap(([{ family, filter }, changed]) =>
+    const gone = changes.flatMap(([inner, changed]) =>
       [...changed].flatMap(([key, before]) =>
-        before && !filter.peers().has(key) ? sideOf(before, family).subnet : [],
+        before && !inner.peers().has(key) ? sideOf(before, inner.family).subnet : [],
       ),
     )
     const came = changes.flatMap(([inner, changed]) =>
@@ -139,12 +139,12 @@ export class TunnelPeers {
 
   #all(): Peer[] {
     return this.#innerFamilies.all.flatMap((inner) =>
-      [...inner.filter.peers().values()].map((peer) => this.#recordOf(inner, peer)),
+      [...inner.peers().values()].map((peer) => this.#recordOf(inner, peer)),
     )
   }
 
   #recordsOf(inner: InnerFamily, key: string): Peer[] {
-    const peer = inner.filter.peers().get(key)
+    const peer = inner.peers().get(key)
     return peer ? [this.#recordOf(inner, peer)] : []
   }
 

@@ -1,5 +1,5 @@
-// tunnel.ts - a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device and UDP
-// sockets.
+// tunnel.ts - a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device and
+// UDP sockets.
 //
 // `Tunnel.open` does its work in this order. Until step 3 an earlier process may forward.
 //   1. It refuses a network that is already routed to a foreign device.
@@ -17,7 +17,7 @@
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
-import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
 import { findLink, isNamedBy } from '../../host/links.ts'
@@ -137,8 +137,6 @@ function engineConfig(
 }
 
 export class Tunnel implements DataPath {
-  /** The longest packet in bytes that containers may send. */
-  readonly mtu: number
   /** The name of the TUN device. */
   readonly tunNames: readonly string[]
   /**
@@ -204,7 +202,6 @@ export class Tunnel implements DataPath {
     this.#peers = peers
     const { external, run, persistence } = parts
     const { keeper } = kind
-    this.mtu = kind.mtu
     this.tunNames = [engine.tunName]
     this.families = innerFamilies.all.map(({ family }) => family)
     this.probeSource = innerFamilies.ownAddresses
@@ -223,25 +220,25 @@ export class Tunnel implements DataPath {
 
   /**
    * Opens the tunnel with the peers of `leases`. `overOther` lists the lease keys of the peers that are reached over the second outer
-   * family.
+   * family. When the node publishes other attributes, it replaces the member `attrs` of `own`.
    */
   static async open(
     parts: TunnelParts,
     kind: TunnelKind,
-    lease: OwnLease,
+    own: OwnLease,
     leases: ReadonlyMap<string, Lease>,
     overOther: readonly string[] = [],
   ): Promise<Tunnel> {
     const { external, startEngine, persistence } = parts
     const { tunName, port, keeper } = kind
-    const underlay = new Underlay(kind, lease, external.address, overOther)
+    const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
-    const innerFamilies = await InnerFamilies.create(parts, kind, lease, underlay, slots)
+    const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
     // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
     // checked later, when no other process forwards.
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
-    peers.takeFirst(leases, lease.key)
+    peers.takeFirst(leases, own.key)
     const [bindAddress = ''] = underlay.addresses.map(formatAddress)
     const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
@@ -279,8 +276,8 @@ export class Tunnel implements DataPath {
     return this.#innerFamilies.lacking
   }
 
-  renew(attrs: LeaseAttrs): Promise<void> {
-    return this.#inTurn(() => this.#renew(attrs))
+  renew(): Promise<void> {
+    return this.#inTurn(() => this.#renew())
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
@@ -321,19 +318,19 @@ export class Tunnel implements DataPath {
     const sides = this.#innerFamilies
       .withPeer(key)
       .filter(([{ family }]) => this.#innerFamilies.lacking[family] === undefined)
-      .map(([{ family, carriers }, peer]) => [family, carriers.side(peer)] as const)
+      .map(([inner, peer]) => [inner.family, inner.pathSide(peer)] as const)
     return sides.length > 0 ? { key, ...Object.fromEntries(sides) } : undefined
   }
 
   async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    const counted = this.#innerFamilies.all.flatMap(({ carriers }) => [...carriers.traffic()])
+    const counted = this.#innerFamilies.all.flatMap((inner) => [...inner.traffic()])
     return new Map(counted.map(([key, traffic]) => [key, this.#withSessions(key, traffic)]))
   }
 
   pathMtu({ key }: Lease, family: Family): number | undefined {
     const inner = this.#innerFamilies.of(family)
-    const peer = inner?.filter.peers().get(key)
-    return peer && inner?.carriers.pathMtu(peer)
+    const peer = inner?.peers().get(key)
+    return peer && inner?.pathMtu(peer)
   }
 
   counters(): Readonly<Record<string, bigint>> {
@@ -387,17 +384,17 @@ export class Tunnel implements DataPath {
     this.#peers.logUnknownSenders(new UnknownSenderLog(filter, log))
   }
 
-  #createDevice({ network, subnet, earlier }: InnerFamily): TunDevice {
+  #createDevice(inner: InnerFamily): TunDevice {
     const { run, log } = this.#parts
     const { scope } = this.#kind
     return createTunDevice({
       name: this.#engine.tunName,
-      network,
-      subnet,
-      mtu: this.mtu,
+      network: inner.network,
+      subnet: inner.subnet,
+      mtu: this.#kind.mtu,
       run,
       log,
-      isOwnRoute: (destination) => earlier.some((carrier) => carrier.hasRoute?.(destination)),
+      isOwnRoute: (destination) => inner.hasRoute(destination),
       ...(scope ? { scope } : {}),
     })
   }
@@ -425,25 +422,24 @@ export class Tunnel implements DataPath {
     this.#followSwitches()
     const repaired: string[] = []
     // A missing device is not repaired here, because the engine reports it as a fault.
-    await this.#innerFamilies.each(async ({ family, carriers }) => {
-      for (const each of [this.#devices.get(family), carriers]) repaired.push(...((await each?.resync()) ?? []))
+    await this.#innerFamilies.each(async (inner) => {
+      for (const each of [this.#devices.get(inner.family), inner]) repaired.push(...((await each?.resync()) ?? []))
     })
     return repaired
   }
 
-  async #renew(attrs: LeaseAttrs): Promise<void> {
+  async #renew(): Promise<void> {
     const { log } = this.#parts
     const { news } = this.#watch
-    this.#underlay.renew(attrs)
     if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
     this.#watch.markPublished()
     await this.#bindOther(this.#watch.now())
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
-        await refuseRoute(this.#parts, this.mtu, inner, (name) => name === this.#engine.tunName)
+        await refuseRoute(this.#parts, this.#kind.mtu, inner, (name) => name === this.#engine.tunName)
         await this.#configure(inner)
-        delete this.#innerFamilies.lacking[inner.family]
+        this.#innerFamilies.restore(inner.family)
         log.info(`${FAMILY_NAMES[inner.family]} is carried again`)
       } catch (error) {
         this.#innerFamilies.lack(inner.family, error)
@@ -493,9 +489,9 @@ export class Tunnel implements DataPath {
     return {
       overhead: this.#kind.overhead,
       knownMtu: (key, family) => {
-        const { filter, carriers, through } = this.#innerFamilies.of(family) ?? {}
-        const peer = filter?.peers().get(key)
-        return peer && carriers?.of(peer) === through ? this.#underlay.knownMtu(peer, family) : undefined
+        const inner = this.#innerFamilies.of(family)
+        const peer = inner?.peers().get(key)
+        return peer && inner?.isTunnelled(peer) ? this.#underlay.knownMtu(peer, family) : undefined
       },
       ...(this.#parts.settings.tunnel.probePathMtu
         ? { limit: (bytes: ReadonlyMap<string, number>, family: Family) => this.#peers.limit(bytes, family) }
@@ -504,22 +500,22 @@ export class Tunnel implements DataPath {
   }
 
   #createUnderlays(first: Family, other: Family): Underlays {
-    const reachedByBoth = (key: string): Lease | undefined => {
+    const reachedOverBoth = (key: string): Lease | undefined => {
       const [inner] = this.#innerFamilies.withPeer(key)
       const peer = inner?.[1]
-      return peer && this.#underlay.reachesByBoth(peer) ? peer : undefined
+      return peer && this.#underlay.reachesOverBoth(peer) ? peer : undefined
     }
     return {
       first,
       other,
       others: () => this.#underlay.chosen,
-      has: (key) => reachedByBoth(key) !== undefined,
+      has: (key) => reachedOverBoth(key) !== undefined,
       choose: (key, family) => {
         this.#underlay.choose(key, family)
         this.#peers.redirect(key)
       },
       send: (key, family, packet) => {
-        const to = reachedByBoth(key)?.attrs.publicIp[family]
+        const to = reachedOverBoth(key)?.attrs.publicIp[family]
         if (to !== undefined) this.#engine.send?.(to, this.#kind.port, packet)
       },
     }

@@ -1,9 +1,9 @@
 // underlay.ts - chooses the outer family of the datagrams to each peer, and knows the longest packet that the path to the peer takes.
 //
-// The underlay is the network between the hosts. An outer family is the family of the datagrams that cross it; an inner family is the family
-// of the packets that the datagrams carry.
+// The underlay is the network between the hosts. An outer family is the family of the datagrams that cross it; an inner family is the
+// family of the packets that the datagrams carry.
 
-import type { LeaseAttrs, Lease, OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import {
   FAMILIES,
@@ -20,13 +20,12 @@ import { reachedBy } from './peer-filter.ts'
 import type { TunnelKind } from './tunnel-options.ts'
 
 export class Underlay {
-  /** This node's lease, with the attributes that the node publishes now. */
-  readonly own: OwnLease
-  /** The attributes that the node publishes since an address of the host changed; undefined if no address has changed. */
-  #renewed: LeaseAttrs | undefined
   /** The outer families that the tunnel may use. The first is the default. */
   readonly families: readonly Family[]
+  /** The outer families, the port, the MTU and the encapsulation's overhead. */
   readonly #kind: TunnelKind
+  /** This node's lease. When the node publishes other attributes, it replaces the member `attrs`. */
+  readonly #own: OwnLease
   /** This host's address in each outer family, to which the engine binds its sockets. */
   readonly #bound: Map<Family, Address>
   /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
@@ -38,15 +37,9 @@ export class Underlay {
    * `addresses` are the addresses of the external interface. `overOther` lists the lease keys of the peers that are reached over the second
    * outer family. Throws an Error if the external interface lacks an address in an outer family of `kind`.
    */
-  constructor(kind: TunnelKind, lease: OwnLease, addresses: Addresses, overOther: readonly string[]) {
-    const current = (): LeaseAttrs => this.#renewed ?? lease.attrs
-    this.own = {
-      ...lease,
-      get attrs() {
-        return current()
-      },
-    }
+  constructor(kind: TunnelKind, own: OwnLease, addresses: Addresses, overOther: readonly string[]) {
     this.#kind = kind
+    this.#own = own
     const { outer, other } = kind
     this.families = other === undefined ? [outer] : [outer, other]
     this.#bound = new Map(
@@ -69,10 +62,6 @@ export class Underlay {
     return [...this.#chosen.keys()]
   }
 
-  renew(attrs: LeaseAttrs): void {
-    this.#renewed = attrs
-  }
-
   /** Returns this host's new address in the second outer family if it differs from the bound address, and records it as bound. */
   rebindOther(addresses: Addresses): Address | undefined {
     const { other } = this.#kind
@@ -82,21 +71,10 @@ export class Underlay {
     return local
   }
 
-  /**
-   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
-   * leases.
-   */
-  outerOf(peer: Lease): Family {
-    const { keeper, outer } = this.#kind
-    if (keeper) return familyOf(keeper.endpointOf(peer).address)
-    const can = this.#reachedBy(peer)
-    return can.find((family) => family === this.#chosen.get(peer.key)) ?? can[0] ?? outer
-  }
-
   /** Returns the address and port to which datagrams for the peer are sent. */
   endpointOf(peer: Lease): UdpEndpoint {
     const { keeper, port } = this.#kind
-    return keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.outerOf(peer)] ?? 0, port }
+    return keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.#outerOf(peer)] ?? 0, port }
   }
 
   /**
@@ -104,13 +82,13 @@ export class Underlay {
    * datagrams may come from that address.
    */
   otherHostOf(peer: Lease): Address | undefined {
-    const outer = this.outerOf(peer)
+    const outer = this.#outerOf(peer)
     const other = this.#reachedBy(peer).find((family) => family !== outer)
     return other && peer.attrs.publicIp[other]
   }
 
   /** True if this host can reach the peer over both outer families. */
-  reachesByBoth(peer: Lease): boolean {
+  reachesOverBoth(peer: Lease): boolean {
     return this.#reachedBy(peer).length > 1
   }
 
@@ -144,7 +122,7 @@ export class Underlay {
   /** Returns the longest packet in bytes that the kernel sends to the peer, without the limits of the search for the path MTU. */
   knownMtu(peer: Lease, inner: Family): number {
     const { mtu, overhead, overheadOf = () => overhead } = this.#kind
-    const outer = this.outerOf(peer)
+    const outer = this.#outerOf(peer)
     const local = formatAddress(this.#bound.get(outer) ?? 0)
     const bytes = addon.pathMtu(local, formatAddress(this.endpointOf(peer).address)) - overheadOf(outer)
     return bytes > 0 && bytes < mtu ? Math.max(bytes, this.#leastMtu(inner)) : mtu
@@ -159,6 +137,17 @@ export class Underlay {
   }
 
   /**
+   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
+   * leases.
+   */
+  #outerOf(peer: Lease): Family {
+    const { keeper, outer } = this.#kind
+    if (keeper) return familyOf(keeper.endpointOf(peer).address)
+    const can = this.#reachedBy(peer)
+    return can.find((family) => family === this.#chosen.get(peer.key)) ?? can[0] ?? outer
+  }
+
+  /**
    * Returns the smallest path MTU in bytes that counts for inner packets of a family. It is 1280 for IPv6, because hosts ignore smaller
    * values in ICMPv6 errors; if the path takes less, the kernel fragments the datagrams.
    */
@@ -167,6 +156,6 @@ export class Underlay {
   }
 
   #reachedBy(peer: Lease): readonly Family[] {
-    return reachedBy(peer, this.own, this.families)
+    return reachedBy(peer, this.#own, this.families)
   }
 }

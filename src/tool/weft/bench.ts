@@ -97,7 +97,9 @@ async function listenHere({ options, screen, signal }: BenchCall): Promise<numbe
   const named = from.map((text) => {
     const address = parseAddress(text)
     if (address !== undefined) return formatAddress(address)
-    throw new WeftError('USAGE', `${text} is not an IP address`, { remedy: 'write an address such as 10.5.1.2 or fd00:5:1::2' })
+    throw new WeftError('USAGE', `${text} is not an IP address`, {
+      remedy: 'write an address such as 10.5.1.2 or fd00:5:1::2',
+    })
   })
   const first = await fetchStatus(socket, signal).catch((error: unknown) => {
     if (from.length > 0 && isWeftError(error)) return undefined

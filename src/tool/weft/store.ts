@@ -91,7 +91,8 @@ export function subnetNamed(text: string): Nets {
   const subnet = parseLeaseKey(text) ?? netsOf(text.split(',').flatMap((part) => parseNet(part) ?? []))
   if (primary(subnet) && [leaseKey(subnet), subnetName(subnet)].includes(text)) return subnet
   throw new WeftError('USAGE', `${text} is not a subnet`, {
-    remedy: 'write a subnet as 10.5.1.0/24, fd00:5:1::/64 or 10.5.1.0/24,fd00:5:1::/64; `weft lease ls` shows the subnets',
+    remedy:
+      'write a subnet as 10.5.1.0/24, fd00:5:1::/64 or 10.5.1.0/24,fd00:5:1::/64; `weft lease ls` shows the subnets',
   })
 }
 

@@ -136,7 +136,7 @@ describe('a data path that can be lent', () => {
       throw new WeftError('COMMAND', '`ip link del flannel.1` failed: no answer within 10 s')
     }
     const ownership = createOwnership(log)
-    await ownership.open(async () => ({ ...stuck.dataPath, close }) as unknown as DataPaths)
+    await ownership.open(async () => Object.assign(stuck.dataPath, { close }))
     await ownership.replace(async () => next.dataPath)
     expect(ownership.dataPath).toBe(next.dataPath)
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel.1` failed: no answer within 10 s'])

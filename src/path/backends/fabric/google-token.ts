@@ -66,7 +66,8 @@ async function assertionOf(path: string): Promise<Assertion> {
     // JSON.parse quotes the text around a mistake, which may be a part of the key.
     const why = error instanceof SyntaxError ? 'it is not JSON' : messageOf(error)
     throw new WeftError('CONFIG', `cannot use the file of GOOGLE_APPLICATION_CREDENTIALS: ${why}`, {
-      remedy: 'mount the key file of a service account at that path, or leave the variable out on an instance with a service account',
+      remedy:
+        'mount the key file of a service account at that path, or leave the variable out on an instance with a service account',
     })
   }
 }

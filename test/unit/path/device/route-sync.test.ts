@@ -6,7 +6,7 @@ import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
-import { createDirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
+import { DirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
 
 it("removes an earlier process's routes to peers through its own device, and keeps the device's own routes", async () => {
   const batches: string[] = []
@@ -38,10 +38,10 @@ it('considers a peer without output of `ip` unreachable only if `ip` ran to its 
         new WeftError('COMMAND', 'failed', { cause: Object.assign(new Error('failed'), { code, stdout }) }),
       )
   const peers = new Map([near!, far!].map((peer) => [peer.key, peer]))
-  const direct = createDirectHops(after(1), 'ipv4')
+  const direct = new DirectHops(after(1), 'ipv4')
   await direct.lookUp(peers)
   expect(direct.hops()).toEqual(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
-  await expect(createDirectHops(after(null), 'ipv4').lookUp(peers)).rejects.toMatchObject({ code: 'COMMAND' })
+  await expect(new DirectHops(after(null), 'ipv4').lookUp(peers)).rejects.toMatchObject({ code: 'COMMAND' })
 })
 
 it('replaces a route with several gateways to a peer, which is not the route of a link', async () => {

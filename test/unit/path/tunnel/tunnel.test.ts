@@ -82,7 +82,7 @@ const kind: TunnelKind = {
   clear: async () => void events.push("clear the kernel's device"),
 }
 
-const open = (inherited?: OpenPath): Promise<Tunnel> => {
+const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
   const ipv4 = parseIpv4('192.0.2.1')!
   return Tunnel.open(
     {
@@ -113,7 +113,7 @@ const open = (inherited?: OpenPath): Promise<Tunnel> => {
       log,
     },
     kind,
-    own,
+    ownLease,
     leases,
   )
 }
@@ -180,4 +180,14 @@ it('runs its operations one at a time, and lists no peers until an apply succeed
   await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
   expect(events).toEqual(['keeper: 1 peers', 'engine: set the peers', 'keeper: stop', 'engine: stop'])
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
+})
+
+it('refuses a peer with the address that this node publishes now', async () => {
+  const now = { ...own }
+  const tunnel = await open(undefined, now)
+  expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
+  now.attrs = peer.attrs
+  await tunnel.renew()
+  await tunnel.apply(leases, own.key)
+  expect(tunnel.peers()).toEqual([])
 })

@@ -309,6 +309,7 @@ describe('the doctor', () => {
         impairments: [{ by: 'bypass', what: 'packets to other nodes leave unencrypted' }],
       }),
     ],
+    ['peers-without-keys', counting({ peers_without_keys: 2 })],
     ['route-unpublished', counting({ route_missing: 1 })],
     ['route-table-full', counting({ table_routes: 46, table_limit: 50 })],
     ['no-route', { routes: [route('10.5.1.0/24', 'cni0')] }],

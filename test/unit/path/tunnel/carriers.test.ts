@@ -1,13 +1,15 @@
-// choose-carrier.test.ts - the choice of the carrier for each peer, and that a change queries the kernel only for the
-// peers that it concerns.
+// carriers.test.ts - the choice of the carrier for each peer. After a change weftd queries the kernel only about the affected peers.
 
 import { beforeEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import type { Net } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { createCarriers, type Carrier } from '../../../../src/path/tunnel/choose-carrier.ts'
-import { createDirectHops, createDirectCarrier } from '../../../../src/path/tunnel/direct-routing.ts'
+import type { Carrier } from '../../../../src/path/tunnel/carrier.ts'
+import { createDirectCarrier, DirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
+import { InnerFamily } from '../../../../src/path/tunnel/inner-families.ts'
+import { PeerFilter } from '../../../../src/path/tunnel/peer-filter.ts'
 
 const ip = (text: string): number => parseIpv4(text)!
 const peer = (subnet: string, publicIp: string, key = subnet.replace('/', '-')): Ipv4Lease => ({
@@ -57,17 +59,17 @@ const run: Run = async (_, args, { input = '' } = {}) => {
 
 describe('direct routing', () => {
   it('takes the peers that are reached without a router', async () => {
-    const direct = createDirectHops(run, 'ipv4')
+    const direct = new DirectHops(run, 'ipv4')
     await direct.lookUp(byKey(NEAR, FAR))
     expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: 'eth0' }]])
     expect([direct.has(NEAR), direct.has(FAR)]).toEqual([true, false])
   })
 
   it('queries only the changed peers, with the same result as a query of all', async () => {
-    const direct = createDirectHops(run, 'ipv4')
+    const direct = new DirectHops(run, 'ipv4')
     await direct.lookUp(byKey(NEAR, FAR))
     const whole = async (...peers: readonly Ipv4Lease[]) => {
-      const all = createDirectHops(run, 'ipv4')
+      const all = new DirectHops(run, 'ipv4')
       await all.lookUp(byKey(...peers))
       return all.hops()
     }
@@ -141,23 +143,29 @@ describe('carriers', () => {
       pathMtu: () => (name === 'direct' ? undefined : 1400),
       resync: async () => [name],
     })
-    const carriers = createCarriers(
-      'ipv4',
-      [carrier('direct', (each) => each === NEAR)],
-      carrier('tunnel', () => true),
-      () => byKey(NEAR, FAR),
-    )
-    expect([carriers.side(NEAR), carriers.side(FAR)]).toEqual([
+    const network = parseIpv4Net('10.5.0.0/16')!
+    const own = { ...peer('10.5.9.0/24', '192.0.2.99'), expiresAt: undefined, revision: 0n }
+    const filter = new PeerFilter<Net>({ lease: own, network, log })
+    filter.take(byKey(NEAR, FAR), own.key)
+    const inner = new InnerFamily({
+      network,
+      subnet: own.subnet.ipv4!,
+      filter,
+      tunnel: carrier('tunnel', () => true),
+      earlier: [carrier('direct', (each) => each === NEAR)],
+    })
+    expect([inner.isTunnelled(NEAR), inner.isTunnelled(FAR)]).toEqual([false, true])
+    expect([inner.pathSide(NEAR), inner.pathSide(FAR)]).toEqual([
       { endpoint: 'by direct', probe: ip('10.5.1.0'), way: 'direct' },
       { endpoint: 'by tunnel', probe: ip('10.5.3.0'), way: 'tunnel' },
     ])
-    expect([...carriers.traffic()].map(([key, { txBytes }]) => [key, txBytes])).toEqual([
+    expect([...inner.traffic()].map(([key, { txBytes }]) => [key, txBytes])).toEqual([
       [NEAR.key, 1],
       [FAR.key, 2],
     ])
-    expect([carriers.pathMtu(NEAR), carriers.pathMtu(FAR)]).toEqual([undefined, 1400])
-    expect(await carriers.resync()).toEqual(['direct'])
-    await carriers.apply(new Map([[NEAR.key, undefined]]))
+    expect([inner.pathMtu(NEAR), inner.pathMtu(FAR)]).toEqual([undefined, 1400])
+    expect(await inner.resync()).toEqual(['direct'])
+    await inner.applyPeers(new Map([[NEAR.key, undefined]]))
     expect(calls).toEqual(['direct 2 1'])
   })
 })

@@ -1,0 +1,42 @@
+// carrier.ts - the interface of a carrier, which is a way for packets to reach a peer's host, such as a direct route or the tunnel.
+
+import type { Lease } from '../../control/lease/lease.ts'
+import type { PathSide } from '../contract.ts'
+import type { PeerTraffic } from '../engine/engine.ts'
+
+type Peers = ReadonlyMap<string, Lease>
+/** The lease keys of peers that were added, changed or removed, each with the peer's earlier lease; undefined for an added peer. */
+export type PeerChanges = ReadonlyMap<string, Lease | undefined>
+
+/**
+ * The carrier that is tried last, which is the engine's tunnel. The tunnel has all peers, even the peers whose packets another carrier
+ * takes.
+ */
+export interface FallbackCarrier {
+  /** The name of the carrier in reports. */
+  readonly name: NonNullable<PathSide['way']>
+  /** Returns the address to which packets or datagrams for the peer are sent, as text for reports. */
+  endpointOf(peer: Lease): string
+  /**
+   * Returns the traffic by lease key, which may include peers of other carriers. Left out if the carrier does not count the traffic per
+   * peer.
+   */
+  traffic?(): ReadonlyMap<string, PeerTraffic>
+  /** Returns the longest packet in bytes that reaches the peer; undefined if it is the MTU of the tunnel. */
+  pathMtu?(peer: Lease): number | undefined
+}
+
+/** A carrier that takes the packets to some of the peers. */
+export interface Carrier extends FallbackCarrier {
+  /** True if this carrier can take the packets to `peer`. It is called only for peers that no earlier carrier takes. */
+  takes(peer: Lease): boolean
+  /**
+   * Sets the peers, of which the carrier takes the peers that it can reach. Only peers with a key in `changed` differ from the last call;
+   * if `changed` is undefined, all may differ.
+   */
+  apply(peers: Peers, changed: PeerChanges | undefined): Promise<void>
+  /** True if this carrier has a route to `destination`, a subnet of the network, as text; left out if the carrier makes no routes. */
+  hasRoute?(destination: string): boolean
+  /** Repairs the carrier's routes, and returns a description of each repair. */
+  resync(): Promise<readonly string[]>
+}
