@@ -63,7 +63,6 @@ export async function runDaemon(
     stopping.abort(error) // end the connections of successors
     throw error
   } finally {
-    await node.keepingPath?.catch(() => {}) // no loop may use a data path that ends
     await endDataPath(node, stopping.signal.reason)
     handover.close(!canForward(node))
   }

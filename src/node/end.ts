@@ -24,6 +24,7 @@ const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && 
 /** Ends the data path and writes the last known state. If possible, the service manager keeps the open paths. Idempotent. */
 export async function endDataPath(node: NewNode, reason: unknown): Promise<void> {
   if (isLeaving(reason)) return closeDataPath(node)
+  await loopEnded(node)
   await node.ownership.end(async (paths) => {
     const kept = await giveToManager(paths, node.notifier)
     const notWritten = (error: unknown): void =>
@@ -31,6 +32,9 @@ export async function endDataPath(node: NewNode, reason: unknown): Promise<void>
     if (canForward(node)) await writeKnown(node, kept).catch(notWritten)
   })
 }
+
+/** Resolves when the loop of the data path has ended, because it must not use a data path that ends. Must be called after the stop. */
+const loopEnded = async ({ keepingPath }: NewNode): Promise<void> => keepingPath?.catch(() => {})
 
 /** The withdrawals so far, because the data path is ended twice when a node leaves. */
 const withdrawals = new WeakMap<NewNode, Promise<boolean>>()
@@ -59,6 +63,7 @@ async function withdrawOnce({ backend, lease, log }: ForwardingNode): Promise<bo
 
 /** Ends the data path for good, and leaves nothing to the next process. */
 async function closeDataPath(node: NewNode): Promise<void> {
+  await loopEnded(node)
   await node.ownership.close()
   // The file stays if the route could not be withdrawn, because `weft cleanup` needs it to try again.
   const isWithdrawn = !canForward(node) || (await withdraw(node))

@@ -612,7 +612,6 @@ function createWorld(time: VirtualTime, random: Random) {
       stopping.abort(error)
       throw error
     } finally {
-      await node.keepingPath?.catch(() => {})
       await endDataPath(node, signal.reason)
       handover.close(!canForward(node))
     }
