@@ -57,7 +57,7 @@ const FOUR = [
   {
     of: ['containers', 'ping-loaded', 'p50'],
     what: 'The round trip of a ping beside a TCP stream, between containers',
-    why: 'In weft the ping has a TUN queue and a thread of its own, but a thread has to wake up on each host.',
+    why: 'With weft the ping does not wait behind the TCP stream, but a thread of weftd has to wake up on each host.',
   },
 ] as const
 
