@@ -3,7 +3,7 @@
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, expect, it, vi } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { runDaemon } from '../../src/begin.ts'
 import type { OwnLease } from '../../src/control/lease/lease.ts'
 import type { startManager } from '../../src/daemon.ts'
@@ -68,10 +68,12 @@ vi.mock('../../src/daemon.ts', () => ({
   startManager: (...args: Parameters<typeof startManager>) => begun.with(...args),
 }))
 
-const folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))
+let folder: string
+beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))))
 afterEach(() => rmSync(folder, { recursive: true, force: true }))
 
-it('logs the loss of a family also after the node has taken over what was resumed', async () => {
+/** Runs a daemon whose last known state is in its file. */
+async function resume(stopping = new AbortController()): Promise<never> {
   const options = optionsOf('--subnet-file', join(folder, 'subnet.env'), '--lease-dir', folder)
   const config = JSON.stringify({
     Network: '10.5.0.0/16',
@@ -86,7 +88,10 @@ it('logs the loss of a family also after the node has taken over what was resume
     wishes: wishesText(options.node),
     tunNames: [],
   })
-  const stopping = new AbortController()
+  return runDaemon(options, log, stopping)
+}
+
+it('logs the loss of a family from the first packet on', async () => {
   const stop = new Error('enough')
   begun.with = async (node) => {
     expect(canForward(node)).toBe(true)
@@ -94,5 +99,25 @@ it('logs the loss of a family also after the node has taken over what was resume
     await vi.waitFor(() => expect(lines.join('\n')).toMatch(/Cannot carry IPv6, trying again: flannel-wg-v6 is gone/))
     throw stop
   }
-  await expect(runDaemon(options, log, stopping)).rejects.toBe(stop)
+  await expect(resume()).rejects.toBe(stop)
+})
+
+it('ends with a defect in the loop of the data path, as a node whose loops all run', async () => {
+  const defect = new TypeError('a defect')
+  begun.with = async (node) => {
+    await vi.waitFor(() => expect(node.keepingPath).toBeDefined())
+    vi.spyOn(node.ownership.dataPath!, 'resync').mockImplementation(() => {
+      Object.defineProperty(node.ownership.dataPath, 'isOutdated', {
+        get() {
+          throw defect
+        },
+      })
+      return Promise.resolve([])
+    })
+    node.ownership.recheck.ring()
+    return new Promise((_resolve, reject) =>
+      node.signal.addEventListener('abort', () => reject(node.signal.reason as Error)),
+    )
+  }
+  await expect(resume()).rejects.toBe(defect)
 })
