@@ -129,9 +129,6 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 
 export type DaemonOptions = Options<typeof FLAGS>
 
-/** The flags that only weftd.ts uses. */
-export const OWN_FLAGS = ['version', 'v', 'vmodule', 'log_backtrace_at', 'leave'] as const
-
 const STORE = [
   'lease-dir',
   'etcd-endpoints',
@@ -192,7 +189,7 @@ export type StoreOptions = Pick<DaemonOptions, (typeof STORE)[number]>
 /** The options about the engine, which forwards packets in user space. */
 export type EngineOptions = Pick<DaemonOptions, (typeof ENGINE)[number]>
 /** The options of the health server and of the status socket. */
-export type ReportOptions = Pick<DaemonOptions, (typeof REPORT)[number]>
+type ReportOptions = Pick<DaemonOptions, (typeof REPORT)[number]>
 /** The options about the node and its loops. */
 export type NodeOptions = Pick<DaemonOptions, (typeof NODE)[number]>
 

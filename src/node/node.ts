@@ -189,9 +189,6 @@ export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
 /** True if a node knows the facts with which it forwards, or tries to. */
 export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
 
-/** True if a node has joined its network. */
-export const isJoined = (node: NewNode): node is Node => node.manager !== undefined
-
 /** Creates the node of this process, which knows no facts yet. */
 export function createNode(base: NodeBase, ownership = createOwnership(base.log)): NewNode {
   return {

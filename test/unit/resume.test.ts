@@ -12,7 +12,7 @@ import { FAMILIES } from '../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../src/net/ipv6.ts'
 import { canForward } from '../../src/node/node.ts'
-import { lastKnownFile, storeNameOf, wishesText, writeLastKnown } from '../../src/node/restart/last-known.ts'
+import { lastKnownFile, nextFor, storeNameOf, writeLastKnown } from '../../src/node/restart/last-known.ts'
 import type { DataPath } from '../../src/path/contract.ts'
 import { optionsOf } from '../support/options.ts'
 
@@ -85,7 +85,7 @@ async function resume(stopping = new AbortController()): Promise<never> {
   await writeLastKnown(lastKnownFile(options.node), {
     ...known,
     external: external as never,
-    wishes: wishesText(options.node),
+    wishes: nextFor({ options: options.node, store: known.store }, config)!.wishes,
     tunNames: [],
   })
   return runDaemon(options, log, stopping)

@@ -168,4 +168,4 @@ export const externalOf = ({ external, wishes }: LastKnown, options: NodeOptions
   wishes === wishesText(options) ? external : undefined
 
 /** Returns the flags about the external interface as text, for comparison with those of another process. */
-export const wishesText = (options: NodeOptions): string => JSON.stringify(interfaceWishes(options))
+const wishesText = (options: NodeOptions): string => JSON.stringify(interfaceWishes(options))
