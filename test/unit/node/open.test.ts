@@ -56,7 +56,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
     plan: planOf(async ({ key }) => (opened.push(key), own)),
   } as unknown as Backend
   Object.assign(node, { config, backend, lease: leaseOf('10.5.1.0-24'), attrs })
-  const parts = { manager: {}, config, backend } as unknown as NodeParts
+  const parts = { manager: {}, external: EXTERNAL, config, backend } as unknown as NodeParts
   const facts = { config, backend, lease: leaseOf('10.5.2.0-24'), attrs }
   const opening = openNode(node, parts, facts, { isOnLoan: false, tunNames: [] })
   await setImmediate()
@@ -99,7 +99,12 @@ const handover = { isOnLoan: false, tunNames: [] }
 it('goes on with the open data path if the store confirms the facts of the file', async () => {
   const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
-  const parts = { manager: {}, config: facts.config, backend: facts.backend } as unknown as NodeParts
+  const parts = {
+    manager: {},
+    external: EXTERNAL,
+    config: facts.config,
+    backend: facts.backend,
+  } as unknown as NodeParts
   const lease = { ...leaseOf('10.5.1.0-24'), revision: 7n }
   await openNode(node, parts, { ...facts, lease }, handover)
   expect([node.ownership.dataPath === old, node.lease.revision]).toEqual([true, 7n])
@@ -110,7 +115,12 @@ it('goes on with a data path that followed the address of this host while the st
   const { node, facts } = await forwarding(old)
   const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
   node.attrs = now
-  const parts = { manager: {}, config: facts.config, backend: facts.backend } as unknown as NodeParts
+  const parts = {
+    manager: {},
+    external: EXTERNAL,
+    config: facts.config,
+    backend: facts.backend,
+  } as unknown as NodeParts
   await openNode(node, parts, { ...facts, lease: { ...facts.lease, attrs: now }, attrs: now }, handover)
   expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, now])
 })
@@ -126,7 +136,12 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
     backend: { name: 'udp', external: EXTERNAL, plan: planOf(open) } as unknown as Backend,
     lease: leaseOf('10.5.2.0-24'),
   }
-  const parts = { manager: {}, config: facts.config, backend: wanted.backend } as unknown as NodeParts
+  const parts = {
+    manager: {},
+    external: EXTERNAL,
+    config: facts.config,
+    backend: wanted.backend,
+  } as unknown as NodeParts
   await expect(openNode(node, parts, wanted, handover)).rejects.toBe(refusal)
   await expect.poll(() => node.ownership.state.is).toBe('forwarding')
   expect([node.ownership.dataPath === old, node.lease.key, node.backend === facts.backend]).toEqual([
@@ -147,7 +162,7 @@ it('has one loop for its data path, which goes on with the one that the store le
   let checks = 0
   const path = { ...FAKE, resync: async () => (checks++, []) } as unknown as DataPath
   const backend = { ...facts.backend, plan: planOf(async () => path) }
-  const parts = { manager: {}, config: facts.config, backend } as unknown as NodeParts
+  const parts = { manager: {}, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
   await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
   await expect.poll(() => (node.ownership.recheck.ring(), checks)).toBeGreaterThan(0)
   expect(keepDataPath(node)).toBe(loop)
@@ -160,7 +175,7 @@ it('opens the data path of the store although the last known one cannot be close
   const close = () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))
   const { node, facts, lines } = await forwarding({ close } as unknown as DataPaths)
   const backend = { name: 'udp', external: EXTERNAL, plan: planOf(async () => FAKE) } as unknown as Backend
-  const parts = { manager: {}, config: facts.config, backend } as unknown as NodeParts
+  const parts = { manager: {}, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
   await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
   expect([node.ownership.state.is, node.lease.key]).toEqual(['forwarding', '10.5.2.0-24'])
   expect(lines).toContain('Cannot close the data path: no answer within 10 s')
@@ -209,7 +224,7 @@ it.each([
       log,
       stopping: new AbortController(),
     })
-    const parts = { manager: {}, config, backend } as unknown as NodeParts
+    const parts = { manager: {}, external: EXTERNAL, config, backend } as unknown as NodeParts
     const facts = { config, backend: backend as Backend, lease: leaseOf(key), attrs }
     await openNode(node, parts, facts, { isOnLoan: false, tunNames: ['flannel-wg'] })
     expect([opened, [...node.view.keys()]]).toEqual([[peers, others], peers])
