@@ -151,7 +151,7 @@ describe('carriers', () => {
     filter.take(byKey(NEAR, FAR), own.key)
     const inner = new InnerFamily({
       network,
-      subnet: own.subnet.ipv4!,
+      subnet: own.subnet.ipv4,
       filter,
       tunnel: carrier('tunnel', () => true),
       earlier: [carrier('direct', (each) => each === NEAR)],
