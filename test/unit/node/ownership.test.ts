@@ -23,7 +23,10 @@ function recorder() {
 function lendable() {
   const calls: string[] = []
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
-  const path = { tunName: 'flannel0', loops: [{ tun: fds[0], socket: fds[1] }] } as unknown as OpenPath
+  const path = {
+    tunName: 'flannel0',
+    loops: [{ tun: fds[0], sockets: { ipv4: { receiver: fds[1] } } }],
+  } as unknown as OpenPath
   const dataPath = {
     handover: {
       isLendable: true,
@@ -143,7 +146,7 @@ describe('a data path that can be lent', () => {
     await ownership.replace(async () => next.dataPath)
     expect(ownership.dataPath).toBe(next.dataPath)
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel.1` failed: no answer within 10 s'])
-    stuck.path.loops.forEach(({ tun, socket }) => [tun, socket].forEach((fd) => closeSync(fd)))
+    stuck.path.loops.forEach(({ tun, sockets }) => [tun, sockets.ipv4!.receiver].forEach((fd) => closeSync(fd)))
   })
 
   it('comes back for each one that waits for it', async () => {
