@@ -8,8 +8,7 @@ import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
 import { run as runCommand } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { raiseSession } from '../host/session-priority.ts'
-import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
+import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
 import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
@@ -19,7 +18,7 @@ import type { Inheritable } from './restart/handover.ts'
 
 /** Creates the subnet manager that the flags name. Contacts the store only in a pod, to find out which node this is. */
 export async function createSubnetManager(
-  options: DaemonOptions,
+  options: StoreOptions,
   log: Log,
   signal: AbortSignal,
 ): Promise<SubnetManager> {
@@ -42,11 +41,11 @@ export async function createSubnetManager(
 }
 
 /** Creates the store that the flags name. Does not contact it. */
-export async function createStore(options: StoreOptions, log: Log): Promise<Store> {
+export async function createStore(options: KeyStoreOptions, log: Log): Promise<Store> {
   switch (storeKindOf(options)) {
     case 'directory': {
-      const { createDirectoryStore } = await import('../control/store/directory/directory.ts')
-      return createDirectoryStore({
+      const { DirectoryStore } = await import('../control/store/directory/directory.ts')
+      return new DirectoryStore({
         directory: options['lease-dir'],
         onMade: (path) =>
           log.warn(
@@ -59,8 +58,8 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
   }
 }
 
-async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
-  const { createEtcdStore } = await import('../control/store/etcd/etcd.ts')
+async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
+  const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
   // A user name in the URL is ignored, as in flanneld.
   const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
@@ -69,7 +68,7 @@ async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
   // The words and the condition are flanneld's (registry.go, newTlsConfig), without the cases in which TLS is used nevertheless.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
-  return createEtcdStore({
+  return new EtcdStore({
     endpoints,
     certFile,
     keyFile,
@@ -117,7 +116,7 @@ export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): voi
 export async function createBackend(
   config: NetworkConfig,
   external: ExternalInterface,
-  options: DaemonOptions,
+  options: EngineOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
   inheritable: Inheritable,
@@ -156,7 +155,7 @@ function knownType(type: string): BackendType {
   throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }
 
-function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inheritable: Inheritable): Persistence {
+function persistenceOf({ engine, persist, workers, without }: EngineOptions, inheritable: Inheritable): Persistence {
   const isNative = engine === 'native'
   return {
     persist,
@@ -168,14 +167,17 @@ function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inh
 }
 
 async function startEngineOf(
-  { engine, workers, nice, without, 'poll-us': pollUs }: DaemonOptions,
+  { engine, workers, nice, without, 'poll-us': pollUs }: EngineOptions,
   config: EngineConfig,
 ): Promise<Engine> {
   if (engine === 'dgram') {
-    const { startDgramEngine } = await import('../path/engine/reference/dgram-engine.ts')
-    return startDgramEngine(config)
+    const { DgramEngine } = await import('../path/engine/reference/dgram-engine.ts')
+    return DgramEngine.start(config)
   }
-  const { startNativeEngine } = await import('../path/engine/native-engine.ts')
-  if (engine === 'native' && nice !== 0) raiseSession(nice)
-  return startNativeEngine(config, { workers, nice, pollUs, without })
+  const { NativeEngine } = await import('../path/engine/native-engine.ts')
+  const started = new NativeEngine(config, { workers, nice, pollUs, without })
+  // The first packet does not wait for the priority.
+  if (engine === 'native' && nice !== 0)
+    void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
+  return started
 }

@@ -73,7 +73,9 @@ class PathPart {
   lacking: string | undefined
   /** The number of entries that this path has in the list `next` of `drops`. */
   places = 0
+  /** The running check, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
+  /** The running transfer of peers. */
   #transfer: Promise<void> | undefined
   /** The lease keys that may differ from the last transfer; `all` if every key may, undefined if the path has all peers. */
   #pending: ReadonlySet<string> | 'all' | undefined
@@ -168,7 +170,9 @@ export class DataPaths {
   readonly watched: readonly Watched[]
   /** Resolves with the reason if all data paths stop working, or if all must be opened again; stays pending otherwise. */
   readonly fault: Promise<Error>
+  /** Plans the data paths, and knows the external interface as of the last `prepare`. */
   readonly #backend: DataPathsParts['backend']
+  /** The data paths that the backend planned, including those for which the node has no subnet. */
   readonly #plan: readonly PlannedPath[]
   /** The planned paths for which the node has a subnet. */
   readonly #parts: readonly PathPart[]
@@ -176,7 +180,9 @@ export class DataPaths {
   readonly #own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] }
   /** The peers that are known before the first `apply`. */
   readonly #initial: ReadonlyMap<string, Lease>
+  /** The lease keys of the peers that are reached over the second family of the underlay. */
   readonly #others: readonly string[] | undefined
+  /** Aborts when the daemon stops. */
   readonly #signal: AbortSignal
   readonly #run: Run
   readonly #log: Log
@@ -184,6 +190,7 @@ export class DataPaths {
   readonly #calm: Log
   /** Runs one operation at a time, so that no data path is opened while the data paths are being closed or passed on. */
   readonly #next = createTurn()
+  /** Resolves `fault`. */
   #reportFault!: (reason: Error) => void
   /** The external interface for which the paths were planned. */
   readonly #plannedFor: ExternalInterface
@@ -193,14 +200,18 @@ export class DataPaths {
   #move: string | undefined
   /** True if the external interface has another name than at the backend's last `prepare`. */
   #isRenamed = false
+  /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
+  /** The peers of the last `apply`; undefined before the first one. */
   #applied: Applied | undefined
   /**
    * True if the last check of a path failed or has not returned. The daemon then checks more often, because changes of the path's device
    * may be unnoticed.
    */
   #isUnseen = false
+  /** True after `fault` has resolved. Then the list is not checked any more, because the caller opens all data paths again. */
   #hasFailed = false
+  /** True after `close` was called. Then no data path is opened or repaired any more. */
   #isClosed = false
   /** True after `leave` passed the descriptors on, until `takeBack`: another process may forward with them. */
   #isAway = false

@@ -14,17 +14,17 @@ import { createBell } from '../../src/host/bell.ts'
 import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
-import type { NodeParts } from '../../src/node/node.ts'
-import type { StartParts } from '../../src/node/open.ts'
-import type { Ownership } from '../../src/node/ownership.ts'
+import { createNode, type NewNode, type NodeParts } from '../../src/node/node.ts'
+import { createOwnership, type Ownership } from '../../src/node/ownership.ts'
 import type { Backend, DataPath, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import type { State } from '../../src/report/notify.ts'
 import { detailsOf, isReadyNow, troubleOf } from '../../src/report/snapshot.ts'
 import type { Status } from '../../src/report/status.ts'
-import { alone } from './alone.ts'
+import { ALONE, permitAll } from './alone.ts'
 import { EXTERNAL, planOf } from './data-paths.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
+import { nodeOptions } from './options.ts'
 
 interface FakeDataPath {
   readonly subnet: string
@@ -267,20 +267,19 @@ export const subnetFile = (): string => join(folder, 'subnet.env')
 const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
 export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
 
+/** The node that `start` makes differs in these from a node that runs alone. */
+interface Differences {
+  readonly options?: Partial<NewNode['options']>
+  readonly handover?: typeof ALONE
+  readonly permit?: () => Promise<void>
+}
+
 export function start(
   extra: Partial<NodeParts> = {},
   hostChanged = createBell(),
-  more: Partial<StartParts> = {},
+  { options: flags = {}, handover = ALONE, permit = permitAll }: Differences = {},
 ): void {
-  const options = {
-    'subnet-file': subnetFile(),
-    'subnet-lease-renew-margin': 60,
-    'fail-static-hold': 30,
-    'ip-masq': false,
-    'probe-interval': 10,
-    'status-network': 0,
-    'status-token-file': '',
-  }
+  const options = nodeOptions({ 'subnet-file': subnetFile(), ...flags })
   const notifier = {
     aliveMs: 15_000,
     report: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
@@ -290,11 +289,10 @@ export function start(
     keep: async () => false,
     forget: () => {},
   }
-  const manager = managerOf(store)
-  const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
-  const before = { ...alone(parts, hostChanged), ...more }
-  ownership = before.ownership
-  ended = runNode(parts, {}, stopping, before).catch((error: unknown) => error)
+  const parts = { manager: managerOf(store), config, backend, health, ...extra }
+  ownership = createOwnership(log, hostChanged)
+  const node = createNode({ options, store: '', log, stopping, notifier }, ownership)
+  ended = runNode(node, parts, {}, handover, undefined, permit).catch((error: unknown) => error)
 }
 
 /** The end in real time, which writing a file takes. */

@@ -85,23 +85,36 @@ async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
 
 /** Sets and repairs the chains of one family. */
 class FamilyChains {
-  readonly #part: Part
-  readonly #options: FirewallOptions
-  /** The program `iptables` or `ip6tables`. */
-  readonly #program: string
-  /** This daemon's rules in each chain as the last read showed them, after a line with the subnet for which they were set. */
+  readonly #family: Family
+  /** The networks whose rules belong to this daemon, in iptables' notation. */
+  readonly #ours: ReadonlySet<string>
+  /** Returns the wanted rules for a subnet of this node. */
+  readonly #wishFor: Part['wishFor']
+  readonly #run: Run
+  readonly #log: Log
+  /** True if masquerading must not use fully random source ports. */
+  readonly #plainPorts: boolean
+  /** The network and the subnet of the earlier run, from subnet.env. */
+  readonly #previous: FirewallOptions['previous']
+  readonly #program: 'iptables' | 'ip6tables'
+  /** The subnet and the rules of each chain as they were last set. */
   readonly #shown = new Map<string, string>()
-  /** The chains that were checked or removed since the start or since `lookAgain`. */
+  /** The chains that were checked or removed since the start, or since `lookAgain`. */
   readonly #tidy = new Set<IptablesChain>()
-  /** True if iptables is version 1.6.2 or later; undefined before the first chain. */
+  /** True if iptables has version 1.6.2 or newer; undefined before its version was read. */
   #isModern: boolean | undefined
-  /** True if iptables can show a single chain; undefined before the first chain. */
+  /** True if iptables can print a single chain without reading all rules; undefined before its version was read. */
   #isByChain: boolean | undefined
 
-  constructor(part: Part, options: FirewallOptions) {
-    this.#part = part
-    this.#options = options
-    this.#program = WORDS[part.family].iptables
+  constructor({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
+    this.#family = family
+    this.#ours = ours
+    this.#wishFor = wishFor
+    this.#run = run
+    this.#log = log
+    this.#plainPorts = plainPorts
+    this.#previous = previous
+    this.#program = WORDS[family].iptables
   }
 
   /**
@@ -112,8 +125,7 @@ class FamilyChains {
     subnet: Nets,
     chains: readonly IptablesChain[] = FLANNEL_CHAINS,
   ): readonly (() => Promise<readonly string[]>)[] {
-    const { family, wishFor } = this.#part
-    const wish = wishFor(subnet)
+    const wish = this.#wishFor(subnet)
     let reading: Promise<Tables> | undefined
     const all = (): Promise<Tables> => (reading ??= this.#readAll())
     return chains
@@ -125,24 +137,27 @@ class FamilyChains {
           return false
         })
         this.#tidy.add(chain)
-        return isRepaired ? [`rules of ${chain.chain}${family === 'ipv6' ? ' (IPv6)' : ''}`] : []
+        return isRepaired ? [`rules of ${chain.chain}${this.#family === 'ipv6' ? ' (IPv6)' : ''}`] : []
       })
   }
 
   /** Sets the rules of one chain for the first time. Failures are only logged, because `works` tries again later. */
   async bootstrap(subnet: Nets, chain: IptablesChain): Promise<void> {
-    const { family, wishFor } = this.#part
-    const { log, previous } = this.#options
-    const says = SAYS[family]
-    const wish = wishFor(subnet)
+    const says = SAYS[this.#family]
+    const wish = this.#wishFor(subnet)
     const isWanted = wish[chain.wish]
     if (isWanted && chain.wish === 'masq')
-      logRecycling(log, says.noNet, [wish.network, wish.subnet], [previous.network[family], previous.subnet[family]])
-    if (isWanted) log.info(says[chain.wish])
+      logRecycling(
+        this.#log,
+        says.noNet,
+        [wish.network, wish.subnet],
+        [this.#previous.network[this.#family], this.#previous.subnet[this.#family]],
+      )
+    if (isWanted) this.#log.info(says[chain.wish])
     const { failures } = await ensureEach(this.works(subnet, [chain]))
     for (const failure of failures) {
       const missing = notInstalled(failure)
-      log.error(
+      this.#log.error(
         missing
           ? `${says.noProgram} ${missing.replace(/^ip6/, 'ip')} binary was not found: ${describeError(failure)}`
           : `Failed to bootstrap IPTables: ${describeError(failure)}`,
@@ -150,7 +165,7 @@ class FamilyChains {
     }
   }
 
-  /** Makes the next `works` check all chains again. */
+  /** Makes the next `works` search again for rules that must go. */
   lookAgain(): void {
     this.#tidy.clear()
   }
@@ -160,7 +175,7 @@ class FamilyChains {
    * table starts connection tracking.
    */
   async #readAll(): Promise<Tables> {
-    return readTables(await this.#options.run(`${this.#program}-save`, []))
+    return readTables(await this.#run(`${this.#program}-save`, []))
   }
 
   /**
@@ -169,9 +184,8 @@ class FamilyChains {
    */
   async #readLines(chain: IptablesChain, isWanted: boolean, all: () => Promise<Tables>): Promise<readonly string[]> {
     const { table } = chain
-    const { run } = this.#options
-    const some = this.#isByChain ? await readChains(run, this.#program, chain, !this.#tidy.has(chain)) : undefined
-    const goes = some && findFlannelRules(table, some, this.#part.ours, isWanted ? chain : undefined).removal
+    const some = this.#isByChain ? await readChains(this.#run, this.#program, chain, !this.#tidy.has(chain)) : undefined
+    const goes = some && findFlannelRules(table, some, this.#ours, isWanted ? chain : undefined).removal
     return some && !goes?.some((line) => line.startsWith('-X ')) ? some : ((await all()).get(table) ?? [])
   }
 
@@ -180,56 +194,39 @@ class FamilyChains {
    * reads all tables.
    */
   async #ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Nets): Promise<boolean> {
-    await this.#readVersion()
-    const { ours, wishFor } = this.#part
-    const wish = wishFor(subnet)
-    const rules = iptablesRules(chain, { ...wish, randomFully: this.#isModern === true && !this.#options.plainPorts })
+    if (this.#isModern === undefined) {
+      const version = await this.#run(this.#program, ['--version'])
+      this.#isByChain = isNfTables(version)
+      this.#isModern = isIptables162(version)
+    }
+    const wish = this.#wishFor(subnet)
+    const rules = iptablesRules(chain, { ...wish, randomFully: this.#isModern && !this.#plainPorts })
     const lines = await this.#readLines(chain, rules !== undefined, all)
-    if (rules) return this.#setRules(chain, rules, lines, `${formatNet(wish.subnet)}\n`)
-    const input = removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
-    if (input !== '') await this.#restore(input)
-    this.#shown.delete(chain.chain)
-    return false
-  }
-
-  /**
-   * Makes the rules of a chain equal `rules`. `lines` are the chain's lines now, and `wanted` is the line for `#shown` with the subnet.
-   * Returns true if rules were missing and had to be restored.
-   */
-  async #setRules(
-    chain: IptablesChain,
-    rules: readonly string[],
-    lines: readonly string[],
-    wanted: string,
-  ): Promise<boolean> {
-    const { ours } = this.#part
-    const { run, log } = this.#options
+    const restore = (input: string) =>
+      this.#run(`${this.#program}-restore`, ['--noflush', ...(this.#isModern ? WAIT : [])], { input, patient: true })
+    if (!rules) {
+      const input = removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, this.#ours)]]))
+      if (input !== '') await restore(input)
+      this.#shown.delete(chain.chain)
+      return false
+    }
     const known = this.#shown.get(chain.chain)
+    const wanted = `${formatNet(wish.subnet)}\n`
     const there = oursIn(lines, chain)
-    const own = (some: readonly string[]): readonly string[] => some.filter((line) => !isAnothers(line, ours))
+    const own = (some: readonly string[]): readonly string[] => some.filter((line) => !isAnothers(line, this.#ours))
     if (known === wanted + own(there).join('\n')) return false
-    const others = there.filter((line) => isAnothers(line, ours)).map((line) => line.slice(`-A ${chain.chain} `.length))
-    const { removal } = findFlannelRules(chain.table, lines, ours, chain)
+    const others = there
+      .filter((line) => isAnothers(line, this.#ours))
+      .map((line) => line.slice(`-A ${chain.chain} `.length))
+    const { removal } = findFlannelRules(chain.table, lines, this.#ours, chain)
     const isMending = known?.startsWith(wanted) ?? false
-    if (isMending) log.info('Some iptables rules are missing; deleting and recreating rules')
-    await this.#restore(restoreInput(chain, [...rules, ...others], there, removal))
-    log.info('bootstrap done')
-    const readTable = async () => readTables(await run(`${this.#program}-save`, ['-t', chain.table]))
+    if (isMending) this.#log.info('Some iptables rules are missing; deleting and recreating rules')
+    await restore(restoreInput(chain, [...rules, ...others], there, removal))
+    this.#log.info('bootstrap done')
+    const readTable = async () => readTables(await this.#run(`${this.#program}-save`, ['-t', chain.table]))
     const now = own(oursIn(await this.#readLines(chain, true, readTable), chain))
     this.#shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
     return isMending
-  }
-
-  async #readVersion(): Promise<void> {
-    if (this.#isModern !== undefined) return
-    const version = await this.#options.run(this.#program, ['--version'])
-    this.#isByChain = isNfTables(version)
-    this.#isModern = isIptables162(version)
-  }
-
-  async #restore(input: string): Promise<void> {
-    const args = ['--noflush', ...(this.#isModern ? WAIT : [])]
-    await this.#options.run(`${this.#program}-restore`, args, { input, patient: true })
   }
 }
 

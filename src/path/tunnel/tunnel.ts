@@ -131,14 +131,12 @@ function engineConfig(
   innerFamilies: InnerFamilies,
   underlay: Underlay,
 ): Omit<EngineConfig, 'tunName'> {
-  const [bindAddress = '', otherAddress] = underlay.addresses.map(formatAddress)
   return {
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
     persistent: persistence.persist,
     ...(sessionManager ? { onMail: () => sessionManager.onMail() } : {}),
-    bindAddress,
-    ...(otherAddress === undefined ? {} : { otherAddress }),
+    bindAddresses: underlay.addresses.map(formatAddress),
     port,
     mtu,
     tunAddress: innerFamilies.ownAddresses,
@@ -220,7 +218,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.pathSearch = this.#createPathSearch()
     // With encryption the session manager chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be
     // accepted.
-    if (kind.other && engine.hasOther && !sessionManager) this.underlays = this.#createUnderlays(kind.outer, kind.other)
+    if (kind.other && engine.outers.length > 1 && !sessionManager)
+      this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (sessionManager) this.handshakes = sessionManager
     if (persistence.persist)
       this.handover = {
@@ -252,15 +251,16 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
     peers.takeFirst(leases, own.key)
-    const [bindAddress = ''] = underlay.addresses.map(formatAddress)
-    const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
+    const config = engineConfig(parts, kind, innerFamilies, underlay)
+    const { bindAddresses, subnet: subnets } = config
+    const inherited = await persistence.inherit({ tunName, bindAddresses, port, subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
     const keepsSessions = head && sessionManager?.inherit(head)
     peers.informSessionManager()
     const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
     const engine = await startEngine({
-      ...engineConfig(parts, kind, innerFamilies, underlay),
+      ...config,
       tunName: adopted ?? tunName,
       inherited,
       keepsSessions,
@@ -367,7 +367,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   #begin(): void {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
     // peers return to the first family.
-    if (!this.#engine.hasOther) this.#peers.forgetChoices()
+    if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
     this.#kind.sessionManager?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
   }
@@ -380,7 +380,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const { run, log, settings } = this.#parts
     const { sessionManager, other, port } = this.#kind
     // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
-    if (sessionManager && other !== undefined && !this.#engine.hasOther)
+    if (sessionManager && other !== undefined && this.#engine.outers.length === 1)
       throw new WeftError('PORT_IN_USE', this.#engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
@@ -425,8 +425,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   #logStart(): void {
     const { log } = this.#parts
-    const { tunName, kind, notes, details, offloads, hasOther } = this.#engine
-    const bound = this.#underlay.addresses.slice(0, hasOther ? 2 : 1)
+    const { tunName, kind, notes, details, offloads, outers } = this.#engine
+    const bound = this.#underlay.addresses.slice(0, outers.length)
     const bindings = bound.map((address) => formatEndpoint(address, this.#kind.port))
     for (const note of notes) log.warn(note)
     if (log.v(1)) for (const detail of details) log.info(detail)
@@ -457,7 +457,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   async #renew(external: ExternalInterface): Promise<void> {
     const { log } = this.#parts
-    await this.#bindOther(external)
+    await this.#rebind(external)
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
@@ -472,11 +472,11 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   /** Binds the sockets of the second outer family to this host's new address in it. */
-  async #bindOther({ address }: ExternalInterface): Promise<void> {
-    if (!this.#engine.bindOther) return
-    const local = this.#underlay.rebindOther(address)
+  async #rebind({ address }: ExternalInterface): Promise<void> {
+    if (!this.#engine.rebind) return
+    const local = this.#underlay.rebind(address)
     if (local === undefined) return
-    await this.#engine.bindOther(formatAddress(local)).catch((error: unknown) => {
+    await this.#engine.rebind(formatAddress(local)).catch((error: unknown) => {
       if (this.#kind.sessionManager) this.#reportFault(new Error(messageOf(error)))
       else this.#parts.log.warn(messageOf(error))
     })

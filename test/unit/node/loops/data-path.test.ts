@@ -11,7 +11,7 @@ import type { Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
 import { amended } from '../../../../src/node/loops/lease.ts'
-import { createNode, type NodeParts } from '../../../../src/node/node.ts'
+import { createNode, type NewNode, type Node } from '../../../../src/node/node.ts'
 import { createOwnership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import { EXTERNAL, openPaths, planOf } from '../../../support/data-paths.ts'
@@ -444,9 +444,9 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
   const lendable = { handover: { isLendable: true, leave, takeBack: async () => {} } }
   const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
   await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, async () => ''))
-  const options = { 'subnet-file': subnetFile() } as NodeParts['options']
-  const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
-  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, lent, new Map())
+  const options = { 'subnet-file': subnetFile() } as NewNode['options']
+  const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
+  const node = Object.assign(createNode({ options, store: '', log, stopping }, lent), facts)
   await lent.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.repaired = ['flannel0 was down']

@@ -4,7 +4,7 @@ import { beforeEach, expect, it, vi } from 'vitest'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
 import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
-import { createPathSearch } from '../../../../src/node/loops/path-lengths.ts'
+import { PathSearch } from '../../../../src/node/loops/path-lengths.ts'
 import {
   dataPaths,
   installRig,
@@ -15,7 +15,6 @@ import {
   searchPaths,
   start,
   store,
-  subnetFile,
   until,
   value,
 } from '../../../support/node-rig.ts'
@@ -50,11 +49,7 @@ beforeEach(() => {
 async function open(known: (key: string) => number | undefined = () => 1472): Promise<void> {
   searchPaths(known)
   store.put(PEER, value('192.0.2.2'))
-  const options = { 'subnet-file': subnetFile(), 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 }
-  start({
-    openEcho,
-    options: { ...options, 'ip-masq': false, 'probe-interval': 0, 'status-network': 0, 'status-token-file': '' },
-  })
+  start({ openEcho }, undefined, { options: { 'probe-interval': 0 } })
   await ready()
 }
 const limits = () => dataPaths[0]!.limits
@@ -108,7 +103,7 @@ it('lowers it when less passes', async () => {
 it('starts again when the peer has another endpoint', async () => {
   passes = 1252
   let endpoint = 'one'
-  const search = createPathSearch(
+  const search = new PathSearch(
     28,
     1_472,
     () => 1472,
@@ -180,21 +175,17 @@ it('reports what reaches each peer, also if the data path does not use it', asyn
 
 it('asks nothing without peers, and nobody where probes are off and the data path does not go by it', async () => {
   store.put(PEER, value('192.0.2.2'))
-  const options = { 'subnet-file': subnetFile(), 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 }
-  start({
-    openEcho,
-    options: { ...options, 'ip-masq': false, 'probe-interval': 0, 'status-network': 0, 'status-token-file': '' },
-  })
+  start({ openEcho }, undefined, { options: { 'probe-interval': 0 } })
   await ready()
   await vi.advanceTimersByTimeAsync(300_000)
   expect(sizes()).toEqual([])
-  const search = createPathSearch(28, 1472, () => 1472, Math.random)
+  const search = new PathSearch(28, 1472, () => 1472, Math.random)
   search.keep([], 0)
   expect(search.due(100_000)).toEqual([])
 })
 
 it('asks five of a thousand peers a second at most, by two packets each', () => {
-  const search = createPathSearch(28, 1472, () => 1472, Math.random)
+  const search = new PathSearch(28, 1472, () => 1472, Math.random)
   const address = parseIpv4('10.5.0.64')!
   search.keep(
     Array.from({ length: 1000 }, (_, index) => ({ key: String(index), endpoint: '', address })),

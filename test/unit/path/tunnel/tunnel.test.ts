@@ -43,6 +43,8 @@ const engine: Engine = {
   notes: [],
   details: [],
   fault: new Promise(() => {}),
+
+  outers: ['ipv4'],
   setPeers: () => void events.push('engine: set the peers'),
   changePeers: () => void events.push('engine: change the peers'),
   counters: () => ({}),
@@ -146,7 +148,14 @@ it('clears the host only if it inherits nothing, and begins handshakes before it
 })
 
 it('continues on inherited descriptors without a change to the host before packets flow', async () => {
-  const inherited = { tunName: 'flannel0', loops: [], features: [], bindAddress: '192.0.2.1', port: 8285, without: [] }
+  const inherited = {
+    tunName: 'flannel0',
+    loops: [],
+    features: [],
+    bindAddresses: ['192.0.2.1'],
+    port: 8285,
+    without: [],
+  }
   await open(inherited)
   expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
     FOREIGN,
