@@ -1,7 +1,8 @@
 // ownership.ts - whether this process owns the host's data path. It is one state with these transitions:
 //
-//   closed      no data path is open here, and one may be opened   open -> forwarding
-//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released
+//   closed      no data path is open here, and one may be opened   open -> forwarding, replace -> forwarding
+//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released,
+//                                                                   replace -> forwarding
 //   lent        a successor forwards through the open path, which   takeBack -> forwarding, release -> released
 //               is open in both processes
 //   released    a successor forwards through a path of its own,     takeBack -> closed
@@ -35,12 +36,19 @@ export interface Ownership {
   hasSuccessor: boolean
   /** The data path that is open here: this process forwards through it, or has lent it. */
   readonly dataPath: DataPaths | undefined
-  /** Rings when another process changed the state, the data path died, the host changed, or the node has another lease. */
+  /**
+   * Rings when another process changed the state, the data path died, the host changed, or the node has another lease. Only the loop of the
+   * data path waits for it.
+   */
   readonly recheck: Bell
+  /** Resolves when no other process owns the data path. Rejects with the signal's reason. */
+  untilOurs(signal: AbortSignal): Promise<void>
   /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
   open(make: () => Promise<DataPaths>): Promise<void>
-  /** Closes the data path. The state is `closed` even if this rejects. */
-  close(): Promise<void>
+  /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
+  replace(make: () => Promise<DataPaths>): Promise<void>
+  /** Closes the data path, or does nothing if `only` is another one. The state is `closed` even if this rejects. */
+  close(only?: DataPaths): Promise<void>
   /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
   lend(): Promise<readonly OpenPath[]>
   /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */
@@ -52,17 +60,22 @@ export interface Ownership {
 
 export function createOwnership(log: Log, recheck = createBell()): Ownership {
   const inTurn = createTurn()
+  /** The bells of the callers that wait until this process owns the data path again. */
+  const waiting = new Set<Bell>()
   let state: OwnershipState = { is: 'closed' }
-  /** Runs a transition that another process forOther for. */
-  const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
+  const isOurs = (): boolean => state.is === 'closed' || state.is === 'forwarding'
+  /** Runs a transition that another process asked for. */
+  const forOther = <T>(work: () => Promise<T>): Promise<T> =>
+    inTurn(() => work().finally(() => [recheck, ...waiting].forEach((bell) => bell.ring())))
 
   async function lend(): Promise<readonly OpenPath[]> {
     if (state.is !== 'forwarding') return []
     const { dataPath } = state
-    if (!dataPath.leave || !dataPath.takeBack) return []
+    const { handover } = dataPath
+    if (!handover?.isLendable) return []
     state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
-      const paths = await dataPath.leave()
+      const paths = await handover.leave()
       // A data path without paths has died, and its `fault` reports that.
       state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
@@ -82,8 +95,9 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
     try {
       if (before.is === 'lent') return closeAll(fdsOf(before.paths))
       if (before.is !== 'forwarding') return
-      if (!before.dataPath.leave) return await before.dataPath.close()
-      closeAll(fdsOf(await before.dataPath.leave()))
+      const { dataPath } = before
+      if (!dataPath.handover) return await dataPath.close()
+      closeAll(fdsOf(await dataPath.handover.leave()))
     } catch (error) {
       // This process must be able to continue. The next data path to be opened meets the cause again.
       log.error(`Cannot close the data path: ${describeError(error)}`)
@@ -94,7 +108,7 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
     if (state.is === 'released') return void (state = { is: 'closed' })
     if (state.is !== 'lent') return
     const { dataPath } = state
-    await dataPath.takeBack?.()
+    await dataPath.handover?.takeBack()
     state = { is: 'forwarding', dataPath }
   }
 
@@ -103,8 +117,9 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
       // The successor has copies of these descriptors. This process may run for a while, and would block device and port.
       if (state.is === 'lent') return closeAll(fdsOf(state.paths))
       if (state.is !== 'forwarding') return
-      if (!state.dataPath.leave) return await state.dataPath.close()
-      await keep(await state.dataPath.leave())
+      const { dataPath } = state
+      if (!dataPath.handover) return await dataPath.close()
+      await keep(await dataPath.handover.leave())
     } finally {
       state = { is: 'ended' }
     }
@@ -116,19 +131,40 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
       return state
     },
     get isOurs() {
-      return state.is === 'closed' || state.is === 'forwarding'
+      return isOurs()
     },
     get dataPath() {
       return 'dataPath' in state ? state.dataPath : undefined
     },
     recheck,
+    async untilOurs(signal) {
+      const bell = createBell()
+      waiting.add(bell)
+      try {
+        while (!isOurs()) await bell.wait(signal)
+      } finally {
+        waiting.delete(bell)
+      }
+    },
     open: (make) =>
       inTurn(async () => {
         if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
       }),
-    close: () =>
+    replace: (make) =>
       inTurn(async () => {
-        if (state.is !== 'forwarding') return
+        if (state.is === 'forwarding') {
+          const { dataPath } = state
+          state = { is: 'closed' }
+          // A data path that cannot be closed is left to the next one, which meets the cause again.
+          await dataPath
+            .close()
+            .catch((error: unknown) => log.error(`Cannot close the data path: ${describeError(error)}`))
+        }
+        if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
+      }),
+    close: (only) =>
+      inTurn(async () => {
+        if (state.is !== 'forwarding' || (only && state.dataPath !== only)) return
         const { dataPath } = state
         state = { is: 'closed' }
         await dataPath.close()
@@ -138,9 +174,4 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
     takeBack: () => forOther(takeBack),
     end: (keep) => inTurn(() => end(keep)),
   }
-}
-
-/** Resolves when no other process owns the data path. Rejects with the signal's reason. */
-export async function untilOurs(ownership: Ownership, signal: AbortSignal): Promise<void> {
-  while (!ownership.isOurs) await ownership.recheck.wait(signal)
 }
