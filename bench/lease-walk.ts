@@ -98,6 +98,7 @@ async function openNode(count: number, onPeers: () => void, stopping: AbortContr
     notes: [],
     details: [],
     fault: new Promise<Error>(() => {}),
+    outers: ['ipv4'],
     setPeers: onPeers,
     changePeers: onPeers,
     counters: () => ({}),

@@ -89,7 +89,7 @@ class Learnt {
   /// Returns the index of `endpoint` in refused_, or used_ if it is not there.
   size_t find(const Endpoint& endpoint) const {
     size_t at = 0;
-    while (at < used_ && !(refused_[at].to == endpoint.to)) at++;
+    while (at < used_ && !(refused_[at].to == endpoint.to())) at++;
     return at;
   }
 

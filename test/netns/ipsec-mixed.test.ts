@@ -11,14 +11,13 @@ import { reach } from '../../lab/measure.ts'
 import { FLANNELD } from '../../scripts/flanneld.mjs'
 import { run } from '../../src/host/command.ts'
 import { canKernelCarryEsp } from '../../src/path/backends/ipsec/kernel-esp.ts'
+import { apart } from '../support/charon.ts'
 import { eventually } from '../support/event.ts'
 import { CHARON, ETCD, GCM, HOSTS, needs, VICI } from '../support/needs.ts'
 
 needs(HOSTS, ...ETCD, 'ping', CHARON, VICI, GCM)
 
 const PSK = 'only for tests. '.repeat(6)
-/** Gives each daemon its own folder for the socket of charon, whose path is fixed. */
-const APART = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /run && exec "$@"', 'sh']
 
 let lab: Lab
 let etcd: Etcd
@@ -40,10 +39,10 @@ it.each([[false], [true]])('containers of weftd and of flanneld reach each other
   const Backend = { Type: 'ipsec', PSK, UDPEncap }
   await etcd.ctl('put', '/coreos.com/network/config', JSON.stringify({ Network: '10.5.0.0/16', Backend }))
   const [one, two] = hosts
-  const daemon = one.startDaemon({ before: APART, args: ['--etcd-endpoints', etcd.endpoint] })
+  const daemon = one.startDaemon({ before: apart(lab), args: ['--etcd-endpoints', etcd.endpoint] })
   const file = join(lab.folder, 'flanneld.env')
   const flannel = two.spawn([
-    ...APART,
+    ...apart(lab),
     FLANNELD,
     `--etcd-endpoints=${etcd.endpoint}`,
     '--iface=eth0',

@@ -5,8 +5,9 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute } from '../../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { apart } from '../support/charon.ts'
 import { eventually } from '../support/event.ts'
 import { statusOf, subnetOf } from '../support/hosts.ts'
 import { CHARON, GCM, HOSTS, LIBIPSEC, needs, VICI } from '../support/needs.ts'
@@ -14,8 +15,6 @@ import { CHARON, GCM, HOSTS, LIBIPSEC, needs, VICI } from '../support/needs.ts'
 needs(HOSTS, 'ping', 'tcpdump', CHARON, VICI, LIBIPSEC, GCM)
 
 const PSK = 'only for tests. '.repeat(6)
-/** Gives each daemon its own folder for the socket of charon, whose path is fixed. */
-const APART = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs tmpfs /run && exec "$@"', 'sh']
 
 let lab: Lab
 let hosts: readonly [Host, Host]
@@ -25,7 +24,7 @@ function configure(backend: object): void {
   const Backend = { Type: 'ipsec', PSK, ...backend }
   writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
 }
-const start = (host: Host): Daemon => host.startDaemon({ before: APART, args: ['--lease-dir', folder] })
+const start = (host: Host): Daemon => host.startDaemon({ before: apart(lab), args: ['--lease-dir', folder] })
 async function ready(host: Host): Promise<Daemon> {
   const daemon = start(host)
   await daemon.line(/flannel is ready/)
@@ -116,6 +115,9 @@ describe('ipsec', () => {
     await reach(podOne.namespace, other.address)
 
     for (const daemon of daemons) await daemon.stop()
+    const cleaned = await two.run([process.execPath, join(packageRoot, 'bin/weft'), 'cleanup', '-f', two.subnetFile])
+    expect(cleaned.stdout).toMatch(/^removed the IPsec policy src \S+ dst \S+ dir out$/m)
+    expect((await two.output(['ip', 'xfrm', 'policy'])).trim()).toBe('')
     configure({ Type: 'udp' })
     const [again] = [await ready(one), await ready(two)]
     await again.line(/Removed the IPsec policy src /)

@@ -10,6 +10,7 @@ import { connect, listen } from '../../../src/host/unix-socket.ts'
 import type { DataPaths } from '../../../src/node/data-paths.ts'
 import { createOwnership, type Ownership } from '../../../src/node/ownership.ts'
 import { serveSuccessors } from '../../../src/node/restart/lender.ts'
+import { fdsOf } from '../../../src/node/restart/open-path.ts'
 import { predecessorAt } from '../../../src/node/restart/predecessor.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
@@ -23,7 +24,10 @@ function recorder() {
 function lendable() {
   const calls: string[] = []
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
-  const path = { tunName: 'flannel0', loops: [{ tun: fds[0], socket: fds[1] }] } as unknown as OpenPath
+  const path = {
+    tunName: 'flannel0',
+    loops: [{ tun: fds[0], sockets: { ipv4: { receiver: fds[1] } } }],
+  } as unknown as OpenPath
   const dataPath = {
     leave: async () => (calls.push('leave'), [path]),
     takeBack: async () => void calls.push('take back'),
@@ -140,7 +144,7 @@ describe('a data path that can be lent', () => {
     await ownership.replace(async () => next.dataPath)
     expect(ownership.dataPath).toBe(next.dataPath)
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel.1` failed: no answer within 10 s'])
-    stuck.path.loops.forEach(({ tun, socket }) => [tun, socket].forEach((fd) => closeSync(fd)))
+    fdsOf([stuck.path]).forEach((fd) => closeSync(fd))
   })
 
   it('comes back for each one that waits for it', async () => {
