@@ -231,7 +231,7 @@ export function storeKindOf(options: Pick<KeyStoreOptions, 'lease-dir'>): 'direc
   return options['lease-dir'] === '' ? 'etcd' : 'directory'
 }
 
-/** Returns the flags that select the external interface, for host/external-interface.ts. */
+/** Returns the flags that select the external interface, for host/choose-interface.ts. */
 export const interfaceWishes = (options: NodeOptions) => ({
   ifaces: options.iface,
   patterns: options['iface-regex'],

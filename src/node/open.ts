@@ -3,7 +3,8 @@
 import { isDeepStrictEqual } from 'node:util'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
 import { run } from '../host/command.ts'
-import { isNamedBy } from '../host/links.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
+import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import { openDataPaths, type DataPaths } from './data-paths.ts'
@@ -19,9 +20,16 @@ export const openPath = (
   others?: readonly string[],
 ): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
 
-/** True if the backend can use this TUN. Any other TUN would block it and keep the route. */
+/**
+ * True if the backend can use this TUN, which may have been renamed since the earlier run. Any other TUN would block the backend and keep
+ * the route.
+ */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
-  tunNames?.some((name) => isNamedBy(name, left)) === true
+  tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
+
+/** Returns the interface without its name, which may change, if its index identifies it. */
+const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
+  external?.index === undefined ? external : { ...external, name: '' }
 
 /** True if a node forwards in this network and through this external interface. */
 export const isFor = (
@@ -30,7 +38,7 @@ export const isFor = (
 ): node is ForwardingNode =>
   canForward(node) &&
   isDeepStrictEqual(node.config, config) &&
-  isDeepStrictEqual(node.backend.external ?? node.external, external)
+  isDeepStrictEqual(unnamed(node.backend.external ?? node.external), unnamed(external))
 
 /**
  * Gives the node the facts of the store. Goes on with the open data path if it fits, or opens another one. `clear` removes obstacles once

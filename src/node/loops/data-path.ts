@@ -6,6 +6,7 @@ import { seldom, type Log } from '../../base/log.ts'
 import { leasesEqual } from '../../control/lease/lease.ts'
 import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
+import { renamed } from '../../host/links.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import type { DataPaths } from '../data-paths.ts'
 import { LATE_MS, RESYNC_MS, type ForwardingNode, type Node } from '../node.ts'
@@ -75,9 +76,15 @@ const isRunning = (node: ForwardingNode): node is Node => node.isRunning
 
 async function prepareAgain(node: ForwardingNode): Promise<void> {
   const { backend } = node
+  const before = backend.external?.name
   const attrs = await backend.prepare(node.signal)
   if (node.backend !== backend) return // the store had other facts meanwhile
   node.attrs = attrs
+  const now = backend.external?.name
+  if (before !== undefined && now !== undefined && before !== now) {
+    node.log.info(renamed(before, now))
+    node.learnt.ring() // the file for the next process has the name too
+  }
   if (!leasesEqual(node.lease, { ...node.lease, attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
 
@@ -113,6 +120,7 @@ async function lookAfter(
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
   let isCalm = false
+  let tunNames = dataPath.tunNames?.join()
   let triedAt = -Infinity
   let searchedAt = -Infinity
   let renewing: Promise<void> | undefined
@@ -129,6 +137,8 @@ async function lookAfter(
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
+      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the file for the next process names the TUN
+      tunNames = dataPath.tunNames?.join()
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
