@@ -23,7 +23,7 @@ import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
 import { probePeers } from '../src/node/loops/probes.ts'
 import { createNode, joinNetwork, type Node } from '../src/node/node.ts'
-import { createOwnership } from '../src/node/ownership.ts'
+import { Ownership } from '../src/node/ownership.ts'
 import type { Next } from '../src/node/restart/last-known.ts'
 import { cutOptions, FLAGS } from '../src/options.ts'
 import { createUdpBackend } from '../src/path/backends/udp.ts'
@@ -123,7 +123,7 @@ async function openNode(count: number, onPeers: () => void, stopping: AbortContr
   const entries = [own, ...Array.from({ length: count }, (_, index) => lease(index, HOSTS_FROM + index))].map(entryOf)
   const { source, change } = createSource(entries)
   const options = cutOptions(parseFlags(FLAGS, ['--subnet-file', join(folder, 'subnet.env')]).options).node
-  const ownership = createOwnership(log)
+  const ownership = new Ownership(log)
   const next = { config: '', store: 'bench', lastKnown: join(folder, 'last-known') } as Next
   const node = createNode({ options, store: 'bench', log, stopping }, ownership)
   const { signal } = stopping

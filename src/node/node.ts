@@ -23,7 +23,7 @@ import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
 import type { ProbeSchedule } from './loops/probe-schedule.ts'
-import { createOwnership, type Ownership } from './ownership.ts'
+import { Ownership } from './ownership.ts'
 import type { LastKnown, Next } from './restart/last-known.ts'
 
 /** The interval at which a loop checks its fact if no event makes it check earlier. */
@@ -191,7 +191,7 @@ export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
 export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
 
 /** Creates the node of this process, which knows no facts yet. */
-export function createNode(base: NodeBase, ownership = createOwnership(base.log)): NewNode {
+export function createNode(base: NodeBase, ownership = new Ownership(base.log)): NewNode {
   return {
     ...base,
     ownership,

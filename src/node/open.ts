@@ -13,10 +13,6 @@ import { canForward, type ForwardingNode, type NewNode, type NodeParts, type Pat
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
-/** Returns the interface without its name, which may change, if its index identifies it. */
-const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
-  external?.index === undefined ? external : { ...external, name: '' }
-
 /** Opens data paths for these facts. `others` lists the lease keys of the peers that are reached over the second underlay family. */
 export const openPath = (
   { view: leases, signal, log }: NewNode,
@@ -30,6 +26,10 @@ export const openPath = (
  */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
+
+/** Returns the interface without its name, which may change, if its index identifies it. */
+const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
+  external?.index === undefined ? external : { ...external, name: '' }
 
 /** True if a node forwards in this network and through this external interface. */
 export const isFor = (

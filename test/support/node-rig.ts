@@ -15,7 +15,7 @@ import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/ad
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
 import { createNode, type NewNode, type NodeParts } from '../../src/node/node.ts'
-import { createOwnership, type Ownership } from '../../src/node/ownership.ts'
+import { Ownership } from '../../src/node/ownership.ts'
 import type { Backend, DataPath, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import type { State } from '../../src/report/notify.ts'
@@ -290,7 +290,7 @@ export function start(
     forget: () => {},
   }
   const parts = { manager: managerOf(store), config, backend, health, ...extra }
-  ownership = createOwnership(log, hostChanged)
+  ownership = new Ownership(log, hostChanged)
   const node = createNode({ options, store: '', log, stopping, notifier }, ownership)
   ended = runNode(node, parts, {}, handover, undefined, permit).catch((error: unknown) => error)
 }

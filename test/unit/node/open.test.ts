@@ -13,7 +13,7 @@ import type { DataPaths } from '../../../src/node/data-paths.ts'
 import { keepDataPath } from '../../../src/node/loops/data-path.ts'
 import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
 import { openNode } from '../../../src/node/open.ts'
-import { createOwnership } from '../../../src/node/ownership.ts'
+import { Ownership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
@@ -26,7 +26,7 @@ const leaseOf = (key: string): OwnLease => {
 }
 
 it('is opened for the own lease once what was lent meanwhile has come back', async () => {
-  const ownership = createOwnership(log)
+  const ownership = new Ownership(log)
   const calls: string[] = []
   let back!: () => void
   const stale = {
@@ -77,7 +77,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
 /** A node that forwards with the last known state through `dataPath`, and its facts. */
 async function forwarding(dataPath: DataPaths, lines: string[] = []) {
   const say = (line: string): void => void lines.push(line)
-  const ownership = createOwnership({ ...log, error: say })
+  const ownership = new Ownership({ ...log, error: say })
   const options = {} as NewNode['options']
   const base = {
     options,

@@ -8,8 +8,9 @@ import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
 import type { DataPaths } from '../../../src/node/data-paths.ts'
-import { createOwnership, type Ownership } from '../../../src/node/ownership.ts'
+import { Ownership } from '../../../src/node/ownership.ts'
 import { serveSuccessors } from '../../../src/node/restart/lender.ts'
+import { fdsOf } from '../../../src/node/restart/open-path.ts'
 import { predecessorAt } from '../../../src/node/restart/predecessor.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
@@ -83,7 +84,7 @@ describe('a data path that can be lent', () => {
     '%s, %s',
     async (state, name) => {
       const { lines, log } = recorder()
-      const ownership = createOwnership(log)
+      const ownership = new Ownership(log)
       await STATES[state]!(ownership)
       expect(ownership.state.is).toBe(state)
       await TRANSITIONS[name as keyof typeof TRANSITIONS](ownership)
@@ -95,7 +96,7 @@ describe('a data path that can be lent', () => {
 
   it('is lent, taken back, and released: all is closed then, the device left', async () => {
     const { calls, path, dataPath, areOpen } = lendable()
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     await ownership.open(async () => dataPath)
     expect(await ownership.lend()).toEqual([path])
     await ownership.takeBack()
@@ -107,7 +108,7 @@ describe('a data path that can be lent', () => {
 
   it('goes to whoever keeps it at the end, once; one that is lent is closed here alone', async () => {
     const first = lendable()
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     await ownership.open(async () => first.dataPath)
     const kept: unknown[] = []
     const keep = async (path: unknown): Promise<void> => void kept.push(path)
@@ -116,7 +117,7 @@ describe('a data path that can be lent', () => {
     expect([kept, first.areOpen()]).toEqual([[[first.path]], true])
 
     const second = lendable()
-    const lent = createOwnership(recorder().log)
+    const lent = new Ownership(recorder().log)
     await lent.open(async () => second.dataPath)
     await lent.lend()
     await lent.end(keep)
@@ -125,7 +126,7 @@ describe('a data path that can be lent', () => {
 
   it('is closed before another one takes its place, and a call that names another data path closes nothing', async () => {
     const [first, second] = [lendable(), lendable()]
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     await ownership.open(async () => first.dataPath)
     await ownership.replace(async () => (first.calls.push('open the next'), second.dataPath))
     expect([first.calls, ownership.dataPath === second.dataPath]).toEqual([['close', 'open the next'], true])
@@ -141,16 +142,16 @@ describe('a data path that can be lent', () => {
     const close = async (): Promise<void> => {
       throw new WeftError('COMMAND', '`ip link del flannel.1` failed: no answer within 10 s')
     }
-    const ownership = createOwnership(log)
+    const ownership = new Ownership(log)
     await ownership.open(async () => Object.assign(stuck.dataPath, { close }))
     await ownership.replace(async () => next.dataPath)
     expect(ownership.dataPath).toBe(next.dataPath)
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel.1` failed: no answer within 10 s'])
-    stuck.path.loops.forEach(({ tun, sockets }) => [tun, sockets.ipv4!.receiver].forEach((fd) => closeSync(fd)))
+    fdsOf([stuck.path]).forEach((fd) => closeSync(fd))
   })
 
   it('comes back for each one that waits for it', async () => {
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     await ownership.open(async () => lendable().dataPath)
     await ownership.lend()
     const { signal } = new AbortController()
@@ -161,7 +162,7 @@ describe('a data path that can be lent', () => {
   })
 
   it('does one thing after another: what was released before it was opened is not opened', async () => {
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     let opened = 0
     const releasing = ownership.release()
     const opening = ownership.open(async () => (opened++, lendable().dataPath))
@@ -172,7 +173,7 @@ describe('a data path that can be lent', () => {
   it('is closed, and opened again, if it cannot be lent', async () => {
     const { lines, log } = recorder()
     const { calls, dataPath } = lendable()
-    const ownership = createOwnership(log)
+    const ownership = new Ownership(log)
     const leave = async () => {
       throw new WeftError('FAULT', 'the engine is gone')
     }
@@ -188,7 +189,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
   const stopping = new AbortController()
   try {
     const { lines, log } = recorder()
-    const ownership = createOwnership(log)
+    const ownership = new Ownership(log)
     const close = async (): Promise<void> => {
       throw new WeftError('COMMAND', '`ip link del flannel-wg` failed: no answer within 10 s')
     }
@@ -224,7 +225,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
 })
 
 it('one that has nothing to lend is at once ours again, for a loop that waited for that', async () => {
-  const ownership = createOwnership(recorder().log)
+  const ownership = new Ownership(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void
   const stopped = new Promise<readonly OpenPath[]>((resolve) => (stop = () => resolve([])))

@@ -12,7 +12,7 @@ import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
 import { amended } from '../../../../src/node/loops/lease.ts'
 import { createNode, type NewNode, type Node } from '../../../../src/node/node.ts'
-import { createOwnership } from '../../../../src/node/ownership.ts'
+import { Ownership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 import { EXTERNAL, openPaths, planOf } from '../../../support/data-paths.ts'
 import {
@@ -439,7 +439,7 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
     expiresAt: undefined,
     revision: 1n,
   }
-  const lent = createOwnership(log)
+  const lent = new Ownership(log)
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
   const lendable = { handover: { isLendable: true, leave, takeBack: async () => {} } }
   const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
