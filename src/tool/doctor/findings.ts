@@ -29,8 +29,8 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd has not reached its store since it started: it forwards packets to and from the last known nodes, but it cannot reach new nodes or renew its lease',
-    fix: 'repair what weftd waits for, usually the store; do not stop weftd meanwhile, because it forwards packets',
+      'weftd has not reached its store (etcd, the lease directory or the Kubernetes API) since it started: it forwards packets to and from the last known nodes, but it cannot reach new nodes or renew its lease',
+    fix: 'repair the service for which weftd waits, usually the store; do not stop weftd meanwhile, because it forwards packets',
   },
   'daemon-leaves': {
     check: 'daemon',
@@ -228,7 +228,7 @@ export const FINDINGS = {
     check: 'neighbours',
     level: 'failure',
     means:
-      "the kernel's neighbour table is full, or nearly full: the kernel cannot reach hosts and containers that have no entry in the table (its log says `neighbour table overflow`)",
+      "the kernel's neighbour table is full, or nearly full: the kernel cannot reach hosts and containers without an entry in the neighbour table (its log says `neighbour table overflow`)",
     fix: 'raise net.ipv4.neigh.default.gc_thresh3 (for IPv6 net.ipv6.neigh.default.gc_thresh3), and set gc_thresh2 to half and gc_thresh1 to a quarter of gc_thresh3',
   },
   'neighbours-many': {
@@ -242,42 +242,42 @@ export const FINDINGS = {
     check: 'store',
     level: 'failure',
     means:
-      'the store does not answer: this node still reaches the peers that it knows, but it cannot reach new peers or renew its lease',
-    fix: 'check that the store runs and that this host can reach it, and read the errors in the log of weftd',
+      'the store (etcd, the lease directory or the Kubernetes API) does not answer: this node still reaches the peers that it knows, but it cannot reach new peers or renew its lease',
+    fix: 'check that the store runs and that this host can reach the store, and read the errors in the log of weftd',
   },
   'store-stale': {
     check: 'store',
     level: 'failure',
     means:
-      'weftd has not compared its leases with the store for some minutes: it does not know later changes of the store',
+      'weftd has not compared its leases with the store (etcd, the lease directory or the Kubernetes API) for some minutes: it does not know later changes of leases',
     fix: 'read the errors in the log of weftd; if the store is a directory on NFS, check that the NFS server answers',
   },
   'peers-held': {
     check: 'store',
     level: 'warning',
     means:
-      'most leases vanished from the store at the same time; weftd still forwards packets to the nodes of these leases',
+      'most leases vanished from the store (etcd, the lease directory or the Kubernetes API) at the same time; weftd still forwards packets to the nodes of these leases',
     fix: 'if somebody restored or emptied the store, do not restart any weftd: each running node writes its lease again',
   },
   'config-missing': {
     check: 'store',
     level: 'failure',
     means:
-      'the store has no network configuration any more: running nodes keep the configuration that they read, but no weftd can start',
+      'the store (etcd, the lease directory or the Kubernetes API) has no network configuration any more: running nodes keep the configuration that they read, but no weftd can start',
     fix: 'write the network configuration again with `weft config set`; `weft status --json` on a running node shows it as `config`',
   },
   'clock-off': {
     check: 'clock',
     level: 'warning',
     means:
-      "this host's clock differs from the store's clock, or was changed after weftd wrote its lease: leases and certificates appear to end too early or too late",
+      "this host's clock differs from the clock of the server that keeps the leases, or was changed after weftd wrote its lease: leases and certificates appear to end too early or too late",
     fix: 'synchronize the clock of this host by NTP: `timedatectl set-ntp true`, or chrony',
   },
   'config-differs': {
     check: 'config',
     level: 'warning',
     means:
-      'a node runs with another configuration than the configuration in the store: if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
+      'a node runs with another network configuration than that in the store (etcd, the lease directory or the Kubernetes API): if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
     fix: 'if the configuration in the store is right, restart weftd on all nodes that run with another configuration, soon after each other; if the configuration in the store is wrong, write the old configuration back before any weftd restarts: `weft config set`',
   },
   'subnet-twice': {
