@@ -641,9 +641,14 @@ function createWorld(time: VirtualTime, random: Random) {
     const somebody = [...could, ...standing].filter(
       (each) => !each.isWaiting && !each.isUnable && !each.stopping.signal.aborted,
     )
-    // A frozen process in another PID namespace that opened its own path blocks device and port, because no process can kill it.
-    const isKept = !arePidsSeen && [...engines.keys()].some(({ isFrozen, isDead }) => isFrozen && !isDead)
-    const able = new Set(forwarding.length > 0 || doesKernelForward || isKept ? [] : somebody)
+    // A frozen process in another PID namespace blocks device and port, because no process can kill it: if it opened its own path, or if it
+    // got descriptors of a path that the process which lent them has closed since.
+    const isStuck = ({ isFrozen, isDead }: Process): boolean => !arePidsSeen && isFrozen && !isDead
+    const isKept = [...engines.keys()].some(isStuck)
+    const isKeptFrom = (each: Process): boolean => heldBy(pathFile).some(isStuck) && !heldBy(pathFile).includes(each)
+    const able = new Set(
+      forwarding.length > 0 || doesKernelForward || isKept ? [] : somebody.filter((each) => !isKeptFrom(each)),
+    )
     for (const each of silentSince.keys()) if (!able.has(each)) silentSince.delete(each)
     for (const each of able) {
       const since = silentSince.get(each) ?? time.now()
