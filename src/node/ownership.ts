@@ -160,6 +160,8 @@ export class Ownership {
     } catch (error) {
       // This process must be able to continue. The next data path to be opened meets the cause again.
       this.#log.error(`Cannot close the data path: ${describeError(error)}`)
+      // If one of several paths could not be stopped, the others still have descriptors, which would block the successor's ports.
+      if (before.is === 'forwarding' && before.dataPath.handover) await before.dataPath.close().catch(() => {})
     }
   }
 
