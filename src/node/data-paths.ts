@@ -202,6 +202,8 @@ export class DataPaths {
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
+  /** The limits that the search for the path MTU set last, by family. A path that is opened again needs them too. */
+  readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   /** The peers of the last `apply`; undefined before the first one. */
   #applied: Applied | undefined
   /**
@@ -262,6 +264,10 @@ export class DataPaths {
     } catch (error) {
       await path.close()
       throw error
+    }
+    for (const family of part.families) {
+      const limits = this.#limits[family]
+      if (limits) path.observing?.pathSearch.limit?.(limits, family)
     }
     Object.assign(part, { path, external, lacking: undefined })
     const onFault = (reason: Error): void => {
@@ -557,7 +563,12 @@ export class DataPaths {
         return bytes && Math.min(bytes, this.mtu)
       },
       ...(searches.every((search) => search.limit !== undefined)
-        ? { limit: (bytes, family) => searchOf(family)?.limit?.(bytes, family) }
+        ? {
+            limit: (bytes, family) => {
+              this.#limits[family] = bytes
+              searchOf(family)?.limit?.(bytes, family)
+            },
+          }
         : {}),
     }
   }

@@ -629,6 +629,10 @@ it('with engines joins threads, peers, path MTUs and warnings of both families',
   r.faults.ipv6!(new Error('the device is gone'))
   await tick()
   expect([path.tunNames, path.threads()]).toEqual([['tun-ipv4'], { 'IPv4: weft-loop0': 4 }])
+  // A path that is opened again has the limits that the search set last.
+  delete r.given.ipv6
+  await r.again(path)
+  expect([path.tunNames, r.given]).toEqual([['tun-ipv4', 'tun-ipv6'], { ipv4: four, ipv6: six }])
 })
 
 it('with engines returns the drops of each family once, also if one is not open', async () => {
