@@ -160,7 +160,8 @@ async function lookAfter(
     }
     // A family that opens slowly does not delay the checks of the other.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
+    // Before all loops run, the host may not be watched, because the watch begins with the first query of the store.
+    isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Starting and ending containers change the host all the time, so leftovers are searched at most once per RESYNC_MS.
     const isDue = performance.now() - searchedAt >= RESYNC_MS
     if (isDue) {

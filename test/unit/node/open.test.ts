@@ -5,7 +5,7 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
@@ -176,6 +176,24 @@ it('has one loop for its data path, which goes on with the one that the store le
   expect([node.ownership.dataPath === old, node.isPublished, lines.length]).toEqual([false, false, 1])
   node.stopping.abort(new Error('enough'))
   await over
+})
+
+it('checks the data path every five seconds while no loop but that of the data path runs', async () => {
+  vi.useFakeTimers()
+  try {
+    let checks = 0
+    const resync = async () => (checks++, [])
+    const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync } as unknown as DataPaths
+    const { node, facts } = await forwarding(old)
+    node.pathLease = facts.lease
+    const over = keepDataPath(node).catch(() => {})
+    await vi.advanceTimersByTimeAsync(16_000)
+    expect(checks).toBe(3)
+    node.stopping.abort(new Error('enough'))
+    await over
+  } finally {
+    vi.useRealTimers()
+  }
 })
 
 it('opens the data path of the store although the last known one cannot be closed', async () => {
