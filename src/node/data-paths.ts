@@ -109,8 +109,8 @@ class PathPart {
   }
 
   /**
-   * Gives the applied peers to the path. `wanted` returns the peers of the last `apply`. If this is called again while a transfer runs,
-   * another transfer follows it.
+   * Gives the applied peers to the path. `wanted` returns the peers of the last `apply`; undefined after `close`. If this is called again
+   * while a transfer runs, another transfer follows it.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -371,8 +371,11 @@ export class DataPaths {
     touched?: ReadonlySet<string>,
     late?: Promise<unknown>,
   ): Promise<void> {
+    if (this.#isClosed) return
     this.#applied = { leases, ownKey }
-    const each = this.#carried().map(([part]) => part.transfer(() => this.#applied, touched))
+    // A transfer that waits for a slow one must not begin after `close`, because a successor may have set its own peers.
+    const wanted = (): Applied | undefined => (this.#isClosed ? undefined : this.#applied)
+    const each = this.#carried().map(([part]) => part.transfer(wanted, touched))
     await untilLate(each, late)
     const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
     if (failures.length > 0 && failures.length === each.length) throw failures[0]

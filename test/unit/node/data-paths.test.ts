@@ -514,6 +514,22 @@ it('gives the peers of a family to the path that is open now, although its faile
   expect(path.isBehind).toBe(false)
 })
 
+it('sets no peers any more after it is closed, even if a transfer was due', async () => {
+  const r = rig()
+  const path = await r.open()
+  r.hanging.family = 'ipv4'
+  const first = path.apply(LEASES, 'own')
+  const second = path.apply(new Map(), 'own')
+  await tick()
+  const closing = path.close()
+  r.calls.length = 0
+  delete r.hanging.family
+  r.hanging.end()
+  await Promise.all([first, second, closing])
+  await path.apply(LEASES, 'own')
+  expect(r.calls.filter((call) => call.startsWith('apply'))).toEqual(['apply ipv4 k'])
+})
+
 it('logs the late failure of a family to take its peers, and applies all of them again', async () => {
   const { calls, hanging, deaf, errors, open } = rig()
   const path = await open()
