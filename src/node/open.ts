@@ -68,13 +68,13 @@ export async function openNode(
   while (!canForward(node) || node.lease !== facts.lease || !ownership.dataPath) {
     await ownership.untilOurs(signal)
     // While the store did not answer, this host's address may have changed, and the open data path follows it. The peers need that address.
-    if (canForward(node)) attrs = await facts.backend.prepare(signal)
-    const isSame = (of: ForwardingNode): boolean =>
-      leasesEqual({ ...of.lease, attrs: of.attrs }, { ...facts.lease, attrs })
-    if (ownership.dataPath && isFor(node, parts) && isSame(node)) {
+    if (ownership.dataPath && isFor(node, parts)) {
       const backend = amended(node.backend, parts.manager, log)
-      return Object.assign(node, facts, { attrs, backend, pathLease: facts.lease })
+      attrs = await backend.prepare(signal)
+      const isSame = leasesEqual({ ...node.lease, attrs: node.attrs }, { ...facts.lease, attrs })
+      if (ownership.dataPath && isSame) return Object.assign(node, facts, { attrs, backend, pathLease: facts.lease })
     }
+    if (canForward(node)) attrs = await facts.backend.prepare(signal)
     if (canForward(node) && node.lease !== facts.lease)
       log.warn('The last known state is out of date; the data path is opened again')
     await ownership.replace(open).catch((error: unknown) => {

@@ -132,6 +132,18 @@ it.each([
   expect([node.lease.key, node.lease.attrs, node.attrs, got]).toEqual([key, attrs, now, opened])
 })
 
+it('asks the store for the public IP before it goes on with the backend of the file', async () => {
+  const old = {} as DataPaths
+  const { node, facts } = await forwarding(old)
+  const given = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
+  node.attrs = given
+  const manager = { amend: async () => given.publicIp }
+  const backend = { ...facts.backend }
+  const parts = { manager, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, backend }, handover)
+  expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, given])
+})
+
 it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
   const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
