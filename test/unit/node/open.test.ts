@@ -140,7 +140,7 @@ it('asks the store for the public IP before it goes on with the backend of the f
   const manager = { amend: async () => given.publicIp }
   const backend = { ...facts.backend }
   const parts = { manager, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
-  await openNode(node, parts, { ...facts, backend }, handover)
+  await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.1.0-24') }, handover)
   expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, given])
 })
 
