@@ -167,6 +167,8 @@ function createWorld(time: VirtualTime, random: Random) {
   let pathFile: OpenFile | undefined
   /** Whether the kernel forwards by a device of its own, and which kind the last to forward was of. */
   let doesKernelForward: boolean = false
+  /** The processes that have the kernel's device open, each with the function by which the kernel's reports wake its loop. */
+  const kernels = new Map<Process, () => void>()
   let lastKnown: Plan['kind'] = 'tun'
   let isBacklogFull: boolean = false
   /** The process that can be sent nothing now, since its buffers are full. */
@@ -353,6 +355,8 @@ function createWorld(time: VirtualTime, random: Random) {
     process.ended = true
     process.machine.freeze(Infinity)
     engines.delete(process)
+    kernels.delete(process)
+    for (const [owner, wake] of kernels) onMachine(owner, wake)
     if (listening?.owner === process) {
       for (const socket of listening.pending) shut(socket)
       listening = undefined
@@ -419,22 +423,28 @@ function createWorld(time: VirtualTime, random: Random) {
   }
 
   /** A device of the kernel's: it forwards from then on, whoever dies, until a TUN has the network's route. */
-  async function openKernel(process: Process): Promise<DataPath> {
+  async function openKernel(process: Process, wake: () => void): Promise<DataPath> {
     await busy(process, 10, 300)
     const others = [...engines.keys()].filter(isActive)
     if (others.length > 0 && arePidsSeen) violations.push(`two forward: the kernel and ${others[0]!.name}`)
     doesKernelForward = true
     lastKnown = 'kernel'
+    kernels.set(process, wake)
     say(process, 'has the kernel forward')
     return {
       families: ['ipv4'],
       fault: new Promise(() => {}),
       apply: async () => {},
-      resync: async () => [],
+      // A process that hung may have replaced the device, and has ended since.
+      async resync() {
+        if (doesKernelForward || [...engines.keys()].some(isActive)) return []
+        doesKernelForward = true
+        return ['flannel.1 was gone']
+      },
       carrier: () => ({ device: 'flannel.1', engine: 'kernel', features: [] }),
       peers: () => [],
       counters: () => ({}),
-      close: async () => {},
+      close: async () => void kernels.delete(process),
     }
   }
 
@@ -527,7 +537,7 @@ function createWorld(time: VirtualTime, random: Random) {
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
       plan: planOf(async () => {
-        if (kind === 'kernel') return openKernel(process)
+        if (kind === 'kernel') return openKernel(process, () => ownership.recheck.ring())
         const wanted = {
           bindAddresses: ['192.0.2.1'],
           port: 8285,
