@@ -261,13 +261,13 @@ export class DataPaths {
         given = this.#applied
         if (given) await path.apply(given.leases, given.ownKey) // further peers may be applied in the meantime
       }
+      for (const family of part.families) {
+        const limits = this.#limits[family]
+        if (limits) path.observing?.pathSearch.limit?.(limits, family)
+      }
     } catch (error) {
       await path.close()
       throw error
-    }
-    for (const family of part.families) {
-      const limits = this.#limits[family]
-      if (limits) path.observing?.pathSearch.limit?.(limits, family)
     }
     Object.assign(part, { path, external, lacking: undefined })
     const onFault = (reason: Error): void => {
