@@ -75,9 +75,13 @@ describe('ipsec', () => {
     configure({ DataPath: 'userspace' })
     const [one, two] = hosts
     const daemons = [await ready(one), await ready(two)]
-    expect(readFileSync(one.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1423\n')
+    // The MTU is that of charon's device, so that containers send no packets that are too long for it.
+    expect(readFileSync(one.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1400\n')
+    expect(await one.output(['ip', 'link', 'show', 'ipsec0'])).toContain('mtu 1400 ')
     const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
     await reach(podOne.namespace, podTwo.address)
+    const whole = ['ping', '-c', '1', '-W', '5', '-M', 'do', '-s', String(1400 - 28), podTwo.address]
+    await execute(['ip', 'netns', 'exec', podOne.namespace, ...whole])
     await reach(podTwo.namespace, podOne.address)
     await eventually(async () => {
       const { dataPath } = await statusOf(one)

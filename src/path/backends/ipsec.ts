@@ -3,17 +3,18 @@
 // The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the kernel carries the
 // packets, there is no device and no route, because the policies decide which packets are encrypted.
 
+import { WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { formatAddress, formatNet, type Net } from '../../net/address.ts'
+import { formatAddress, formatNet, netAround, netContains, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer, PathTraffic } from '../contract.ts'
 import { IpsecPolicies, POLICY_CHANGES, removePolicies, type PolicyPeer } from '../device/ipsec-policies.ts'
-import { ROUTE_WORDS } from '../device/route-sync.ts'
 import { removeUnreachable, UnreachableNetwork } from '../device/unreachable-network.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
-import { Charon, findCharon, isCharonRunning } from './ipsec/charon.ts'
+import { Charon, checkPrograms, isCharonRunning } from './ipsec/charon.ts'
 import { IpsecConnections, type PeerKeys } from './ipsec/connections.ts'
 import { canKernelCarryEsp } from './ipsec/kernel-esp.ts'
 import { KernelPath } from './kernel-path.ts'
@@ -23,6 +24,8 @@ const NEEDS = `the ${TYPE} backend`
 const { overhead } = KINDS.ipsec
 /** The length of the UDP header in bytes, which the option UDPEncap adds. */
 const UDP_HEADER = 8
+/** The MTU of the device of charon's plugin kernel-libipsec (strongSwan: src/libstrongswan/networking/tun_device.c). */
+const USERSPACE_MTU = 1400
 
 export function createIpsecBackend({ config, settings, external: found, run, log }: BackendParts<'ipsec'>): Backend {
   const { psk, udpEncap, espProposal, dataPath } = settings
@@ -47,23 +50,49 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     get external() {
       return external
     },
-    words: ROUTE_WORDS,
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       carryIpv4Alone(NEEDS, config, log)
-      if (!(await isCharonRunning(signal))) findCharon()
+      if (!(await isCharonRunning(signal))) checkPrograms()
       isUserspace = await choose()
+      checkHosts()
       return { publicIp: external.publicIp, backendType: TYPE }
     },
     plan: () => [
       {
         families: ['ipv4'],
-        mtu: external.mtu - overhead - (udpEncap ? UDP_HEADER : 0),
+        mtu: mtuOf(),
         external: { families: ['ipv4'], isBound: true, isByName: false },
         watched: POLICY_CHANGES,
         open,
       },
     ],
+  }
+
+  /** Returns flanneld's MTU. charon always carries ESP packets in UDP datagrams, and its own device has a smaller MTU. */
+  function mtuOf(): number {
+    if (isUserspace) return Math.min(external.mtu - overhead - UDP_HEADER, USERSPACE_MTU)
+    return external.mtu - overhead - (udpEncap ? UDP_HEADER : 0)
+  }
+
+  /** True if this host has its address within the network. Then packets between hosts must pass the policies. */
+  function hasHosts(): boolean {
+    const { network } = ipv4For(NEEDS, config)
+    return netContains(network, ipv4For(NEEDS, external.publicIp))
+  }
+
+  /**
+   * Throws WeftError CONFIG if hosts have addresses within the network and charon carries the packets, because the unreachable route would
+   * cut off the hosts.
+   */
+  function checkHosts(): void {
+    if (!hasHosts()) return
+    const where = `this host's address ${formatAddress(ipv4For(NEEDS, external.publicIp))} is within the network`
+    if (isUserspace)
+      throw new WeftError('CONFIG', `${where}, which the ${TYPE} backend with "DataPath": "userspace" cannot carry`, {
+        remedy: 'choose a network that contains no address of a host',
+      })
+    log.warn(`${where}: packets of this host itself to containers of other nodes can leave unencrypted`)
   }
 
   async function open(lease: OwnLease, _leases: ReadonlyMap<string, Lease>, signal: AbortSignal): Promise<DataPath> {
@@ -75,8 +104,9 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     const isUserland = isUserspace === true
     const guard = isUserland
       ? new UnreachableNetwork(network, run)
-      : new IpsecPolicies({ network: formatNet(network), own, run, log })
+      : new IpsecPolicies({ network: formatNet(network), own, hasHosts: hasHosts(), run, log })
     const connections = new IpsecConnections({
+      network,
       own,
       psk,
       espProposal,
@@ -87,11 +117,31 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     })
     // The guard comes first, so that no packet leaves unencrypted. Afterwards the other guard, which an earlier run with another carrier
     // may have left, is removed, because it blocks all packets.
-    await guard.apply([])
-    await (isUserland ? removePolicies(run, own, formatNet(network)) : removeUnreachable(run, network))
+    await guard.block()
+    await (isUserland ? removePolicies(run, formatNet(network)) : removeUnreachable(run, network))
     await connections.open(signal)
-    return new IpsecPath(new PeerFilter<Net>({ type: TYPE, lease, network, log }), guard, connections)
+    const ownSubnet = ipv4For(NEEDS, lease.subnet)
+    const filter = new PeerFilter<Net>({
+      type: TYPE,
+      lease,
+      network,
+      log,
+      otherType: ({ attrs }) => `Ignoring non-ipsec event: type: ${attrs.backendType}`,
+      alsoUnusable: (peer) =>
+        netContains(sideOf(peer, 'ipv4').subnet, ownSubnet.address)
+          ? `its subnet contains this node's ${formatNet(ownSubnet)}`
+          : undefined,
+    })
+    return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })
   }
+}
+
+interface IpsecParts {
+  readonly filter: PeerFilter
+  readonly guard: IpsecPolicies | UnreachableNetwork
+  readonly connections: IpsecConnections
+  readonly isUserspace: boolean
+  readonly log: Log
 }
 
 class IpsecPath extends KernelPath {
@@ -99,20 +149,38 @@ class IpsecPath extends KernelPath {
   /** Refuses unencrypted packets of the network. */
   readonly #guard: IpsecPolicies | UnreachableNetwork
   readonly #connections: IpsecConnections
+  /** True if charon carries the ESP packets. */
+  readonly #isUserspace: boolean
+  readonly #log: Log
+  /** The peers by lease key, without those whose subnet contains the subnet of another peer. */
+  #peers: ReadonlyMap<string, Lease> = new Map()
+  /** The keys of the leases whose subnet contains the subnet of another peer. */
+  #wide: ReadonlySet<string> = new Set()
   /** The counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
 
-  constructor(filter: PeerFilter, guard: IpsecPolicies | UnreachableNetwork, connections: IpsecConnections) {
+  constructor({ filter, guard, connections, isUserspace, log }: IpsecParts) {
     super({ families: ['ipv4'], probeSource: {}, filters: [filter] })
     this.#filter = filter
     this.#guard = guard
     this.#connections = connections
+    this.#isUserspace = isUserspace
+    this.#log = log
+  }
+
+  /** True while a peer has no keys, because the kernel does not report when charon negotiates them. */
+  get unreported(): boolean {
+    return this.#withoutKeys() > 0
+  }
+
+  override carrier(): ReturnType<DataPath['carrier']> {
+    return this.#isUserspace ? { engine: 'none', features: [] } : super.carrier()
   }
 
   async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    this.#keys = await this.#connections.keys()
+    await this.#readKeys()
     const found = new Map<string, PathTraffic>()
-    for (const [key, peer] of this.#filter.peers()) {
+    for (const [key, peer] of this.#peers) {
       const counts = this.#keys.get(policyPeer(peer).subnet)
       if (counts) found.set(key, { ...counts, lastReceivedAt: undefined })
     }
@@ -120,8 +188,11 @@ class IpsecPath extends KernelPath {
   }
 
   override counters(): Readonly<Record<string, bigint>> {
-    const without = [...this.#filter.peers().values()].filter((peer) => !this.#keys.has(policyPeer(peer).subnet))
-    return { ...super.counters(), peers_without_keys: BigInt(without.length) }
+    const { peers_unusable: unusable = 0n } = super.counters()
+    return {
+      peers_unusable: unusable + BigInt(this.#wide.size),
+      peers_without_keys: BigInt(this.#withoutKeys()),
+    }
   }
 
   protected async setPeers(
@@ -130,26 +201,57 @@ class IpsecPath extends KernelPath {
     touched?: ReadonlySet<string>,
   ): Promise<void> {
     this.#filter.take(leases, ownKey, touched)
-    const peers = [...this.#filter.peers().values()].map(policyPeer)
+    this.#leaveOutWide()
+    const peers = [...this.#peers.values()].map(policyPeer)
     await this.#guard.apply(peers)
     await this.#connections.apply(peers)
   }
 
   protected async repair(): Promise<readonly string[]> {
     const repaired = [...(await this.#guard.resync()), ...(await this.#connections.resync())]
-    this.#keys = await this.#connections.keys()
+    await this.#readKeys()
     return repaired
   }
 
+  /** Lists the peers that have keys. Packets to a peer without keys are dropped. */
   protected listPeers(): readonly PathPeer[] {
-    return [...this.#filter.peers().values()]
-      .filter((peer) => this.#guard.isSet(policyPeer(peer)))
-      .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, way: 'kernel' as const } }))
+    const way = this.#isUserspace ? {} : { way: 'kernel' as const }
+    return [...this.#peers.values()]
+      .filter((peer) => this.#guard.isSet(policyPeer(peer)) && this.#keys.has(policyPeer(peer).subnet))
+      .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, ...way } }))
   }
 
   /** Like flanneld, weftd keeps the policies, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
   protected override async end(): Promise<void> {
     await this.#connections.close()
+  }
+
+  async #readKeys(): Promise<void> {
+    this.#keys = await this.#connections.keys()
+  }
+
+  #withoutKeys(): number {
+    return [...this.#peers.values()].filter((peer) => !this.#keys.has(policyPeer(peer).subnet)).length
+  }
+
+  /**
+   * Leaves out the peers whose subnet contains the subnet of another peer. The kernel prefers no policy of a smaller subnet, so such a lease
+   * would get the packets of other nodes.
+   */
+  #leaveOutWide(): void {
+    const peers = [...this.#filter.peers()]
+    const lengths = [...new Set(peers.map(([, peer]) => sideOf(peer, 'ipv4').subnet.prefixLength))]
+    const containing = new Set<string>()
+    for (const [, peer] of peers) {
+      const { address, prefixLength } = sideOf(peer, 'ipv4').subnet
+      for (const length of lengths) if (length < prefixLength) containing.add(formatNet(netAround(address, length)))
+    }
+    const wide = new Set(peers.flatMap(([key, peer]) => (containing.has(policyPeer(peer).subnet) ? [key] : [])))
+    for (const key of wide)
+      if (!this.#wide.has(key))
+        this.#log.warn(`Lease ${key} is not used: its subnet contains the subnet of another node`)
+    this.#wide = wide
+    this.#peers = new Map(peers.filter(([key]) => !wide.has(key)))
   }
 }
 

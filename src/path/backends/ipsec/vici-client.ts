@@ -6,6 +6,7 @@
 import { createConnection, type Socket } from 'node:net'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { limited } from '../../../host/bell.ts'
+import { createTurn } from '../../../host/turn.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
 /** The packet types (README.md, "Packet types"). */
@@ -38,6 +39,8 @@ export class ViciClient {
   #received: Buffer = Buffer.alloc(0)
   /** Receives the events of the running `stream`. */
   #onEvent: ((event: ViciSection) => void) | undefined
+  /** Runs the streams one after another, because an event does not tell which command it answers. */
+  readonly #inTurn = createTurn()
 
   private constructor(socket: Socket) {
     this.#socket = socket
@@ -87,19 +90,21 @@ export class ViciClient {
     return answer
   }
 
-  /** Sends a command that charon answers with events of this name, and returns the events. One stream runs at a time. */
-  async stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
-    const events: ViciSection[] = []
-    const { type } = await this.#send(EVENT_REGISTER, event)
-    if (type !== EVENT_CONFIRM) throw new WeftError('COMMAND', `charon does not know the event ${event}`)
-    this.#onEvent = (each) => events.push(each)
-    try {
-      await this.request(command, message)
-    } finally {
-      this.#onEvent = undefined
-      await this.#send(EVENT_UNREGISTER, event)
-    }
-    return events
+  /** Sends a command that charon answers with events of this name, and returns the events. */
+  stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
+    return this.#inTurn(async () => {
+      const events: ViciSection[] = []
+      const { type } = await this.#send(EVENT_REGISTER, event)
+      if (type !== EVENT_CONFIRM) throw new WeftError('COMMAND', `charon does not know the event ${event}`)
+      this.#onEvent = (each) => events.push(each)
+      try {
+        await this.request(command, message)
+      } finally {
+        this.#onEvent = undefined
+        await this.#send(EVENT_UNREGISTER, event)
+      }
+      return events
+    })
   }
 
   close(): void {
