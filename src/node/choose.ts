@@ -145,6 +145,9 @@ export async function createWithdrawing(
   return makeBackend(type, { config, external, startEngine: none, persistence, publishedBefore, run: runCommand, log })
 }
 
+/** Returns the functions that list and remove the connections of the backend ipsec in the charon that runs on this host. */
+export const charonOfHost = () => import('../path/backends/ipsec/leave-charon.ts')
+
 async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {
   const settings = readSettings(type, parts.config.backend)
   const create: (all: AllParts<T>) => Backend = await BACKENDS[type]()

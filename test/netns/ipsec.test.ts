@@ -7,7 +7,8 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { apart } from '../support/charon.ts'
+import { findCharon } from '../../src/path/backends/ipsec/charon.ts'
+import { apart, shared } from '../support/charon.ts'
 import { eventually } from '../support/event.ts'
 import { statusOf, subnetOf } from '../support/hosts.ts'
 import { CHARON, GCM, HOSTS, LIBIPSEC, needs, VICI } from '../support/needs.ts'
@@ -24,9 +25,9 @@ function configure(backend: object): void {
   const Backend = { Type: 'ipsec', PSK, ...backend }
   writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
 }
-const start = (host: Host): Daemon => host.startDaemon({ before: apart(lab), args: ['--lease-dir', folder] })
-async function ready(host: Host): Promise<Daemon> {
-  const daemon = start(host)
+const start = (host: Host, before = apart(lab)): Daemon => host.startDaemon({ before, args: ['--lease-dir', folder] })
+async function ready(host: Host, before = apart(lab)): Promise<Daemon> {
+  const daemon = start(host, before)
   await daemon.line(/flannel is ready/)
   return daemon
 }
@@ -127,6 +128,87 @@ describe('ipsec', () => {
     await again.line(/Removed the IPsec policy src /)
     await reach(podOne.namespace, podTwo.address)
     expect((await one.output(['ip', 'xfrm', 'policy'])).trim()).toBe('')
+  })
+
+  it('goes on after a hand-over and after a kill, although the charon of the earlier weftd ends', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const run = await shared(lab, one)
+    const [before] = [await ready(one, run), await ready(two)]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    let next: Daemon | undefined
+    const bytes = await captured(one, async () => {
+      next = await ready(one, run)
+      await before.line(/Ending: another weftd has taken over/)
+      await ended(before.process)
+      await pingText(podOne, podTwo.address)
+    })
+    expect(bytes.includes(TEXT)).toBe(false)
+    await reach(podOne.namespace, podTwo.address)
+    await reach(podTwo.namespace, podOne.address)
+    await charonOf(next!)
+    await next!.stop('SIGKILL')
+    const last = await ready(one, run)
+    await reach(podTwo.namespace, podOne.address)
+    await charonOf(last)
+  })
+
+  it('uses the charon of the host, keeps its keys over a restart, and takes a new PSK', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const runs = [await shared(lab, one), await shared(lab, two)] as const
+    const file = join(lab.folder, 'strongswan.conf')
+    const plugins = 'kernel-libipsec { load = yes }\nbypass-lan { load = no }'
+    writeFileSync(file, `include /etc/strongswan.conf\ncharon {\nplugins {\n${plugins}\n}\n}\n`)
+    for (const [at, host] of hosts.entries()) host.spawn([...runs[at]!, 'env', `STRONGSWAN_CONF=${file}`, findCharon()])
+    const swanctl = (...words: string[]): Promise<string> => one.output([...runs[0], 'swanctl', ...words])
+    await eventually(async () => expect(await swanctl('--stats')).toContain('uptime'))
+    const daemons = [await ready(one, runs[0]), await ready(two, runs[1])]
+    await daemons[0]!.line(/Using the charon daemon that runs on this host/)
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    const keys = async (): Promise<string> =>
+      [...(await swanctl('--list-sas', '--raw')).matchAll(/spi-(?:in|out)=\w+/g)].join(' ')
+    await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ programmed: 1 }))
+    const known = await keys()
+    expect(known).toContain('spi-in')
+    expect(await daemons[0]!.stop()).toBe(0)
+    await reach(podOne.namespace, podTwo.address)
+    const again = await ready(one, runs[0])
+    await again.line(/Loaded connection: /)
+    await reach(podOne.namespace, podTwo.address)
+    expect(await keys()).toBe(known)
+    expect(await again.stop()).toBe(0)
+
+    const weft = [...runs[0], process.execPath, join(packageRoot, 'bin/weft'), 'cleanup', '-f', one.subnetFile]
+    const cleaned = await one.run(weft)
+    expect([cleaned.stderr, cleaned.code]).toEqual(['', 0])
+    expect(cleaned.stdout).toMatch(/^removed the connection \S+ of charon$/m)
+    expect(await swanctl('--list-conns')).toBe('')
+    expect(await keys()).toBe('')
+  })
+
+  it('does not count a peer with another PSK as reached, and weft doctor finds it', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    await ready(one)
+    configure({ DataPath: 'userspace', PSK: 'another of tests'.repeat(6) })
+    await ready(two)
+    await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ stored: 1, programmed: 0 }))
+    expect((await statusOf(one)).dataPath).toMatchObject({ counters: { peers_without_keys: 1 } })
+    const doctor = await one.run([
+      process.execPath,
+      join(packageRoot, 'bin/weft'),
+      'doctor',
+      '-f',
+      one.subnetFile,
+      '--json',
+    ])
+    const { findings } = JSON.parse(doctor.stdout) as { findings: { name: string }[] }
+    const names = findings.map(({ name }) => name)
+    expect(names).toContain('peers-without-keys')
+    expect(names).not.toContain('peer-unusable')
   })
 
   it('refuses a short PSK with the words of flanneld', async () => {

@@ -3,7 +3,7 @@
 // The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the kernel carries the
 // packets, there is no device and no route, because the policies decide which packets are encrypted.
 
-import { WeftError } from '../../base/errors.ts'
+import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
@@ -17,6 +17,7 @@ import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { Charon, checkPrograms, isCharonRunning } from './ipsec/charon.ts'
 import { IpsecConnections, type PeerKeys } from './ipsec/connections.ts'
 import { canKernelCarryEsp } from './ipsec/kernel-esp.ts'
+import { leaveCharon } from './ipsec/leave-charon.ts'
 import { KernelPath } from './kernel-path.ts'
 
 const TYPE = 'ipsec'
@@ -67,6 +68,16 @@ export function createIpsecBackend({ config, settings, external: found, run, log
         open,
       },
     ],
+    async withdraw(_lease, signal) {
+      try {
+        const names = await leaveCharon([ipv4For(NEEDS, config).network], signal)
+        return names.map((name) => `the connection ${name} of charon`)
+      } catch (error) {
+        if (!isWeftError(error)) throw error
+        log.error(`The connections of charon stay: ${describeError(error)}`)
+        return []
+      }
+    },
   }
 
   /** Returns flanneld's MTU. charon always carries ESP packets in UDP datagrams, and its own device has a smaller MTU. */

@@ -62,15 +62,21 @@ function findProgram(name: string, folders: readonly string[]): string | undefin
     })
 }
 
-/** True if a process answers on charon's socket, so that weftd need not start charon. */
-export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
+/** Connects to the charon that runs on this host; undefined if no process answers on charon's socket. */
+export async function connectRunning(signal: AbortSignal): Promise<ViciClient | undefined> {
   try {
-    ;(await ViciClient.connect(SOCKET, signal)).close()
-    return true
+    return await ViciClient.connect(SOCKET, signal)
   } catch (error) {
     if (!isWeftError(error)) throw error
-    return false
+    return undefined
   }
+}
+
+/** True if a process answers on charon's socket, so that weftd need not start charon. */
+export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
+  const client = await connectRunning(signal)
+  client?.close()
+  return client !== undefined
 }
 
 export class Charon {
@@ -103,8 +109,9 @@ export class Charon {
   }
 
   static async #startOnce(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
-    if (await isCharonRunning(signal)) {
-      const charon = new Charon(await ViciClient.connect(SOCKET, signal), undefined, log)
+    const running = await connectRunning(signal)
+    if (running) {
+      const charon = new Charon(running, undefined, log)
       await charon.#checkPlugins(isUserspace, signal)
       log.info('Using the charon daemon that runs on this host')
       return charon

@@ -278,7 +278,7 @@ const keyPrefixOf = (network: Net): string => `weft-${formatNet(network)}-`
 const keyNameOf = (network: Net, host: string): string => `${keyPrefixOf(network)}${host}`
 
 /** Lists the connections in charon that weftd loaded for this network, now or in an earlier run. */
-async function connectionsIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
+export async function connectionsIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
   const { conns } = await client.request('get-conns')
   return new Set(listOf(conns).filter((name) => isOfNetwork(name, network)))
 }
