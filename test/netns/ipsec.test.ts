@@ -10,7 +10,7 @@ import { reach } from '../../lab/measure.ts'
 import { findCharon } from '../../src/path/backends/ipsec/charon.ts'
 import { apart, shared } from '../support/charon.ts'
 import { eventually } from '../support/event.ts'
-import { statusOf, subnetOf } from '../support/hosts.ts'
+import { doctor, statusOf, subnetOf } from '../support/hosts.ts'
 import { CHARON, GCM, HOSTS, LIBIPSEC, needs, VICI } from '../support/needs.ts'
 
 needs(HOSTS, 'ping', 'tcpdump', CHARON, VICI, LIBIPSEC, GCM)
@@ -197,16 +197,7 @@ describe('ipsec', () => {
     await ready(two)
     await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ stored: 1, programmed: 0 }))
     expect((await statusOf(one)).dataPath).toMatchObject({ counters: { peers_without_keys: 1 } })
-    const doctor = await one.run([
-      process.execPath,
-      join(packageRoot, 'bin/weft'),
-      'doctor',
-      '-f',
-      one.subnetFile,
-      '--json',
-    ])
-    const { findings } = JSON.parse(doctor.stdout) as { findings: { name: string }[] }
-    const names = findings.map(({ name }) => name)
+    const { names } = await doctor(one)
     expect(names).toContain('peers-without-keys')
     expect(names).not.toContain('peer-unusable')
   })
