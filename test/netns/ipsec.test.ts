@@ -21,11 +21,13 @@ let lab: Lab
 let hosts: readonly [Host, Host]
 let folder: string
 
-function configure(backend: object): void {
+function configure(backend: object, Network = '10.5.0.0/16'): void {
   const Backend = { Type: 'ipsec', PSK, ...backend }
-  writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
+  writeFileSync(join(folder, 'config'), JSON.stringify({ Network, Backend }))
 }
-const start = (host: Host, before = apart(lab)): Daemon => host.startDaemon({ before, args: ['--lease-dir', folder] })
+const env = { FLANNELD_ETCD_PASSWORD: 'of-the-store' }
+const start = (host: Host, before = apart(lab)): Daemon =>
+  host.startDaemon({ before, args: ['--lease-dir', folder], env })
 async function ready(host: Host, before = apart(lab)): Promise<Daemon> {
   const daemon = start(host, before)
   await daemon.line(/flannel is ready/)
@@ -91,6 +93,9 @@ describe('ipsec', () => {
     const name = `${one.address}-${subnetOf(one)}-${subnetOf(two)}-${two.address}`
     expect(daemons[0]!.lines.join('\n')).toContain(`Loaded connection: ${name}`)
 
+    const environment = readFileSync(`/proc/${await charonOf(daemons[0]!)}/environ`, 'utf8')
+    expect(environment).toContain('STRONGSWAN_CONF=')
+    expect(environment).not.toContain('of-the-store')
     const bytes = await captured(one, async () => {
       await pingText(podOne, podTwo.address)
       process.kill(await charonOf(daemons[0]!), 'SIGKILL')
@@ -154,7 +159,7 @@ describe('ipsec', () => {
     await charonOf(last)
   })
 
-  it('uses the charon of the host, keeps its keys over a restart, and takes a new PSK', async () => {
+  it('uses the charon of the host, and keeps its keys over a restart', async () => {
     configure({ DataPath: 'userspace' })
     const [one, two] = hosts
     const runs = [await shared(lab, one), await shared(lab, two)] as const
@@ -200,6 +205,30 @@ describe('ipsec', () => {
     const { names } = await doctor(one)
     expect(names).toContain('peers-without-keys')
     expect(names).not.toContain('peer-unusable')
+  })
+
+  it('names the program that uses the port of charon', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one] = hosts
+    const program = 'import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
+    const other = one.spawn([
+      'python3',
+      '-c',
+      `${program} s.bind(("0.0.0.0", 4500)); print("ready", flush=True); time.sleep(600)`,
+    ])
+    await new Promise((resolve) => other.stdout?.once('data', resolve))
+    const daemon = start(one)
+    await daemon.line(/UDP port 0\.0\.0\.0:4500 is taken by python3 \(pid \d+\)/)
+  })
+
+  it('refuses a network with the addresses of hosts if charon carries the packets', async () => {
+    configure({ DataPath: 'userspace' }, '192.168.0.0/16')
+    await start(hosts[0]).line(
+      /address 192\.168\.77\.1 is within the network, which the ipsec backend with "DataPath": "userspace"/,
+    )
+    configure({ DataPath: 'kernel' }, '192.168.0.0/16')
+    await ready(hosts[1])
+    await hosts[1].output(['ping', '-c', '1', '-W', '2', hosts[0].address])
   })
 
   it('refuses a short PSK with the words of flanneld', async () => {

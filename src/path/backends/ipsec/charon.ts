@@ -10,12 +10,17 @@ import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import { limited, pause } from '../../../host/bell.ts'
 import { childEnvironment, packageOf } from '../../../host/command.ts'
+import { ownerOfSockets, socketsAt, tryUdpPort } from '../../../host/udp-ports.ts'
 import { ViciClient } from './vici-client.ts'
 
 /** The socket of charon's control protocol; the default of strongSwan, which flanneld uses. */
 const SOCKET = '/var/run/charon.vici'
 /** The folders that flanneld searches for the program after PATH. */
 const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongswan', '/usr/libexec/ipsec']
+/** charon's UDP ports: the exchange of keys, and the exchange and the ESP packets through NAT. */
+const PORTS = [500, 4500]
+/** The variables of weftd's environment that charon gets. The others may hold secrets of weftd, such as the password of the store. */
+const VARIABLES = ['LANG', 'TZ', 'LD_LIBRARY_PATH', 'OPENSSL_CONF', 'OPENSSL_MODULES', 'LEAK_DETECTIVE_DISABLE']
 /** The program that lets charon end with weftd. */
 const STARTER = 'setpriv'
 /** strongSwan's configuration by distribution. */
@@ -116,6 +121,7 @@ export class Charon {
       log.info('Using the charon daemon that runs on this host')
       return charon
     }
+    await requirePorts()
     const child = await startProcess(isUserspace, log)
     try {
       const client = await untilAnswering(child, signal)
@@ -170,13 +176,37 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProces
   // charon ends with weftd, as flanneld's does, even if weftd is killed.
   const child = spawn(STARTER, ['--pdeathsig', 'TERM', program], {
     stdio: ['ignore', 'inherit', 'inherit'],
-    env: childEnvironment({ STRONGSWAN_CONF: file }),
+    env: environmentOf(file),
   })
   child.once('error', (error) => log.error(`Error starting charon daemon: ${messageOf(error)}`))
   child.once('close', () => {
     rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
   })
   return child
+}
+
+function environmentOf(file: string): NodeJS.ProcessEnv {
+  const whole = childEnvironment()
+  const kept = ['PATH', ...VARIABLES].filter((name) => whole[name] !== undefined)
+  return { ...Object.fromEntries(kept.map((name) => [name, whole[name]])), STRONGSWAN_CONF: file }
+}
+
+/** Throws WeftError if charon could not open its ports. charon itself then runs without them, and never gets keys. */
+async function requirePorts(): Promise<void> {
+  for (const port of PORTS) {
+    const code = await tryUdpPort('ipv4', '0.0.0.0', port)
+    if (code === 'EACCES')
+      throw new WeftError('PERMISSION', `charon may not use UDP port ${port}`, {
+        remedy: 'grant CAP_NET_BIND_SERVICE, or run charon as a service of its own',
+      })
+    if (code !== 'EADDRINUSE') continue
+    const sockets = await socketsAt('ipv4', '0.0.0.0', port)
+    const owner = await ownerOfSockets(new Set(sockets.map(({ inode }) => inode)))
+    const by = owner === undefined ? '' : ` by ${owner}`
+    throw new WeftError('PORT_IN_USE', `UDP port 0.0.0.0:${port} is taken${by}`, {
+      remedy: `stop the program that \`ss -ulnp sport = :${port}\` shows, because the ipsec backend needs the port`,
+    })
+  }
 }
 
 /** Returns a strongswan.conf that includes the host's own. A later section overrides an earlier one. */
