@@ -159,6 +159,26 @@ describe('ipsec', () => {
     await charonOf(last)
   })
 
+  it('starts charon again if charon hangs, and reports its own status meanwhile', { timeout: 60_000 }, async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const [daemon] = [await ready(one), await ready(two)]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    const pid = await charonOf(daemon)
+    process.kill(pid, 'SIGSTOP')
+    const began = performance.now()
+    expect((await statusOf(one)).state).toBe('working')
+    expect(performance.now() - began).toBeLessThan(5_000)
+    await daemon.line(
+      /^E.*\] strongSwan's charon does not answer: no answer to \S+ within 10 s; starting it again/,
+      20_000,
+    )
+    await daemon.line(/Charon daemon started/)
+    await reach(podOne.namespace, podTwo.address)
+    expect(await charonOf(daemon)).not.toBe(pid)
+  })
+
   it('uses the charon of the host, and keeps its keys over a restart', async () => {
     configure({ DataPath: 'userspace' })
     const [one, two] = hosts

@@ -50,6 +50,12 @@ export class FakeCharon {
     this.#sockets.clear()
   }
 
+  /** Reports to all clients that the keys with a peer changed. */
+  report(): void {
+    const event = Buffer.concat([Buffer.from('\x0cchild-updown', 'latin1'), encodeMessage({ up: 'yes' })])
+    for (const socket of this.#sockets) send(socket, 7, event)
+  }
+
   close(): void {
     this.hangUp()
     this.#server.close()

@@ -67,6 +67,8 @@ export class IpsecConnections {
   #loaded: Loaded | undefined
   /** The running charon; undefined while it is started again. */
   #charon: Charon | undefined
+  /** Called after charon has negotiated or deleted keys, or was started again. */
+  #changed: () => void = () => {}
   /** Ends when `close` was called. */
   #running: Promise<void> = Promise.resolve()
 
@@ -79,12 +81,18 @@ export class IpsecConnections {
   async open(signal: AbortSignal): Promise<void> {
     this.#charon = await this.#options.start(signal)
     try {
+      await this.#listen(this.#charon)
       await this.#load(true)
     } catch (error) {
       await this.#charon.stop()
       throw error
     }
     this.#running = this.#run()
+  }
+
+  /** Has `changed` called whenever `keys` may return other peers. */
+  watch(changed: () => void): void {
+    this.#changed = changed
   }
 
   /** Makes charon's connections equal to these peers. A failure is logged, and tried again by `resync`. */
@@ -124,6 +132,7 @@ export class IpsecConnections {
     const { signal } = this.#closing
     const closed = new Promise<undefined>((resolve) => signal.addEventListener('abort', () => resolve(undefined)))
     let ms = FIRST_RETRY_MS
+    let startedAt = performance.now()
     while (!signal.aborted) {
       const why = await Promise.race([this.#charon?.client.ended, closed])
       if (signal.aborted) return
@@ -131,18 +140,29 @@ export class IpsecConnections {
         this.#options.log.error(`${messageOf(why)}; starting it again`)
         await this.#charon.stop()
         this.#charon = undefined
+        this.#changed()
+        // A charon that ends soon after each start must not be started in a tight loop.
+        const isOld = performance.now() - startedAt > LONGEST_RETRY_MS
+        ms = isOld ? FIRST_RETRY_MS : Math.min(2 * ms, LONGEST_RETRY_MS)
       }
       try {
         await pause(signal, ms)
         this.#charon = await this.#options.start(signal)
+        await this.#listen(this.#charon)
+        startedAt = performance.now()
         await this.#load(true)
-        ms = FIRST_RETRY_MS
       } catch (error) {
         if (signal.aborted) return
         ms = Math.min(2 * ms, LONGEST_RETRY_MS)
         this.#calm.error(`Error starting charon daemon, trying again: ${describeError(error)}`)
       }
     }
+  }
+
+  /** Has charon report each change of keys. Without these reports the regular checks find the changes. */
+  async #listen({ client }: Charon): Promise<void> {
+    await client.listen('child-updown', () => this.#changed()).catch(() => {})
+    this.#changed()
   }
 
   /**
@@ -157,8 +177,8 @@ export class IpsecConnections {
         return await this.#loadInto(charon, isCheck)
       } catch (error) {
         if (!isWeftError(error)) throw error
-        if (!this.#closing.signal.aborted)
-          this.#calm.error(`error loading connection into IKE daemon: ${describeError(error)}`)
+        // If the connection to charon has ended, `#run` logs that.
+        if (charon.client.isOpen) this.#calm.error(`error loading connection into IKE daemon: ${describeError(error)}`)
         return []
       }
     })

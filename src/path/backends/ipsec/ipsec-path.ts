@@ -2,6 +2,7 @@
 
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
+import { withLatePromise } from '../../../host/bell.ts'
 import { formatAddress, formatNet, netAround, netContains, type Net } from '../../../net/address.ts'
 import type { DataPath, PathPeer, PathTraffic } from '../../contract.ts'
 import type { IpsecPolicies, PolicyPeer } from '../../device/ipsec-policies.ts'
@@ -9,6 +10,11 @@ import type { UnreachableNetwork } from '../../device/unreachable-network.ts'
 import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import type { IpsecConnections, PeerKeys } from './connections.ts'
+
+/** How long the status waits for charon's counts, in ms. Afterwards it shows the last known counts. */
+const COUNT_MS = 500
+/** The pause before charon's reports of changed keys are handled, in ms. Such reports come in bursts. */
+const SETTLE_MS = 100
 
 interface FilterParts {
   readonly lease: OwnLease
@@ -57,6 +63,10 @@ export class IpsecPath extends KernelPath {
   #wide: ReadonlySet<string> = new Set()
   /** The counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
+  /** Runs while a report of changed keys waits to be handled. */
+  #settling: NodeJS.Timeout | undefined
+  /** The running request for the counts. Several callers wait for one request. */
+  #reading: Promise<void> | undefined
 
   constructor({ filter, guard, connections, isUserspace, log }: IpsecParts) {
     super({ families: ['ipv4'], probeSource: {}, filters: [filter] })
@@ -65,6 +75,12 @@ export class IpsecPath extends KernelPath {
     this.#connections = connections
     this.#isUserspace = isUserspace
     this.#log = log
+    connections.watch(() => {
+      this.#settling ??= setTimeout(() => {
+        this.#settling = undefined
+        void this.#readKeys()
+      }, SETTLE_MS)
+    })
   }
 
   /** True while a peer has no keys, because the kernel does not report when charon negotiates them. */
@@ -77,7 +93,7 @@ export class IpsecPath extends KernelPath {
   }
 
   async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    await this.#readKeys()
+    await withLatePromise(COUNT_MS, (late) => Promise.race([this.#readKeys(), late]))
     const found = new Map<string, PathTraffic>()
     for (const [key, peer] of this.#peers) {
       const counts = this.#keys.get(policyPeer(peer).subnet)
@@ -123,10 +139,15 @@ export class IpsecPath extends KernelPath {
   /** Like flanneld, weftd keeps the policies, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
   protected override async end(): Promise<void> {
     await this.#connections.close()
+    clearTimeout(this.#settling)
   }
 
-  async #readKeys(): Promise<void> {
-    this.#keys = await this.#connections.keys()
+  #readKeys(): Promise<void> {
+    this.#reading ??= this.#connections
+      .keys()
+      .then((keys) => void (this.#keys = keys))
+      .finally(() => (this.#reading = undefined))
+    return this.#reading
   }
 
   #withoutKeys(): number {

@@ -8,6 +8,7 @@ import { IpsecConnections } from '../../../../../src/path/backends/ipsec/connect
 import { createFilter, IpsecPath } from '../../../../../src/path/backends/ipsec/ipsec-path.ts'
 import { ViciClient } from '../../../../../src/path/backends/ipsec/vici-client.ts'
 import { IpsecPolicies } from '../../../../../src/path/device/ipsec-policies.ts'
+import { eventually } from '../../../../support/event.ts'
 import { FakeCharon } from '../../../../support/fake-charon.ts'
 
 const OWN = { subnet: '10.5.1.0/24', host: '192.0.2.1' }
@@ -85,6 +86,24 @@ it('lists only the peers with keys, and asks to be checked often while keys are 
   negotiate()
   await path.resync()
   expect([path.peers().length, path.unreported]).toEqual([0, true])
+})
+
+it('lists a peer as soon as charon reports its keys', async () => {
+  await apply(leaseOf('10.5.2.0/24', '192.0.2.2'))
+  expect(path.peers()).toEqual([])
+  negotiate(['10.5.2.0/24', '192.0.2.2'])
+  charon.report()
+  await eventually(() => expect(path.peers()).toHaveLength(1))
+})
+
+it('reports the last known counts while charon hangs', async () => {
+  negotiate(['10.5.2.0/24', '192.0.2.2'])
+  await apply(leaseOf('10.5.2.0/24', '192.0.2.2'))
+  const known = await path.traffic()
+  expect(known.size).toBe(1)
+  charon.silent = /^list-sas/
+  expect(await path.traffic()).toEqual(known)
+  expect(path.peers()).toHaveLength(1)
 })
 
 it.each(['10.5.0.0/16', '10.5.0.0/23'])("refuses a lease of %s, which contains this node's subnet", async (subnet) => {
