@@ -61,6 +61,13 @@ async function captured(host: Host, act: () => Promise<unknown>): Promise<Buffer
 }
 const pingText = (from: Pod, to: string): Promise<unknown> =>
   execute(['ip', 'netns', 'exec', from.namespace, 'ping', '-c', '5', '-i', '0.2', '-W', '1', '-p', PATTERN, to])
+/** Sends packets to a container of another host from a container and from the host, whole and as fragments. */
+async function everyWay(host: Host, from: Pod, to: string): Promise<void> {
+  const words = ['-c', '2', '-i', '0.2', '-W', '1', '-p', PATTERN]
+  for (const namespace of [from.namespace, host.namespace])
+    for (const size of ['56', '4000'])
+      await execute(['ip', 'netns', 'exec', namespace, 'ping', ...words, '-s', size, to]).catch(() => {})
+}
 
 /** The pid of the charon that a daemon started. */
 async function charonOf(daemon: Daemon): Promise<number> {
@@ -118,7 +125,7 @@ describe('ipsec', () => {
     expect(policies).toContain('proto esp reqid 11 mode tunnel')
     await one.output(['ip', 'xfrm', 'policy', 'deleteall'])
     await daemons[0]!.line(/the IPsec policy src \S+ dst \S+ dir out was gone/)
-    const bytes = await captured(one, () => pingText(podOne, podTwo.address))
+    const bytes = await captured(one, () => everyWay(one, podOne, podTwo.address))
     expect(bytes.includes(TEXT)).toBe(false)
     // Packets between containers of one host, and between them and the host, pass the policies.
     const other = await one.startPod()
@@ -133,6 +140,21 @@ describe('ipsec', () => {
     await again.line(/Removed the IPsec policy src /)
     await reach(podOne.namespace, podTwo.address)
     expect((await one.output(['ip', 'xfrm', 'policy'])).trim()).toBe('')
+  })
+
+  it('sends nothing unencrypted to a peer without keys while charon carries the packets or is gone', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const [daemon, other] = [await ready(one), await ready(two)]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    const encrypted = await captured(one, () => everyWay(one, podOne, podTwo.address))
+    expect(encrypted.length).toBeGreaterThan(4_000)
+    expect(encrypted.includes(TEXT)).toBe(false)
+    await other.stop('SIGKILL')
+    expect((await captured(one, () => everyWay(one, podOne, podTwo.address))).includes(TEXT)).toBe(false)
+    await daemon.stop()
+    expect((await captured(one, () => everyWay(one, podOne, podTwo.address))).includes(TEXT)).toBe(false)
   })
 
   it('goes on after a hand-over and after a kill, although the charon of the earlier weftd ends', async () => {

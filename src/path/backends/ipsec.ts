@@ -61,7 +61,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       {
         families: ['ipv4'],
         mtu: mtuOf(),
-        external: { families: ['ipv4'], isBound: true, isByName: false },
+        external: { families: ['ipv4'], isBound: true },
         watched: POLICY_CHANGES,
         open,
       },

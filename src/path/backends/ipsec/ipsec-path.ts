@@ -4,7 +4,7 @@ import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
 import { withLatePromise } from '../../../host/bell.ts'
 import { formatAddress, formatNet, netAround, netContains, type Net } from '../../../net/address.ts'
-import type { DataPath, PathPeer, PathTraffic } from '../../contract.ts'
+import type { Counting, DataPath, PathPeer, PathTraffic } from '../../contract.ts'
 import type { IpsecPolicies, PolicyPeer } from '../../device/ipsec-policies.ts'
 import type { UnreachableNetwork } from '../../device/unreachable-network.ts'
 import { PeerFilter } from '../../tunnel/peer-filter.ts'
@@ -15,6 +15,8 @@ import type { IpsecConnections, PeerKeys } from './connections.ts'
 const COUNT_MS = 500
 /** The pause before charon's reports of changed keys are handled, in ms. Such reports come in bursts. */
 const SETTLE_MS = 100
+/** The interval at which the keys are read again while a peer lacks keys, in ms. charon leaves out a peer whose keys it is just changing. */
+const AGAIN_MS = 5_000
 
 interface FilterParts {
   readonly lease: OwnLease
@@ -49,7 +51,8 @@ interface IpsecParts {
   readonly log: Log
 }
 
-export class IpsecPath extends KernelPath {
+export class IpsecPath extends KernelPath implements Counting {
+  readonly counting: Counting = this
   readonly #filter: PeerFilter
   /** Refuses unencrypted packets of the network. */
   readonly #guard: IpsecPolicies | UnreachableNetwork
@@ -63,8 +66,11 @@ export class IpsecPath extends KernelPath {
   #wide: ReadonlySet<string> = new Set()
   /** The counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
-  /** Runs while a report of changed keys waits to be handled. */
-  #settling: NodeJS.Timeout | undefined
+  /** Runs until the keys are read again. */
+  #timer: NodeJS.Timeout | undefined
+  /** The time at which `#timer` ends, in ms of performance.now(). */
+  #readAt = 0
+  #isClosed = false
   /** The running request for the counts. Several callers wait for one request. */
   #reading: Promise<void> | undefined
 
@@ -75,17 +81,7 @@ export class IpsecPath extends KernelPath {
     this.#connections = connections
     this.#isUserspace = isUserspace
     this.#log = log
-    connections.watch(() => {
-      this.#settling ??= setTimeout(() => {
-        this.#settling = undefined
-        void this.#readKeys()
-      }, SETTLE_MS)
-    })
-  }
-
-  /** True while a peer has no keys, because the kernel does not report when charon negotiates them. */
-  get unreported(): boolean {
-    return this.#withoutKeys() > 0
+    connections.watch(() => this.#readSoon(SETTLE_MS))
   }
 
   override carrier(): ReturnType<DataPath['carrier']> {
@@ -138,16 +134,32 @@ export class IpsecPath extends KernelPath {
 
   /** Like flanneld, weftd keeps the policies, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
   protected override async end(): Promise<void> {
+    this.#isClosed = true
+    clearTimeout(this.#timer)
     await this.#connections.close()
-    clearTimeout(this.#settling)
   }
 
   #readKeys(): Promise<void> {
     this.#reading ??= this.#connections
       .keys()
-      .then((keys) => void (this.#keys = keys))
+      .then((keys) => {
+        this.#keys = keys
+        if (this.#withoutKeys() > 0) this.#readSoon(AGAIN_MS)
+      })
       .finally(() => (this.#reading = undefined))
     return this.#reading
+  }
+
+  /** Reads the keys in `ms` milliseconds, or earlier if that is already planned. */
+  #readSoon(ms: number): void {
+    const at = performance.now() + ms
+    if (this.#isClosed || (this.#timer && this.#readAt <= at)) return
+    clearTimeout(this.#timer)
+    this.#readAt = at
+    this.#timer = setTimeout(() => {
+      this.#timer = undefined
+      void this.#readKeys()
+    }, ms)
   }
 
   #withoutKeys(): number {
