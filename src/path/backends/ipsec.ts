@@ -4,10 +4,11 @@
 // packets, there is no device and no route, because the policies decide which packets are encrypted.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { formatAddress, formatNet, netContains } from '../../net/address.ts'
+import { formatAddress, formatNet, netContains, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { IpsecPolicies, POLICY_CHANGES, removePolicies } from '../device/ipsec-policies.ts'
@@ -66,16 +67,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
         open,
       },
     ],
-    async withdraw(_lease, signal) {
-      try {
-        const names = await leaveCharon([ipv4For(NEEDS, config).network], signal)
-        return names.map((name) => `the connection ${name} of charon`)
-      } catch (error) {
-        if (!isWeftError(error)) throw error
-        log.error(`The connections of charon stay: ${describeError(error)}`)
-        return []
-      }
-    },
+    withdraw: (_lease, signal) => withdraw(ipv4For(NEEDS, config).network, log, signal),
   }
 
   /** Returns flanneld's MTU. charon always carries ESP packets in UDP datagrams, and its own device has a smaller MTU. */
@@ -131,5 +123,16 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     await connections.open(signal)
     const filter = createFilter(TYPE, { lease, network, log })
     return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })
+  }
+}
+
+/** Removes what the charon of this host still has of this network. Returns the removed things in words. A failure is logged. */
+async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<readonly string[]> {
+  try {
+    return (await leaveCharon([network], signal)).map((name) => `the connection ${name} of charon`)
+  } catch (error) {
+    if (!isWeftError(error)) throw error
+    log.error(`The connections of charon stay: ${describeError(error)}`)
+    return []
   }
 }

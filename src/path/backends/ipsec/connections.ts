@@ -194,7 +194,7 @@ export class IpsecConnections {
     await this.#loadKeys(loaded)
     // The connections of an earlier run stay until the peers are known.
     if (!this.#wanted) return []
-    for (const name of [...loaded.connections])
+    for (const name of loaded.connections)
       if (!this.#wanted.has(name)) {
         await unload(client, name)
         loaded.connections.delete(name)
@@ -245,7 +245,7 @@ export class IpsecConnections {
       hosts.add(host)
       log.info(`Loaded shared key for: ${host}`)
     }
-    for (const host of [...hosts]) {
+    for (const host of hosts) {
       if (wanted.has(host)) continue
       await client.request('unload-shared', { id: keyNameOf(network, host) })
       hosts.delete(host)
