@@ -266,7 +266,7 @@ describe('ipsec', () => {
   it('refuses a network with the addresses of hosts if charon carries the packets', async () => {
     configure({ DataPath: 'userspace' }, '192.168.0.0/16')
     await start(hosts[0]).line(
-      /address 192\.168\.77\.1 is within the network, which the ipsec backend with "DataPath": "userspace"/,
+      /192\.168\.77\.1 of this host is within the network, and "DataPath": "userspace" would cut off the host/,
     )
     configure({ DataPath: 'kernel' }, '192.168.0.0/16')
     await ready(hosts[1])

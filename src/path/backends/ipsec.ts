@@ -88,12 +88,16 @@ export function createIpsecBackend({ config, settings, external: found, run, log
    */
   function checkHosts(): void {
     if (!hasHosts()) return
-    const where = `this host's address ${formatAddress(ipv4For(NEEDS, external.publicIp))} is within the network`
+    const host = formatAddress(ipv4For(NEEDS, external.publicIp))
     if (isUserspace)
-      throw new WeftError('CONFIG', `${where}, which the ${TYPE} backend with "DataPath": "userspace" cannot carry`, {
-        remedy: 'choose a network that contains no address of a host',
-      })
-    log.warn(`${where}: packets of this host itself to containers of other nodes can leave unencrypted`)
+      throw new WeftError(
+        'CONFIG',
+        `${host} of this host is within the network, and "DataPath": "userspace" would cut off the host`,
+        { remedy: 'choose a network that contains no address of a host' },
+      )
+    log.warn(
+      `${host} of this host is within the network: packets of the host itself to other nodes' containers can leave unencrypted`,
+    )
   }
 
   async function open(lease: OwnLease, _leases: ReadonlyMap<string, Lease>, signal: AbortSignal): Promise<DataPath> {

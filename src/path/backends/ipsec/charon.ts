@@ -202,8 +202,9 @@ async function requirePorts(): Promise<void> {
     if (code !== 'EADDRINUSE') continue
     const sockets = await socketsAt('ipv4', '0.0.0.0', port)
     const owner = await ownerOfSockets(new Set(sockets.map(({ inode }) => inode)))
+    const where = `0.0.0.0:${port}`
     const by = owner === undefined ? '' : ` by ${owner}`
-    throw new WeftError('PORT_IN_USE', `UDP port 0.0.0.0:${port} is taken${by}`, {
+    throw new WeftError('PORT_IN_USE', `UDP port ${where} is taken${by}`, {
       remedy: `stop the program that \`ss -ulnp sport = :${port}\` shows, because the ipsec backend needs the port`,
     })
   }

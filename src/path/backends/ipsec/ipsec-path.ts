@@ -178,10 +178,9 @@ export class IpsecPath extends KernelPath implements Counting {
       const { address, prefixLength } = sideOf(peer, 'ipv4').subnet
       for (const length of lengths) if (length < prefixLength) containing.add(formatNet(netAround(address, length)))
     }
+    const why = 'its subnet contains the subnet of another node'
     const wide = new Set(peers.flatMap(([key, peer]) => (containing.has(policyPeer(peer).subnet) ? [key] : [])))
-    for (const key of wide)
-      if (!this.#wide.has(key))
-        this.#log.warn(`Lease ${key} is not used: its subnet contains the subnet of another node`)
+    for (const key of wide) if (!this.#wide.has(key)) this.#log.warn(`Lease ${key} is not used: ${why}`)
     this.#wide = wide
     this.#peers = new Map(peers.filter(([key]) => !wide.has(key)))
   }
