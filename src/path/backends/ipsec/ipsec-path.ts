@@ -180,11 +180,13 @@ export class IpsecPath extends KernelPath implements Counting {
     }
     const why = 'its subnet contains the subnet of another node'
     const wide = new Set(peers.flatMap(([key, peer]) => (containing.has(policyPeer(peer).subnet) ? [key] : [])))
-    for (const key of wide) if (!this.#wide.has(key)) this.#log.warn(`Lease ${key} is not used: ${why}`)
+    for (const key of wide) if (!this.#wide.has(key)) this.#log.warn(`${unused(key)}: ${why}`)
     this.#wide = wide
     this.#peers = new Map(peers.filter(([key]) => !wide.has(key)))
   }
 }
+
+const unused = (key: string): string => `Lease ${key} is not used`
 
 function policyPeer(peer: Lease): PolicyPeer {
   const { subnet, host } = sideOf(peer, 'ipv4')
