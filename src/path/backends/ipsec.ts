@@ -55,7 +55,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       carryIpv4Alone(NEEDS, config, log)
       if (!(await isCharonRunning(signal))) checkPrograms()
       isUserspace = await choose()
-      checkHosts()
+      if (hasHosts()) checkHost(formatAddress(ipv4For(NEEDS, external.publicIp)), isUserspace, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },
     plan: () => [
@@ -80,24 +80,6 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   function hasHosts(): boolean {
     const { network } = ipv4For(NEEDS, config)
     return netContains(network, ipv4For(NEEDS, external.publicIp))
-  }
-
-  /**
-   * Throws WeftError CONFIG if hosts have addresses within the network and charon carries the packets, because the unreachable route would
-   * cut off the hosts.
-   */
-  function checkHosts(): void {
-    if (!hasHosts()) return
-    const host = formatAddress(ipv4For(NEEDS, external.publicIp))
-    if (isUserspace)
-      throw new WeftError(
-        'CONFIG',
-        `${host} of this host is within the network, and "DataPath": "userspace" would cut off the host`,
-        { remedy: 'choose a network that contains no address of a host' },
-      )
-    log.warn(
-      `${host} of this host is within the network: packets of the host itself to other nodes' containers can leave unencrypted`,
-    )
   }
 
   async function open(lease: OwnLease, _leases: ReadonlyMap<string, Lease>, signal: AbortSignal): Promise<DataPath> {
@@ -139,4 +121,20 @@ async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<re
     log.error(`The connections of charon stay: ${describeError(error)}`)
     return []
   }
+}
+
+/**
+ * Warns of a host address within the network. Throws WeftError CONFIG if charon carries the packets, because the unreachable route would
+ * then cut off the hosts.
+ */
+function checkHost(host: string, isUserspace: boolean, log: Log): void {
+  if (isUserspace)
+    throw new WeftError(
+      'CONFIG',
+      `${host} of this host is within the network, and "DataPath": "userspace" would cut off the host`,
+      { remedy: 'choose a network that contains no address of a host' },
+    )
+  log.warn(
+    `${host} of this host is within the network: packets of the host itself to other nodes' containers can leave unencrypted`,
+  )
 }
