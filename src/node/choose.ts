@@ -145,7 +145,10 @@ export async function createWithdrawing(
 }
 
 /** Returns the functions that list and remove the connections of the backend ipsec in the charon that runs on this host. */
-export const charonOfHost = () => import('../path/backends/ipsec/leave-charon.ts')
+export async function charonOfHost() {
+  const { leaveCharon, listConnections } = await import('../path/backends/ipsec/leave-charon.ts')
+  return { leaveCharon, listConnections }
+}
 
 async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {
   const settings = readSettings(type, parts.config.backend)
