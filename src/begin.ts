@@ -45,7 +45,8 @@ export async function runDaemon(
   events: Events = createEvents(),
 ): Promise<never> {
   setMaxListeners(0, stopping.signal) // each loop adds a listener, and so does each command that it runs
-  // After a successor has taken over, the process stays and waits, because the service manager decides when its unit stops.
+  // After a successor has taken over, do not report to the service manager that weftd stops. This process stays and
+  // waits, because the service manager decides when its unit stops.
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
@@ -71,7 +72,7 @@ function handoverParts(start: Start, kept: readonly number[]): HandoverParts<Res
   const store = storeNameOf(options)
   const calm = seldom(log)
   let left = kept
-  // Errors are ignored here, because the loop that maintains the file logs them.
+  // Writes the file of the last known state. Ignores errors, because the loop that maintains that file logs them.
   const write = async (): Promise<void> => {
     if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
   }
@@ -188,14 +189,15 @@ async function resume(
     })
   } catch (error) {
     stopping.signal.throwIfAborted()
-    // The file has a placeholder in place of a pre-shared key, and the backend rejects the placeholder.
+    // The file of the last known state has a placeholder in place of a pre-shared key. The backend rejects the
+    // placeholder.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
       log.info(
         'The network configuration has a secret, which is only in the store; no packets pass until the store answers',
       )
       return 'nothing'
     }
-    // This also covers a file whose content is invalid.
+    // This warning also covers a file of the last known state whose content is invalid.
     log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {

@@ -155,7 +155,7 @@ export const whileForwarding = <T>(
     { log, signal, isForwarding: () => ownership.dataPath !== undefined },
   )
 
-/** Returns a function that publishes the reason why this process waits; it is used until the node exists. */
+/** Returns a function that publishes the reason why this process waits, as long as the node does not exist. */
 function publisher(
   { stopping, notifier, ownership }: Start,
   manager: NodeParts['manager'],
@@ -250,7 +250,8 @@ export async function runNode(
 ): Promise<never> {
   const { backend, health, log, signal } = parts
   const { ownership, handover } = before
-  // A program such as `ip` that does not answer in time is waited for, because an overloaded host is not a mistake of an operator.
+  // Wait for a program such as `ip` that does not answer in time, because an overloaded host is not a mistake of an
+  // operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
   const attrs = await answered(() => backend.prepare(signal))
   const predecessor = await handover.predecessor()
@@ -273,7 +274,8 @@ export async function runNode(
   const clear = () => clearEarlier(parts, lease, attrsEarlier)
   const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before, clear)).catch(
     async (error: unknown) => {
-      // Another program may have taken a port since the check.
+      // Another program may have taken a UDP port since weftd checked it. In that case return the new lease to the
+      // store if no other process uses it.
       const isUnused = !ownership.dataPath && !handover.isOnLoan && !ownership.hasSuccessor
       const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
       if (isUseless) await giveNewLeaseBack(parts, lease)
@@ -298,7 +300,8 @@ export async function runNode(
     log.info('Running backend.')
     return await runLoops(node, stopping, ESSENTIAL, OBSERVING)
   } catch (error) {
-    // A successor that has met this process may already use the lease.
+    // Do not give the new lease back if a successor has connected to this process, because the successor may already
+    // use the lease.
     const isUnused = !node.isPublished && ownership.isOurs && !ownership.hasSuccessor
     isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     stopping.abort(error) // so that no successor borrows a data path that is about to end

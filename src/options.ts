@@ -159,7 +159,10 @@ export const interfaceWishes = (options: DaemonOptions) => ({
 /** klog's flags that weftd accepts and ignores, because units and manifests may contain them. */
 export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
 
-/** Checks that `--without` names only features that the native engine has. Throws WeftError USAGE for any other name. */
+/**
+ * Checks that `--without` names only features that the native engine supports. Throws WeftError USAGE for any other
+ * name.
+ */
 export function checkFeatures({ without, engine }: DaemonOptions, features: readonly string[]): void {
   const unknown = without.find((name) => !features.includes(name))
   if (unknown !== undefined) {

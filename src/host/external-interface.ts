@@ -49,7 +49,10 @@ const HOLD_MS = 5_000
 
 export interface ExternalInterface {
   readonly name: string
-  /** The kernel's index of the interface, which stays the same if the interface is renamed; left out if it is not known. */
+  /**
+   * The kernel's index of the interface, which stays the same if the interface is renamed; left out if the index is not
+   * known.
+   */
   readonly index?: number
   readonly mtu: number
   /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
@@ -69,7 +72,7 @@ export interface ExternalInterface {
   readonly hold?: AddressHold
 }
 
-/** The knowledge that a starting node has about its earlier runs. */
+/** The facts that a starting node knows about its earlier runs. */
 export interface Earlier {
   /**
    * Returns the addresses that this node used or published in earlier runs, the most certain first. It is called only if the interface
@@ -94,12 +97,18 @@ export class AddressHold {
     for (const address of listed(home)) this.#home[familyOf(address)] = address
   }
 
-  /** Returns the address to which the node returns as soon as the interface has that address again; undefined if there is none. */
+  /**
+   * Returns the address to which the node returns as soon as the interface has that address again. Returns undefined if
+   * there is no such address.
+   */
   home(family: Family): Address | undefined {
     return this.#home[family]
   }
 
-  /** Makes `address` the one to which the node returns, because it is better than the address with which the node started. */
+  /**
+   * Makes `address` the address to which the node returns, because it is better than the address with which the node
+   * started.
+   */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
   }
@@ -109,8 +118,8 @@ export class AddressHold {
   }
 
   /**
-   * Records that the interface lacks an address of the node. Returns true if the address has been missing for HOLD_MS, so that the node
-   * must use another one.
+   * Records that the interface lacks an address of the node. Returns true if the address has been missing for HOLD_MS,
+   * so that the node must use another address.
    */
   isGoneForGood(address: Address): boolean {
     const now = performance.now()
@@ -154,7 +163,10 @@ interface Host {
 /** An interface that fits one of the operator's flags, and the addresses that the flag determines. */
 interface Found {
   readonly link: Link
-  /** The addresses that the flag determines. For every other family the interface's preferred address is used. */
+  /**
+   * The addresses that the operator's flag determines. For every other family the node uses the interface's preferred
+   * address.
+   */
   readonly given?: Addresses
   /** True if the operator's flag names these addresses literally. */
   readonly isNamed?: boolean
@@ -298,8 +310,9 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
 }
 
 /**
- * Chooses the external interface, which must have an address of each family of the network. Throws WeftError INTERFACE, with all
- * interfaces and the reasons against them, if none fits now. Throws WeftError USAGE if the flags can never be satisfied.
+ * Chooses the external interface, which must have an address of each family of the network. Throws WeftError INTERFACE,
+ * with all interfaces and the reasons against them, if no interface fits now. Throws WeftError USAGE if the flags can
+ * never be satisfied.
  */
 export async function chooseExternalInterface(
   run: Run,
@@ -337,7 +350,10 @@ export async function chooseExternalInterface(
   return pattern === undefined ? found : { ...found, pattern }
 }
 
-/** Parses --public-ip and --public-ipv6, also the one whose family the network lacks. Throws WeftError USAGE for an invalid address. */
+/**
+ * Parses --public-ip and --public-ipv6, including the flag of a family that the network lacks. Throws WeftError USAGE
+ * for an invalid address.
+ */
 function readPublicIp({ publicIp }: InterfaceWishes): readonly Address[] {
   const ipv4 = parseIpv4(publicIp.ipv4)
   if (publicIp.ipv4 !== '' && ipv4 === undefined) {
@@ -560,16 +576,16 @@ function addressThatCame(
   const home = hold?.home(family)
   if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
     return home
-  // The node does not use the new address while its earlier address may still return.
+  // The node does not use the new address while its earlier address may still return to the interface.
   if (address === undefined || isLinkLocal(address) || (home !== undefined && !hold?.isGoneForGood(home)))
     return undefined
   return address
 }
 
 /**
- * Returns the address that the node must use from now on; `known` is the one that it used so far. The node returns to the address with
- * which it started, and leaves a makeshift or deprecated address for a better one. If `known` is missing, the node keeps it for HOLD_MS
- * before it uses another.
+ * Returns the address that the node must use from now on; `known` is its address so far. The node returns to the
+ * address with which it started, and leaves a makeshift or deprecated address for a better one. If the interface lacks
+ * `known`, the node keeps it for HOLD_MS before it uses another address.
  */
 function follow(
   { named, hold }: ExternalInterface,
@@ -604,8 +620,9 @@ function follow(
 }
 
 /**
- * Returns a text about how the external interface differs from `before`: a changed or new address of one of these families, or otherwise a
- * changed MTU. The data path that was made for `before` must then be made again. Returns undefined if neither changed.
+ * Returns a text that says how the external interface differs from `before`: a changed or new address of one of these
+ * families, or else a changed MTU. In both cases the data path for `before` must be closed and opened again. Returns
+ * undefined if neither changed.
  */
 export const changeOf = (
   before: ExternalInterface,

@@ -125,7 +125,7 @@ export function parseList<T>(text: string, command: string): T[] {
     const value: unknown = JSON.parse(text)
     if (Array.isArray(value) && value.every((each) => typeof each === 'object' && each !== null)) return value as T[]
   } catch {
-    // the error is thrown below
+    // Ignore the syntax error: text that is not JSON is reported below.
   }
   throw new WeftError('COMMAND', `\`${command}\` did not print a JSON list, but: ${excerpt(text)}`, {
     remedy: 'run the command by hand, and check that `ip` is the program of iproute2',
@@ -197,7 +197,8 @@ export async function addDevice(
   try {
     await run('ip', ['link', 'add', name, ...common, 'type', type, ...own])
   } catch (error) {
-    // Linux before 4.20, and iproute2 without libmnl, report an unknown device type as "operation not supported".
+    // Linux before 4.20, and iproute2 without libmnl, report an unknown device type with the words "operation not
+    // supported".
     if (!isWeftError(error, 'COMMAND') || !/unknown device type|operation not supported/i.test(error.message))
       throw error
     throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {
@@ -272,7 +273,10 @@ export async function routesExactly(run: Run, family: Family, destinations: read
 const parseLines = <T>(text: string, command: string): T[] =>
   text.split('\n').flatMap((line) => parseList<T>(line, command))
 
-/** Looks up the kernel's route to each of these addresses, which have the same family. The result lacks addresses without a route. */
+/**
+ * Looks up the kernel's route to each of these addresses, which must have the same family. The result lacks addresses
+ * without a route.
+ */
 export async function routesFor(run: Run, family: Family, addresses: readonly string[]): Promise<Map<string, Route>> {
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`

@@ -49,7 +49,10 @@ export const onlyOf = <Of4, Of6>(
   ...(families.includes('ipv6') ? { ipv6 } : {}),
 })
 
-/** Returns the IPv4 value if there is one, else the IPv6 value. The result identifies a thing that may have both. */
+/**
+ * Returns the IPv4 value if there is one, else the IPv6 value. The result identifies an object, such as a node, that
+ * may have both.
+ */
 export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6 | undefined => ipv4 ?? ipv6
 
 export const familyOf = (value: Address | Net): Family =>
@@ -63,7 +66,6 @@ export const listed = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): readonly (
 
 export const isIpv4Net = (net: Net): net is Ipv4Net => typeof net.address === 'number'
 
-/** Parses an IPv4 or IPv6 address; undefined for any other text. */
 export const parseAddress = (text: string): Address | undefined => parseIpv4(text) ?? parseIpv6(text)
 export const formatAddress = (address: Address): string =>
   typeof address === 'number' ? formatIpv4(address) : formatIpv6(address)
@@ -97,7 +99,6 @@ export const byFamily = (addresses: readonly Address[]): Addresses => ({
   ipv4: addresses.find((address) => typeof address === 'number'),
   ipv6: addresses.find((address) => typeof address === 'bigint'),
 })
-/** Returns the first IPv4 network and the first IPv6 network of a list. */
 export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
   ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),

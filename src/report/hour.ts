@@ -112,8 +112,8 @@ export function createHour(): Hour {
   }
 
   /**
-   * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. All but the last one passed without a
-   * sample, and their old values must be cleared.
+   * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. No sample was recorded
+   * in any of these steps except the last, so their old values must be cleared.
    */
   function* stepsAfter(before: number, step: number, all: number): Generator<number> {
     for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each

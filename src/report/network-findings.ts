@@ -14,12 +14,13 @@ const NAMED = 5
 const MOST_DETAILS = 20
 
 /**
- * The kind of a node's answer to the query for its view. `told`: the node returned its view; `closed`: no process listens at the port;
- * `refused`: the node rejected the query; `junk`: the answer cannot be parsed; `silent`: no answer came.
+ * The kind of a node's answer to the query for its view (the part of its status that it shows to other nodes). `told`:
+ * the node returned its view; `closed`: no process listens at the port; `refused`: the node rejected the query; `junk`:
+ * the answer cannot be parsed; `silent`: no answer came.
  */
 export type AnswerKind = 'told' | 'closed' | 'refused' | 'junk' | 'silent'
 
-/** A node that weftd queried for its view, and the node's answer. */
+/** A node that weftd queried for its state, and the node's answer. */
 export interface QueriedNode {
   readonly lease: string
   readonly name: string | null
@@ -256,7 +257,8 @@ export function findingsOf(
       'node-refuses',
       having((node) => (node.answer === 'refused' || node.answer === 'junk') && `${callOf(node)}: ${node.why}`),
     ),
-    // Reports the nodes that all other nodes reach, but that did not return a view. Findings above cover the nodes that are not reached.
+    // Report the nodes that all other nodes reach, but that did not return a view. Other findings report the nodes that
+    // other nodes do not reach.
     ...of(
       'node-refuses',
       having(
@@ -314,7 +316,7 @@ function causes(
   return [...found, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
 }
 
-/** A node counts as the cause if at least one in this number of its pairs is broken. */
+/** A node counts as the cause of broken pairs if at least one in this number of its pairs is broken. */
 const MANY = 4
 
 function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (readonly [string, readonly T[]])[] {

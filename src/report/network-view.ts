@@ -37,7 +37,10 @@ export interface NetworkReport {
   readonly findings: readonly NetworkFinding[]
 }
 
-/** Says which part of the pairs reach each other. Nodes with different backends cannot use each other's leases, and do not probe each other. */
+/**
+ * Says which part of all pairs of nodes reach each other. Nodes with different backends cannot use each other's leases,
+ * and do not probe each other.
+ */
 export const wholeText = (
   { nodes, matrix, whole }: Pick<NetworkReport, 'nodes' | 'matrix' | 'whole'>,
   percent: (part: number) => string,
@@ -150,7 +153,10 @@ export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: Netw
   return [answer === 'closed' && seenBy === reachedBy ? 'dim' : 'bad', ANSWERS[answer]]
 }
 
-/** Describes a cell of the matrix: the round trip, the loss if there is any, and the longest packet if it is shorter than the MTU. */
+/**
+ * Describes a cell of the matrix of nodes: the round trip, the loss if there is any, and the longest packet if it is
+ * shorter than the MTU.
+ */
 export function cellLook(
   cell: Cell | null,
   mtu: number | null,

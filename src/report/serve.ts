@@ -48,21 +48,21 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // The predecessor uses the same port, so bind it later. Binding it now might succeed if the predecessor has just started and has not
-  // bound it yet.
+  // The predecessor uses the same port, so bind that port later. Binding it now might succeed if the predecessor has
+  // just started and has not bound it yet.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {
       await atPort()
     } catch (error) {
-      // If the predecessor has just ended, the kernel may not have freed its port yet. This process already forwards packets, so it must
-      // not fail but try again.
+      // If the predecessor has just ended, the kernel may not have freed its port yet. This process already forwards
+      // packets, so it must try again instead of failing.
       if (!isWeftError(error, 'PORT_IN_USE') || !before.isSuccessor || (await before.predecessor())) throw error
       later.push(atPort)
     }
   }
-  // Create the socket now unless a running predecessor answers at it. In a pod the predecessor's socket is not visible, and the socket of
-  // this process reports why the pod is not ready yet.
+  // Create the socket now, unless a running predecessor answers at it. In a pod the predecessor's socket is not
+  // visible, and the socket of this process reports why the pod is not ready yet.
   const socket = places['status-socket']
   if (before.isSuccessor && socket !== '' && (await isAnswered(socket))) later.push(atSocket)
   else await atSocket()

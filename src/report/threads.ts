@@ -44,7 +44,8 @@ export function lookAtThreads(before: Threads, rounds: Readonly<Record<string, n
 export const isHung = ({ silentLooks }: ThreadState): boolean => silentLooks >= HUNG_LOOKS
 
 /**
- * Returns the name of the thread that has hung longest, and since when in ms of the caller's clock. Returns undefined if no thread hangs.
+ * Returns the name of the thread that has hung longest, and the time since when it hangs, in ms of the caller's clock.
+ * Returns undefined if no thread hangs.
  */
 export function hungThread(threads: Threads): { readonly name: string; readonly since: number } | undefined {
   const hung = [...threads].filter(([, thread]) => isHung(thread))

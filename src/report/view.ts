@@ -22,8 +22,8 @@ const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
 /**
- * Returns the node's state and its trouble. The trouble omits problems of peers, which the member `seen` of the view shows; it is null if
- * there are no others.
+ * Returns the node's state and its trouble. The trouble omits problems of peers, which the member `seen` of the view
+ * shows. It is null if the node has no other problems.
  */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
   if (state !== 'impaired') return { state, trouble }

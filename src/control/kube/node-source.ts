@@ -41,7 +41,9 @@ interface NodeList {
   readonly nodes: readonly NodeObject[]
 }
 
-/** Reads a page of nodes from untrusted JSON. Throws WeftError STORE_UNAVAILABLE if it is not a listing of nodes. */
+/**
+ * Reads a page of nodes from untrusted JSON. Throws WeftError STORE_UNAVAILABLE if the JSON is not a listing of nodes.
+ */
 export function nodeListOf(value: unknown): NodeList {
   const { metadata, items } = membersOf(value)
   const { resourceVersion, continue: next = '' } = membersOf(metadata)
@@ -59,7 +61,7 @@ function versionOf(text: unknown): bigint {
 }
 
 export function createNodeSource(client: KubeClient, names: AnnotationNames): LeaseSource<bigint> {
-  /** The subnets of each node, by the node's uid. A text explains why a node's subnets are invalid. */
+  /** The subnets of each node, by the node's uid. If a node's subnets are invalid, a text has the reason instead. */
   const subnets = new Map<string, NodeSubnets | string>()
 
   const remember = (node: NodeObject): NodeSubnets | string | undefined => {
@@ -68,7 +70,10 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
     if (found !== undefined && uid !== '') subnets.set(uid, found)
     return found
   }
-  /** Returns the lease of a managed node. `found` are the node's subnets, or the reason why they are invalid. */
+  /**
+   * Returns the lease of a node that flannel or weft manages. `found` are the node's subnets, or the reason why they
+   * are invalid.
+   */
   const entry = (node: NodeObject, found: NodeSubnets | string | undefined): Entry =>
     typeof found === 'object'
       ? entryOf(node, found, names)
@@ -83,8 +88,8 @@ export function createNodeSource(client: KubeClient, names: AnnotationNames): Le
     let found = node.spec ? remember(node) : subnets.get(uid)
     if (!isManaged(node, names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
     if (found === undefined && !node.spec && name !== '') {
-      // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that version. This saves
-      // etcd the request.
+      // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that
+      // version. This saves a query of etcd.
       const ask = { method: 'GET', path: `${NODES}/${encodeURIComponent(name)}`, query: { resourceVersion } } as const
       const whole = nodeOf(await client.ask(ask, signal))
       if (whole.metadata?.uid !== uid) return undefined // the node was deleted; that event follows

@@ -115,7 +115,9 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     }
   }
 
-  /** Writes `attrs` to this node's annotations if they differ. Returns true if they differed. */
+  /**
+   * Writes `attrs` to this node's annotations if the annotations differ from `attrs`. Returns true if they differed.
+   */
   async function publish(node: NodeObject, attrs: LeaseAttrs, signal: AbortSignal): Promise<boolean> {
     const annotations = annotationsPatch(annotationsOf(node), attrs, names)
     if (!annotations) return false
@@ -132,7 +134,8 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   })
 
   /**
-   * Returns this node's subnets, or the reason why it has none. `isFinal` in the result means that this node can never get valid subnets.
+   * Returns this node's subnets, or the reason why the node has none. `isFinal` in the result means that this node can
+   * never get valid subnets.
    */
   function given(node: NodeObject | undefined): Given {
     const quoted = JSON.stringify(name)
@@ -142,7 +145,10 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
     return typeof found === 'string' ? { why: found, isFinal: true } : { node, subnets: found }
   }
 
-  /** Checks the assigned subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the network with it. */
+  /**
+   * Checks the assigned subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the
+   * network with its subnet.
+   */
   async function checkSubnet(
     { subnet }: NodeSubnets,
     { spec }: NodeObject,

@@ -1,12 +1,13 @@
-// follow.ts - follows the leases of all nodes in any source: by a complete listing, by a watch, and by a new listing after a gap of the
-// watch and every minute. If listings are expensive for a source, weftd postpones the periodic listing while the watch makes progress at
-// least once a minute.
+// follow.ts - follows the leases of all nodes in any source, such as etcd or the Kubernetes API: by a complete listing,
+// by a watch, and by a new listing after a gap of the watch and every minute. If listings are expensive for a source,
+// weftd postpones the periodic listing while the watch makes progress at least once a minute.
 //
-// The periodic listing runs while the watch is open, so neither waits for the other. A watch may lag behind a listing, or be ahead of a
-// slow listing. Comparing their cursors shows which of the two is newer. If a listing has changes although the watch reported none since
-// the previous listing, the watch is dead and is opened again.
+// The periodic listing runs while the watch is open, so that neither waits for the other. A watch may lag behind a
+// listing, or be ahead of a slow listing. A comparison of their cursors shows which of the two is newer. If a listing
+// has changes although the watch reported none since the previous listing, the watch is dead and is opened again.
 //
-// The listing and the watch are requests that run concurrently. One loop takes their results, and sleeps until there are more results.
+// The listing and the watch are requests that run concurrently. One loop takes the results of both, and sleeps until
+// there are more results.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -37,8 +38,8 @@ const systemClock: Clock = {
 /** The state of followLeases, for the status report and the metrics. */
 export interface FollowState {
   /**
-   * The time, in ms of `Clock.now`, when the leases last agreed with the source: by a complete listing, or by an advancing watch that
-   * replaced a listing. Undefined before the first listing.
+   * The time, in ms of `Clock.now`, when the leases last agreed with the source. They agree after a complete listing,
+   * and while an advancing watch replaces a listing. Undefined before the first listing.
    */
   listedAt: number | undefined
   /** True if the last request to the source of leases failed. */
@@ -55,7 +56,7 @@ interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
-  /** Returns the key of this node's own lease. A loss of that lease is reported immediately, and not held back. */
+  /** Returns the key of this node's own lease. A loss of that lease is reported immediately, without the hold time. */
   readonly ownKey?: () => string
   /** How long, in ms, most of the peers' leases must be missing before weftd drops these peers. */
   readonly holdMs?: number
@@ -84,7 +85,7 @@ interface Batch<Cursor> {
   readonly changes: readonly Change[]
 }
 
-/** A request to the source that runs concurrently, and its results so far. */
+/** A request to the source of leases that runs concurrently, and its results so far. */
 interface Task<T> {
   /** The results that the loop has not taken yet. */
   readonly results: T[]
@@ -159,7 +160,7 @@ export async function* followLeases<Cursor>(
   }
   const calm = seldom(log, () => clock.now())
   const tasks = createTasks(signal, clock)
-  /** The cursor from which the watch resumes; undefined before the first listing and after a gap. */
+  /** The cursor at which the next watch starts; undefined before the first listing and after a gap. */
   let after: { readonly cursor: Cursor } | undefined
   let listing: Task<Listing<Cursor>> | undefined
   let listAt = 0
@@ -185,8 +186,8 @@ export async function* followLeases<Cursor>(
     const isGap = error.code === 'GAP'
     state.failing = !isGap
     failures++
-    // After a first gap a new listing starts immediately. A source that reports a gap for every watch has to wait as after any other
-    // failure.
+    // After a first gap a new listing starts immediately. If a source reports a gap for every watch, weftd waits before
+    // the next listing, as after any other failure.
     if (isGap && failures === 1) return clock.now()
     const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(failures - 1, 10))
     // The pause is random, so that nodes that lost the same store do not all return at the same time.
@@ -252,7 +253,7 @@ export async function* followLeases<Cursor>(
       failures = 0
       heardSinceListing = true
     }
-    // A watch that lags behind the last listing repeats changes which that listing already had. Those are dropped.
+    // A watch that lags behind the last listing repeats changes that the listing already contained. Drop these changes.
     const news = batches.filter(
       ({ cursor, changes }) => changes.length > 0 && !(listed && !source.isAfter(cursor, listed.cursor)),
     )
@@ -262,7 +263,7 @@ export async function* followLeases<Cursor>(
       news.flatMap(({ changes }) => changes),
       clock.now(),
     )
-    // If leases are missing, list again as soon as their hold time ends, and not only at the next periodic listing.
+    // If leases are missing, list again as soon as their hold time ends, without waiting for the next periodic listing.
     listAt = Math.min(listAt, clock.now() + (view.waitMs(clock.now()) ?? Infinity))
     return change
   }
@@ -308,7 +309,7 @@ export async function* followLeases<Cursor>(
         const [found] = results
         if (found) yield followed(takeListing(found), true)
         else if (watch && isWatching && isWeftError(error)) {
-          // The watch stays open while the failed listing waits for its next attempt.
+          // The watch stays open while the failed listing waits to be tried again.
           state.failing = true
           listAt = clock.now() + BACKOFF_MAX_MS
           calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)

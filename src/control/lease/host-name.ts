@@ -8,12 +8,14 @@
  * (sethostname(2)).
  */
 const LONGEST_NAME = 253
-/** A claim with more characters is ignored, because it is untrusted input. */
+/**
+ * The maximum number of characters of a host's claim, the JSON text that has its name. A longer claim is ignored,
+ * because it is untrusted input.
+ */
 const LONGEST_TEXT = 65_536
 
 export const claimText = (hostname: string, id: string): string => JSON.stringify({ Hostname: hostname, ID: id })
 
-/** Cuts a host's name to LONGEST_NAME characters. */
 export const shortened = (name: string): string =>
   name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name
 

@@ -27,8 +27,8 @@ export interface Lease {
   /** The name of the node, if the source of the lease knows it, as Kubernetes does. leasesEqual ignores the name. */
   readonly name?: string
   /**
-   * A number that is higher for a lease written later. In a store it is the revision of the key; a reservation by an operator has none.
-   * In Kubernetes it is the creation time of the node, in ms since the epoch.
+   * A number that is higher for a lease written later. In a store it is the revision of the key; a reservation by an
+   * operator has no number. In Kubernetes it is the creation time of the node, in ms since the epoch.
    */
   readonly revision?: bigint
 }
@@ -98,8 +98,9 @@ export function leaseKey({ ipv4, ipv6 }: Nets): string {
 }
 
 /**
- * Parses the end of a lease's key to subnets; undefined if it has none. Any text may precede the subnets, as in flannel's ParseSubnetKey.
- * Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the family has no subnet.
+ * Parses the end of a lease's key to subnets. Returns undefined if the key has none. Any text may precede the subnets,
+ * as in flannel's ParseSubnetKey. Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the family has no
+ * subnet.
  */
 export function parseLeaseKey(key: string): Nets | undefined {
   // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic time.

@@ -308,7 +308,7 @@ export function matching(peers: readonly Peer[], text: string, condition: Condit
   return peers.filter((peer) => (condition === '' || peer.condition === condition) && isWanted(peer))
 }
 
-/** An item of the map: one peer or, if there are too many peers, all peers of a larger subnet. */
+/** An item of the map: one peer, or all peers of a larger subnet if there are too many peers. */
 export interface Place {
   readonly key: string
   readonly name: string

@@ -1,4 +1,5 @@
-// lease-back.ts - gives back the lease of a node whose weftd does not run, for `weftd --leave`. subnet.env names the lease's subnets.
+// lease-back.ts - gives back the lease of a node whose weftd does not run, for `weftd --leave`. The file subnet.env
+// names the lease's subnets.
 
 import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -16,7 +17,7 @@ import { createStore } from '../../node/choose.ts'
 import { lastKnownFile, readLastKnown } from '../../node/restart/last-known.ts'
 import type { DaemonOptions } from '../../options.ts'
 
-/** The time allowed for the store. */
+/** How long in ms deleting the lease from the store may take. */
 const STORE_MS = 5_000
 
 /**
@@ -40,7 +41,7 @@ export async function giveLeaseBack(options: DaemonOptions, log: Log, isHosts = 
   const subnet = own.map(formatNet).join(',')
   const folder = options['lease-dir']
   try {
-    // A store in a missing directory would create the directory.
+    // Check that the lease directory exists, because opening a store in a missing directory would create the directory.
     if (folder !== '' && !existsSync(folder)) throw new Error(`there is no directory ${folder}`)
     const known = await readLastKnown(lastKnownFile(options), { ...log, warn: () => {} })
     const given = new Set([options['public-ip'], options['public-ipv6']])
@@ -63,7 +64,7 @@ export async function giveLeaseBack(options: DaemonOptions, log: Log, isHosts = 
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // The last known public IP may belong to another host now, which then has published another lease with it.
+      // The node's last known public IP may belong to another host now. That host has published another lease with it.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {

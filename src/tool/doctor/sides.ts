@@ -45,8 +45,8 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
 })
 
 /**
- * Returns the underlay families that can carry overlay packets of a family, the preferred one first. Returns none if the backend sends no
- * datagrams.
+ * Returns the underlay families that can carry overlay packets of a family, the preferred one first. Returns an empty
+ * list if the backend sends no datagrams.
  */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
   config
@@ -164,8 +164,8 @@ export function bridgeOf(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
-        // Skip the data path's device: it has the first address of the subnet with the prefix length of a single host, and a bridge has a
-        // shorter prefix.
+        // Skip the data path's device. It has the first address of the subnet with the prefix length of a single host,
+        // and a bridge has a shorter prefix.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )

@@ -38,7 +38,8 @@ const MOST_TRIPS_MS = 1_000
 /** The shortest delay of a Node.js timer, in ms. After each delay the sender sends the datagrams that are due by then. */
 const TICK_MS = 1
 /**
- * The maximum delay in ms for which the sender catches up. If it is later, it skips datagrams, because a larger burst would cause losses.
+ * The maximum delay in ms that the sender makes up by sending faster. If the delay is longer, the sender skips
+ * datagrams, because a larger burst would cause losses.
  */
 const MOST_BURST_MS = 3
 /**
@@ -59,8 +60,8 @@ export interface Run {
 }
 
 /**
- * Begins a run over a leading connection on the outside path. Resolves with the listener's refusal if it refuses. Rejects with the kernel's
- * error if the connection fails.
+ * Begins a run over a leading connection on the outside path. If the listener refuses the run, resolves with the
+ * refusal. If the connection fails, rejects with the kernel's error.
  */
 export async function beginRun(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
   const leading = await connectTo(paths.outside, port, PATIENCE_MS)
@@ -263,7 +264,7 @@ export async function measure(
         await sample(path)
       }
   }
-  // Take one sample per path whose result is discarded, because JavaScript and the path are slow at first.
+  // Take one sample per path and discard its result, because JavaScript and the path are slow at first.
   for (const path of PATHS) await run.tcp(path, plan.streams, Math.min(WARM_UP_S, plan.seconds))
   await inPairs('TCP', async (path) => void tcp[path].push(await run.tcp(path, plan.streams, plan.seconds)))
   const rateOf = (path: PathName): number => median(tcp[path].map(({ bitsPerSecond }) => bitsPerSecond)) ?? 0

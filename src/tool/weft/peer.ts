@@ -39,7 +39,6 @@ export function peerNamed(status: Status, name: string): PeerStatus | undefined 
   })
 }
 
-/** The maximum number of peers that an error names. */
 const NAMED = 5
 
 const firstLabel = (name: string): string => name.split('.')[0] ?? ''
@@ -158,8 +157,8 @@ export function createPinger(from: Address, open = openEcho): Pinger {
         try {
           echo.send(to, sequence, bytes)
         } catch (error) {
-          // If the kernel refuses to send a request, treat it as unanswered. Only an error without a code is passed on: the packet is too
-          // long for the device.
+          // If the kernel refuses to send a request, the request counts as unanswered. Pass on only an error without a
+          // code, which means that the packet is too long for the device.
           if ((error as NodeJS.ErrnoException).code === undefined) reject(error)
           else end(undefined)
         }

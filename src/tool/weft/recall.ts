@@ -103,8 +103,8 @@ export function recall({
     known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
-  // A weftd that carries the packets itself writes the last-known file. So without that file the kernel carried the packets, unless the
-  // backend has only TUN devices.
+  // A weftd that carries the packets itself writes the last-known file. So if that file is missing, the kernel carried
+  // the packets, unless the backend has only TUN devices.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
   const isKernel = known === undefined && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'

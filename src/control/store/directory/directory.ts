@@ -23,11 +23,14 @@ interface DirectoryOptions {
 }
 
 const RESCAN_MS = 5_000
-/** The interval of scans, in ms, if inotify cannot be used because the kernel has no free instance or watch. */
+/** The interval of scans, in ms, if inotify cannot be used because the kernel has no free inotify instance or watch. */
 const RESCAN_UNTOLD_MS = 1_000
 /** The maximum share of the time that scans may take. In a large directory scans are therefore less frequent. */
 const RESCAN_SHARE = 0.05
-/** The age since expiry, in ms, at which the file of a lease is deleted. A daemon does that when it acquires its own lease. */
+/**
+ * How long after a lease expired its file is deleted, in ms. A daemon deletes such files when it acquires its own
+ * lease.
+ */
 const STALE_LEASE_MS = 24 * 3_600_000
 /** The number of files that one listing requests simultaneously. lease-files.ts limits further how many are read at the same time. */
 const READS_ASKED = 64
@@ -44,7 +47,7 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
   const files = createLeaseFiles(options.directory, options.onMade)
   const ttlMs = options.ttlMs ?? LEASE_TTL_MS
   const rescanMs = options.rescanMs ?? RESCAN_MS
-  /** The result of the last listing. A watch can start only from this listing, whose revision is its number. */
+  /** The result of the last listing. A watch can start only at the revision of this listing. */
   let listed: Scan = { live: new Map(), files: new Map() }
   let listedRevision = 0n
   let lastRevision = 0n

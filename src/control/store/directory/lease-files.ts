@@ -89,7 +89,7 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
   let prepared: Promise<void> | undefined
   let isClosed = false
   let temporaryCount = 0
-  /** The files of the claims when `claims` was last called. */
+  /** The files of the claims as `claims` last read them. */
   let claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
   async function doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
@@ -163,7 +163,7 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
       return await call(() => readFrom(join(subnets, key), key, known))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      // A lease file that cannot be read counts as unchanged.
+      // A lease file that cannot be read now counts as unchanged.
       return known
     }
   }
@@ -289,8 +289,8 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
         return watchDirectory(subnets, (_event, name) => onChange(name)).on('error', onError)
       } catch (error) {
         const { code } = error as NodeJS.ErrnoException
-        // The limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share these small limits, so
-        // weftd continues without inotify.
+        // The kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host
+        // share these small limits, so weftd continues without inotify.
         if (code === 'EMFILE' || code === 'ENOSPC') return undefined
         throw error
       }
@@ -376,8 +376,8 @@ async function call<T>(what: () => Promise<T>): Promise<T> {
 }
 
 /**
- * Settles like `promise`, or rejects with the signal's reason if the signal aborts first. A file system call cannot be cancelled, so it
- * goes on in the background.
+ * Settles like `promise`, or rejects with the signal's reason if the signal aborts first. A file system call cannot be
+ * cancelled, so the call continues in the background.
  */
 function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> {
   return new Promise((keep, fail) => {
@@ -388,8 +388,8 @@ function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> 
 }
 
 /**
- * For each directory, the last operation of this process that waits for the lock. The operations wait for each other, so only one of them
- * occupies a thread in the kernel.
+ * For each directory, the last operation of this process that waits for the directory's lock. Operations wait for each
+ * other in JavaScript, so that only one of them occupies a thread of libuv while it waits for the kernel's lock.
  */
 const waiting = new Map<string, Promise<unknown>>()
 

@@ -36,8 +36,8 @@ interface OpenWatch {
   /** Ends the watch. The caller must also call it after the watch ended by itself. */
   readonly end: () => void
   /**
-   * Checks the error of an ended watch. Returns true if the server closed the connection because of too many keepalive pings. Later
-   * connections to that endpoint ping less often, so the watch can be opened again.
+   * Returns true if a watch ended with the error that the server closed its connection because of too many keepalive
+   * pings. Later connections to that endpoint ping less often, so the watch can be opened again.
    */
   readonly pingsLess: (error: unknown) => boolean
 }
@@ -118,8 +118,8 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   }
 
   /**
-   * Handles a failure that may come from a change of etcd's users, or from an expired token. Returns true if the caller must send the
-   * failed call again.
+   * Handles a failure that may come from an expired token or from a change of etcd's users. Returns true if the caller
+   * must send the failed call again.
    */
   function followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
     const message = messageOf(error)

@@ -20,10 +20,13 @@ const LIST_TIMEOUT_MS = 20_000
 
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
-/** An etcd lease whose write failed may be reused until this share of its lifetime has passed: one hour of 24. */
+/**
+ * An etcd lease that was granted for a write that failed may be used for another write until this fraction of its
+ * lifetime has passed: one hour of 24.
+ */
 const SPARE_SHARE = 1 / 24
 
-/** The purposes of the keys that are written under an etcd lease: the lease of this node, and its claim. */
+/** The purposes for which weftd requests an etcd lease: the key of this node's lease, and the key of its claim. */
 type Kind = 'subnets' | 'claim'
 
 /** The number of keys whose expiry times are requested simultaneously. */
@@ -51,8 +54,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
   /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
   let known: { readonly cluster?: string; readonly term?: bigint } = {}
   /**
-   * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits these fields in some headers, and etcd3
-   * then returns 0.
+   * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits the id and the term in
+   * some headers; the package etcd3 returns 0 for them.
    */
   const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): typeof known => ({
     ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
@@ -93,12 +96,15 @@ export function createEtcdStore(options: EtcdOptions): Store {
       })
     })
 
-  /** The etcd leases whose write failed, or may have failed. The next write of the same kind reuses them. */
+  /**
+   * The etcd leases that were granted for a write that failed, or may have failed. The next write of the same kind
+   * reuses them.
+   */
   const spare = new Map<Kind, Grant>()
 
   /**
-   * Runs `write` with an etcd lease: a spare one if there is one, or a new one. So repeated failures do not leave many unused etcd leases
-   * behind.
+   * Runs `write` with an etcd lease: a spare lease of a failed write if there is one, or a new one. So repeated
+   * failures do not leave many unused etcd leases behind.
    */
   async function underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
     const before = spare.get(kind)
@@ -108,10 +114,10 @@ export function createEtcdStore(options: EtcdOptions): Store {
     try {
       return await write(grant)
     } catch (error) {
-      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new one.
+      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new etcd lease.
       if (isFresh && /lease not found/.test(messageOf(error))) return underLease(kind, signal, write)
-      // Revoke the new etcd lease only if etcd refused the write. After another failure the key may have been written, and revoking would
-      // delete it.
+      // Revoke the new etcd lease only if etcd refused the write. After any other failure etcd may have written the
+      // key, and revoking the lease would delete the key.
       const isRevoked = !isFresh && isRefusal(error) && (await revokeIfBare(grant, signal).catch(() => false))
       if (!isRevoked) spare.set(kind, grant)
       throw error
@@ -183,8 +189,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // A call is repeated if its answer is lost. So the conditions may fail only because this call, or an earlier one with the same etcd
-    // lease and another value, has already written the key.
+    // weftd repeats a call whose answer is lost. So the conditions may fail only because this call, or an earlier one
+    // with the same etcd lease and another value, has already written the key.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
@@ -203,7 +209,10 @@ export function createEtcdStore(options: EtcdOptions): Store {
     return { revision, expiresAt: at + leftS * 1000 }
   }
 
-  /** Throws WeftError GAP if the header shows that another cluster answers than the one that was watched until revision `delivered`. */
+  /**
+   * Throws WeftError GAP if the header shows that the answer comes from another cluster than the one that was watched
+   * until revision `delivered`.
+   */
   function checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
     // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal it. The cluster's id or
@@ -336,7 +345,8 @@ export function createEtcdStore(options: EtcdOptions): Store {
       const range = {
         key: Buffer.from(folder),
         range_end: Buffer.from(folder.replace(/\/$/, '0')),
-        // The server then sends only newer claims. With thousands of nodes nearly all claims are older.
+        // With min_mod_revision etcd sends only claims that were written after `since`. With thousands of nodes nearly
+        // all claims are older.
         ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
       }
       const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
