@@ -1,8 +1,8 @@
 // addon.d.ts - the interface between JavaScript and C++.
 //
 // JavaScript decides and validates; C++ trusts its arguments. Packets, log lines, retries and timers do not cross the
-// interface. JavaScript gets only the headers of dropped packets, when it asks for them. If the kernel refuses a call,
-// the function throws an Error with `code` (an errno name such as 'EPERM') and `syscall`.
+// interface. Only the headers of dropped packets do, when JavaScript asks for them. If the kernel refuses a call, the
+// function throws an Error with `code` (an errno name such as 'EPERM') and `syscall`.
 
 /** Options of `openDescriptors`: the TUN device and the UDP sockets to open. */
 export interface OpenOptions {
@@ -29,7 +29,7 @@ export interface Descriptors {
   readonly features: readonly string[]
   readonly loops: readonly LoopDescriptors[]
   /**
-   * A memfd with the WireGuard sessions of the previous engine. Only one engine can take the keys out of it
+   * A memfd with the WireGuard sessions of the previous engine. Only one engine can take the keys out of this memfd
    * (native/io/handover_state.h).
    */
   readonly handoverState?: number
@@ -121,7 +121,7 @@ export interface Drops {
   readonly packets: readonly DroppedPacket[]
 }
 
-/** Options of `runEngine`. Of these, only the peer table can be changed while the engine runs. */
+/** Options of `runEngine`. Only the peer table among these options can be changed while the engine runs. */
 export interface RunOptions {
   /** The name of the encapsulation, from `encapsulationNames`. */
   encapsulation: string
@@ -209,13 +209,13 @@ export interface Mail {
 
 export interface NativeEngine {
   /**
-   * The names of the features in use: those that the kernel granted, have not failed, and are not turned off with
+   * The names of the features in use: the kernel granted them, they have not failed, and they are not turned off with
    * `ethtool -K`.
    */
   readonly offloads: string[]
   /**
-   * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine then joins
-   * received packets only as far as they allow.
+   * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine joins
+   * received packets only as far as these switches allow.
    */
   followSwitches(): void
   /**
@@ -225,9 +225,15 @@ export interface NativeEngine {
   readonly counters: BigUint64Array
   /** True if the engine took over the saved sessions of the previous engine. */
   readonly hasKeptSessions: boolean
-  /** Why the kernel refused weftd's rule for choosing TUN queues (`RunOptions.steers`); undefined if it did not. */
+  /**
+   * Why the kernel refused weftd's rule for choosing TUN queues (`RunOptions.steers`); undefined if the kernel accepted
+   * the rule.
+   */
   readonly steeringRefused?: string
-  /** Why the kernel refused the nice value of the threads (`RunOptions.nice`); undefined if it did not. */
+  /**
+   * Why the kernel refused the nice value of the threads (`RunOptions.nice`); undefined if the kernel accepted the
+   * value.
+   */
   readonly priorityRefused?: string
   /**
    * Replaces the whole peer table by these records (src/path/engine/peers.ts). Each thread uses the new table from its
@@ -257,22 +263,22 @@ export interface NativeEngine {
   /** Wipes the keys of a WireGuard session and drops the packets that wait for keys. */
   forgetSession(session: number): void
   /**
-   * Returns all reports since the last call. Of the handshake messages from unknown hosts it returns at most
-   * `mostOfOthers` and discards the rest.
+   * Returns the reports about WireGuard handshakes since the last call of this function. Of the handshake messages from
+   * unknown hosts it returns at most `mostOfOthers` and discards the rest.
    */
   takeMail(mostOfOthers: number): Mail
   /** Returns the unknown senders that the engine has noted since the last call, at most a few dozen per loop. */
   takeUnknownSenders(): UnknownSender[]
   /**
-   * Returns the kept drops. `after` has the number of the first drop wanted, for each loop and direction (`Drops.next`
-   * of an earlier call). An empty list returns all kept drops.
+   * Returns the dropped packets that the engine has kept. `after` has the number of the first drop wanted, for each
+   * loop and direction (`Drops.next` of an earlier call). An empty list returns all kept drops.
    */
   drops(after: readonly number[]): Drops
   /**
    * Ends the threads, each after at most one batch, and returns the descriptors for another engine, still open.
-   * Arriving packets wait in the kernel's buffers meanwhile. The sessions are saved in `handoverState`; `head` is
-   * stored with them, and the successor reads it first (`handoverHead`). Rejects with EBADF if the engine has already
-   * ended.
+   * Arriving packets wait in the kernel's buffers meanwhile. The sessions are saved in `handoverState`. The bytes
+   * `head` are stored before the sessions, so that the successor can read them first (`handoverHead`). Rejects with
+   * EBADF if the engine has already ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
   /**
@@ -300,8 +306,8 @@ export const counterNames: string[]
 export const counterTexts: string[]
 
 /**
- * Offsets, sizes and limits that the TypeScript code shares with the C++ code. The files of native/core explain each of
- * them.
+ * Offsets, sizes and limits that the TypeScript code shares with the C++ code. The files in native/core explain each
+ * value.
  */
 export const layout: {
   /**
@@ -378,16 +384,16 @@ export function openSockets(options: Omit<OpenOptions, 'tunName'>): {
 }
 
 /**
- * Reads the `head` that the previous engine stored with its sessions (`NativeEngine.release`), without taking the keys.
- * Returns undefined if the memfd has another format.
+ * Reads the bytes `head` that the previous engine stored before its sessions (`NativeEngine.release`), without taking
+ * the keys. Returns undefined if the memfd has another format.
  */
 export function handoverHead(fd: number): Buffer | undefined
 
 /**
- * Starts the engine's threads. The engine owns the descriptors from now on, even if this throws. `onFault` is called at
- * most once, when a thread cannot continue because the TUN was deleted or a system call failed unexpectedly; the engine
- * must still be stopped. `onMail` is called when `takeMail` has something to return, for an encapsulation with
- * sessions.
+ * Starts the engine's threads. The engine owns the descriptors from now on, even if this function throws. `onFault` is
+ * called at most once, when a thread cannot continue because the TUN was deleted or a system call failed unexpectedly;
+ * the engine must still be stopped. `onMail` is called when `takeMail` has something to return, for an encapsulation
+ * with sessions.
  */
 export function runEngine(
   descriptors: Descriptors,
@@ -421,9 +427,9 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 export function lockFile(fd: number): Promise<void>
 
 /**
- * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLK). Returns false if it is taken. A
- * process that receives the descriptor holds the lock too. The lock ends when the last of these descriptors is closed.
- * Throws an Error with `code`.
+ * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLK). Returns false if another process
+ * holds the lock. A process that receives the descriptor holds the lock too. The lock ends when the last of these
+ * descriptors is closed. Throws an Error with `code`.
  */
 export function tryLockFile(fd: number): boolean
 
@@ -434,8 +440,8 @@ export function tryLockFile(fd: number): boolean
 export function notify(socket: string, message: string, fds: readonly number[]): void
 
 // The following functions exchange packets between processes of this host over Unix sockets (SOCK_SEQPACKET, unix(7)).
-// Each packet has a text and file descriptors. The caller must close the descriptors that they return. None of the
-// functions blocks.
+// Each packet has a text and file descriptors. The caller must close the descriptors that these functions return. None
+// of these functions blocks.
 
 /** Listens on a Unix socket at a path. Only this user may connect. An existing socket file is removed first. */
 export function listenUnix(path: string): number
@@ -462,8 +468,8 @@ export function peerPid(connection: number): number
 export function sendParcel(connection: number, text: string, fds: readonly number[]): void
 
 /**
- * Returns the next packet. Returns undefined if no packet waits, and an empty text after the other end has closed the
- * connection.
+ * Returns the next packet of the connection. Returns undefined if no packet waits, and an empty text after the other
+ * end has closed the connection.
  */
 export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
 

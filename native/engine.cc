@@ -136,7 +136,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
   }
-  // Packets that waited for keys in the previous engine may be sent now, so the first thread is woken.
+  // Wake the first thread, because packets that waited for keys in the previous engine may be sent now.
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
@@ -183,8 +183,8 @@ void Engine::change_peers(std::span<const uint8_t> records) {
 bool Engine::send(const SocketAddress& to, std::span<const uint8_t> datagram) const {
   const LoopDescriptors& first = descriptors_.loops.front();
   if (sessions_) Wireguard::sends(*sessions_, datagram);
-  // A socket accepts addresses of its own IP family only, so the socket of the other family gets the datagram if the
-  // first one refuses it.
+  // A socket accepts addresses of its own IP family only. So the socket of the other family gets the datagram if the
+  // first socket refuses it.
   return send_now(first.socket.get(), to, datagram) ||
          (first.other_socket && send_now(first.other_socket.get(), to, datagram));
 }

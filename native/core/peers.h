@@ -44,12 +44,13 @@ struct PeerRecord {
   uint8_t endpoint[16];
   uint8_t encap[16];  ///< the encapsulation's parameters of the peer, for example MAC and VNI
   uint32_t slot;      ///< the index of the peer's traffic counters, in host byte order; 0 for none
-  /// A second address that the peer's datagrams may come from, as 16 bytes like an Address; 0 for none.
+  /// A second address from which the peer's datagrams may come, as 16 bytes in the form of Address; all zero if there
+  /// is none.
   uint8_t other[16];
 
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
-  /// The index of the traffic counters, or 0 if it is out of range.
+  /// Returns the index of the peer's traffic counters, or 0 if the index in the record is out of range.
   uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
 };
 static_assert(sizeof(PeerRecord) == 76 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
@@ -70,7 +71,8 @@ void each_record(std::span<const uint8_t> records, Each each) {
 /// unless the peer changes. So two Endpoints are compared by their pointers.
 struct Endpoint {
   SocketAddress to;
-  /// The peer's address of the other IP family, which it may send from, and which weftd may switch to; :: for none.
+  /// The peer's address of the other IP family; :: if there is none. The peer may send from it, and weftd may switch to
+  /// it.
   Address other;
   /// The encapsulation's parameters of the peer, for example MAC and VNI for vxlan.
   std::array<uint8_t, 16> encap;
@@ -221,8 +223,8 @@ class PeerTables {
   /// The map of subnets for each prefix length, the longest length first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
-  /// A table, with the pages and endpoints that the next table no longer uses. They are freed once no reader uses this
-  /// table or an earlier one.
+  /// A peer table, with the pages and endpoints that the next table no longer uses. Both are freed once no reader uses
+  /// this table or an earlier one.
   struct Kept {
     std::unique_ptr<const PeerTable> table;
     Garbage pages;

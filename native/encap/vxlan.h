@@ -79,7 +79,7 @@ class Vxlan {
     return frame.size() > kHeaderBytes && read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet);
   }
 
-  /// True if the message is a single packet although the kernel reports several joined datagrams.
+  /// True if the message is a single packet, although the kernel reports several joined datagrams.
   static bool is_one(const Message& message) {
     Packet packet;
     return message.joined_bytes > 0 && message.joined_bytes < message.size &&
