@@ -1,26 +1,29 @@
 // addon.d.ts - the interface between JavaScript and C++.
 //
 // JavaScript decides and validates; C++ trusts its arguments. Packets, log lines, retries and timers do not cross the
-// interface. Only the headers of dropped packets do, when JavaScript asks for them. If the kernel refuses a call, the
-// function throws an Error with `code` (an errno name such as 'EPERM') and `syscall`.
+// interface, except the headers of dropped packets. If the kernel refuses a call, the function throws an Error with
+// `code` (an errno name such as 'EPERM') and `syscall`. No function blocks.
 
-/** Options of `openDescriptors`: the TUN device and the UDP sockets to open. */
-export interface OpenOptions {
-  /** The TUN's interface name, or a pattern such as `flannel%d`, for which the kernel takes the first free number. */
-  tunName: string
-  /** The local IPv4 or IPv6 address of the UDP sockets, as text. */
+/** The UDP sockets to open: a group of sockets in one IP family for each loop. */
+export interface SocketOptions {
+  /** The local IPv4 or IPv6 address, as text. */
   bindAddress: string
-  /** The local UDP port. weftd also sends to this port of each peer, unless the peer's record names another port. */
+  /** The well-known port: the local UDP port, on which the loops receive. */
   port: number
-  /** The number of loops, 1 to 16. A loop is a thread with a TUN queue and a UDP socket of its own. */
+  /** The number of loops, 1 to 16. A loop is a thread with its own TUN queue and UDP sockets. */
   workers: number
   /** The kernel features to request, as names from `featureNames`. */
   features: readonly string[]
 }
 
+export interface OpenOptions extends SocketOptions {
+  /** The TUN's interface name, or a pattern such as `flannel%d`, for which the kernel takes the first free number. */
+  tunName: string
+}
+
 /**
  * The file descriptor numbers of an open TUN and its UDP sockets. The owner of this object must close them or pass them
- * to `runEngine`. A process may send the descriptors to another process, which gets other numbers for them.
+ * to `runEngine`.
  */
 export interface Descriptors {
   /** The interface name that the kernel chose for the TUN. */
@@ -35,15 +38,19 @@ export interface Descriptors {
   readonly handoverState?: number
 }
 
-/** The descriptors of one loop, that is, of one thread with its TUN queue and UDP sockets. */
 export interface LoopDescriptors {
+  /** The loop's queue of the TUN. */
   readonly tun: number
-  readonly socket: number
-  /** The sending socket, if the loop does not send from its receiving `socket`. */
+  /** The sockets of each IP family over which the loop sends and receives datagrams. */
+  readonly sockets: ByFamily<LoopSockets>
+}
+
+/** The UDP sockets of one loop in one IP family. */
+export interface LoopSockets {
+  /** Receives on the well-known port. */
+  readonly receiver: number
+  /** Sends; absent if the loop sends from `receiver`. */
   readonly sender?: number
-  /** In a dual-stack underlay: the receiving and the sending socket of the second IP family. */
-  readonly otherSocket?: number
-  readonly otherSender?: number
 }
 
 /** An IPv4 address as a number in host byte order, or an IPv6 address as a bigint. */
@@ -55,13 +62,13 @@ export interface Net {
   readonly prefixLength: number
 }
 
-/** A value for each IP family that the cluster's network has. */
+/** A value for each IP family in use. */
 export interface ByFamily<T> {
   readonly ipv4?: T | undefined
   readonly ipv6?: T | undefined
 }
 
-/** The rules that decide which packets from peers may enter this host (native/core/filter.h). */
+/** The rules for packets from peers (native/core/filter.h). */
 export interface FilterOptions {
   /**
    * `strict`: the inner addresses and the datagram's source address must match the peer table. `inner`: only the inner
@@ -74,11 +81,11 @@ export interface FilterOptions {
   readonly subnet: ByFamily<Net>
 }
 
-/** A host whose packet the filter refused (native/core/filter.h). */
+/** A host whose packet the filter refused. */
 export interface UnknownSender {
-  /** The outer source address, that is, the address of the host that sent the datagram. */
+  /** The source address of the datagram. */
   readonly from: Address
-  /** The source address of the inner packet. */
+  /** The source and the destination address of the inner packet. */
   readonly source: Address
   readonly destination: Address
   /** The counter of the refusal, a name from `counterNames`. */
@@ -87,81 +94,56 @@ export interface UnknownSender {
 
 /** A packet that the engine dropped (native/core/drops.h). */
 export interface DroppedPacket {
-  /**
-   * When the packet was dropped, in microseconds since 1970. All drops of one batch have the time at which the batch
-   * began.
-   */
+  /** When the batch of the packet began, in microseconds since 1970. */
   readonly atUs: number
-  /**
-   * The counter that counted the drop, a name from `counterNames`. Names with `tx_` are for packets to peers, names
-   * with `rx_` for packets from peers.
-   */
+  /** The counter of the drop, a name from `counterNames`: `tx_...` for packets to peers, `rx_...` from peers. */
   readonly reason: string
   /** The number of dropped packets. A superpacket (several segments under one header) counts as its segments. */
   readonly packets: number
-  /**
-   * The length of the dropped packet in bytes. For a superpacket it is the total; for a truncated datagram it is the
-   * number of bytes that were received.
-   */
+  /** The length of the dropped packet in bytes; for a truncated datagram, the number of bytes that were received. */
   readonly length: number
   /** The address of the other host: the sender or the receiver of the datagram; 0 if it is not known. */
   readonly peer: Address
-  /** How many bytes at the beginning of `headers` are the encapsulation's header; 0 if the engine had removed it. */
+  /** The length of the encapsulation's header at the beginning of `headers`; 0 if the engine had removed the header. */
   readonly encapBytes: number
   /** The first bytes of the dropped packet, at most `layout.drops.headerBytes`. */
   readonly headers: Uint8Array
 }
 
-/**
- * Dropped packets that the engine has kept. `next` has one number per loop and direction; `drops(next)` returns only
- * later drops.
- */
+/** Dropped packets that the engine has kept. `drops(next)` returns only later drops. */
 export interface Drops {
+  /** A number for each loop and direction. */
   readonly next: readonly number[]
   readonly packets: readonly DroppedPacket[]
 }
 
-/** Options of `runEngine`. Only the peer table among these options can be changed while the engine runs. */
+/** The options of an engine. Only the peer table can be changed while the engine runs. */
 export interface RunOptions {
   /** The name of the encapsulation, from `encapsulationNames`. */
   encapsulation: string
-  /** The TUN's own addresses, which ICMP errors to peers have as their source. */
+  /** The TUN's own addresses, which are the source addresses of ICMP errors to peers. */
   tunAddress: ByFamily<Address>
   /**
-   * The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not be one of this
-   * host, because the kernel drops packets from its own address.
+   * The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not be this host's
+   * own, because the kernel drops packets from its own address.
    */
   networkAddress: ByFamily<Address>
   filter: FilterOptions
-  /**
-   * True if the engine lowers the MSS in the SYN of each TCP connection to what fits the tunnel (native/core/mss.h).
-   */
+  /** True if the engine lowers the MSS in the SYN of TCP connections to what fits the tunnel (native/core/mss.h). */
   clampMss: boolean
-  /**
-   * This host's parameters for the encapsulation, such as MAC and VNI, in the layout of the encapsulation's file in
-   * native/encap; at most 72 bytes.
-   */
+  /** This host's parameters of the encapsulation, at most 72 bytes. The files of native/encap document the layout. */
   ownEnd: Uint8Array
   /** The MTU of the TUN, in bytes. */
   mtu: number
-  /**
-   * The first peer table, as records in the format of `setPeers`. The engine sets it before its threads start, because
-   * packets may already wait in the descriptors.
-   */
+  /** The first peer table, as for `setPeers`. It is set before the threads start, because packets may already wait. */
   peers: Uint8Array
-  /**
-   * True if weftd chooses the TUN queue, and so the loop, of each packet, so that flows with fragments stay in order
-   * (native/io/steering.h). Has no effect with a single loop.
-   */
+  /** True if weftd chooses TUN queues, so that flows with fragments stay in order (native/io/steering.h). */
   steers?: boolean
-  /**
-   * True if the engine continues the saved sessions of the previous engine (`Descriptors.handoverState`); false if it
-   * discards them.
-   */
+  /** True if the engine continues the sessions in `Descriptors.handoverState`; false if it discards them. */
   keepsSessions: boolean
   /** True if the TUN keeps existing, with its addresses and routes, after all of its queues are closed. */
   persistent: boolean
-  /** The nice value of the engine's threads, -20 (highest priority) to 19; 0 means the nice value of the process. */
+  /** The nice value of the threads, -20 (highest priority) to 19; 0 means the nice value of the process. */
   nice: number
   /** How long a thread polls for packets before it sleeps, in microseconds; 0 means that it does not poll. */
   pollUs: number
@@ -170,14 +152,11 @@ export interface RunOptions {
 /** The pair of 32-byte keys that a WireGuard handshake yields. */
 export interface SessionKeys {
   /**
-   * True if this host began the handshake that made these keys. The initiator sends with new keys immediately; the
-   * responder only after it has received a packet encrypted with them.
+   * True if this host began the handshake. The initiator sends with new keys immediately; the responder only after it
+   * has received a packet that is encrypted with them.
    */
   readonly isInitiator: boolean
-  /**
-   * The 32-bit numbers that identify this pair of keys in messages: the peer writes `ownIndex`, this host writes
-   * `peerIndex`.
-   */
+  /** The 32-bit numbers of the keys in messages: the peer writes `ownIndex`, this host writes `peerIndex`. */
   readonly ownIndex: number
   readonly peerIndex: number
   readonly sendKey: Uint8Array
@@ -192,26 +171,20 @@ export interface UdpEndpoint {
 /** The engine's reports to JavaScript about WireGuard handshakes (native/core/mailbox.h). */
 export interface Mail {
   /**
-   * Handshake messages, those from peers' addresses first. Also the first bytes of data messages (type 4) for unknown
-   * sessions: their sender may still use a session that this host lost in a restart.
+   * Handshake messages, those from peers' addresses first, and the first bytes of data messages (type 4) for unknown
+   * sessions. The sender of such a data message may use a session that this host lost in a restart.
    */
   readonly controlMessages: readonly (UdpEndpoint & { readonly bytes: Buffer })[]
   /** The numbers of the sessions that need a handshake. */
   readonly wanted: readonly number[]
-  /**
-   * The numbers of the sessions whose newest keys the peer has used for the first time, so that this host uses them
-   * too.
-   */
+  /** The numbers of the sessions whose newest keys the peer has used for the first time. */
   readonly confirmed: readonly number[]
-  /** The sessions whose peer now sends from a new address, as an authenticated packet showed. */
+  /** The sessions whose peer has sent an authenticated packet from a new address. */
   readonly moved: readonly (UdpEndpoint & { readonly session: number })[]
 }
 
 export interface NativeEngine {
-  /**
-   * The names of the features in use: the kernel granted them, they have not failed, and they are not turned off with
-   * `ethtool -K`.
-   */
+  /** The names of the granted features, without those that have failed or that `ethtool -K` has turned off. */
   readonly offloads: string[]
   /**
    * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine joins
@@ -219,37 +192,28 @@ export interface NativeEngine {
    */
   followSwitches(): void
   /**
-   * Live counters: `counterNames.length` values for the first loop, then for the second, and so on. The engine's
-   * threads write them; JavaScript must only read them.
+   * Live counters: `counterNames.length` values for the first loop, then for the second, and so on. JavaScript must not
+   * write them.
    */
   readonly counters: BigUint64Array
-  /** True if the engine took over the saved sessions of the previous engine. */
+  /** True if the engine continues the sessions of the previous engine. */
   readonly hasKeptSessions: boolean
-  /**
-   * Why the kernel refused weftd's rule for choosing TUN queues (`RunOptions.steers`); undefined if the kernel accepted
-   * the rule.
-   */
+  /** Why the kernel refused `RunOptions.steers`; undefined if it did not. */
   readonly steeringRefused?: string
-  /**
-   * Why the kernel refused the nice value of the threads (`RunOptions.nice`); undefined if the kernel accepted the
-   * value.
-   */
+  /** Why the kernel refused `RunOptions.nice`; undefined if it did not. */
   readonly priorityRefused?: string
   /**
    * Replaces the whole peer table by these records (src/path/engine/peers.ts). Each thread uses the new table from its
    * next batch on. A peer with an unchanged record keeps the path MTU that was learnt.
    */
   setPeers(records: Uint8Array): void
-  /**
-   * Adds, changes or removes the peers that these records name; all other peers stay. The cost depends on the number of
-   * records, not on the size of the table.
-   */
+  /** Adds, changes or removes the peers that these records name. Its cost does not depend on the size of the table. */
   changePeers(records: Uint8Array): void
-  /** Sends one datagram from the UDP port that peers know, without blocking. Returns false if the kernel refused it. */
+  /** Sends one datagram from the well-known port. Returns false if the kernel refused it. */
   send(to: Address, port: number, datagram: Uint8Array): boolean
   /**
-   * Returns for each thread, by its name in /proc/PID/task/TID/comm, how many iterations of its loop it has made, and
-   * wakes it. If a later call returns the same number, the thread hangs.
+   * Returns the number of loop iterations of each thread, by its name in /proc/PID/task/TID/comm, and wakes the
+   * threads. If a later call returns the same number, the thread hangs.
    */
   askThreads(): Record<string, number>
   /**
@@ -258,33 +222,23 @@ export interface NativeEngine {
    * have named, or only `slot`.
    */
   traffic(slot?: number): Float64Array
-  /** Installs a pair of keys in a WireGuard session. `session` is the number that the peer's records name. */
+  /** Installs keys in a WireGuard session. `session` is the number that the peer's records name. */
   setKeys(session: number, keys: SessionKeys): void
   /** Wipes the keys of a WireGuard session and drops the packets that wait for keys. */
   forgetSession(session: number): void
-  /**
-   * Returns the reports about WireGuard handshakes since the last call of this function. Of the handshake messages from
-   * unknown hosts it returns at most `mostOfOthers` and discards the rest.
-   */
+  /** Returns all reports since the last call, but at most `mostOfOthers` handshake messages from unknown hosts. */
   takeMail(mostOfOthers: number): Mail
-  /** Returns the unknown senders that the engine has noted since the last call, at most a few dozen per loop. */
+  /** Returns the unknown senders since the last call, at most a few dozen per loop. */
   takeUnknownSenders(): UnknownSender[]
-  /**
-   * Returns the dropped packets that the engine has kept. `after` has the number of the first drop wanted, for each
-   * loop and direction (`Drops.next` of an earlier call). An empty list returns all kept drops.
-   */
+  /** Returns the kept drops since the call that returned `after` as `next`; all kept drops if `after` is empty. */
   drops(after: readonly number[]): Drops
   /**
-   * Ends the threads, each after at most one batch, and returns the descriptors for another engine, still open.
-   * Arriving packets wait in the kernel's buffers meanwhile. The sessions are saved in `handoverState`. The bytes
-   * `head` are stored before the sessions, so that the successor can read them first (`handoverHead`). Rejects with
-   * EBADF if the engine has already ended.
+   * Ends the threads, each after at most one batch, and returns the open descriptors for another engine. Arriving
+   * packets wait in the kernel's buffers meanwhile. The sessions are saved in `handoverState`, together with `head`.
+   * Rejects with EBADF if the engine has already ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
-  /**
-   * Ends the threads, each after at most one batch, and closes the descriptors, which deletes the TUN unless it is
-   * persistent. Further calls have no effect.
-   */
+  /** Ends the threads and closes the descriptors, which deletes the TUN unless it is persistent. Idempotent. */
   stop(): Promise<void>
 }
 
@@ -293,9 +247,8 @@ export interface Tun {
   readonly name: string
 }
 
-/** Returned by `watchReadable`; ends the watching of a descriptor. */
 export interface ReadWatcher {
-  /** Stops watching. Does not close the descriptor. Further calls have no effect. */
+  /** Stops watching. Does not close the descriptor. Idempotent. */
   stop(): void
 }
 
@@ -305,10 +258,7 @@ export const counterNames: string[]
 /** The description of each counter, in the order of `counterNames`. */
 export const counterTexts: string[]
 
-/**
- * Offsets, sizes and limits that the TypeScript code shares with the C++ code. The files in native/core explain each
- * value.
- */
+/** Offsets, sizes and limits that the TypeScript code shares with the C++ code. */
 export const layout: {
   /**
    * The layout of a peer's record (native/core/peers.h). `isGone` and `isFromKnownPort` are bits in `flags`, `bytes` is
@@ -319,21 +269,21 @@ export const layout: {
       | 'bytes'
       | 'subnetFamily'
       | 'prefixLength'
-      | 'endpointFamily'
+      | 'outer'
       | 'flags'
       | 'port'
       | 'limit'
       | 'subnet'
-      | 'endpoint'
+      | 'ipv6'
       | 'encap'
       | 'slot'
-      | 'other'
+      | 'ipv4'
       | 'isGone'
       | 'isFromKnownPort',
       number
     >
   >
-  /** `slots`: the maximum number of traffic slots. `numbers`: how many numbers `traffic` returns for each slot. */
+  /** `slots`: the maximum number of traffic slots. `numbers`: how many numbers `traffic` returns for a slot. */
   readonly traffic: { readonly slots: number; readonly numbers: number }
   /**
    * `kept`: how many dropped packets are kept per loop and direction. `everyUs`: the interval at which further drops
@@ -351,10 +301,7 @@ export const layout: {
     readonly least: number
     readonly outerBytes: number
   }
-  /**
-   * Rate limits on ICMP errors: burst and interval for one sender, then for all senders outside this node's subnet
-   * together.
-   */
+  /** Rate limits on ICMP errors: for one sender, then for all senders outside this node's subnet together. */
   readonly icmp: {
     readonly senderBurst: number
     readonly senderEveryMs: number
@@ -369,31 +316,26 @@ export const encapsulationNames: string[]
 /** The names of the features (native/core/features.h). */
 export const featureNames: string[]
 
-/**
- * Opens the TUN and the UDP sockets. `receiveBufferAsked` and `receiveBufferGranted` are the requested and the granted
- * receive buffer of one socket, in bytes.
- */
-export function openDescriptors(
-  options: OpenOptions,
-): Descriptors & { readonly receiveBufferAsked: number; readonly receiveBufferGranted: number }
-
-/** Opens UDP sockets of a second IP family, for loops that already have a TUN queue and sockets of the first family. */
-export function openSockets(options: Omit<OpenOptions, 'tunName'>): {
-  readonly features: readonly string[]
-  readonly loops: readonly { readonly socket: number; readonly sender?: number }[]
+/** Opens the TUN and UDP sockets of one IP family. */
+export function openDescriptors(options: OpenOptions): Descriptors & {
+  /** The requested and the granted receive buffer of one socket, in bytes. */
+  readonly receiveBufferAsked: number
+  readonly receiveBufferGranted: number
 }
 
-/**
- * Reads the bytes `head` that the previous engine stored before its sessions (`NativeEngine.release`), without taking
- * the keys. Returns undefined if the memfd has another format.
- */
+/** Opens UDP sockets of one more IP family, for loops that have a TUN queue. `loops` has the sockets of each loop. */
+export function openSockets(options: SocketOptions): {
+  readonly features: readonly string[]
+  readonly loops: readonly LoopSockets[]
+}
+
+/** Reads the `head` of `Descriptors.handoverState`, not the keys; undefined if the memfd has another format. */
 export function handoverHead(fd: number): Buffer | undefined
 
 /**
- * Starts the engine's threads. The engine owns the descriptors from now on, even if this function throws. `onFault` is
- * called at most once, when a thread cannot continue because the TUN was deleted or a system call failed unexpectedly;
- * the engine must still be stopped. `onMail` is called when `takeMail` has something to return, for an encapsulation
- * with sessions.
+ * Starts the engine's threads. The engine owns the descriptors from now on, even if this throws. `onFault` is called at
+ * most once, when a thread cannot continue; the engine must still be stopped. `onMail` is called when `takeMail` has
+ * something to return.
  */
 export function runEngine(
   descriptors: Descriptors,
@@ -405,7 +347,7 @@ export function runEngine(
 /** Opens a non-blocking TUN without packet information and virtio header, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
-/** Sets whether the kernel keeps the TUN, with its addresses and routes, after all of its queues are closed. */
+/** Sets if the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
 /**
@@ -414,34 +356,26 @@ export function setTunPersistent(fd: number, persistent: boolean): void
  */
 export function pathMtu(from: string, to: string): number
 
-/**
- * Calls `onReadable` from the event loop as long as `fd` has unread input (level-triggered, libuv's uv_poll). libuv
- * cannot watch regular files.
- */
+/** Calls `onReadable` from the event loop as long as `fd` has unread input (libuv's uv_poll). Not for regular files. */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
 /**
- * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLKW, Linux 3.15). A thread of libuv's
- * pool waits until the lock is free. The lock ends when the descriptor is closed or the process ends.
+ * Waits for an exclusive lock on the whole file (open file description lock, fcntl F_OFD_SETLKW, Linux 3.15). A process
+ * that receives the descriptor holds the lock too. The lock ends when the last of these descriptors is closed.
  */
 export function lockFile(fd: number): Promise<void>
 
-/**
- * Takes an exclusive open-file-description lock on the whole file (fcntl F_OFD_SETLK). Returns false if another process
- * holds the lock. A process that receives the descriptor holds the lock too. The lock ends when the last of these
- * descriptors is closed. Throws an Error with `code`.
- */
+/** Takes the lock of `lockFile` (F_OFD_SETLK). Returns false if it is taken. */
 export function tryLockFile(fd: number): boolean
 
 /**
  * Sends one datagram with file descriptors to a Unix socket, as systemd's sd_notify(3) does. `socket` is a path, or `@`
- * and an abstract name. Does not block: throws EAGAIN if the receiver's queue is full.
+ * and an abstract name. Throws EAGAIN if the receiver's queue is full.
  */
 export function notify(socket: string, message: string, fds: readonly number[]): void
 
 // The following functions exchange packets between processes of this host over Unix sockets (SOCK_SEQPACKET, unix(7)).
-// Each packet has a text and file descriptors. The caller must close the descriptors that these functions return. None
-// of these functions blocks.
+// Each packet has a text and file descriptors. The caller must close the descriptors that these functions return.
 
 /** Listens on a Unix socket at a path. Only this user may connect. An existing socket file is removed first. */
 export function listenUnix(path: string): number
@@ -461,16 +395,10 @@ export function acceptUnix(listener: number): number | undefined
  */
 export function peerPid(connection: number): number
 
-/**
- * Sends one packet of at most 64 KiB of text and 253 descriptors. This process keeps its descriptors open; the receiver
- * gets copies.
- */
+/** Sends copies of at most 253 descriptors with at most 64 KiB of text. */
 export function sendParcel(connection: number, text: string, fds: readonly number[]): void
 
-/**
- * Returns the next packet of the connection. Returns undefined if no packet waits, and an empty text after the other
- * end has closed the connection.
- */
+/** Returns the next packet; undefined if no packet waits; an empty text after the connection has ended. */
 export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
 
 /**
@@ -500,15 +428,14 @@ export function openEcho(source: string): EchoSocket
 
 /**
  * Sends an echo request with a 16-bit sequence number to an address of the socket's IP family, given as text. The
- * request is an IP packet of `bytes` that must not be fragmented; a smaller `bytes` gives the shortest possible
- * request.
+ * request is an IP packet of `bytes`, or the shortest possible one, that must not be fragmented.
  */
 export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes?: number): void
 
 /**
- * Returns the shortest possible echo request as an IP packet, so that the caller can send it through the tunnel in a
- * datagram of IP version `outer`. `from` is an address of this host. The peer's native engine sends the reply over that
- * IP version too, and `socket` receives it. Returns an empty array if `socket` is invalid.
+ * Returns the shortest possible echo request as an IP packet, which the caller sends through the tunnel in a datagram
+ * of IP version `outer`. `from` is an address of this host. The request names the version, so that the peer's engine
+ * sends the reply over the same version. `socket` receives the reply. Returns an empty array if `socket` is invalid.
  */
 export function echoPacket(socket: EchoSocket, from: Address, to: Address, sequence: number, outer: 4 | 6): Uint8Array
 
@@ -516,13 +443,10 @@ export function echoPacket(socket: EchoSocket, from: Address, to: Address, seque
 export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 
 /**
- * Returns memory that malloc has freed to the kernel. Also unmaps unmodified pages of the program's own files, which
- * the kernel reads again from the page cache when they are used. Takes some milliseconds.
+ * Returns memory that malloc has freed to the kernel, and unmaps unmodified pages of the program's own files. Takes
+ * some milliseconds.
  */
 export function giveBackMemory(): void
 
-/**
- * Ends the process immediately with _exit(2). process.exit would wait for libuv's threads, and one of them may hang in
- * a file system call.
- */
+/** Ends the process with _exit(2), because process.exit waits for libuv's threads, one of which may hang. */
 export function exitNow(code: number): never

@@ -22,31 +22,27 @@ namespace weft {
 
 namespace {
 
-struct Directions {
-  std::unique_ptr<Direction> egress;
-  std::unique_ptr<Direction> ingress;
-  std::unique_ptr<Direction> other_ingress;  // null if the path has no second socket
-};
+/// How many directions of a loop read the peer table: the egress, and an ingress for each IP family.
+constexpr size_t kReadersPerLoop = 3;
+using Readers = std::array<PeerTables::Reader, kReadersPerLoop>;
 
+/// Creates the directions of a loop: the egress, then an ingress for each IP family in which the path has a socket.
 template <Encapsulation Encap>
-Directions make_directions(const Path& path, const OwnEnd& own, Sessions* sessions,
-                           const std::array<PeerTables::Reader, 3>& readers) {
+std::vector<Source> make_sources(const Path& path, const OwnEnd& own, Sessions* sessions, const Readers& readers) {
   const auto make = [&] {
     if constexpr (HasSessions<Encap>)
       return Encap(own, *sessions);
     else
       return Encap(own);
   };
-  Directions made{std::make_unique<Egress<Encap>>(path, readers[0], make()),
-                  std::make_unique<Ingress<Encap>>(path, readers[1], make()), nullptr};
-  if (path.other_socket >= 0) {
-    Path other = path;
-    std::swap(other.socket, other.other_socket);
-    std::swap(other.sender, other.other_sender);
-    std::swap(other.known, other.other_known);
-    made.other_ingress = std::make_unique<Ingress<Encap>>(other, readers[2], make());
+  std::vector<Source> sources;
+  sources.push_back({path.tun, std::make_unique<Egress<Encap>>(path, readers[0], make())});
+  for (const uint8_t version : kIpVersions) {
+    const int fd = path.sockets.of(version).receiver;
+    const PeerTables::Reader& reader = readers[sources.size()];
+    if (fd >= 0) sources.push_back({fd, std::make_unique<Ingress<Encap>>(path, version, reader, make())});
   }
-  return made;
+  return sources;
 }
 
 /// Returns a random number for the limits on ICMP errors. If the kernel has no entropy yet, the number is weaker: it
@@ -60,10 +56,10 @@ uint64_t secret() {
 struct Row {
   std::string_view name;
   bool has_sessions;
-  Directions (*make)(const Path&, const OwnEnd&, Sessions*, const std::array<PeerTables::Reader, 3>&);
+  std::vector<Source> (*make)(const Path&, const OwnEnd&, Sessions*, const Readers&);
 };
 constexpr auto kEncapsulations = Encapsulations::rows([]<typename Encap>() {
-  return Row{Encap::kName, HasSessions<Encap>, make_directions<Encap>};
+  return Row{Encap::kName, HasSessions<Encap>, make_sources<Encap>};
 });
 
 }  // namespace
@@ -76,7 +72,7 @@ std::vector<std::string_view> encapsulation_names() {
 
 Engine::Engine(Descriptors descriptors)
     : descriptors_(std::move(descriptors)),
-      peers_(3 * descriptors_.loops.size()),
+      peers_(kReadersPerLoop * descriptors_.loops.size()),
       features_(descriptors_.features),
       icmp_(secret()),
       unknown_senders_(descriptors_.loops.size()),
@@ -103,35 +99,12 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   engine->follow_switches();
   engine->set_peers(options.peers);
   engine->has_kept_sessions_ = engine->take_sessions(options);
-  const LoopDescriptors& first = engine->descriptors_.loops.front();
   for (size_t i = 0; i < engine->descriptors_.loops.size(); i++) {
-    const LoopDescriptors& fds = engine->descriptors_.loops[i];
-    const CounterRow row(counters + i * kCounterCount);
-    Drops& tx_drops = engine->drops_.emplace_back(row, monotonic_us);
-    Drops& rx_drops = engine->drops_.emplace_back(row, monotonic_us);
-    const Path path{.tun = fds.tun.get(),
-                    .socket = fds.socket.get(),
-                    .sender = fds.sender ? fds.sender.get() : fds.socket.get(),
-                    .other_socket = fds.other_socket.get(),
-                    .other_sender = fds.other_sender ? fds.other_sender.get() : fds.other_socket.get(),
-                    .known = engine->sessions_ ? first.socket.get() : -1,
-                    .other_known = engine->sessions_ ? first.other_socket.get() : -1,
-                    .tun_address = options.tun_address,
-                    .network_address = options.network_address,
-                    .features = &engine->features_,
-                    .counters = row,
-                    .traffic = &engine->traffic_[i],
-                    .tx_drops = &tx_drops,
-                    .rx_drops = &rx_drops,
-                    .filter = options.filter,
-                    .unknown_senders = &engine->unknown_senders_[i],
-                    .icmp = &engine->icmp_,
-                    .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
-    PeerTables& peers = engine->peers_;
-    Directions made = encapsulation->make(path, options.own, engine->sessions_.get(),
-                                          {peers.reader(3 * i), peers.reader(3 * i + 1), peers.reader(3 * i + 2)});
-    engine->loops_.push_back(std::make_unique<Loop>(i, path, std::move(made.egress), std::move(made.ingress),
-                                                    options.loops, engine->fault_, std::move(made.other_ingress)));
+    const Path path = engine->path_of_loop(i, options, CounterRow(counters + i * kCounterCount));
+    const auto reader = [&](size_t at) { return engine->peers_.reader(kReadersPerLoop * i + at); };
+    std::vector<Source> sources =
+        encapsulation->make(path, options.own, engine->sessions_.get(), {reader(0), reader(1), reader(2)});
+    engine->loops_.push_back(std::make_unique<Loop>(i, std::move(sources), options.loops, engine->fault_));
   }
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
@@ -140,6 +113,33 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
+}
+
+/// Returns the means of loop `i`. Must be called once for each loop, in order.
+Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counters) {
+  const LoopDescriptors& fds = descriptors_.loops[i];
+  Drops& tx_drops = drops_.emplace_back(counters, monotonic_us);
+  Drops& rx_drops = drops_.emplace_back(counters, monotonic_us);
+  Path path{.tun = fds.tun.get(),
+            .tun_address = options.tun_address,
+            .network_address = options.network_address,
+            .features = &features_,
+            .counters = counters,
+            .traffic = &traffic_[i],
+            .tx_drops = &tx_drops,
+            .rx_drops = &rx_drops,
+            .filter = options.filter,
+            .unknown_senders = &unknown_senders_[i],
+            .icmp = &icmp_,
+            .clamp_mtu = options.clamp_mss ? options.own.mtu : 0};
+  for (const uint8_t version : kIpVersions) {
+    const LoopSockets& own = fds.sockets.of(version);
+    const LoopSockets& known = sessions_ ? descriptors_.loops.front().sockets.of(version) : own;
+    path.sockets.of(version) = {.receiver = own.receiver.get(),
+                                .sender = own.sender ? own.sender.get() : own.receiver.get(),
+                                .known = known.receiver.get()};
+  }
+  return path;
 }
 
 void Engine::follow_switches() {
@@ -181,12 +181,8 @@ void Engine::change_peers(std::span<const uint8_t> records) {
 }
 
 bool Engine::send(const SocketAddress& to, std::span<const uint8_t> datagram) const {
-  const LoopDescriptors& first = descriptors_.loops.front();
   if (sessions_) Wireguard::sends(*sessions_, datagram);
-  // A socket accepts addresses of its own IP family only. So the socket of the other family gets the datagram if the
-  // first socket refuses it.
-  return send_now(first.socket.get(), to, datagram) ||
-         (first.other_socket && send_now(first.other_socket.get(), to, datagram));
+  return send_now(descriptors_.loops.front().sockets.of(to.address()).receiver.get(), to, datagram);
 }
 
 Traffic Engine::traffic(uint32_t slot) const {

@@ -1,8 +1,8 @@
 // engine.h - the engine of one data path: it runs its loops on open descriptors, and can return the descriptors for the
 // next engine.
 //
-// No state is process-wide. Each loop is a thread with one queue of the multi-queue TUN and one socket of the
-// SO_REUSEPORT group.
+// No state is process-wide. Each loop is a thread with one queue of the multi-queue TUN and, in each IP family in use,
+// one socket of the SO_REUSEPORT group.
 #pragma once
 
 #include <deque>
@@ -88,6 +88,7 @@ class Engine {
  private:
   explicit Engine(Descriptors descriptors);
   void end_loops();
+  Path path_of_loop(size_t i, const RunOptions& options, CounterRow counters);
   void steer(bool steers);
   void make_room_for(std::span<const uint8_t> records);
   bool take_sessions(const RunOptions& options);

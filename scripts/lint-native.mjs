@@ -1,11 +1,16 @@
-// lint-native.mjs - checks that the C++ code has the format of .clang-format and no warnings of gcc and clang. `--fix` formats it.
+// lint-native.mjs - checks that the C++ code has the format of .clang-format, no warnings of gcc and clang, and no long function. `--fix`
+// formats it.
 
 import { spawnSync } from 'node:child_process'
-import { existsSync, readdirSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { homedir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { longFunctions } from './long-functions.mjs'
+
+/** The maximum number of lines of a function of native/, from its opening brace to its closing brace. */
+const MOST_LINES = 60
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const sources = ['native', 'test/native', 'bench/native']
@@ -40,11 +45,28 @@ function compiles(compiler) {
     .every(Boolean)
 }
 
+/** Reports the functions of a source file that are too long. */
+function hasShortFunctions(path) {
+  const found = longFunctions(readFileSync(join(root, path), 'utf8'), MOST_LINES)
+  for (const { line, lines } of found)
+    process.stderr.write(`${path}:${line}: a function of ${lines} lines; at most ${MOST_LINES} are allowed\n`)
+  return found.length === 0
+}
+
+const haveShortFunctions = () =>
+  sources
+    .filter((path) => path.startsWith('native/'))
+    .map(hasShortFunctions)
+    .every(Boolean)
+
 if (process.argv.includes('--fix')) {
   process.exitCode = run('clang-format', ['-i', ...sources]) ? 0 : 1
 } else {
-  const fine = [run('clang-format', ['--dry-run', '-Werror', ...sources]), compiles('g++'), compiles('clang++')].every(
-    Boolean,
-  )
+  const fine = [
+    run('clang-format', ['--dry-run', '-Werror', ...sources]),
+    haveShortFunctions(),
+    compiles('g++'),
+    compiles('clang++'),
+  ].every(Boolean)
   process.exitCode = fine ? 0 : 1
 }

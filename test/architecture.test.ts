@@ -305,75 +305,166 @@ describe('architecture of native/', () => {
   })
 })
 
-/** The first words of the last sentence identify a walk of ARCHITECTURE.md. `most` is its maximum length. */
-const WALKS = {
-  'a packet out': { begins: '`walk/egress.h`, ', most: 6 },
-  'a packet in': { begins: '`io/receiver`, ', most: 7 },
-  'a lease': { begins: '`control/store/etcd/etcd`, ', most: 10 },
-  'a restart': { begins: '`weftd`, ', most: 8 },
-  'a flag': { begins: '`options`, ', most: 6 },
-} as const
+/**
+ * A function of a walk. It must call the function before it or an earlier one, or be called by one of them. `of` is a file of src/, or of
+ * native/ if it ends with .h or .cc. `name` is a function, a constant, or `Class.method`.
+ */
+interface Step {
+  readonly of: string
+  readonly name: string
+  /** The name in the call, if it is not the last part of `name`: that of the interface's method or of the callback. */
+  readonly as?: string
+}
+const step = (of: string, name: string, as?: string): Step => ({ of, name, ...(as === undefined ? {} : { as }) })
+
+/** The walks of ARCHITECTURE.md: the functions in the order in which they run, and the maximum number of their files. */
+const WALKS: Readonly<Record<string, { readonly mostFiles: number; readonly steps: readonly Step[] }>> = {
+  'A packet out': {
+    mostFiles: 6,
+    steps: [
+      step('walk/egress.h', 'pump'),
+      step('walk/egress.h', 'forward'),
+      step('core/packet.h', 'read_packet'),
+      step('core/peers.h', 'find'),
+      step('walk/egress.h', 'cut'),
+      step('core/segment.cc', 'Segmenter.begin'),
+      step('encap/flannel_udp.h', 'seal'),
+      step('io/sender.cc', 'Sender.flush'),
+    ],
+  },
+  'A packet in': {
+    mostFiles: 7,
+    steps: [
+      step('walk/ingress.h', 'pump'),
+      step('io/receiver.cc', 'Receiver.receive'),
+      step('encap/flannel_udp.h', 'open'),
+      step('walk/ingress.h', 'receive'),
+      step('core/inspect.h', 'inspect'),
+      step('core/filter.h', 'reason_to_drop'),
+      step('core/coalesce.cc', 'Coalescer.add'),
+      step('io/tun_writer.cc', 'TunWriter.write'),
+    ],
+  },
+  'A lease': {
+    mostFiles: 8,
+    steps: [
+      step('control/store/etcd/etcd.ts', 'EtcdStore.watch'),
+      step('control/lease/decode.ts', 'sourceOf', 'watch'),
+      step('control/lease/follow.ts', 'LeaseFollower.#startWatch'),
+      step('control/lease/follow.ts', 'LeaseFollower.next'),
+      step('control/lease/follow.ts', 'LeaseFollower.#takeBatches'),
+      step('control/lease/fail-static.ts', 'LeaseView.change'),
+      step('control/lease/follow.ts', 'followLeases'),
+      step('node/loops/peers.ts', 'keepPeers'),
+      step('node/loops/peers.ts', 'applyPeers'),
+      step('node/data-paths.ts', 'DataPaths.apply'),
+      step('node/data-paths.ts', 'PathPart.transfer'),
+      step('node/data-paths.ts', 'PathPart.#transferAll'),
+      step('path/tunnel/tunnel.ts', 'Tunnel.apply'),
+      step('path/tunnel/tunnel-peers.ts', 'TunnelPeers.apply'),
+    ],
+  },
+  'A restart': {
+    mostFiles: 6,
+    steps: [
+      step('weftd.ts', 'main'),
+      step('weftd.ts', 'runOnce'),
+      step('begin.ts', 'runDaemon'),
+      step('node/restart/handover.ts', 'enterHandover'),
+      step('begin.ts', 'handoverParts'),
+      step('begin.ts', 'resume'),
+      step('node/choose.ts', 'createBackend'),
+      step('node/choose.ts', 'makeBackend'),
+      step('node/choose.ts', 'BACKENDS'),
+      step('path/backends/udp.ts', 'createUdpBackend'),
+      step('node/data-paths.ts', 'openDataPaths'),
+    ],
+  },
+  'A flag': {
+    mostFiles: 5,
+    steps: [
+      step('options.ts', 'FLAGS'),
+      step('weftd.ts', 'main'),
+      step('weftd.ts', 'runOnce'),
+      step('begin.ts', 'runDaemon'),
+      step('begin.ts', 'handoverParts'),
+      step('begin.ts', 'resume'),
+      step('node/choose.ts', 'createBackend'),
+      step('node/choose.ts', 'startEngineOf'),
+      step('path/engine/native-engine.ts', 'NativeEngine'),
+    ],
+  },
+}
 const NUMBERS = ['No', 'One', 'Two', 'Three', 'Four', 'Five', 'Six', 'Seven', 'Eight', 'Nine', 'Ten']
+const isNative = (file: string): boolean => /\.(h|cc)$/.test(file)
+
+/** Returns the text of a function, constant or class: from its first line to the closing bracket with the same indentation. */
+function textOf({ of, name }: Step): string | undefined {
+  const [owner, member] = name.includes('.') ? name.split('.') : [undefined, name]
+  const whole = readFileSync(join(isNative(of) ? native : source, of), 'utf8').split('\n')
+  const inOwner = owner !== undefined && !isNative(of)
+  const lines = inOwner ? blockOf(whole, new RegExp(`^(export )?(abstract )?class ${owner}\\b`)) : whole
+  const called = isNative(of) && owner !== undefined ? `${owner}::${member}` : member
+  const begins = isNative(of)
+    ? new RegExp(`^ *[\\w:<>*&, ]* [*&]?${called}\\(.*[{,}]$`)
+    : inOwner
+      ? new RegExp(`^ {2}(static )?(async )?\\*?${called}[<(]`)
+      : new RegExp(`^(export )?((async )?function\\*? |const |class )${called}\\b`)
+  return lines && blockOf(lines, begins)?.join('\n')
+}
+function blockOf(lines: readonly string[], begins: RegExp): readonly string[] | undefined {
+  const first = lines.findIndex((line) => begins.test(line))
+  if (first === -1) return undefined
+  if (/\{.*\}$/.test(lines[first]!)) return [lines[first]!]
+  const indent = /^ */.exec(lines[first]!)![0]
+  const last = lines.findIndex(
+    (line, at) => at > first && new RegExp(`^${indent}[}\\])]`).test(line) && !line.endsWith('{'),
+  )
+  return lines.slice(first, last + 1)
+}
+/** True if the code of `caller` after its first line contains the name of `called`. */
+function calls(caller: Step, called: Step): boolean {
+  const [, ...lines] = textOf(caller)!.split('\n')
+  const code = lines.filter((line) => !/^ *(\/\/|\/?\*)/.test(line)).join('\n')
+  return new RegExp(`(?<![\\w#])${called.as ?? called.name.split('.').at(-1)!}(?!\\w)`).test(code)
+}
 
 describe('a walk of ARCHITECTURE.md', () => {
   const page = readFileSync(join(root, 'ARCHITECTURE.md'), 'utf8')
-  const walkOf = (name: keyof typeof WALKS): { readonly number: string; readonly walk: readonly string[] } => {
-    const lists = [...page.matchAll(/^(\w+) files [^:\n]+: ((?:`[^`]+`[,.]\s*)+)/gm)]
-    const [, number = '', list = ''] = lists.find(([, , text = '']) => text.startsWith(WALKS[name].begins)) ?? []
-    return { number, walk: [...list.matchAll(/`([^`]+)`/g)].map((match) => match[1]!) }
-  }
-  /**
-   * Returns the names that this file imports from the other one, at its head or on demand, and calls or lists in a table of functions to
-   * call.
-   */
-  function called(file: string, other: string): readonly string[] {
-    const text = readFileSync(join(source, file), 'utf8')
-    const imported = /import (?!type )\{([^{}]*)\} from '([^']+)'|\{([^{}]*)\} = await import\('([^']+)'\)/g
-    const tabled = [...text.matchAll(/\(await import\('([^']+)'\)\)\.(\w+)/g)]
-      .filter(([, at = '']) => resolveImport(file, at) === other)
-      .map(([, , name = '']) => name)
-    const taken = [...text.matchAll(imported)]
-      .filter(([, , at, , later]) => resolveImport(file, at ?? later ?? '') === other)
-      .flatMap(([, names, , more]) => (names ?? more ?? '').split(',').map((name) => name.trim()))
-      .filter((name) => name !== '' && new RegExp(`[^.\\w]${name}\\(`).test(text))
-    return [...taken, ...tabled]
-  }
-  /** Returns all files that a file of native/ includes, directly or indirectly. */
-  function included(file: string, seen = new Set<string>()): ReadonlySet<string> {
-    for (const target of includes.get(file) ?? []) {
-      const name = target.slice(1, -1)
-      const path = [name, join(dirname(file), name)].find((each) => includes.has(each))
-      if (path === undefined || seen.has(path)) continue
-      seen.add(path)
-      included(path, seen)
-    }
-    return seen
-  }
 
-  it.each(Object.keys(WALKS) as (keyof typeof WALKS)[])('%s has the stated length, and is not longer', (name) => {
-    const { number, walk } = walkOf(name)
-    expect(NUMBERS[walk.length]).toBe(number)
-    expect(walk.length).toBeLessThanOrEqual(WALKS[name].most)
-    const isThere = (path: string): boolean =>
-      [path, `${path}.h`].some((each) => includes.has(each)) ||
-      files.includes(`${path}.ts`) ||
-      includes.has(`${path.replace(/^native\//, '')}.h`)
-    expect(walk.filter((path) => !isThere(path))).toEqual([])
+  it.each(Object.entries(WALKS))('%s has functions that exist and call each other', (_, { steps }) => {
+    expect(steps.filter((each) => textOf(each) === undefined)).toEqual([])
+    const isLinked = (each: Step, at: number): boolean =>
+      at === 0 || steps.slice(0, at).some((earlier) => calls(earlier, each) || calls(each, earlier))
+    expect(steps.filter((each, at) => !isLinked(each, at))).toEqual([])
   })
 
-  // Stores, backends and data paths are called through interfaces, so a walk does not follow imports there.
-  it.each(['a restart', 'a flag'] as const)(
-    "%s goes from file to file along calls, starting at the program's first file",
-    (name) => {
-      const walk = walkOf(name).walk.map((path) => `${path}.ts`)
-      const uncalled = walk.filter((file) => walk.every((other) => other === file || called(other, file).length === 0))
-      expect(uncalled).toEqual(['weftd.ts'])
-    },
-  )
+  it.each(Object.entries(WALKS))('%s has few files, and the page names them', (title, { mostFiles, steps }) => {
+    const walked = [...new Set(steps.map(({ of }) => of))]
+    expect(walked.length).toBeLessThanOrEqual(mostFiles)
+    const section = page.split('\n## ').find((each) => each.startsWith(`${title}\n`)) ?? ''
+    const [, number = '', list = ''] = /^(\w+) files [^:\n]+: ((?:`[^`]+`[,.]\s*)+)/m.exec(section) ?? []
+    const named = [...list.matchAll(/`([^`]+)`/g)].map((match) => match[1]!)
+    expect(number).toBe(NUMBERS[walked.length])
+    const bare = (file: string): string => file.replace(/\.(ts|h|cc)$/, '')
+    expect(named.map(bare).toSorted()).toEqual(walked.map(bare).toSorted())
+  })
 
-  it.each(['a packet out', 'a packet in'] as const)('%s has only files that are part of the engine', (name) => {
+  it.each(['A packet out', 'A packet in'])('%s has only files that are part of the engine', (title) => {
     const made = included('engine.cc')
-    const { walk } = walkOf(name)
-    expect(walk.filter((path) => !made.has(path) && !made.has(`${path}.h`))).toEqual([])
+    const walked = WALKS[title]!.steps.map(({ of }) => of.replace(/\.cc$/, '.h'))
+    expect(walked.filter((file) => !made.has(file))).toEqual([])
   })
 })
+
+/** Returns all files that a file of native/ includes, directly or indirectly. */
+function included(file: string, seen = new Set<string>()): ReadonlySet<string> {
+  for (const target of includes.get(file) ?? []) {
+    const name = target.slice(1, -1)
+    const path = [name, join(dirname(file), name)].find((each) => includes.has(each))
+    if (path === undefined || seen.has(path)) continue
+    seen.add(path)
+    included(path, seen)
+  }
+  return seen
+}

@@ -237,7 +237,7 @@ std::vector<uint8_t> peer_records(size_t count) {
     record[1] = 24;
     store_be16(record + 4, 8285);
     store_be32(record + 8, 0x0a000000 + (static_cast<uint32_t>(i) << 8));
-    store_be32(record + 24, 0xc0a80000 + static_cast<uint32_t>(i));
+    store_be32(record + offsetof(PeerRecord, ipv4), 0xc0a80000 + static_cast<uint32_t>(i));
   }
   return records;
 }

@@ -29,7 +29,7 @@ void write_record(uint8_t* record, size_t index, size_t host) {
   record[1] = kBits;
   store_be16(record + 4, 8285);
   store_be32(record + 8, 0x0a000000 + (static_cast<uint32_t>(index) << (32 - kBits)));
-  store_be32(record + 24, 0xac100000 + static_cast<uint32_t>(host));
+  store_be32(record + offsetof(PeerRecord, ipv4), 0xac100000 + static_cast<uint32_t>(host));
 }
 
 double heap_mib() {

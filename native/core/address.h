@@ -63,11 +63,16 @@ struct Net {
   constexpr explicit operator bool() const { return address.masked(mask) == address; }
 };
 
+constexpr uint8_t kIpVersions[] = {4, 6};
+
+/// A value for each IP family. The families are named by IP version, 4 or 6.
 template <typename T>
 struct ByFamily {
   T ipv4 = {}, ipv6 = {};
+  T& of(uint8_t version) { return version == 4 ? ipv4 : ipv6; }
   const T& of(uint8_t version) const { return version == 4 ? ipv4 : ipv6; }
   const T& of(const Address& address) const { return address.is_v4() ? ipv4 : ipv6; }
+  bool operator==(const ByFamily&) const = default;
 };
 
 /// An address and a UDP port in a sockaddr, the form that system calls use.

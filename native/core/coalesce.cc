@@ -94,21 +94,10 @@ uint32_t Coalescer::start_run(uint8_t* bytes, uint32_t total, const VirtioHeader
   return static_cast<uint32_t>(write_count_++);
 }
 
-void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone) {
+/// Reads the fields of a TCP or UDP packet with a whole transport header.
+inline Coalescer::Flow Coalescer::flow_of(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits,
+                                          const VirtioHeader& undone) {
   const bool tcp = packet.protocol == IPPROTO_TCP;
-  const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
-  if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
-    // A fragment without ports may belong to any flow. To keep the order within that flow, join no later packet with an
-    // earlier one.
-    std::fill(open_.begin(), open_.end(), kNone);
-    start_run(bytes, packet.total, undone);
-    return;
-  }
-  if ((!tcp && packet.protocol != IPPROTO_UDP) || packet.total < least) {
-    start_run(bytes, packet.total, undone);
-    return;
-  }
-
   Flow flow;
   flow.bytes = bytes;
   flow.transport = bytes + packet.ip_bytes;
@@ -127,13 +116,47 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
     flow.payload_bytes = static_cast<uint16_t>(packet.total - headers);
     flow.ends_run = (flags & kPsh) != 0;
   } else {
-    flow.eligible = limits.udp && plain && packet.total > least && load<uint16_t>(flow.transport + kUdpChecksum) != 0 &&
+    const size_t headers = packet.ip_bytes + kUdpHeaderBytes;
+    flow.eligible = limits.udp && plain && packet.total > headers &&
+                    load<uint16_t>(flow.transport + kUdpChecksum) != 0 &&
                     load_be16(flow.transport + 4) == packet.total - packet.ip_bytes;
-    flow.header_bytes = static_cast<uint8_t>(least);
-    flow.payload_bytes = static_cast<uint16_t>(packet.total - least);
+    flow.header_bytes = static_cast<uint8_t>(headers);
+    flow.payload_bytes = static_cast<uint16_t>(packet.total - headers);
     flow.ends_run = false;
   }
+  return flow;
+}
 
+/// Joins a packet to a superpacket. Returns true if no packet may be joined after it.
+inline bool Coalescer::extend(Run& run, const Flow& flow) {
+  const uint32_t piece = append(flow.bytes, flow.total, flow.open);
+  pieces_[run.last].next = piece;
+  run.last = piece;
+  run.count++;
+  run.packets++;
+  run.total += flow.payload_bytes;
+  run.next_sequence += flow.payload_bytes;
+  run.next_id++;
+  run.push = flow.ends_run;
+  return flow.ends_run || flow.payload_bytes < run.segment_bytes;
+}
+
+void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone) {
+  const bool tcp = packet.protocol == IPPROTO_TCP;
+  const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
+  if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
+    // A fragment without ports may belong to any flow. To keep the order, no later packet is joined with an earlier
+    // one.
+    std::fill(open_.begin(), open_.end(), kNone);
+    start_run(bytes, packet.total, undone);
+    return;
+  }
+  if ((!tcp && packet.protocol != IPPROTO_UDP) || packet.total < least) {
+    start_run(bytes, packet.total, undone);
+    return;
+  }
+
+  const Flow flow = flow_of(bytes, packet, limits, undone);
   uint32_t& open = open_[flow_hash(bytes, flow.transport, packet.version) >> (64 - kSlotBits)];
   if (!flow.eligible) {
     open = kNone;
@@ -143,17 +166,7 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
     return;
   }
   if (open != kNone && joins(runs_[open], flow, limits)) {
-    Run& run = runs_[open];
-    const uint32_t piece = append(bytes, packet.total, flow.open);
-    pieces_[run.last].next = piece;
-    run.last = piece;
-    run.count++;
-    run.packets++;
-    run.total += flow.payload_bytes;
-    run.next_sequence += flow.payload_bytes;
-    run.next_id++;
-    run.push = flow.ends_run;
-    if (flow.ends_run || flow.payload_bytes < run.segment_bytes) open = kNone;
+    if (extend(runs_[open], flow)) open = kNone;
     return;
   }
   const uint32_t index = start_run(bytes, packet.total, undone);

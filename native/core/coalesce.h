@@ -124,6 +124,8 @@ class Coalescer {
   };
   struct Flow;
 
+  static Flow flow_of(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone);
+  bool extend(Run& run, const Flow& flow);
   bool joins(Run& run, const Flow& flow, const CoalesceLimits& limits);
   uint32_t append(uint8_t* bytes, uint32_t total, bool open);
   uint32_t start_run(uint8_t* bytes, uint32_t total, const VirtioHeader& undone);

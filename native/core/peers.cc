@@ -22,21 +22,19 @@ Prefix mask_of(uint8_t bits) {
 }
 
 Endpoint endpoint_of(const PeerRecord& record) {
-  const Address address =
-      record.endpoint_family == 4 ? Address::v4(load<uint32_t>(record.endpoint)) : Address::v6(record.endpoint);
   Endpoint endpoint{};
-  endpoint.to = SocketAddress(address, load<uint16_t>(record.port));
+  for (const uint8_t version : kIpVersions) endpoint.hosts.of(version) = record.host(version);
+  endpoint.outer = record.outer == 4 ? 4 : 6;
   const uint16_t limit = load_be16(record.limit);
   endpoint.limit = limit >= PathMtu::kAlwaysFits ? limit : 0;
   std::memcpy(endpoint.encap.data(), record.encap, endpoint.encap.size());
   endpoint.slot = record.usable_slot();
-  endpoint.other = Address::v6(record.other);
   endpoint.is_from_known_port = record.is_from_known_port();
   return endpoint;
 }
 
 bool is_same(const Endpoint& a, const Endpoint& b) {
-  return a.to == b.to && a.other == b.other && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit &&
+  return a.hosts == b.hosts && a.outer == b.outer && a.encap == b.encap && a.slot == b.slot && a.limit == b.limit &&
          a.is_from_known_port == b.is_from_known_port;
 }
 
@@ -98,16 +96,13 @@ template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, Endpoint* endpoint, Endpoint* before) {
   subnets.put(prefix, endpoint, tables_.back().pages);
   if (before) tables_.back().endpoints.push_back(before);
-  using Hosts = std::array<Address, 2>;
-  const auto hosts_of = [](const Endpoint* peer) { return peer ? Hosts{peer->address(), peer->other} : Hosts{}; };
-  const Hosts now = hosts_of(endpoint), was = hosts_of(before);
-  if (now == was) return;
   constexpr uint64_t kOne = PeerTable::one_of(std::is_same_v<Key, uint32_t> ? 4 : 6);
-  for (const Address& host : now) {
-    if (host) count_host(host, kOne);
-  }
-  for (const Address& host : was) {
-    if (host) count_host(host, -kOne);
+  for (const uint8_t version : kIpVersions) {
+    const Address now = endpoint ? endpoint->hosts.of(version).address() : Address();
+    const Address was = before ? before->hosts.of(version).address() : Address();
+    if (now == was) continue;
+    if (now) count_host(now, kOne);
+    if (was) count_host(was, -kOne);
   }
 }
 

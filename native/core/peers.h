@@ -26,7 +26,8 @@
 namespace weft {
 
 /// A peer as JavaScript passes it, in the layout that src/path/engine/peers.ts writes and napi/layout.cc reports.
-/// Subnet and endpoint may be of different IP families. An IPv4 address is in the first 4 of the 16 bytes.
+/// The datagrams to the peer may be of another IP version than the subnet. An IPv4 subnet is in the first 4 of the 16
+/// bytes.
 struct PeerRecord {
   /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
@@ -36,28 +37,32 @@ struct PeerRecord {
 
   uint8_t subnet_family;  ///< 4 or 6
   uint8_t prefix_length;
-  uint8_t endpoint_family;
+  uint8_t outer;  ///< the IP version of datagrams to the peer, 4 or 6; the record has an address of this version
   uint8_t flags;
-  uint8_t port[2];   ///< the endpoint's port, big-endian
+  uint8_t port[2];   ///< the UDP port of the peer's addresses, big-endian
   uint8_t limit[2];  ///< the length in bytes of the longest packet that reaches the peer, big-endian; 0 if unknown
   uint8_t subnet[16];
-  uint8_t endpoint[16];
+  uint8_t ipv6[16];   ///< the IPv6 address of the peer's host; 0 for none
   uint8_t encap[16];  ///< the encapsulation's parameters of the peer, for example MAC and VNI
   uint32_t slot;      ///< the index of the peer's traffic counters, in host byte order; 0 for none
-  /// A second address from which the peer's datagrams may come, as 16 bytes in the form of Address; all zero if there
-  /// is none.
-  uint8_t other[16];
+  uint8_t ipv4[4];    ///< the IPv4 address of the peer's host; 0 for none
 
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
-  /// Returns the index of the peer's traffic counters, or 0 if the index in the record is out of range.
+  /// The address and the port of the peer's host in an IP version; an empty address if the host has none.
+  SocketAddress host(uint8_t version) const {
+    const auto v4 = load<uint32_t>(ipv4);
+    const Address address = version == 6 ? Address::v6(ipv6) : v4 != 0 ? Address::v4(v4) : Address();
+    return address ? SocketAddress(address, load<uint16_t>(port)) : SocketAddress();
+  }
+  /// The index of the traffic counters, or 0 if it is out of range.
   uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
 };
-static_assert(sizeof(PeerRecord) == 76 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
+static_assert(sizeof(PeerRecord) == 64 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
 static_assert(offsetof(PeerRecord, port) == 4 && offsetof(PeerRecord, limit) == 6);
-static_assert(offsetof(PeerRecord, subnet) == 8 && offsetof(PeerRecord, endpoint) == 24);
+static_assert(offsetof(PeerRecord, subnet) == 8 && offsetof(PeerRecord, ipv6) == 24);
 static_assert(offsetof(PeerRecord, encap) == 40 && offsetof(PeerRecord, slot) == 56);
-static_assert(offsetof(PeerRecord, other) == 60);
+static_assert(offsetof(PeerRecord, ipv4) == 60);
 
 /// Calls `each` with every complete record in `records`, whose bytes may have any alignment.
 template <typename Each>
@@ -67,13 +72,12 @@ void each_record(std::span<const uint8_t> records, Each each) {
   }
 }
 
-/// The destination of the datagrams to a peer. A peer has one Endpoint object, which stays the same in later tables
-/// unless the peer changes. So two Endpoints are compared by their pointers.
+/// The addresses of a peer's host, and which of them datagrams to the peer go to. A peer has one Endpoint object, which
+/// stays the same in later tables unless the peer changes. So two Endpoints are compared by their pointers.
 struct Endpoint {
-  SocketAddress to;
-  /// The peer's address of the other IP family; :: if there is none. The peer may send from it, and weftd may switch to
-  /// it.
-  Address other;
+  /// The host's address and UDP port in each IP family. The peer's datagrams may come from both addresses. An address
+  /// is empty if the host has none in the family.
+  ByFamily<SocketAddress> hosts;
   /// The encapsulation's parameters of the peer, for example MAC and VNI for vxlan.
   std::array<uint8_t, 16> encap;
   /// The index of the peer's traffic counters (traffic.h).
@@ -83,14 +87,18 @@ struct Endpoint {
   uint16_t limit;
   /// The number of the last complete set of records (set()) that contained the peer. Readers do not use it.
   uint16_t round;
+  /// The IP version of datagrams to the peer, 4 or 6. `hosts` has an address of this version.
+  uint8_t outer;
   /// True if datagrams to the peer must leave from the well-known port, because the peer replies to their source port.
   bool is_from_known_port;
   /// The kernel's path MTU to the peer, learnt while sending. It is kept as long as the peer has the same address.
   mutable PathMtu path;
 
-  Address address() const { return to.address(); }
+  /// The destination of datagrams to the peer.
+  const SocketAddress& to() const { return hosts.of(outer); }
+  Address address() const { return to().address(); }
   /// True if the peer's datagrams may come from the address `from`, with any port.
-  bool is_at(const Address& from) const { return address() == from || (other && other == from); }
+  bool is_at(const Address& from) const { return from && hosts.of(from).address() == from; }
 };
 
 /// The first bits of an IPv6 address as two words in host byte order; the remaining bits are 0.
@@ -121,9 +129,9 @@ class PeerTable {
     return find(6, bytes);
   }
 
-  /// True if any peer has this address, as its endpoint or as its other address.
+  /// True if the host of any peer has this address.
   bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
-  /// True if a peer with a subnet of this version has this address, as its endpoint or as its other address.
+  /// True if the host of a peer with a subnet of this version has this address.
   bool has_endpoint_at(const Address& address, uint8_t version) const {
     return static_cast<uint32_t>(hosts_->find(address) / one_of(version)) != 0;
   }

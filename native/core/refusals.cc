@@ -91,7 +91,7 @@ void Learnt::learn(const Consequence& consequence, bool taken, const Endpoint& e
   } else if (at == used_) {
     used_++;
   }
-  refused_[at].to = endpoint.to;
+  refused_[at].to = endpoint.to();
   refused_[at].udp_segments = consequence.off == Off::kLongRuns ? kOldUdpSegments : uint16_t{1};
   refused_[at].until_ms = now_ms + kRememberedMs;
 }

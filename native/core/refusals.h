@@ -89,7 +89,7 @@ class Learnt {
   /// Returns the index of `endpoint` in refused_; used_ if refused_ does not contain it.
   size_t find(const Endpoint& endpoint) const {
     size_t at = 0;
-    while (at < used_ && !(refused_[at].to == endpoint.to)) at++;
+    while (at < used_ && !(refused_[at].to == endpoint.to())) at++;
     return at;
   }
 

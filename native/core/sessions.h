@@ -58,9 +58,7 @@ class Sessions {
     each_record(records, [&](const PeerRecord& record) {
       const uint32_t number = number_of(record.encap);
       if (record.is_gone() || number == 0 || number >= kMaxSessions) return;
-      const Address to =
-          record.endpoint_family == 4 ? Address::v4(load<uint32_t>(record.endpoint)) : Address::v6(record.endpoint);
-      room_for(number).send_to(SocketAddress(to, load<uint16_t>(record.port)), has_any_port(record.encap));
+      room_for(number).send_to(record.host(record.outer), has_any_port(record.encap));
     });
   }
   void set_keys(uint32_t number, const SessionKeys& keys, int64_t now_ms) {

@@ -33,12 +33,15 @@ struct Message {
   /// when the request was sent, in nanoseconds of CLOCK_REALTIME
   int64_t sent;
   uint32_t mark;
-  /// The IP version over which the peer must send the reply, in each byte; zeroes if the request does not choose it.
+  /// Names the IP version of the datagram for the reply (reply_over); zeroes if the request leaves the choice to the
+  /// peer. The peer's kernel copies this field into the reply, where the peer's engine reads it.
   std::array<uint8_t, 4> outer;
 };
 static_assert(sizeof(Message) == 24);
 
-constexpr std::array<uint8_t, 4> by_outer(uint8_t version) { return {'w', 'e', 'f', version}; }
+/// Returns the field Message::outer of a request whose reply must go over an IP version. Three letters identify the
+/// field, because other programs' echo requests have arbitrary bytes there.
+constexpr std::array<uint8_t, 4> reply_over(uint8_t version) { return {'w', 'e', 'f', version}; }
 
 struct Protocol {
   int family;
@@ -148,13 +151,13 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
   return {};
 }
 
-uint8_t outer_of_answer(const uint8_t* bytes, const Packet& packet) {
+uint8_t version_for_reply(const uint8_t* bytes, const Packet& packet) {
   const Protocol& protocol = packet.version == 4 ? kIcmp : kIcmpv6;
   if (packet.protocol != protocol.number || packet.fragment || packet.total != packet.ip_bytes + sizeof(Message))
     return 0;
   const auto message = load<Message>(bytes + packet.ip_bytes);
   if (message.type != protocol.answer) return 0;
-  return message.outer == by_outer(4) ? 4 : message.outer == by_outer(6) ? 6 : 0;
+  return message.outer == reply_over(4) ? 4 : message.outer == reply_over(6) ? 6 : 0;
 }
 
 size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to, uint16_t sequence, uint8_t outer,
@@ -171,7 +174,7 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
   request.sequence = to_be16(sequence);
   request.sent = realtime();
   request.mark = echo.mark;
-  request.outer = by_outer(outer);
+  request.outer = reply_over(outer);
   std::fill(packet.begin(), packet.end(), uint8_t{0});
   uint8_t* message = packet.data() + protocol.ip_bytes;
   std::memcpy(message, &request, sizeof request);

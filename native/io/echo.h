@@ -44,14 +44,15 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
 constexpr size_t kMaxEchoBytes = 64;
 
 /// Writes the shortest possible echo request as an IP packet, so that the caller can send it through the tunnel in a
-/// datagram of IP version `outer`. The request asks the peer's engine to send the reply in a datagram of the same
-/// version, even if it otherwise uses the other version. `echo` receives the reply. Returns the length of the packet,
-/// or 0 if the socket has no identifier.
+/// datagram of IP version `outer`. The request names this version, so that the peer's engine sends the reply in a
+/// datagram of the same version. `echo` receives the reply. Returns the length of the packet, or 0 if the socket has no
+/// identifier.
 size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to, uint16_t sequence, uint8_t outer,
                   std::span<uint8_t, kMaxEchoBytes> packet);
 
-/// Returns the IP version of the datagram in which a reply to write_echo() must be sent; 0 for any other packet.
-uint8_t outer_of_answer(const uint8_t* bytes, const Packet& packet);
+/// Returns the IP version that a request of write_echo() named, if the packet is the reply to it; 0 for any other
+/// packet.
+uint8_t version_for_reply(const uint8_t* bytes, const Packet& packet);
 
 /// Receives at most as many messages as `room` has elements, and returns those that are replies to requests of this
 /// socket. More messages may wait afterwards. Does not block.

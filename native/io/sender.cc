@@ -16,10 +16,10 @@ namespace {
 /// The space for the two control messages of a run: the size of its datagrams, and the ECN mark.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int));
 
-msghdr header_for(const Endpoint& endpoint, iovec* iovecs, size_t count) {
+msghdr header_for(const SocketAddress& to, iovec* iovecs, size_t count) {
   msghdr header{};
-  header.msg_name = const_cast<sockaddr*>(endpoint.to.raw());
-  header.msg_namelen = endpoint.to.size();
+  header.msg_name = const_cast<sockaddr*>(to.raw());
+  header.msg_namelen = to.size();
   header.msg_iov = iovecs;
   header.msg_iovlen = count;
   return header;
@@ -38,21 +38,32 @@ void add_control(msghdr& header, uint8_t* room, int level, int type, T value) {
 
 /// Sets the ECN mark of the outer header, with DSCP 0 like the kernel's vxlan device. The value for IPv4 is a single
 /// byte, so byte order does not matter.
-void add_ecn(msghdr& header, uint8_t* room, const Endpoint& endpoint, Ecn ecn) {
+void add_ecn(msghdr& header, uint8_t* room, uint8_t version, Ecn ecn) {
   if (ecn == kNotEct) return;
-  if (endpoint.to.family() == AF_INET6) return add_control(header, room, IPPROTO_IPV6, IPV6_TCLASS, int{ecn});
+  if (version == 6) return add_control(header, room, IPPROTO_IPV6, IPV6_TCLASS, int{ecn});
   add_control(header, room, IPPROTO_IP, IP_TOS, static_cast<uint8_t>(ecn));
+}
+
+/// True if all sockets of these families are the same socket.
+bool are_one(const ByFamily<Sockets>& sockets) {
+  int only = -1;
+  for (const uint8_t version : kIpVersions) {
+    for (const int fd : {sockets.of(version).sender, sockets.of(version).known}) {
+      if (fd >= 0 && only >= 0 && fd != only) return false;
+      if (fd >= 0) only = fd;
+    }
+  }
+  return true;
 }
 
 Attempt attempt_of(size_t datagrams) { return {Way::kPeers, datagrams > 1 ? kUdpGso : 0u, datagrams}; }
 
 }  // namespace
 
-Sender::Sender(SendSockets sockets, SendSockets other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
+Sender::Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
                Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic)
     : sockets_(sockets),
-      other_(other),
-      family_(other.own < 0 ? sa_family_t{AF_UNSPEC} : family_of(sockets.own)),
+      has_one_socket_(are_one(sockets)),
       header_bytes_(header_bytes),
       trailer_bytes_(trailer_bytes),
       encap_bytes_(header_bytes + trailer_bytes),
@@ -82,10 +93,10 @@ void Sender::prepare() {
     const Run& run = runs_[i];
     const size_t end = i + 1 < runs_used_ ? runs_[i + 1].first_iovec : iovecs_used_;
     msghdr& header = messages_[i].msg_hdr;
-    header = header_for(*run.endpoint, &iovecs_[run.first_iovec], end - run.first_iovec);
+    header = header_for(run.to(), &iovecs_[run.first_iovec], end - run.first_iovec);
     uint8_t* controls = controls_.get() + i * kControlBytes;
     if (run.datagrams > 1) add_control(header, controls, IPPROTO_UDP, UDP_SEGMENT, run.datagram_bytes);
-    add_ecn(header, controls, *run.endpoint, run.ecn);
+    add_ecn(header, controls, run.version, run.ecn);
   }
 }
 
@@ -95,9 +106,9 @@ void Sender::flush() {
 }
 
 size_t Sender::alike_from(size_t first) const {
-  if (other_.own < 0 && sockets_.own == sockets_.known) return runs_used_ - first;
+  if (has_one_socket_) return runs_used_ - first;
   size_t end = first + 1;
-  while (end < runs_used_ && socket_to(*runs_[end].endpoint) == socket_to(*runs_[first].endpoint)) end++;
+  while (end < runs_used_ && socket_for(runs_[end]) == socket_for(runs_[first])) end++;
   return end - first;
 }
 
@@ -114,7 +125,7 @@ void Sender::send() {
   prepare();
   size_t sent = 0;
   while (sent < runs_used_) {
-    const int socket = socket_to(*runs_[sent].endpoint);
+    const int socket = socket_for(runs_[sent]);
     const int count = sendmmsg(socket, &messages_[sent], static_cast<unsigned>(alike_from(sent)), MSG_DONTWAIT);
     counters_.add(k_tx_batches);
     if (count > 0) {
@@ -133,7 +144,7 @@ void Sender::refused(const Run& run, int error) {
   const Attempt attempt = attempt_of(run.datagrams);
   const Consequence& consequence = consequence_of(attempt, error);
   if (consequence.then != Then::kSingly) {
-    return each_datagram(run, [&](std::span<iovec> iov, size_t) { drop(consequence.counted, *run.endpoint, iov); });
+    return each_datagram(run, [&](std::span<iovec> iov, size_t) { drop(consequence.counted, run.to(), iov); });
   }
   counters_.add(consequence.counted);
   const bool taken = send_singly(run);
@@ -143,16 +154,16 @@ void Sender::refused(const Run& run, int error) {
 /// Sends the datagrams of a refused run one by one. Returns true if the kernel accepted any of them.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
-  const int socket = socket_to(*run.endpoint);
+  const int socket = socket_for(run);
   each_datagram(run, [&](std::span<iovec> iov, size_t size) {
-    msghdr header = header_for(*run.endpoint, iov.data(), iov.size());
+    msghdr header = header_for(run.to(), iov.data(), iov.size());
     alignas(cmsghdr) uint8_t controls[kControlBytes];
-    add_ecn(header, controls, *run.endpoint, run.ecn);
+    add_ecn(header, controls, run.version, run.ecn);
     ssize_t result;
     do {
       result = sendmsg(socket, &header, MSG_DONTWAIT);
     } while (result < 0 && again(socket, errno));
-    if (result < 0) return drop(consequence_of(attempt_of(1), errno).counted, *run.endpoint, iov);
+    if (result < 0) return drop(consequence_of(attempt_of(1), errno).counted, run.to(), iov);
     count_sent(run, 1, size);
     taken = true;
   });
@@ -173,7 +184,7 @@ void Sender::each_datagram(const Run& run, Each each) {
   }
 }
 
-void Sender::drop(Counter reason, const Endpoint& endpoint, std::span<const iovec> datagram) {
+void Sender::drop(Counter reason, const SocketAddress& to, std::span<const iovec> datagram) {
   const auto bytes = [](const iovec& piece) {
     return std::span(static_cast<const uint8_t*>(piece.iov_base), piece.iov_len);
   };
@@ -181,7 +192,7 @@ void Sender::drop(Counter reason, const Endpoint& endpoint, std::span<const iove
   drops_->add({.reason = reason,
                .bytes = datagram.size() > 1 ? first : first.first(first.size() - trailer_bytes_),
                .more = datagram.size() > 1 ? bytes(datagram[1]) : std::span<const uint8_t>(),
-               .peer = endpoint.address()});
+               .peer = to.address()});
 }
 
 void Sender::count_sent(const Run& run, uint64_t datagrams, uint64_t bytes) {

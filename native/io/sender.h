@@ -19,30 +19,33 @@
 #include "../core/refusals.h"
 #include "../core/traffic.h"
 #include "clock.h"
+#include "udp.h"
 
 namespace weft {
 
-/// The sockets of one IP family: the loop's own socket, and the socket with the well-known port for datagrams that must
-/// come from that port. Both may be the same socket; -1 if there is none.
-struct SendSockets {
-  int own = -1;
-  int known = -1;
+/// The outer side of a datagram.
+struct Outer {
+  const Endpoint& peer;
+  uint8_t version;  ///< the IP version, 4 or 6; the peer's host has an address of this version
+  Ecn ecn;          ///< the ECN mark of the outer header
+
+  const SocketAddress& to() const { return peer.hosts.of(version); }
 };
 
 class Sender {
  public:
-  /// `sockets` send to peers of one IP family, `other` to peers of the other family. `header_bytes` and `trailer_bytes`
-  /// are not counted as traffic. `max_room_bytes` is the maximum that a call of room() may request.
-  Sender(SendSockets sockets, SendSockets other, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
+  /// `header_bytes` and `trailer_bytes` are not counted as traffic. `max_room_bytes` is the maximum that a call of
+  /// room() may request.
+  Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
          Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
 
   /// Returns `bytes` of memory for the header and the trailer of one more datagram. If the buffers are full, it first
   /// sends the datagrams that were added, so their memory is no longer needed.
   uint8_t* room(size_t bytes);
-  /// Adds a datagram for which room() was called. `ecn` is the ECN mark for its outer header. `payload` may be empty.
-  /// The space for the trailer is behind `header`. A datagram that exceeds the maximum length is dropped.
+  /// Adds a datagram for which room() was called. `payload` may be empty. The space for the trailer is behind `header`.
+  /// A datagram that exceeds the maximum length is dropped.
   template <size_t kTrailerBytes>
-  void add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload);
+  void add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_t> payload);
   /// Sends the datagrams that were added. If the socket buffer is full, it waits once per batch, for at most
   /// kPatienceMs. The wait slows down programs that send too many packets. The limit matters because the other
   /// direction may run in the same thread.
@@ -66,14 +69,17 @@ class Sender {
     uint32_t bytes;
     uint16_t datagram_bytes;  // the size of all datagrams except the last
     uint16_t datagrams;
-    uint16_t most;  // the maximum number of datagrams that this run may get
-    Ecn ecn;        // the ECN mark of the outer header of all datagrams
+    uint16_t most;    // the maximum number of datagrams that this run may get
+    uint8_t version;  // the IP version of all datagrams
+    Ecn ecn;          // the ECN mark of the outer header of all datagrams
+
+    const SocketAddress& to() const { return endpoint->hosts.of(version); }
   };
 
-  /// Returns the socket of the endpoint's IP family that sends from the port that the endpoint requires.
-  int socket_to(const Endpoint& endpoint) const {
-    const SendSockets& sockets = other_.own < 0 || endpoint.to.family() == family_ ? sockets_ : other_;
-    return endpoint.is_from_known_port ? sockets.known : sockets.own;
+  /// Returns the socket that sends a run: in its IP family, from the port that its endpoint requires.
+  int socket_for(const Run& run) const {
+    const Sockets& sockets = sockets_.of(run.version);
+    return run.endpoint->is_from_known_port ? sockets.known : sockets.sender;
   }
   /// Returns how many runs from `first` on use the same socket, so that one sendmmsg call can send them.
   size_t alike_from(size_t first) const;
@@ -84,13 +90,13 @@ class Sender {
   bool again(int socket, int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
-  void drop(Counter reason, const Endpoint& endpoint, std::span<const iovec> datagram);
+  void drop(Counter reason, const SocketAddress& to, std::span<const iovec> datagram);
   template <typename Each>
   void each_datagram(const Run& run, Each each);
   void count_sent(const Run& run, uint64_t datagrams, uint64_t bytes);
 
-  SendSockets sockets_, other_;
-  sa_family_t family_;  // the IP family of sockets_; peers of the other family use other_
+  ByFamily<Sockets> sockets_;
+  bool has_one_socket_;                                // true if all datagrams leave from the same socket
   size_t header_bytes_, trailer_bytes_, encap_bytes_;  // encap_bytes_ is the sum of the other two
   Features* features_;
   CounterRow counters_;
@@ -112,21 +118,24 @@ class Sender {
 };
 
 template <size_t kTrailerBytes>
-void Sender::add(const Endpoint& endpoint, Ecn ecn, std::span<uint8_t> header, std::span<uint8_t> payload) {
+void Sender::add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_t> payload) {
+  const Endpoint& endpoint = outer.peer;
   const size_t size = header.size() + payload.size() + kTrailerBytes;
   uint8_t* trailer = header.data() + header.size();
   if (size > kMaxDatagramBytes) {
     const iovec pieces[] = {{header.data(), header.size()}, {payload.data(), payload.size()}, {trailer, kTrailerBytes}};
-    return drop(k_tx_drop_too_big, endpoint, pieces);
+    return drop(k_tx_drop_too_big, outer.to(), pieces);
   }
   gathered_++;
   Run* last = runs_used_ > 0 ? &runs_[runs_used_ - 1] : nullptr;
-  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint && last->ecn == ecn &&
-                     size <= last->datagram_bytes && last->bytes + size <= kMaxDatagramBytes;
+  const bool joins = last && last->datagrams < last->most && last->endpoint == &endpoint &&
+                     last->version == outer.version && last->ecn == outer.ecn && size <= last->datagram_bytes &&
+                     last->bytes + size <= kMaxDatagramBytes;
   if (!joins) {
     last = &runs_[runs_used_++];
     const uint16_t most = features_->has(kUdpGso) ? learnt_.udp_segments_to(endpoint, now_ms) : uint16_t{1};
-    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most, ecn};
+    *last = {&endpoint, static_cast<uint32_t>(iovecs_used_), 0, static_cast<uint16_t>(size), 0, most, outer.version,
+             outer.ecn};
   }
   if (payload.empty()) {
     iovecs_[iovecs_used_++] = {header.data(), header.size() + kTrailerBytes};

@@ -82,14 +82,7 @@ SocketAddress bound_address(int socket) {
   return is_bound && address.address() ? address : SocketAddress();
 }
 
-sa_family_t family_of(int socket) {
-  int family = AF_UNSPEC;
-  socklen_t size = sizeof family;
-  getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size);
-  return static_cast<sa_family_t>(family);
-}
-
-bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers) {
+bool spread_by_source(const Fd& first, const SocketAddress& address, size_t workers) {
   // The program is classic BPF. Its offsets count from the IP header (filter.txt, SKF_NET_OFF), and assume no IPv4
   // options and no IPv6 extension headers. Of an IPv6 source address only the last 32 bits count.
   constexpr uint32_t kHeaders = static_cast<uint32_t>(SKF_NET_OFF);
@@ -103,7 +96,7 @@ bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size
       BPF_STMT(BPF_ALU | BPF_MOD | BPF_K, count),      BPF_STMT(BPF_RET | BPF_A, 0),
   };
   const sock_fprog program{sizeof code / sizeof *code, code};
-  return setsockopt(first.fd.get(), SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program, sizeof program) == 0;
+  return setsockopt(first.get(), SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program, sizeof program) == 0;
 }
 
 }  // namespace weft

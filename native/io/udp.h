@@ -17,6 +17,16 @@ struct UdpSocket {
   int receive_buffer_bytes = 0;  ///< the size of the receive buffer that the kernel granted
 };
 
+/// A loop's UDP sockets in one IP family, as descriptors. All are -1 if the loop has no sockets in the family.
+struct Sockets {
+  int receiver = -1;  ///< receives on the well-known port
+  int sender = -1;    ///< sends from a port of the loop's own, or is `receiver`
+  /// Sends from the well-known port, for peers that reply to the source port of datagrams. It is `receiver`, except for
+  /// WireGuard, whose loops all use that of the first loop: all threads share the counter of a session. A fair queue
+  /// (fq) serves sockets by turns, so packets from several sockets would arrive out of order.
+  int known = -1;
+};
+
 /// The receive buffer of all workers (loop threads) together, and the minimum for each worker. A 64-byte packet takes
 /// about 0.8 KB in the kernel's accounting. With 16 MiB eight TCP streams had no retransmissions, with less they had
 /// 28,000. Packets in the buffer delay later packets, so each of several workers gets a smaller buffer.
@@ -56,11 +66,9 @@ bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> data
 /// Returns the address that a UDP socket is bound to; an empty address for any other descriptor.
 SocketAddress bound_address(int socket);
 
-sa_family_t family_of(int socket);
-
 /// Makes the kernel choose the receiving socket of a datagram by its source port: among the sockets that share
 /// `address`, port P + k goes to socket k modulo `workers`. All sockets must be open, and `first` must have been bound
 /// first. Returns false if the kernel refuses.
-bool spread_by_source(const UdpSocket& first, const SocketAddress& address, size_t workers);
+bool spread_by_source(const Fd& first, const SocketAddress& address, size_t workers);
 
 }  // namespace weft

@@ -268,18 +268,13 @@ OpenOptions to_open_options(const Napi::Object& given) {
 
 Napi::Value open_sockets_of(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
-  LoopSockets opened;
+  FamilySockets opened;
   if (Failure failure = open_sockets(to_open_options(info[0].As<Napi::Object>()), opened)) {
     to_error(env, *failure).ThrowAsJavaScriptException();
     return env.Undefined();
   }
   Napi::Array loops = Napi::Array::New(env);
-  for (uint32_t i = 0; i < opened.sockets.size(); i++) {
-    Napi::Object loop = Napi::Object::New(env);
-    loop.Set("socket", opened.sockets[i].fd.release());
-    if (opened.senders[i].fd) loop.Set("sender", opened.senders[i].fd.release());
-    loops.Set(i, loop);
-  }
+  for (LoopSockets& sockets : opened.loops) loops.Set(loops.Length(), to_object(env, std::move(sockets)));
   Napi::Object result = Napi::Object::New(env);
   result.Set("features", to_array(env, names_of(opened.features)));
   result.Set("loops", loops);

@@ -28,15 +28,15 @@ Napi::Object layout_of(Napi::Env env) {
   layout.Set("peerRecord", numbers(env, {{"bytes", sizeof(PeerRecord)},
                                          {"subnetFamily", offsetof(PeerRecord, subnet_family)},
                                          {"prefixLength", offsetof(PeerRecord, prefix_length)},
-                                         {"endpointFamily", offsetof(PeerRecord, endpoint_family)},
+                                         {"outer", offsetof(PeerRecord, outer)},
                                          {"flags", offsetof(PeerRecord, flags)},
                                          {"port", offsetof(PeerRecord, port)},
                                          {"limit", offsetof(PeerRecord, limit)},
                                          {"subnet", offsetof(PeerRecord, subnet)},
-                                         {"endpoint", offsetof(PeerRecord, endpoint)},
+                                         {"ipv6", offsetof(PeerRecord, ipv6)},
                                          {"encap", offsetof(PeerRecord, encap)},
                                          {"slot", offsetof(PeerRecord, slot)},
-                                         {"other", offsetof(PeerRecord, other)},
+                                         {"ipv4", offsetof(PeerRecord, ipv4)},
                                          {"isGone", PeerRecord::kGone},
                                          {"isFromKnownPort", PeerRecord::kFromKnownPort}}));
   layout.Set("traffic", numbers(env, {{"slots", TrafficRows::kMaxSlots}, {"numbers", kTrafficNumbers}}));

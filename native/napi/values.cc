@@ -138,16 +138,22 @@ Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_u
   return object;
 }
 
+Napi::Object to_object(Napi::Env env, LoopSockets sockets) {
+  Napi::Object object = Napi::Object::New(env);
+  object.Set("receiver", sockets.receiver.release());
+  if (sockets.sender) object.Set("sender", sockets.sender.release());
+  return object;
+}
+
 Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
   Napi::Object object = Napi::Object::New(env);
   Napi::Array loops = Napi::Array::New(env);
   for (LoopDescriptors& fds : descriptors.loops) {
-    Napi::Object loop = Napi::Object::New(env);
+    Napi::Object loop = Napi::Object::New(env), sockets = Napi::Object::New(env);
+    if (fds.sockets.ipv4.receiver) sockets.Set("ipv4", to_object(env, std::move(fds.sockets.ipv4)));
+    if (fds.sockets.ipv6.receiver) sockets.Set("ipv6", to_object(env, std::move(fds.sockets.ipv6)));
     loop.Set("tun", fds.tun.release());
-    loop.Set("socket", fds.socket.release());
-    if (fds.sender) loop.Set("sender", fds.sender.release());
-    if (fds.other_socket) loop.Set("otherSocket", fds.other_socket.release());
-    if (fds.other_sender) loop.Set("otherSender", fds.other_sender.release());
+    loop.Set("sockets", sockets);
     loops.Set(loops.Length(), loop);
   }
   object.Set("tunName", descriptors.tun_name);
@@ -157,22 +163,31 @@ Napi::Object to_object(Napi::Env env, Descriptors descriptors) {
   return object;
 }
 
+namespace {
+
+Fd to_fd(const Napi::Value& value) {
+  Fd fd(value.IsNumber() ? value.As<Napi::Number>().Int32Value() : -1);
+  if (fd) fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+  return fd;
+}
+
+LoopSockets to_sockets(const Napi::Value& value) {
+  const auto sockets = value.As<Napi::Object>();
+  return {to_fd(sockets.Get("receiver")), to_fd(sockets.Get("sender"))};
+}
+
+}  // namespace
+
 Descriptors to_descriptors(const Napi::Object& object) {
   Descriptors descriptors;
   descriptors.tun_name = object.Get("tunName").As<Napi::String>();
   descriptors.features = features_of(object.Get("features").As<Napi::Array>());
   const auto loops = object.Get("loops").As<Napi::Array>();
-  const auto fd_of = [](const Napi::Value& value) {
-    Fd fd(value.IsNumber() ? value.As<Napi::Number>().Int32Value() : -1);
-    if (fd) fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
-    return fd;
-  };
   for (uint32_t i = 0; i < loops.Length(); i++) {
     const auto loop = loops.Get(i).As<Napi::Object>();
-    descriptors.loops.push_back({fd_of(loop.Get("tun")), fd_of(loop.Get("socket")), fd_of(loop.Get("sender")),
-                                 fd_of(loop.Get("otherSocket")), fd_of(loop.Get("otherSender"))});
+    descriptors.loops.push_back({to_fd(loop.Get("tun")), by_family(loop.Get("sockets"), to_sockets)});
   }
-  descriptors.handover_state = fd_of(object.Get("handoverState"));
+  descriptors.handover_state = to_fd(object.Get("handoverState"));
   return descriptors;
 }
 

@@ -36,6 +36,8 @@ SessionKeys to_keys(const Napi::Object& given);
 Napi::Object to_object(Napi::Env env, const SocketAddress& address);
 /// Converts a kept drop. `since_1970_us` is added to its monotonic time, which gives microseconds since 1970.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
+/// Converts a loop's sockets in one IP family to numbers. From now on JavaScript must close them.
+Napi::Object to_object(Napi::Env env, LoopSockets sockets);
 /// Converts descriptors to numbers. From now on JavaScript must close them.
 Napi::Object to_object(Napi::Env env, Descriptors descriptors);
 /// Takes over descriptors that JavaScript had as numbers. Sets close-on-exec, because they may come from another

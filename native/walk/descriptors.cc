@@ -8,24 +8,28 @@
 
 namespace weft {
 
-Failure open_sockets(const OpenOptions& options, LoopSockets& result) {
+Failure open_sockets(const OpenOptions& options, FamilySockets& result) {
   const bool several = options.workers > 1;
   const int asked_bytes = std::max(kReceiveBufferBytes / static_cast<int>(options.workers), kLeastReceiveBufferBytes);
-  result.sockets = std::vector<UdpSocket>(options.workers);
-  result.senders = std::vector<UdpSocket>(options.workers);
+  result.loops = std::vector<LoopSockets>(options.workers);
   for (size_t i = 0; i < options.workers; i++) {
     const Share share = !several ? Share::kNo : i == 0 ? Share::kBegin : Share::kJoin;
-    if (Failure failure = open_udp(options.bind_address, share, asked_bytes, options.features, result.sockets[i])) {
+    UdpSocket receiver, sender;
+    if (Failure failure = open_udp(options.bind_address, share, asked_bytes, options.features, receiver)) {
       return failure;
     }
+    if (i == 0) {
+      result.features = receiver.features;
+      result.receive_buffer = {asked_bytes, receiver.receive_buffer_bytes};
+    }
+    result.loops[i].receiver = std::move(receiver.fd);
     if (!several) break;
-    if (Failure failure = open_sender(options.bind_address, i, options.features, result.senders[i])) return failure;
+    if (Failure failure = open_sender(options.bind_address, i, options.features, sender)) return failure;
+    result.loops[i].sender = std::move(sender.fd);
   }
   // If the kernel refuses, it spreads datagrams by its own hash of addresses and ports, which is less even, but also
   // keeps each flow in order.
-  if (several) spread_by_source(result.sockets[0], options.bind_address, options.workers);
-  result.features = result.sockets[0].features;
-  result.receive_buffer = {asked_bytes, result.sockets[0].receive_buffer_bytes};
+  if (several) spread_by_source(result.loops[0].receiver, options.bind_address, options.workers);
   return {};
 }
 
@@ -34,7 +38,7 @@ Failure open_descriptors(const OpenOptions& options, Descriptors& result, Receiv
   if (!(wanted & kTunHeader)) wanted &= ~(kTunCsum | kTunTso | kTunUso | kCoalesceTcp | kCoalesceUdp);
   const bool several = options.workers > 1;
   std::vector<Tun> tuns(options.workers);
-  LoopSockets opened;
+  FamilySockets opened;
   if (Failure failure = open_sockets(options, opened)) return failure;
   std::string name = options.tun_name;
   for (Tun& tun : tuns) {
@@ -51,8 +55,8 @@ Failure open_descriptors(const OpenOptions& options, Descriptors& result, Receiv
   result.features = granted;
   result.loops.clear();
   for (size_t i = 0; i < options.workers; i++) {
-    result.loops.push_back(
-        {std::move(tuns[i].fd), std::move(opened.sockets[i].fd), std::move(opened.senders[i].fd), Fd(), Fd()});
+    LoopDescriptors& loop = result.loops.emplace_back(LoopDescriptors{std::move(tuns[i].fd), {}});
+    loop.sockets.of(options.bind_address.address().is_v4() ? 4 : 6) = std::move(opened.loops[i]);
   }
   return {};
 }

@@ -10,12 +10,15 @@
 
 namespace weft {
 
+/// A loop's UDP sockets in one IP family. Both are empty if the loop has no sockets in the family.
+struct LoopSockets {
+  Fd receiver;  ///< receives on the well-known port
+  Fd sender;    ///< sends; empty if the loop sends from `receiver`
+};
+
 struct LoopDescriptors {
   Fd tun;
-  Fd socket;
-  Fd sender;        ///< the sending socket; empty if the loop sends from its receiving socket
-  Fd other_socket;  ///< In a dual-stack underlay: the sockets of the second IP family; otherwise empty.
-  Fd other_sender;
+  ByFamily<LoopSockets> sockets;
 };
 
 struct Descriptors {
@@ -38,14 +41,13 @@ struct ReceiveBuffer {
 };
 
 /// The sockets of one IP family, for all loops.
-struct LoopSockets {
+struct FamilySockets {
   uint32_t features = 0;  ///< the socket features that the kernel granted to all sockets
   ReceiveBuffer receive_buffer;
-  std::vector<UdpSocket> sockets;
-  std::vector<UdpSocket> senders;  ///< one sending socket per loop; empty descriptors if there is a single loop
+  std::vector<LoopSockets> loops;
 };
 
-Failure open_sockets(const OpenOptions& options, LoopSockets& result);
+Failure open_sockets(const OpenOptions& options, FamilySockets& result);
 
 /// Opens the TUN queues and the sockets of one family for `workers` loops.
 Failure open_descriptors(const OpenOptions& options, Descriptors& descriptors, ReceiveBuffer& receive_buffer);

@@ -11,21 +11,14 @@
 #include "../core/icmp.h"
 #include "../core/traffic.h"
 #include "../io/system.h"
+#include "../io/udp.h"
 
 namespace weft {
 
 /// The means that both directions of a loop share: descriptors, addresses, and objects that outlive the directions.
 struct Path {
   int tun = -1;
-  int socket = -1;        ///< receives on the well-known port
-  int sender = -1;        ///< the sending socket: `socket` itself, or a socket with a source port of its own
-  int other_socket = -1;  ///< in a dual-stack underlay: the two sockets of the second IP family; otherwise -1
-  int other_sender = -1;
-  /// The sockets, one per IP family, that send from the port that peers know; -1 means the loop's own sockets. Used for
-  /// WireGuard: all threads share the counter of a session. A fair queue (fq) serves sockets by turns, so packets from
-  /// several sockets would arrive out of order.
-  int known = -1;
-  int other_known = -1;
+  ByFamily<Sockets> sockets = {};
   ByFamily<Address> tun_address = {};  ///< the TUN's own addresses, which ICMP errors to peers have as their source
   /// The source addresses of ICMP errors that are written into the TUN. The IPv4 address must not be this host's own,
   /// because the kernel drops packets from its own address.
@@ -39,9 +32,6 @@ struct Path {
   UnknownSenders* unknown_senders = nullptr;  ///< the senders whose packets the filter refused
   IcmpLimits* icmp = nullptr;                 ///< shared by all loops
   size_t clamp_mtu = 0;  ///< the TUN's MTU, if weft lowers the MSS in SYNs to fit it; 0 if it does not
-
-  int known_socket() const { return known >= 0 ? known : socket; }
-  int other_known_socket() const { return other_known >= 0 ? other_known : other_socket; }
 };
 
 struct Pump {
@@ -55,7 +45,7 @@ struct Pump {
 /// the IPv6 header, so that the rest of the code can always subtract IPv4 headers. 0 means "unknown" and stays 0.
 inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
   constexpr size_t kLongerBytes = kIpv6HeaderBytes - kIpv4HeaderBytes;
-  return endpoint.to.family() == AF_INET6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
+  return endpoint.outer == 6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
 }
 
 /// The smallest plausible MTU for inner packets, in bytes. A path MTU that leaves less is ignored.

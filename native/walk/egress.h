@@ -28,12 +28,12 @@
 #include "../core/mss.h"
 #include "../core/segment.h"
 #include "../io/clock.h"
-#include "../io/echo.h"
 #include "../io/path_probe.h"
 #include "../io/sender.h"
 #include "../io/tun_writer.h"
 #include "../io/udp.h"
 #include "direction.h"
+#include "probes.h"
 
 namespace weft {
 
@@ -43,12 +43,13 @@ class Egress final : public Direction {
   Egress(const Path& path, PeerTables::Reader peers, Encap encap)
       : path_(path),
         header_(path.features->has(kTunHeader)),
-        probe_(bound_address(path.sender)),
-        other_probe_(bound_address(path.other_sender)),
+        probes_(path.tun_address, path.sockets.ipv4.sender >= 0 && path.sockets.ipv6.sender >= 0),
+        path_mtu_{PathProbe(bound_address(path.sockets.ipv4.sender)),
+                  PathProbe(bound_address(path.sockets.ipv6.sender))},
         peers_(peers),
         encap_(std::move(encap)),
-        sender_({path.sender, path.known_socket()}, {path.other_sender, path.other_known_socket()}, Encap::kHeaderBytes,
-                Encap::kTrailerBytes, kRoomBytes, path.features, path.counters, path.tx_drops, path.traffic),
+        sender_(path.sockets, Encap::kHeaderBytes, Encap::kTrailerBytes, kRoomBytes, path.features, path.counters,
+                path.tx_drops, path.traffic),
         reads_(std::make_unique_for_overwrite<uint8_t[]>(kReadBudgetBytes + kEncapBytes<Encap> + kMaxReadBytes)) {}
 
   Pump pump() override {
@@ -107,6 +108,7 @@ class Egress final : public Direction {
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
+  /// Sends one packet to its peer, or drops it.
   void forward(uint8_t* bytes, size_t size) {
     VirtioHeader virtio;
     if (header_) {
@@ -119,16 +121,8 @@ class Egress final : public Direction {
     if (!read_packet(bytes, size, packet)) {
       return drop({.reason = k_tx_drop_malformed, .bytes = {bytes, size}});
     }
-
     const Endpoint* endpoint = table_->find(packet.version, destination_address(bytes, packet));
-    if (!endpoint) {
-      if (is_for_link(destination_address(bytes, packet), packet.version)) {
-        refused_++;
-        return path_.counters.add(k_tx_for_link, count_packets(virtio, bytes, packet));
-      }
-      drop(k_tx_drop_no_route, virtio, bytes, packet);
-      return send_icmp(IcmpKind::kOutward, kNetUnreachable, virtio, bytes, packet, k_tx_unreachable_sent);
-    }
+    if (!endpoint) return refuse_without_peer(virtio, bytes, packet);
     if (circles_.stops(*endpoint, bytes, packet)) {
       return drop(k_tx_drop_circle, virtio, bytes, packet, endpoint);
     }
@@ -139,41 +133,62 @@ class Egress final : public Direction {
       }
       decrement_hop_limit(bytes, packet);
     }
-
-    if (path_.other_sender >= 0 && goes_by_other(*endpoint, bytes, packet))
-      return send_by_other(*endpoint, bytes, packet);
-
+    const Outer outer{*endpoint, probes_.outer_version(*endpoint, bytes, packet),
+                      Encap::kCopiesEcn ? ecn_of(bytes, packet) : kNotEct};
     const size_t mtu = packet.total > PathMtu::kAlwaysFits ? mtu_to(*endpoint) : kMaxDatagramBytes;
-    if (virtio.gso_type != kGsoNone) return cut(virtio, bytes, packet, *endpoint, mtu);
+    if (virtio.gso_type != kGsoNone) {
+      cut(virtio, bytes, packet, outer, mtu);
+    } else {
+      send_packet(virtio, bytes, packet, outer, mtu);
+    }
+  }
+
+  /// Drops a packet whose destination is in no peer's subnet.
+  void refuse_without_peer(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet) {
+    if (is_for_link(destination_address(bytes, packet), packet.version)) {
+      refused_++;
+      return path_.counters.add(k_tx_for_link, count_packets(virtio, bytes, packet));
+    }
+    drop(k_tx_drop_no_route, virtio, bytes, packet);
+    send_icmp(IcmpKind::kOutward, kNetUnreachable, virtio, bytes, packet, k_tx_unreachable_sent);
+  }
+
+  /// Sends a packet that is not a superpacket: in one datagram, or in fragments if it exceeds the MTU. Inlined, because
+  /// a call costs some 25 instructions for each packet.
+  [[gnu::always_inline]] void send_packet(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
+                                          const Outer& outer, size_t mtu) {
+    const Endpoint& endpoint = outer.peer;
     bool fits = packet.total <= mtu;
     if (!fits && may_not_fragment(bytes, packet)) {
       fits = packet.total <= least_mtu(packet) ||
-             (is_path_question(bytes, packet) && packet.total <= known_mtu(*endpoint));
-      if (!fits) return refuse(mtu, virtio, bytes, packet, *endpoint);
+             (probes_.is_request(bytes, packet) && packet.total <= known_mtu(endpoint));
+      if (!fits) return refuse(mtu, virtio, bytes, packet, endpoint);
     }
     if (path_.clamp_mtu != 0 && is_tcp_syn(bytes, packet)) {
-      const size_t most = std::min(path_.clamp_mtu, mtu_to(*endpoint));
+      const size_t most = std::min(path_.clamp_mtu, mtu_to(endpoint));
       clamp_mss(bytes, packet, most - mss_header_bytes(packet), virtio.flags & kVirtioNeedsCsum);
     }
     if ((virtio.flags & kVirtioNeedsCsum) && !finish_checksum(virtio, bytes, packet)) {
-      return drop(k_tx_drop_malformed, {}, bytes, packet, endpoint);
+      return drop(k_tx_drop_malformed, {}, bytes, packet, &endpoint);
     }
     if (!fits) {
       const size_t ip_bytes = packet.ip_bytes;
-      return send_fragments({bytes, ip_bytes, bytes + ip_bytes, packet.total - ip_bytes}, packet, *endpoint, mtu);
+      return send_fragments({bytes, ip_bytes, bytes + ip_bytes, packet.total - ip_bytes}, packet, outer, mtu);
     }
     // A path MTU probe must be alone in its message. If a message has several datagrams, the kernel allows routers to
     // fragment them (__ip_make_skb sets DF only if the whole message fits the path), and a fragmented probe says
     // nothing about the path MTU.
-    const bool alone = is_path_question(bytes, packet);
+    const bool alone = probes_.is_request(bytes, packet);
     if (alone) sender_.send();
     uint8_t* start = bytes - Encap::kHeaderBytes;
     sender_.room(0);
-    seal(*endpoint, packet, outer_ecn(bytes, packet), {start, Encap::kHeaderBytes + packet.total}, {});
+    seal(outer, packet, {start, Encap::kHeaderBytes + packet.total}, {});
     if (alone) sender_.send();
   }
 
-  void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
+  /// Sends the segments of a superpacket.
+  void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Outer& outer, size_t mtu) {
+    const Endpoint& endpoint = outer.peer;
     Segmenter segments;
     if (!segments.begin(virtio, bytes, packet)) return drop(k_tx_drop_malformed, {}, bytes, packet, &endpoint);
     if (segments.is_costly()) return drop(k_tx_drop_malformed, virtio, bytes, packet, &endpoint);
@@ -186,28 +201,26 @@ class Egress final : public Direction {
         if (segments.packet_bytes() > least_mtu(packet)) return refuse(mtu, virtio, bytes, packet, endpoint);
       } else {
         uint8_t header[kMaxCutHeadersBytes];
-        while (!segments.done()) send_fragments(segments.next(header), packet, endpoint, mtu);
+        while (!segments.done()) send_fragments(segments.next(header), packet, outer, mtu);
         return;
       }
     }
     const size_t header_bytes = Encap::kHeaderBytes + segments.header_bytes();
-    const Ecn ecn = outer_ecn(bytes, packet);
     while (!segments.done()) {
       uint8_t* start = room(header_bytes, segments.packet_bytes() - segments.header_bytes());
       const Segment segment = segments.next(start + Encap::kHeaderBytes);
-      seal(endpoint, packet, ecn, {start, header_bytes}, {segment.payload, segment.payload_bytes});
+      seal(outer, packet, {start, header_bytes}, {segment.payload, segment.payload_bytes});
     }
   }
 
-  void send_fragments(const Segment& whole, const Packet& packet, const Endpoint& endpoint, size_t mtu) {
+  void send_fragments(const Segment& whole, const Packet& packet, const Outer& outer, size_t mtu) {
     Fragmenter fragments(whole, packet.ip_bytes, mtu);
-    const Ecn ecn = outer_ecn(whole.header, packet);
     if (whole.header_bytes + whole.payload_bytes > mtu) path_.counters.add(k_tx_fragmented);
     while (!fragments.done()) {
       uint8_t* start =
           room(Encap::kHeaderBytes + fragments.header_bytes(), std::min(mtu, whole.header_bytes + whole.payload_bytes));
       const Segment fragment = fragments.next(start + Encap::kHeaderBytes);
-      seal(endpoint, packet, ecn, {start, Encap::kHeaderBytes + fragment.header_bytes},
+      seal(outer, packet, {start, Encap::kHeaderBytes + fragment.header_bytes},
            {fragment.payload, fragment.payload_bytes});
     }
   }
@@ -220,51 +233,22 @@ class Egress final : public Direction {
 
   /// Seals a packet into a datagram and adds it to the batch. `first` begins with space for the encapsulation's header,
   /// and space for the trailer follows it.
-  void seal(const Endpoint& endpoint, const Packet& packet, Ecn ecn, std::span<uint8_t> first,
-            std::span<uint8_t> payload) {
+  void seal(const Outer& outer, const Packet& packet, std::span<uint8_t> first, std::span<uint8_t> payload) {
     made_++;
     if constexpr (HasSessions<Encap>) {
       if (!payload.empty()) std::memcpy(first.data() + first.size(), payload.data(), payload.size());
       first = {first.data(), first.size() + payload.size()};
       payload = {};
     }
-    const Sealed sealed = encap_.seal(endpoint, packet, first, payload);
+    const Sealed sealed = encap_.seal(outer.peer, packet, first, payload);
     if (sealed.what == Sealed::What::kKept) return;
     if (sealed.what == Sealed::What::kDrop) {
       return drop({.reason = sealed.reason,
                    .bytes = first.subspan(Encap::kHeaderBytes),
                    .more = payload,
-                   .peer = endpoint.address()});
+                   .peer = outer.to().address()});
     }
-    sender_.template add<Encap::kTrailerBytes>(endpoint, ecn, first, payload);
-  }
-
-  /// True for the reply to a probe that must be sent over the IP version that this host does not currently use for the
-  /// peer.
-  bool goes_by_other(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) const {
-    if (!endpoint.other || !(source_of(bytes, packet) == path_.tun_address.of(packet.version))) return false;
-    return outer_of_answer(bytes, packet) == (endpoint.other.is_v4() ? 4 : 6);
-  }
-
-  void send_by_other(const Endpoint& endpoint, uint8_t* bytes, const Packet& packet) {
-    const std::span<uint8_t> first(bytes - Encap::kHeaderBytes, Encap::kHeaderBytes + packet.total);
-    if (encap_.seal(endpoint, packet, first, {}).what != Sealed::What::kDatagram) return;
-    const std::span<const uint8_t> datagram(first.data(), first.size() + Encap::kTrailerBytes);
-    const SocketAddress to(endpoint.other, endpoint.to.port());
-    const bool known = endpoint.is_from_known_port;
-    // A socket accepts addresses of its own IP family only, so the second call uses the socket of the other family.
-    if (!send_now(known ? path_.other_known_socket() : path_.other_sender, to, datagram) &&
-        !send_now(known ? path_.known_socket() : path_.sender, to, datagram)) {
-      return drop({.reason = k_tx_drop_refused, .bytes = {bytes, packet.total}, .peer = endpoint.other});
-    }
-    path_.counters.add(k_tx_messages);
-    path_.counters.add(k_tx_packets);
-    path_.counters.add(k_tx_bytes, packet.total);
-    path_.traffic->add_sent(endpoint.slot, 1, packet.total);
-  }
-
-  static Ecn outer_ecn(const uint8_t* bytes, const Packet& packet) {
-    return Encap::kCopiesEcn ? ecn_of(bytes, packet) : kNotEct;
+    sender_.template add<Encap::kTrailerBytes>(outer, first, payload);
   }
 
   void drop(const Dropped& dropped) {
@@ -295,16 +279,6 @@ class Egress final : public Direction {
               k_tx_frag_needed_sent);
   }
 
-  /// True for an unfragmented echo request of this host, which probes whether a packet of its length arrives. No limit
-  /// from earlier probes applies to it, because it must find out if the limit has gone.
-  bool is_path_question(const uint8_t* bytes, const Packet& packet) const {
-    const bool v4 = packet.version == 4;
-    const uint8_t protocol = v4 ? uint8_t{IPPROTO_ICMP} : uint8_t{IPPROTO_ICMPV6},
-                  type = v4 ? kEchoRequest : kEchoRequest6;
-    return packet.protocol == protocol && !packet.fragment && packet.total > packet.ip_bytes &&
-           bytes[packet.ip_bytes] == type && source_of(bytes, packet) == path_.tun_address.of(packet.version);
-  }
-
   /// Returns the length of the longest packet that may be sent to a peer, by the kernel's path MTU and the limit that
   /// probes found.
   size_t mtu_to(const Endpoint& endpoint) {
@@ -321,8 +295,7 @@ class Egress final : public Direction {
   void ask_path(const Endpoint& endpoint) {
     if (turn_ms_ == 0) turn_ms_ = now_ms();
     if (endpoint.path.is_due(turn_ms_)) {
-      size_t bytes = probe_.ask(endpoint.to);
-      if (bytes == 0) bytes = other_probe_.ask(endpoint.to);
+      const size_t bytes = path_mtu_.of(endpoint.outer).ask(endpoint.to());
       endpoint.path.learn(as_of_ipv4(bytes, endpoint), turn_ms_);
     }
   }
@@ -344,9 +317,10 @@ class Egress final : public Direction {
   }
 
   Path path_;
-  bool header_;                    // true if the TUN uses virtio headers
-  PathProbe probe_, other_probe_;  // for peers of one IP family and of the other
-  int64_t turn_ms_ = 0;            // when the current batch began; 0 until the time is needed
+  bool header_;  // true if the TUN uses virtio headers
+  Probes probes_;
+  ByFamily<PathProbe> path_mtu_;  // query the path MTU to peers of each IP family
+  int64_t turn_ms_ = 0;           // when the current batch began; 0 until the time is needed
   PeerTables::Reader peers_;
   const PeerTable* table_ = nullptr;
   CircleGuard circles_;

@@ -24,16 +24,17 @@ namespace weft {
 template <Encapsulation Encap>
 class Ingress final : public Direction {
  public:
-  /// No other object may use the reader `peers`, because the other directions may run at the same time.
-  Ingress(const Path& path, PeerTables::Reader peers, Encap encap)
+  /// Receives datagrams of IP version `outer`. No other object may use the reader `peers`, because the other directions
+  /// may run at the same time.
+  Ingress(const Path& path, uint8_t outer, PeerTables::Reader peers, Encap encap)
       : path_(path),
         peers_(peers),
         encap_(std::move(encap)),
         filter_(path.filter, path.unknown_senders),
-        receiver_(path.socket, Encap::kHeaderBytes, path.counters, path.rx_drops),
+        receiver_(path.sockets.of(outer).receiver, Encap::kHeaderBytes, path.counters, path.rx_drops),
         writer_(path.tun, path.features, path.counters, path.rx_drops) {
-    for (const int socket : {path.socket, path.other_socket}) {
-      if (const Address own = bound_address(socket).address()) (own.is_v4() ? own_.ipv4 : own_.ipv6) = own;
+    for (const uint8_t version : kIpVersions) {
+      own_.of(version) = bound_address(path.sockets.of(version).receiver).address();
     }
   }
 
@@ -220,14 +221,13 @@ class Ingress final : public Direction {
     const std::span<uint8_t> whole(out, Encap::kHeaderBytes + size);
     if (encap_.seal(*peer, about, whole, {}).what != Sealed::What::kDatagram) return;
     const std::span<uint8_t> datagram(out, whole.size() + Encap::kTrailerBytes);
-    if (send(peer->to, datagram)) path_.counters.add(k_rx_time_exceeded_sent);
+    if (send(peer->to(), datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
-  /// Sends a datagram from the well-known port of the receiver's IP family. A socket accepts addresses of its own
-  /// family only, and a peer may send over one family and receive over the other.
+  /// Sends a datagram from the well-known port, over the IP family of `to`. A peer may send over one family and receive
+  /// over the other.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
-    return send_now(path_.known_socket(), to, datagram) ||
-           (path_.other_socket >= 0 && send_now(path_.other_known_socket(), to, datagram));
+    return send_now(path_.sockets.of(to.address()).known, to, datagram);
   }
 
   struct Received {

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
+
 #include "../core/waiting.h"
 #include "../io/clock.h"
 
@@ -14,24 +16,21 @@ namespace {
 /// The thread's name, which the loop's number follows. The kernel allows 15 characters.
 constexpr const char* kThreadName = "weft-loop";
 
-bool watch(const Fd& epoll, int fd) {
+/// Makes epoll_wait() return `source` if `fd` is readable.
+bool watch(const Fd& epoll, int fd, Source* source) {
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.fd = fd;
+  event.data.ptr = source;
   return epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 }  // namespace
 
-Loop::Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
-           const LoopOptions& options, Fault& fault, std::unique_ptr<Direction> other_ingress)
-    : name_(kThreadName + std::to_string(number)),
-      path_(path),
-      egress_(std::move(egress)),
-      ingress_(std::move(ingress)),
-      other_ingress_(std::move(other_ingress)),
-      options_(options),
-      fault_(fault) {}
+Loop::Loop(size_t number, std::vector<Source> sources, const LoopOptions& options, Fault& fault)
+    : name_(kThreadName + std::to_string(number)), sources_(std::move(sources)), options_(options), fault_(fault) {
+  const auto timed = std::ranges::find_if(sources_, [](const Source& each) { return each.direction->tick_ms() >= 0; });
+  if (timed != sources_.end()) timed_ = timed->direction.get();
+}
 
 Loop::~Loop() { stop(); }
 
@@ -39,10 +38,10 @@ Failure Loop::start() {
   epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) return SystemError{"epoll_create1", errno};
   if (Failure failure = wake_.failure()) return failure;
-  if (!watch(epoll_, path_.tun) || !watch(epoll_, path_.socket) || !watch(epoll_, wake_.fd())) {
-    return SystemError{"epoll_ctl", errno};
+  if (!watch(epoll_, wake_.fd(), nullptr)) return SystemError{"epoll_ctl", errno};
+  for (Source& source : sources_) {
+    if (!watch(epoll_, source.fd, &source)) return SystemError{"epoll_ctl", errno};
   }
-  if (other_ingress_ && !watch(epoll_, path_.other_socket)) return SystemError{"epoll_ctl", errno};
   return thread_.start(name_, options_.nice, [this] { run(); });
 }
 
@@ -62,15 +61,12 @@ void Loop::stop() {
 }
 
 void Loop::count_kernel_drops() {
-  ingress_->count();
-  if (other_ingress_) other_ingress_->count();
+  for (const Source& source : sources_) source.direction->count();
 }
 
 void Loop::tick() {
-  if (!ingress_->tick()) return;
-  for (Direction* each : {egress_.get(), ingress_.get(), other_ingress_.get()}) {
-    if (each) each->rest();
-  }
+  if (!timed_ || !timed_->tick()) return;
+  for (const Source& source : sources_) source.direction->rest();
 }
 
 bool Loop::pump(Direction& direction, Pump& sum) {
@@ -85,7 +81,7 @@ bool Loop::pump(Direction& direction, Pump& sum) {
 void Loop::run() {
   constexpr int kDescriptors = 4;
   epoll_event events[kDescriptors];
-  const int tick_ms = ingress_->tick_ms();
+  const int tick_ms = timed_ ? timed_->tick_ms() : -1;
   const auto look = [&](int milliseconds) {
     return epoll_wait(epoll_.get(), events, kDescriptors, milliseconds < 0 ? tick_ms : milliseconds);
   };
@@ -96,15 +92,15 @@ void Loop::run() {
     if (count < 0 && errno != EINTR) return fault_.report({"epoll_wait", errno});
     Pump sum;
     for (int i = 0; i < count; i++) {
-      const int fd = events[i].data.fd;
-      if (fd == wake_.fd()) {
+      const auto* source = static_cast<const Source*>(events[i].data.ptr);
+      if (!source) {
         wake_.clear();
         count_kernel_drops();
-      } else if (!pump(fd == path_.tun ? *egress_ : fd == path_.socket ? *ingress_ : *other_ingress_, sum)) {
+      } else if (!pump(*source->direction, sum)) {
         return;
       }
     }
-    if (tick_ms >= 0) tick();
+    tick();
     if (sum.carried > 0) waiting.found_worth();
   }
 }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "../io/event.h"
 #include "../io/thread.h"
@@ -58,11 +59,16 @@ struct LoopOptions {
   int64_t poll_us = 0;  ///< how long the thread polls before it sleeps, in microseconds (core/waiting.h)
 };
 
+/// A descriptor that a loop reads, and the direction that reads it.
+struct Source {
+  int fd;
+  std::unique_ptr<Direction> direction;
+};
+
 class Loop {
  public:
-  /// `other_ingress` receives from the socket of the second IP family; null if there is none.
-  Loop(size_t number, const Path& path, std::unique_ptr<Direction> egress, std::unique_ptr<Direction> ingress,
-       const LoopOptions& options, Fault& fault, std::unique_ptr<Direction> other_ingress = nullptr);
+  /// `sources` are the TUN, then the receiving sockets.
+  Loop(size_t number, std::vector<Source> sources, const LoopOptions& options, Fault& fault);
   ~Loop();
 
   Failure start();
@@ -85,10 +91,8 @@ class Loop {
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
 
   std::string name_;
-  Path path_;
-  std::unique_ptr<Direction> egress_;
-  std::unique_ptr<Direction> ingress_;
-  std::unique_ptr<Direction> other_ingress_;  // null if datagrams are of one family
+  std::vector<Source> sources_;
+  Direction* timed_ = nullptr;  // the direction that runs the encapsulation's timers; null if it has none
   LoopOptions options_;
   Fault& fault_;
   Fd epoll_;

@@ -58,6 +58,9 @@ export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6
 export const familyOf = (value: Address | Net): Family =>
   typeof value === 'number' || (typeof value === 'object' && isIpv4Net(value)) ? 'ipv4' : 'ipv6'
 
+/** Returns the family of an address that is given as text, without a check of the text. */
+export const familyOfText = (address: string): Family => (address.includes(':') ? 'ipv6' : 'ipv4')
+
 export const ADDRESS_BITS: Readonly<Record<Family, number>> = { ipv4: 32, ipv6: 128 }
 
 /** Lists the values of a pair that exist, IPv4 first. */

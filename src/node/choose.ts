@@ -45,8 +45,8 @@ export async function createSubnetManager(
 export async function createStore(options: StoreOptions, log: Log): Promise<Store> {
   switch (storeKindOf(options)) {
     case 'directory': {
-      const { createDirectoryStore } = await import('../control/store/directory/directory.ts')
-      return createDirectoryStore({
+      const { DirectoryStore } = await import('../control/store/directory/directory.ts')
+      return new DirectoryStore({
         directory: options['lease-dir'],
         onMade: (path) =>
           log.warn(
@@ -60,7 +60,7 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
 }
 
 async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
-  const { createEtcdStore } = await import('../control/store/etcd/etcd.ts')
+  const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
   // A user name in the URL is ignored, as in flanneld.
   const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
@@ -69,7 +69,7 @@ async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
   // The words and the condition are flanneld's (registry.go, newTlsConfig), without the cases in which TLS is used nevertheless.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
-  return createEtcdStore({
+  return new EtcdStore({
     endpoints,
     certFile,
     keyFile,
@@ -172,10 +172,10 @@ async function startEngineOf(
   config: EngineConfig,
 ): Promise<Engine> {
   if (engine === 'dgram') {
-    const { startDgramEngine } = await import('../path/engine/reference/dgram-engine.ts')
-    return startDgramEngine(config)
+    const { DgramEngine } = await import('../path/engine/reference/dgram-engine.ts')
+    return DgramEngine.start(config)
   }
-  const { startNativeEngine } = await import('../path/engine/native-engine.ts')
+  const { NativeEngine } = await import('../path/engine/native-engine.ts')
   if (engine === 'native' && nice !== 0) raiseSession(nice)
-  return startNativeEngine(config, { workers, nice, pollUs, without })
+  return new NativeEngine(config, { workers, nice, pollUs, without })
 }

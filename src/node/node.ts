@@ -19,7 +19,7 @@ import type { Health, Memory } from '../report/health.ts'
 import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
-import type { Probes } from './loops/probe-schedule.ts'
+import type { ProbeSchedule } from './loops/probe-schedule.ts'
 import type { Ownership } from './ownership.ts'
 
 /** The interval at which a loop checks its fact if no event makes it check earlier. */
@@ -143,7 +143,7 @@ export interface Node extends NodeParts {
   isReady: boolean
   threads: Threads
   /** The results of the probes, by inner family; undefined while the node sends no probes. */
-  probes: ByFamily<Pick<Probes, 'results' | 'result' | 'takeNews' | 'intervalMs'>> | undefined
+  probes: ByFamily<Pick<ProbeSchedule, 'results' | 'result' | 'takeNews' | 'intervalMs'>> | undefined
   /** The peers' events and the last hour; undefined until the loop of the memory runs. */
   memory: Memory | undefined
   /** The longest packets that reach the peers, by inner family. */

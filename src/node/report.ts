@@ -231,7 +231,7 @@ export function configOf(config: NetworkConfig): NodeReport['config'] {
 
 /** Returns the interval between probes of one peer, in s; null if no peer is probed. */
 function probeSecondsOf({ probes }: Node): number | null {
-  const intervals = listed(probes ?? {}).map(({ intervalMs }) => intervalMs() / 1000)
+  const intervals = listed(probes ?? {}).map((schedule) => schedule.intervalMs() / 1000)
   return intervals.length === 0 ? null : Math.max(...intervals)
 }
 

@@ -171,8 +171,8 @@ async function answerInFull(
       return json(eventsReport(new Date().toISOString(), health.memory()?.events.list()))
     case '/history.json': {
       if (!isRead(method)) return NOT_ALLOWED
-      const { createHour, historyReport } = await import('./hour.ts')
-      const hour = health.memory()?.hour ?? createHour()
+      const { Hour, historyReport } = await import('./hour.ts')
+      const hour = health.memory()?.hour ?? new Hour()
       return json(historyReport(hour, new Date().toISOString(), query.get('peer') ?? ''))
     }
     case '/metrics': {

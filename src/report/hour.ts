@@ -41,19 +41,6 @@ export interface HistoryReport {
   readonly peer: Series<PeerSample> | null
 }
 
-export interface Hour {
-  /** Records the node's values for the step that contains `now`, in ms of a monotonic clock. */
-  add(sample: NodeSample, now: number): void
-  /**
-   * Records the values of all peers, by lease key, for the step that contains `now`. Deletes the history of each peer that is missing in
-   * `samples`.
-   */
-  addPeers(samples: ReadonlyMap<string, PeerSample>, now: number): void
-  node(): Series<NodeSample>
-  peer(key: string): Series<PeerSample> | undefined
-  bytes(): number
-}
-
 const NODE = ['txBytesPerSecond', 'rxBytesPerSecond', 'dropsPerSecond', 'roundTripMs', 'lossPercent'] as const
 const PEER = ['txBytesPerSecond', 'rxBytesPerSecond', 'roundTripMs', 'lossPercent'] as const
 
@@ -75,99 +62,116 @@ const encode = (value: number | undefined): number =>
 const decode = (code: number): number | null =>
   code === 0 ? null : Number(((2 ** ((code - 1) / 1_000) - 1) / 100).toPrecision(4))
 
-export function createHour(): Hour {
-  const rings = NODE.map(() => new Float32Array(STEPS).fill(NaN))
-  let last = -1
-  const blocks: Uint16Array[] = []
-  const slots = new Map<string, number>()
-  const free: number[] = []
-  let lastOfPeers = -1
+/**
+ * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. All but the last one passed without a
+ * sample, and their old values must be cleared.
+ */
+function* stepsAfter(before: number, step: number, all: number): Generator<number> {
+  for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
+}
+
+/** The samples of the node and of its peers in the last hour. */
+export class Hour {
+  /** The samples of the node, one ring for each value of NODE. The sample of a step is at the step's number modulo STEPS. */
+  readonly #rings = NODE.map(() => new Float32Array(STEPS).fill(NaN))
+  /** The number of the last step in which the node was sampled. */
+  #last = -1
+  /** The samples of the peers, in arrays of BLOCK slots. */
+  readonly #blocks: Uint16Array[] = []
+  /** The slot of each peer, by lease key. */
+  readonly #slots = new Map<string, number>()
+  /** The slots in `#blocks` that no peer has. */
+  readonly #free: number[] = []
+  /** The number of the last step in which the peers were sampled. */
+  #lastOfPeers = -1
+
+  /** Records the node's values for the step that contains `now`, in ms of a monotonic clock. */
+  add(sample: NodeSample, now: number): void {
+    const step = Math.floor(now / STEP_MS)
+    for (const each of stepsAfter(this.#last, step, STEPS)) for (const ring of this.#rings) ring[each % STEPS] = NaN
+    NODE.forEach((name, at) => {
+      const ring = this.#rings[at]
+      if (ring) ring[step % STEPS] = sample[name] ?? NaN
+    })
+    this.#last = step
+  }
+
+  /**
+   * Records the values of all peers, by lease key, for the step that contains `now`. Deletes the history of each peer that is missing in
+   * `samples`.
+   */
+  addPeers(samples: ReadonlyMap<string, PeerSample>, now: number): void {
+    const step = Math.floor(now / PEER_STEP_MS)
+    for (const [key, slot] of this.#slots) {
+      if (samples.has(key)) continue
+      this.#slots.delete(key)
+      this.#clear(slot)
+      this.#free.push(slot)
+    }
+    for (const [key, sample] of samples) {
+      const slot = this.#slotFor(key)
+      if (slot === undefined) continue
+      PEER.forEach((name, value) => {
+        const [block, start] = this.#placeOf(slot, value)
+        for (const each of stepsAfter(this.#lastOfPeers, step, PEER_STEPS))
+          if (block) block[start + (each % PEER_STEPS)] = 0
+        if (block) block[start + (step % PEER_STEPS)] = encode(sample[name])
+      })
+    }
+    this.#lastOfPeers = step
+  }
+
+  node(): Series<NodeSample> {
+    const of = (at: number): readonly (number | null)[] =>
+      Array.from({ length: STEPS }, (_, each) => {
+        const value = this.#rings[at]?.[(this.#last + 1 + each) % STEPS] ?? NaN
+        return Number.isNaN(value) ? null : Number(value.toPrecision(5))
+      })
+    return Object.fromEntries(NODE.map((name, at) => [name, of(at)])) as unknown as Series<NodeSample>
+  }
+
+  peer(key: string): Series<PeerSample> | undefined {
+    const slot = this.#slots.get(key)
+    if (slot === undefined) return undefined
+    const of = (value: number): readonly (number | null)[] => {
+      const [block, start] = this.#placeOf(slot, value)
+      return Array.from({ length: PEER_STEPS }, (_, each) =>
+        decode(block?.[start + ((this.#lastOfPeers + 1 + each) % PEER_STEPS)] ?? 0),
+      )
+    }
+    return Object.fromEntries(PEER.map((name, at) => [name, of(at)])) as unknown as Series<PeerSample>
+  }
+
+  bytes(): number {
+    return [...this.#rings, ...this.#blocks].reduce((sum, { byteLength }) => sum + byteLength, 0)
+  }
 
   /**
    * Returns the array that has one peer's series of one value, and the offset of the series in it. The steps of one series are adjacent.
    */
-  const placeOf = (slot: number, value: number): readonly [Uint16Array | undefined, number] => [
-    blocks[Math.floor(slot / BLOCK)],
-    ((slot % BLOCK) * PEER.length + value) * PEER_STEPS,
-  ]
+  #placeOf(slot: number, value: number): readonly [Uint16Array | undefined, number] {
+    return [this.#blocks[Math.floor(slot / BLOCK)], ((slot % BLOCK) * PEER.length + value) * PEER_STEPS]
+  }
 
-  function clear(slot: number): void {
+  /** Makes the series of a slot unknown. */
+  #clear(slot: number): void {
     PEER.forEach((_, value) => {
-      const [block, start] = placeOf(slot, value)
+      const [block, start] = this.#placeOf(slot, value)
       block?.fill(0, start, start + PEER_STEPS)
     })
   }
 
-  function slotFor(key: string): number | undefined {
-    const known = slots.get(key)
+  /** Returns the slot of a peer, and gives the peer a free one if it has none; undefined if MOST_PEERS peers have a slot. */
+  #slotFor(key: string): number | undefined {
+    const known = this.#slots.get(key)
     if (known !== undefined) return known
-    if (free.length === 0 && blocks.length * BLOCK < MOST_PEERS) {
-      const first = blocks.length * BLOCK
-      blocks.push(new Uint16Array(BLOCK * PEER.length * PEER_STEPS))
-      for (let slot = first + BLOCK - 1; slot >= first; slot--) free.push(slot)
+    if (this.#free.length === 0 && this.#blocks.length * BLOCK < MOST_PEERS) {
+      const first = this.#blocks.length * BLOCK
+      this.#blocks.push(new Uint16Array(BLOCK * PEER.length * PEER_STEPS))
+      for (let slot = first + BLOCK - 1; slot >= first; slot--) this.#free.push(slot)
     }
-    const slot = free.pop()
-    if (slot !== undefined) slots.set(key, slot)
+    const slot = this.#free.pop()
+    if (slot !== undefined) this.#slots.set(key, slot)
     return slot
-  }
-
-  /**
-   * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. No sample was recorded
-   * in any of these steps except the last, so their old values must be cleared.
-   */
-  function* stepsAfter(before: number, step: number, all: number): Generator<number> {
-    for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
-  }
-
-  return {
-    add(sample, now) {
-      const step = Math.floor(now / STEP_MS)
-      for (const each of stepsAfter(last, step, STEPS)) for (const ring of rings) ring[each % STEPS] = NaN
-      NODE.forEach((name, at) => {
-        const ring = rings[at]
-        if (ring) ring[step % STEPS] = sample[name] ?? NaN
-      })
-      last = step
-    },
-    addPeers(samples, now) {
-      const step = Math.floor(now / PEER_STEP_MS)
-      for (const [key, slot] of slots) {
-        if (samples.has(key)) continue
-        slots.delete(key)
-        clear(slot)
-        free.push(slot)
-      }
-      for (const [key, sample] of samples) {
-        const slot = slotFor(key)
-        if (slot === undefined) continue
-        PEER.forEach((name, value) => {
-          const [block, start] = placeOf(slot, value)
-          for (const each of stepsAfter(lastOfPeers, step, PEER_STEPS))
-            if (block) block[start + (each % PEER_STEPS)] = 0
-          if (block) block[start + (step % PEER_STEPS)] = encode(sample[name])
-        })
-      }
-      lastOfPeers = step
-    },
-    node() {
-      const of = (at: number): readonly (number | null)[] =>
-        Array.from({ length: STEPS }, (_, each) => {
-          const value = rings[at]?.[(last + 1 + each) % STEPS] ?? NaN
-          return Number.isNaN(value) ? null : Number(value.toPrecision(5))
-        })
-      return Object.fromEntries(NODE.map((name, at) => [name, of(at)])) as unknown as Series<NodeSample>
-    },
-    peer(key) {
-      const slot = slots.get(key)
-      if (slot === undefined) return undefined
-      const of = (value: number): readonly (number | null)[] => {
-        const [block, start] = placeOf(slot, value)
-        return Array.from({ length: PEER_STEPS }, (_, each) =>
-          decode(block?.[start + ((lastOfPeers + 1 + each) % PEER_STEPS)] ?? 0),
-        )
-      }
-      return Object.fromEntries(PEER.map((name, at) => [name, of(at)])) as unknown as Series<PeerSample>
-    },
-    bytes: () => [...rings, ...blocks].reduce((sum, { byteLength }) => sum + byteLength, 0),
   }
 }

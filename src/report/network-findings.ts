@@ -161,116 +161,144 @@ export interface Edge {
   readonly sight: Sight
 }
 
-export function findingsOf(
-  queried: readonly QueriedNode[],
-  nodes: readonly NetworkNode[],
-  edges: readonly Edge[],
-): readonly NetworkFinding[] {
-  const of = (name: NetworkFindingName, details: readonly string[]): readonly NetworkFinding[] => {
-    const more = details.length > MOST_DETAILS ? [`and ${details.length - MOST_DETAILS} more`] : []
-    return [...details.slice(0, MOST_DETAILS), ...more].map((detail) => ({ name, detail }))
-  }
-  const having = <T>(kind: (node: NetworkNode, place: number) => T | false | undefined): readonly T[] =>
-    nodes.flatMap((node, place) => kind(node, place) || [])
+/** The nodes and edges of the network that have problems. Nodes are indices in the list of queried nodes. */
+interface Troubles {
+  /** The nodes that no other node reaches, although other nodes can send packets to them. */
+  readonly dead: ReadonlySet<number>
+  /** The edges between nodes that are not dead. */
+  readonly living: readonly Edge[]
+  /** The living edges whose probes are lost. */
+  readonly broken: readonly Edge[]
+  /** The living edges on which too many probes are lost. */
+  readonly lossy: readonly Edge[]
+  /** The living edges on which long packets are lost. */
+  readonly narrow: readonly Edge[]
+  /**
+   * The nodes that probe a peer with a problem. A node may be impaired only because of that peer, so the states of these nodes are not
+   * reported separately.
+   */
+  readonly seesTrouble: ReadonlySet<number>
+}
+
+function troublesOf(queried: readonly QueriedNode[], nodes: readonly NetworkNode[], edges: readonly Edge[]): Troubles {
   // The nodes to which at least one other node can send packets. If the others cannot send to a node because its backend differs, its
   // silence does not show that it is dead.
   const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
   const isOfOther = (place: number): boolean => queried[place]?.otherType !== undefined
-  const isDeadAt = (place: number): boolean => {
-    const { answer, reachedBy = 1 } = nodes[place] ?? {}
-    return (
-      answer === 'silent' && reachedBy === 0 && !isOfOther(place) && (probed.has(place) || nodes[place]?.seenBy === 0)
-    )
-  }
-  const isDead = (node: NetworkNode): boolean => isDeadAt(nodes.indexOf(node))
-  const dead = new Set(nodes.flatMap((_, place) => (isDeadAt(place) ? [place] : [])))
-  const others = nodes.flatMap((node, place) =>
-    isOfOther(place) ? [{ ...node, type: queried[place]?.otherType ?? '' }] : [],
-  )
+  const isDead = ({ answer, reachedBy, seenBy }: NetworkNode, place: number): boolean =>
+    answer === 'silent' && reachedBy === 0 && !isOfOther(place) && (probed.has(place) || seenBy === 0)
+  const dead = new Set(nodes.flatMap((node, place) => (isDead(node, place) ? [place] : [])))
   const living = edges.filter(
     ({ from, to, sight }) => !dead.has(from) && !dead.has(to) && !(sight.reach === 'stored' && isOfOther(to)),
   )
-  const broken = living.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored')
+  const isLost = ({ sight }: Edge): boolean => sight.reach === 'silent' || sight.reach === 'stored'
   const lossy = living.filter(({ sight }) => sight.reach === 'reached' && (sight.lossPercent ?? 0) >= LOSSY_PERCENT)
   const narrow = living.filter(({ from, sight }) => {
     const mtu = nodes[from]?.mtu ?? 0
     return sight.reach === 'reached' && sight.passesBytes !== null && sight.passesBytes < mtu
   })
-  /**
-   * The nodes that probe a peer with a problem. A node may be impaired only because of that peer, so the states of these nodes are not
-   * reported separately.
-   */
-  const seesTrouble = new Set(
-    [...edges.filter(({ sight }) => sight.reach === 'silent' || sight.reach === 'stored'), ...lossy, ...narrow].map(
-      ({ from }) => from,
-    ),
-  )
-  const closed = nodes.filter(({ answer }) => answer === 'closed')
+  const troubled = [...edges.filter(isLost), ...lossy, ...narrow]
+  const seesTrouble = new Set(troubled.map(({ from }) => from))
+  return { dead, living, broken: living.filter(isLost), lossy, narrow, seesTrouble }
+}
+
+/** Returns a finding for each detail, but not more than MOST_DETAILS; another finding says how many are left out. */
+function listFindings(name: NetworkFindingName, details: readonly string[]): readonly NetworkFinding[] {
+  const more = details.length > MOST_DETAILS ? [`and ${details.length - MOST_DETAILS} more`] : []
+  return [...details.slice(0, MOST_DETAILS), ...more].map((detail) => ({ name, detail }))
+}
+
+export function findingsOf(
+  queried: readonly QueriedNode[],
+  nodes: readonly NetworkNode[],
+  edges: readonly Edge[],
+): readonly NetworkFinding[] {
+  const troubles = troublesOf(queried, nodes, edges)
   return [
-    ...of(
-      'node-dead',
-      having(
-        (node) => isDead(node) && `${callOf(node)}${node.seenBy > 0 ? `: 0 of ${node.seenBy} nodes reach it` : ''}`,
-      ),
-    ),
-    ...causes(broken, living, nodes, ['node-cut-off', 'pair-broken'], () => ['does not reach', 'is not reached by']),
-    ...of(
-      'node-impaired',
-      having(
-        ({ state, trouble, ...node }, place) =>
-          state === 'impaired' &&
-          (trouble !== null || !seesTrouble.has(place)) &&
-          `${callOf(node)}: ${trouble ?? 'it gives no reason'}`,
-      ),
-    ),
-    ...of(
-      'backend-differs',
-      others.map(({ type, ...node }) => `${callOf(node)} publishes ${publishers(type)}`),
-    ),
-    ...of('config-differs', differences(queried)),
-    ...causes(narrow, living, nodes, ['node-narrow', 'node-narrow'], (some) => {
-      const passes = some.reduce((least, { sight }) => Math.min(least, sight.passesBytes ?? least), Infinity)
-      return [`gets no more than ${passes} bytes to`, `gets no more than ${passes} bytes from`]
-    }),
-    ...causes(lossy, living, nodes, ['node-lossy', 'node-lossy'], (some) => {
-      const lost = Math.round(some.reduce((most, { sight }) => Math.max(most, sight.lossPercent ?? 0), 0))
-      return [`loses up to ${lost}% of the probes to`, `loses up to ${lost}% of the probes from`]
-    }),
-    ...of(
-      'clock-off',
-      having((node, place) => {
-        const ahead = node.clockAheadMs ?? 0
-        const off = Math.abs(ahead) - (queried[place]?.clock?.uncertainMs ?? 0)
-        const way = ahead > 0 ? 'ahead of' : 'behind'
-        return off > CLOCK_MS && `${callOf(node)}: ${(Math.abs(ahead) / 1000).toFixed(1)} s ${way} the others`
-      }),
-    ),
-    ...of(
+    ...listFindings('node-dead', deadOf(nodes, troubles)),
+    ...causes(troubles.broken, troubles.living, nodes, ['node-cut-off', 'pair-broken'], () => [
+      'does not reach',
+      'is not reached by',
+    ]),
+    ...listFindings('node-impaired', impairedOf(nodes, troubles)),
+    ...listFindings('backend-differs', othersOf(queried, nodes)),
+    ...listFindings('config-differs', differences(queried)),
+    ...pathFindings(nodes, troubles),
+    ...listFindings('clock-off', clocksOf(queried, nodes)),
+    ...listFindings(
       'version-differs',
       groupsOf(nodes, ({ version }) => version),
     ),
-    ...of(
+    ...listFindings(
       'mtu-differs',
       groupsOf(nodes, ({ mtu }) => mtu?.toString() ?? null),
     ),
-    ...of(
-      'node-refuses',
-      having((node) => (node.answer === 'refused' || node.answer === 'junk') && `${callOf(node)}: ${node.why}`),
-    ),
-    // Report the nodes that all other nodes reach, but that did not return a view. Other findings report the nodes that
-    // other nodes do not reach.
-    ...of(
-      'node-refuses',
-      having(
-        (node, place) =>
-          node.answer === 'silent' &&
-          !isDead(node) &&
-          !isOfOther(place) &&
-          !broken.some(({ to }) => to === place) &&
-          `${callOf(node)}: ${node.why}`,
-      ),
-    ),
-    ...of('not-told', closed.length > 0 ? [fewOf(closed)] : []),
+    ...silenceFindings(queried, nodes, troubles),
+  ]
+}
+
+const deadOf = (nodes: readonly NetworkNode[], { dead }: Troubles): readonly string[] =>
+  nodes.flatMap((node, place) =>
+    dead.has(place) ? [`${callOf(node)}${node.seenBy > 0 ? `: 0 of ${node.seenBy} nodes reach it` : ''}`] : [],
+  )
+
+const impairedOf = (nodes: readonly NetworkNode[], { seesTrouble }: Troubles): readonly string[] =>
+  nodes.flatMap(({ state, trouble, ...node }, place) =>
+    state === 'impaired' && (trouble !== null || !seesTrouble.has(place))
+      ? [`${callOf(node)}: ${trouble ?? 'it gives no reason'}`]
+      : [],
+  )
+
+const othersOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]): readonly string[] =>
+  nodes.flatMap((node, place) => {
+    const type = queried[place]?.otherType
+    return type === undefined ? [] : [`${callOf(node)} publishes ${publishers(type)}`]
+  })
+
+/** Returns the findings about paths that carry packets, but not all of them. */
+const pathFindings = (
+  nodes: readonly NetworkNode[],
+  { narrow, lossy, living }: Troubles,
+): readonly NetworkFinding[] => [
+  ...causes(narrow, living, nodes, ['node-narrow', 'node-narrow'], (some) => {
+    const passes = some.reduce((least, { sight }) => Math.min(least, sight.passesBytes ?? least), Infinity)
+    return [`gets no more than ${passes} bytes to`, `gets no more than ${passes} bytes from`]
+  }),
+  ...causes(lossy, living, nodes, ['node-lossy', 'node-lossy'], (some) => {
+    const lost = Math.round(some.reduce((most, { sight }) => Math.max(most, sight.lossPercent ?? 0), 0))
+    return [`loses up to ${lost}% of the probes to`, `loses up to ${lost}% of the probes from`]
+  }),
+]
+
+const clocksOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]): readonly string[] =>
+  nodes.flatMap((node, place) => {
+    const ahead = node.clockAheadMs ?? 0
+    const off = Math.abs(ahead) - (queried[place]?.clock?.uncertainMs ?? 0)
+    const way = ahead > 0 ? 'ahead of' : 'behind'
+    return off > CLOCK_MS ? [`${callOf(node)}: ${(Math.abs(ahead) / 1000).toFixed(1)} s ${way} the others`] : []
+  })
+
+/** Returns the findings about nodes that returned no view. `node-dead` and `node-cut-off` cover the nodes that are not reached. */
+function silenceFindings(
+  queried: readonly QueriedNode[],
+  nodes: readonly NetworkNode[],
+  { dead, broken }: Troubles,
+): readonly NetworkFinding[] {
+  const closed = nodes.filter(({ answer }) => answer === 'closed')
+  const refusing = nodes.filter(({ answer }) => answer === 'refused' || answer === 'junk')
+  const silent = nodes.filter(
+    ({ answer }, place) =>
+      answer === 'silent' &&
+      !dead.has(place) &&
+      queried[place]?.otherType === undefined &&
+      !broken.some(({ to }) => to === place),
+  )
+  const reasons = (some: readonly NetworkNode[]): readonly string[] =>
+    some.map((node) => `${callOf(node)}: ${node.why}`)
+  return [
+    ...listFindings('node-refuses', reasons(refusing)),
+    ...listFindings('node-refuses', reasons(silent)),
+    ...listFindings('not-told', closed.length > 0 ? [fewOf(closed)] : []),
   ]
 }
 

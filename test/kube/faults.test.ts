@@ -9,11 +9,11 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { isWeftError } from '../../src/base/errors.ts'
 import { Secret, secretUrls } from '../../src/base/secret.ts'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
-import { createKubeClient, type KubeClient } from '../../src/control/kube/api-client.ts'
+import { KubeApiClient, type KubeClient } from '../../src/control/kube/api-client.ts'
 import { createKubeManager } from '../../src/control/kube/kube-manager.ts'
 import { annotationNames } from '../../src/control/kube/node-lease.ts'
-import { createNodeSource } from '../../src/control/kube/node-source.ts'
-import { createOwnNode } from '../../src/control/kube/own-node.ts'
+import { NodeSource } from '../../src/control/kube/node-source.ts'
+import { OwnNode } from '../../src/control/kube/own-node.ts'
 import { followLeases, type FollowState } from '../../src/control/lease/follow.ts'
 import type { Lease } from '../../src/control/lease/lease.ts'
 import type { SubnetManager } from '../../src/control/lease/subnet-manager.ts'
@@ -284,11 +284,11 @@ describe('a watch', () => {
     const { signal } = new AbortController()
     setMaxListeners(0, signal)
     async function cut(at: number): Promise<void> {
-      const client = createKubeClient(async () => ({
+      const client = new KubeApiClient(async () => ({
         server: `http://127.0.0.1:${port}`,
         authorization: new Secret(String(at)),
       }))
-      const source = createNodeSource(client, annotationNames(P))
+      const source = new NodeSource(client, annotationNames(P))
       const listing = await source.list(signal)
       const seen = new Map(listing.entries.map((entry) => [entry.key, entry]))
       let { cursor } = listing
@@ -326,7 +326,7 @@ it('a request on an idle connection that the server has closed is repeated on an
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   const { port } = server.address() as { port: number }
-  const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}` }))
+  const client = new KubeApiClient(async () => ({ server: `http://127.0.0.1:${port}` }))
   const { signal } = new AbortController()
   await client.ask({ method: 'GET', path: '/' }, signal)
   await client.ask({ method: 'PATCH', path: '/', body: {} }, signal)
@@ -351,7 +351,7 @@ it('a watch ends if its connection, which an earlier request used, is reset, and
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   const { port } = server.address() as { port: number }
-  const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}` }))
+  const client = new KubeApiClient(async () => ({ server: `http://127.0.0.1:${port}` }))
   const { signal } = new AbortController()
   await client.ask({ method: 'GET', path: '/' }, signal)
   const reading = async (): Promise<void> => {
@@ -407,9 +407,9 @@ describe('junk in each field', () => {
     let lists = 0
     for (const listing of spoilt({ metadata: { resourceVersion: '100' }, items: [NODE] })) {
       const client = clientOf(listing)
-      const source = createNodeSource(client, names)
+      const source = new NodeSource(client, names)
       await source.list(signal).then(({ entries }) => void (lists += entries.length), hasFailed)
-      const own = createOwnNode({ client, names, name: 'node2', log })
+      const own = new OwnNode({ client, names, name: 'node2', log })
       const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}', { areGiven: true })
       const renewing = own.holder(config).renew(
         {
@@ -454,8 +454,8 @@ describe('junk in each field', () => {
     for (const event of events)
       for (const junk of spoilt(event)) {
         line = `${JSON.stringify(junk ?? null)}\n`
-        const client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}` }))
-        const source = createNodeSource(client, names)
+        const client = new KubeApiClient(async () => ({ server: `http://127.0.0.1:${port}` }))
+        const source = new NodeSource(client, names)
         const watching = async (): Promise<void> => {
           for await (const batch of source.watch(100n, signal)) changes += batch.changes.length
         }
@@ -478,7 +478,7 @@ it('if two nodes claim to be one host, the node that was created last counts, wh
     watch: async function* () {},
     close() {},
   }
-  const { entries } = await createNodeSource(client, annotationNames(P)).list(new AbortController().signal)
+  const { entries } = await new NodeSource(client, annotationNames(P)).list(new AbortController().signal)
   const leases = new Map(entries.map(({ key, lease }) => [key, lease!]))
   const own = { ...leases.get('10.5.1.0-24')!, key: '', expiresAt: undefined, revision: 0n }
   const subnet = { ipv4: { address: parseIpv4('10.5.9.0')!, prefixLength: 24 } }

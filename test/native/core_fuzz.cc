@@ -240,8 +240,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
   const CounterRow counters(row.data());
   Drops drops(counters, monotonic_us);
   const Path path{.tun = tun.inside.get(),
-                  .socket = udp.inside.get(),
-                  .sender = udp.inside.get(),
+                  .sockets = sockets_of(6, udp.inside.get(), udp.inside.get()),
                   .tun_address = kTunAddress,
                   .network_address = kNetworkAddress,
                   .features = &features,
@@ -252,7 +251,7 @@ void inward(const uint8_t* bytes, size_t size, bool mended, const Setting& setti
                   .unknown_senders = &unknown_senders,
                   .icmp = &icmp,
                   .clamp_mtu = 1400};
-  Ingress<Encap> ingress(path, peers.reader(0), keys.encapsulation());
+  Ingress<Encap> ingress(path, 6, peers.reader(0), keys.encapsulation());
   [[maybe_unused]] std::set<std::vector<uint8_t>> sealed;
   each_message(bytes, size, [&](const uint8_t* at, size_t length) {
     std::vector<uint8_t> message(at, at + length);
@@ -286,12 +285,12 @@ void refuse(const uint8_t* bytes, size_t size) {
   Features features(kAllFeatures);
   Learnt learnt(&features);
   int64_t now_ms = 0;
-  Endpoint endpoint{};
+  Endpoint endpoint = endpoint_at(SocketAddress(Address::v4(0), 0));
   for (; size >= 8; bytes += 8, size -= 8) {
     const bool joined = bytes[0] & 1;
     const size_t packets = joined ? 2u + bytes[1] : 1;
     now_ms += load_be16(bytes + 2);
-    endpoint.to = SocketAddress(Address::v4(bytes[4]), 0);
+    endpoint.hosts.ipv4 = SocketAddress(Address::v4(bytes[4]), 0);
     const int error = bytes[5];
     const bool taken = bytes[6] & 1;
     if (bytes[0] & 2) {
@@ -357,8 +356,7 @@ void outward(const uint8_t* bytes, size_t size, size_t path_bytes, uint8_t outer
   for (const uint8_t version : {4, 6}) reader.acquire().find(version, anybody)->path.learn(path_bytes, INT32_MAX);
   reader.release();
   const Path path{.tun = tun.inside.get(),
-                  .socket = known.inside.get(),
-                  .sender = lane.inside.get(),
+                  .sockets = sockets_of(outer, known.inside.get(), lane.inside.get()),
                   .tun_address = kTunAddress,
                   .network_address = kNetworkAddress,
                   .features = &features,

@@ -92,13 +92,12 @@ int main() {
   TrafficRows traffic;
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   IcmpLimits icmp{1};
-  // A Unix socket has no address, so all senders and the peer have the address ::.
-  const FilterOptions filter{VerifySource::kStrict,
+  // A Unix socket has no address, so the senders cannot be compared with the peer's address.
+  const FilterOptions filter{VerifySource::kInner,
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050000)), 16)},
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050200)), 24)}};
   const Path path{.tun = tun[0],
-                  .socket = udp[0],
-                  .sender = udp[0],
+                  .sockets = {.ipv6 = {udp[0], udp[0], udp[0]}},
                   .tun_address = {Address::v4(1), {}},
                   .network_address = {Address::v4(2), {}},
                   .features = &features,
@@ -110,7 +109,7 @@ int main() {
                   .unknown_senders = &unknown_senders,
                   .icmp = &icmp};
   Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp(OwnEnd{}));
-  Ingress<FlannelUdp> ingress(path, peers.reader(1), FlannelUdp(OwnEnd{}));
+  Ingress<FlannelUdp> ingress(path, 6, peers.reader(1), FlannelUdp(OwnEnd{}));
 
   std::vector<uint8_t> superpacket(sizeof(VirtioHeader) + kHeaders + kSegments * kPayload);
   VirtioHeader virtio;

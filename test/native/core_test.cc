@@ -590,11 +590,7 @@ static void test_circle() {
     Bytes four(4);
     store_be32(&four[0], subnet);
     Bytes r = v6 ? record(6, 120, prefix, endpoint) : record(4, 24, four, endpoint);
-    if (!over_v6) return r;
-    r[2] = 6;
-    const Address at = ipv6(endpoint);
-    store(&r[24], at.high());
-    store(&r[32], at.low());
+    if (over_v6) move_to_ipv6(r, ipv6(endpoint));
     return r;
   };
   constexpr uint32_t kOutside = 0xc0a84d02, kX = 0x0a050200, kY = 0x0a050300, kZ = 0x0a050400;
@@ -826,7 +822,7 @@ static void test_peer_changes() {
     const auto put = [&](std::map<Bytes, Entry>& into, const Bytes& r) {
       const auto said = into.find(name(r)), known = model.find(name(r));
       const Entry* before = said != into.end() ? &said->second : known != model.end() ? &known->second : nullptr;
-      const bool is_path_same = before && load<uint32_t>(&before->record[24]) == load<uint32_t>(&r[24]);
+      const bool is_path_same = before && load<uint32_t>(&before->record[60]) == load<uint32_t>(&r[60]);
       into[name(r)] = {r, is_path_same ? before->learnt : 0};
     };
     for (int step = 0; step < 60; step++) {
@@ -869,7 +865,7 @@ static void test_peer_changes() {
         const Endpoint *found = table.find(r[0], &r[8]), *expected = anew.current().find(r[0], &r[8]);
         CHECK((found != nullptr) == (expected != nullptr));
         if (found && expected) {
-          CHECK(found->to == expected->to && found->limit == expected->limit && found->slot == expected->slot &&
+          CHECK(found->to() == expected->to() && found->limit == expected->limit && found->slot == expected->slot &&
                 found->encap == expected->encap);
         }
         const Address host = ipv4(0xc0000200 + random_below(24));
@@ -879,7 +875,7 @@ static void test_peer_changes() {
       }
       for (auto& [_, entry] : model) {
         const Endpoint* found = table.find(entry.record[0], &entry.record[8]);
-        if (!found || !found->is_at(Address::v4(load<uint32_t>(&entry.record[24])))) {
+        if (!found || !found->is_at(Address::v4(load<uint32_t>(&entry.record[60])))) {
           CHECK(false);
           continue;
         }
@@ -995,7 +991,7 @@ static void test_peer_replacement() {
       const Endpoint *found = table.find(4, address), *beside = table.find(4, other);
       if ((found != nullptr) != (beside != nullptr)) wrong++;
       if (found && beside) {
-        if (!(found->to == beside->to) || !table.has_endpoint_at(found->address(), 4)) wrong++;
+        if (!(found->to() == beside->to()) || !table.has_endpoint_at(found->address(), 4)) wrong++;
         found->path.learn(1400, 1);
       }
       reader.release();
@@ -1125,12 +1121,12 @@ static void test_families() {
     std::copy(std::begin(v6), std::end(v6), r.begin() + 24);
     const PeerTables tables(0, r);
     const Endpoint* found = tables.current().find(family, v6);
-    CHECK(found && found->is_at(Address::v6(v6)) && found->to.port() == htons(8285));
+    CHECK(found && found->is_at(Address::v6(v6)) && found->to().port() == htons(8285));
     const uint8_t other = family == 4 ? 6 : 4;
     CHECK(tables.current().has_endpoint_at(Address::v6(v6), family));
     CHECK(!tables.current().has_endpoint_at(Address::v6(v6), other));
     CHECK(!tables.current().has_endpoint_at(ipv4(1), family));
-    CHECK(found && found->to.size() == sizeof(sockaddr_in6));
+    CHECK(found && found->to().size() == sizeof(sockaddr_in6));
   }
 }
 
@@ -1725,12 +1721,11 @@ static void test_endpoints() {
     CHECK(PeerTables(0, limited).current().find(4, second)->limit == (limit >= 500 ? limit : 0));
   }
   Bytes v6 = record(4, 24, {10, 5, 1, 0}, 0xc0000202);
-  v6[2] = 6;
+  move_to_ipv6(v6, ipv6(7));
   const PeerTables tables_v6(0, v6);
   const PeerTable& by_v6 = tables_v6.current();
   CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202), 4) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
-  // The second address of a peer must be found as long as a record has it, whichever of its two addresses is the
-  // endpoint.
+  // Both addresses of a peer must be found as long as a record has them, whichever of them datagrams go to.
   const auto has = [&](const PeerTables& of, const Address& address) {
     const bool is_at = of.current().find(4, second)->is_at(address);
     CHECK(of.current().has_endpoint_at(address, 4) == is_at);
@@ -1739,15 +1734,13 @@ static void test_endpoints() {
   const Address four = ipv4(0xc0000202), six = ipv6(7);
   Bytes by_four = record(4, 24, {10, 5, 1, 0}, 0xc0000202), by_six = by_four;
   const Bytes alone = by_four;
-  store(&by_four[60], six);
+  for (Bytes* each : {&by_four, &by_six}) store(&(*each)[24], six);
   by_six[2] = 6;
-  store(&by_six[24], six);
-  store(&by_six[60], four);
   PeerTables both(0, by_four);
   CHECK(has(both, four) && has(both, six) && !has(both, ipv6(8)) && !has(both, Address()));
-  CHECK(both.current().find(4, second)->to.family() == AF_INET);
+  CHECK(both.current().find(4, second)->to().family() == AF_INET);
   both.change(by_six);
-  CHECK(has(both, four) && has(both, six) && both.current().find(4, second)->to.family() == AF_INET6);
+  CHECK(has(both, four) && has(both, six) && both.current().find(4, second)->to().family() == AF_INET6);
   both.change(alone);
   CHECK(has(both, four) && !has(both, six));
   both.set(by_six);
@@ -2817,9 +2810,8 @@ static void test_refusals() {
     return int64_t{0};
   };
   const auto now = [] { return int64_t{1'000}; };
-  Endpoint here{}, there{};
-  here.to = SocketAddress(ipv4(0x0a000001), htons(8285));
-  there.to = SocketAddress(ipv4(0x0a000002), htons(8285));
+  const Endpoint here = endpoint_at(SocketAddress(ipv4(0x0a000001), htons(8285)));
+  const Endpoint there = endpoint_at(SocketAddress(ipv4(0x0a000002), htons(8285)));
   for (const Row& row : rows) {
     for (const bool taken : {true, false}) {
       context = std::string(row.way == kUp ? "to peers, " : "to the TUN, ") + std::to_string(row.error) + ", " +
@@ -2852,11 +2844,7 @@ static void test_refusals() {
 /// The refusals of an endpoint must be remembered for less than a minute, for a limited number of endpoints,
 /// independently of each other.
 static void test_learnt() {
-  const auto endpoint = [](uint32_t number) {
-    Endpoint endpoint{};
-    endpoint.to = SocketAddress(ipv4(number), htons(8285));
-    return endpoint;
-  };
+  const auto endpoint = [](uint32_t number) { return endpoint_at(SocketAddress(ipv4(number), htons(8285))); };
   const Consequence fewer{Then::kSingly, k_udp_gso_refusals, Off::kLongRuns};
   const Consequence none{Then::kSingly, k_udp_gso_refusals, Off::kFeature};
   Features features(kAllFeatures);
@@ -2920,8 +2908,7 @@ static void test_path_mtu() {
   for (const int error : {EMSGSIZE, EINVAL}) {
     Features features(kAllFeatures);
     Learnt learnt(&features);
-    Endpoint here{};
-    here.to = SocketAddress(ipv4(0x0a000001), htons(8285));
+    const Endpoint here = endpoint_at(SocketAddress(ipv4(0x0a000001), htons(8285)));
     const Consequence& consequence = consequence_of({Way::kPeers, kUdpGso, 10}, error);
     const auto most = [&] { return learnt.udp_segments_to(here, [] { return int64_t{1'000}; }); };
     here.path.learn(1500, 1'000);

@@ -173,10 +173,7 @@ struct Host {
     store_be32(&six[12], subnet_of(peer));
     Bytes r = v6 ? record(6, 120, six, place.address(peer)) : record(4, 24, four, place.address(peer));
     const bool is_over_v6 = setting.has_both_underlays ? (peer % 2 == 0) == setting.outer_v6 : setting.outer_v6;
-    if (is_over_v6) {
-      r[2] = 6;
-      store(&r[24], ipv6(place.address(peer)));
-    }
+    if (is_over_v6) move_to_ipv6(r, ipv6(place.address(peer)));
     // the number of the peer's session, for encapsulations with sessions
     store_le32(&r[40], static_cast<uint32_t>(peer + 1));
     return r;
@@ -198,11 +195,11 @@ struct Host {
       CHECK(!open_udp(SocketAddress(setting.outer_v6 ? four : six, 0), Share::kNo, 1 << 16, 0, other));
       lane.other = std::move(other.fd);
     }
+    const uint8_t outer = setting.outer_v6 ? 6 : 4;
+    ByFamily<Sockets> sockets = sockets_of(outer, lane.socket.get(), lane.socket.get());
+    sockets.of(outer == 4 ? 6 : 4) = {lane.other.get(), lane.other.get(), lane.other.get()};
     const Path path{.tun = lane.tun.get(),
-                    .socket = lane.socket.get(),
-                    .sender = lane.socket.get(),
-                    .other_socket = lane.other.get(),
-                    .other_sender = lane.other.get(),
+                    .sockets = sockets,
                     .tun_address = {ipv4(kOwnSubnet), ipv6(kOwnSubnet)},
                     .network_address = {ipv4(0x0a050000), ipv6(kOwnSubnet)},
                     .features = &features,
@@ -221,7 +218,7 @@ struct Host {
       }
     };
     lane.egress = std::make_unique<Egress<Encap>>(path, peers.reader(2 * number), make());
-    lane.ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(2 * number + 1), make());
+    lane.ingress = std::make_unique<Ingress<Encap>>(path, outer, peers.reader(2 * number + 1), make());
   }
 
   /// Hands a packet to a TUN queue, as the kernel does. Returns false if the queue is full.

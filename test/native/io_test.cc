@@ -125,11 +125,7 @@ namespace {
 
 constexpr uint32_t kHere = 0x0a000001, kThere = 0x0a000002;
 
-Endpoint endpoint_of(uint32_t address) {
-  Endpoint endpoint{};
-  endpoint.to = SocketAddress(ipv4(address), htons(8285));
-  return endpoint;
-}
+Endpoint endpoint_of(uint32_t address) { return endpoint_at(SocketAddress(ipv4(address), htons(8285))); }
 
 /// A Sender and a list of numbered datagrams, each of `size` bytes.
 struct Outward {
@@ -137,13 +133,13 @@ struct Outward {
       : features(granted),
         row(kCounterCount),
         drops(CounterRow(row.data()), [] { return clock_ms * 1'000; }),
-        sender({}, {}, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
+        sender({}, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic),
         payload(70'000) {}
 
   void add(const Endpoint& endpoint, size_t size = 100, Ecn ecn = kNotEct) {
     uint8_t* header = sender.room(4);
     store_be32(header, number++);
-    sender.add<0>(endpoint, ecn, {header, 4}, {payload.data(), size - 4});
+    sender.add<0>({endpoint, 4, ecn}, {header, 4}, {payload.data(), size - 4});
   }
   /// Returns the numbers of all accepted datagrams, in order.
   static std::vector<uint32_t> numbers() {
@@ -408,8 +404,6 @@ void test_full_socket_of_questions() {
   peers.set(record(4, 24, {10, 5, 2, 0}, kThere));
   constexpr uint32_t kOwn = 0x0a050100;
   Egress<FlannelUdp> egress(Path{.tun = tun[0],
-                                 .socket = -1,
-                                 .sender = -1,
                                  .tun_address = {ipv4(kOwn), {}},
                                  .features = &features,
                                  .counters = counters,

@@ -17,14 +17,14 @@ describe('a peer record', () => {
     encodePeers([
       {
         subnet: { address: 0x0a050203, prefixLength: 24 },
-        endpoint: 0xc0000201,
+        hosts: { ipv4: 0xc0000201, ipv6: 0x2001_0db8_0000_0000_0000_0000_0000_0002n },
+        outer: 'ipv4',
         port: 0x1122,
         limit: 0x3344,
         encap: Uint8Array.from({ length: 16 }, (_, at) => 0x50 + at),
         slot: 0x00667788,
         isGone: true,
         isFromKnownPort: true,
-        other: 0xc0000202,
       },
     ]),
   )
@@ -33,15 +33,15 @@ describe('a peer record', () => {
     expect(record).toHaveLength(at.bytes)
     expect(PEER_RECORD_BYTES).toBe(at.bytes)
     expect(record[at.subnetFamily]).toBe(4)
-    expect(record[at.endpointFamily]).toBe(4)
+    expect(record[at.outer]).toBe(4)
     expect(record[at.prefixLength]).toBe(24)
     expect(record[at.flags]).toBe(at.isGone | at.isFromKnownPort)
     expect(record.readUInt16BE(at.port)).toBe(0x1122)
     expect(record.readUInt16BE(at.limit)).toBe(0x3344)
     expect(record.readUInt32BE(at.subnet)).toBe(0x0a050203)
-    expect(record.readUInt32BE(at.endpoint)).toBe(0xc0000201)
+    expect(record.readUInt32BE(at.ipv4)).toBe(0xc0000201)
     expect(record.toString('hex', at.encap, at.encap + 16)).toBe('505152535455565758595a5b5c5d5e5f')
-    expect(record.toString('hex', at.other, at.other + 16)).toBe('00000000000000000000ffffc0000202')
+    expect(record.toString('hex', at.ipv6, at.ipv6 + 16)).toBe('20010db8000000000000000000000002')
     expect(new Uint32Array(record.buffer.slice(record.byteOffset + at.slot, record.byteOffset + at.slot + 4))[0]).toBe(
       0x00667788,
     )
@@ -52,7 +52,7 @@ describe('a peer record', () => {
     const text = readFileSync(join(packageRoot, 'src/path/engine/peers.ts'), 'utf8')
     const written = [...text.matchAll(/^\/\/ +(\d+) +\d+ {2}/gm)].map(([, offset]) => Number(offset))
     expect(written).toEqual(Object.values(offsets).toSorted((a, b) => a - b))
-    expect([bytes, isGone, isFromKnownPort]).toEqual([76, 1, 2])
+    expect([bytes, isGone, isFromKnownPort]).toEqual([64, 1, 2])
   })
 })
 

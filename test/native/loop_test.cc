@@ -56,15 +56,23 @@ struct Told final : Direction {
   bool counted_after = false;  // written by the loop's thread; the test reads it after join()
 };
 
+/// Returns the sources of a loop with one socket.
+std::vector<Source> sources_of(std::unique_ptr<Told> egress, std::unique_ptr<Told> ingress) {
+  std::vector<Source> sources;
+  for (std::unique_ptr<Told>* each : {&egress, &ingress}) {
+    const int fd = (*each)->fd;
+    sources.push_back({fd, std::move(*each)});
+  }
+  return sources;
+}
+
 struct Rig {
   explicit Rig(LoopOptions options, int tick_ms = -1) {
     auto out = std::make_unique<Told>(tun.fds[0]), in = std::make_unique<Told>(socket.fds[0]);
     egress = out.get();
     ingress = in.get();
     ingress->every_ms = tick_ms;
-    const int socket_fd = socket.fds[0];
-    const Path path{.tun = tun.fds[0], .socket = socket_fd, .sender = socket_fd};
-    loop = std::make_unique<Loop>(0, path, std::move(out), std::move(in), options, fault);
+    loop = std::make_unique<Loop>(0, sources_of(std::move(out), std::move(in)), options, fault);
     CHECK(!loop->start());
   }
   /// Sends a message, and waits until the loop has processed it.
@@ -130,9 +138,9 @@ void test_without_descriptors() {
   };
   Fault fault;
   for (const rlim_t spare : {rlim_t{0}, rlim_t{1}}) {
-    const Path path{.tun = tun.fds[0], .socket = socket.fds[0], .sender = socket.fds[0]};
+    auto sources = sources_of(std::make_unique<Told>(tun.fds[0]), std::make_unique<Told>(socket.fds[0]));
     allow(spare);
-    Loop loop(0, path, std::make_unique<Told>(tun.fds[0]), std::make_unique<Told>(socket.fds[0]), {}, fault);
+    Loop loop(0, std::move(sources), {}, fault);
     if (spare == 0) CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);  // from now on descriptors are available again
     errno = 0;
     const Failure failure = loop.start();
@@ -146,7 +154,7 @@ void test_without_descriptors() {
     std::vector<uint64_t> counters(kCounterCount);
     std::unique_ptr<Engine> engine;
     Descriptors descriptors;
-    descriptors.loops.push_back({Fd(dup(tun.fds[0])), Fd(dup(socket.fds[0])), Fd(), Fd(), Fd()});
+    descriptors.loops.push_back({Fd(dup(tun.fds[0])), {.ipv4 = {Fd(dup(socket.fds[0])), Fd()}}});
     allow(spare);
     const Failure failure = Engine::run(std::move(descriptors), options, counters.data(), engine);
     CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
@@ -177,9 +185,9 @@ void test_lanes_end() {
     for (Ends& tun : tuns) {
       UdpSocket socket;
       CHECK(!open_udp(SocketAddress(Address::v4(to_be32(INADDR_LOOPBACK)), 0), Share::kNo, 8 << 20, 0, socket));
-      descriptors.loops.push_back({Fd(dup(tun.fds[0])), std::move(socket.fd), Fd(), Fd(), Fd()});
+      descriptors.loops.push_back({Fd(dup(tun.fds[0])), {.ipv4 = {std::move(socket.fd), Fd()}}});
     }
-    const int last = descriptors.loops.back().socket.get();
+    const int last = descriptors.loops.back().sockets.ipv4.receiver.get();
     const SocketAddress to = bound_address(last);
     RunOptions options;
     options.encapsulation = "wireguard";
@@ -218,17 +226,17 @@ void test_one_socket_for_a_session() {
       UdpSocket socket;
       CHECK(!open_udp(here, Share::kNo, 1 << 20, 0, socket));
       ports[lane] = bound_address(socket.fd.get()).port();
-      descriptors.loops.push_back({Fd(dup(tuns[lane].fds[0])), std::move(socket.fd), Fd(), Fd(), Fd()});
+      descriptors.loops.push_back({Fd(dup(tuns[lane].fds[0])), {.ipv4 = {std::move(socket.fd), Fd()}}});
     }
     UdpSocket peer;
     CHECK(!open_udp(here, Share::kNo, 1 << 20, 0, peer));
     PeerRecord record{};
-    record.subnet_family = record.endpoint_family = 4;
+    record.subnet_family = record.outer = 4;
     record.prefix_length = 24;
     record.flags = PeerRecord::kFromKnownPort;
     store(record.port, bound_address(peer.fd.get()).port());
     store_be32(record.subnet, 0x0a050200);
-    store_be32(record.endpoint, INADDR_LOOPBACK);
+    store_be32(record.ipv4, INADDR_LOOPBACK);
     store_le32(record.encap, 1);
     RunOptions options;
     options.encapsulation = has_sessions ? "wireguard" : "udp";

@@ -7,6 +7,7 @@
 #include "../../native/core/filter.h"
 #include "../../native/core/packet.h"
 #include "../../native/core/peers.h"
+#include "../../native/io/udp.h"
 #include "checks.h"
 
 using namespace weft;
@@ -104,18 +105,36 @@ inline Packet read(Bytes& bytes) {
   return packet;
 }
 
-/// Returns the record of a peer with the given subnet. `endpoint` is its IPv4 address in host order.
-inline Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t endpoint) {
+/// Returns the record of a peer with the given subnet. `host` is the IPv4 address of its host in host order.
+inline Bytes record(uint8_t version, uint8_t bits, const Bytes& subnet, uint32_t host) {
   PeerRecord r{};
   r.subnet_family = version;
   r.prefix_length = bits;
-  r.endpoint_family = 4;
+  r.outer = 4;
   store_be16(r.port, 8285);
   std::copy(subnet.begin(), subnet.end(), r.subnet);
-  store_be32(r.endpoint, endpoint);
+  store_be32(r.ipv4, host);
   Bytes bytes(sizeof r);
   store(bytes.data(), r);
   return bytes;
+}
+/// Changes a record: its host has only this IPv6 address.
+inline void move_to_ipv6(Bytes& record, const Address& host) {
+  record[offsetof(PeerRecord, outer)] = 6;
+  store(&record[offsetof(PeerRecord, ipv6)], host);
+  store_be32(&record[offsetof(PeerRecord, ipv4)], 0);
+}
+inline Endpoint endpoint_at(const SocketAddress& to) {
+  Endpoint endpoint{};
+  endpoint.outer = to.family() == AF_INET ? 4 : 6;
+  endpoint.hosts.of(endpoint.outer) = to;
+  return endpoint;
+}
+/// Returns the sockets of a path that uses one IP family.
+inline ByFamily<Sockets> sockets_of(uint8_t version, int receiver, int sender) {
+  ByFamily<Sockets> sockets;
+  sockets.of(version) = {.receiver = receiver, .sender = sender, .known = receiver};
+  return sockets;
 }
 inline Address ipv4(uint32_t host_order) { return Address::v4(to_be32(host_order)); }
 /// Returns an IPv6 address as build() makes it from an IPv4 address: fd00:: with this number at its end.

@@ -163,9 +163,9 @@ struct Host {
           [] {});
     }
     set_peers(peer_record());
+    const uint8_t outer = is_over_ipv6 ? 6 : 4;
     const Path path{.tun = tun[0],
-                    .socket = socket,
-                    .sender = socket,
+                    .sockets = sockets_of(outer, socket, socket),
                     .tun_address = {ipv4(0x0a050100), ipv6(0x0a050100)},
                     .network_address = {ipv4(0x0a050000), ipv6(0x0a050100)},
                     .features = &this->features,
@@ -178,7 +178,7 @@ struct Host {
                     .icmp = &icmp,
                     .clamp_mtu = clamp_mtu};
     egress = std::make_unique<Egress<Encap>>(path, peers.reader(0), encapsulation(own));
-    ingress = std::make_unique<Ingress<Encap>>(path, peers.reader(1), encapsulation(own));
+    ingress = std::make_unique<Ingress<Encap>>(path, outer, peers.reader(1), encapsulation(own));
   }
   ~Host() {
     check_drops();
@@ -189,10 +189,7 @@ struct Host {
     subnet[0] = 0xfd;
     store_be32(&subnet[12], 0x0a050200);
     Bytes r = version == 4 ? record(4, 24, {10, 5, 2, 0}, INADDR_LOOPBACK) : record(6, 120, subnet, INADDR_LOOPBACK);
-    if (is_over_ipv6) {
-      r[2] = 6;
-      store(&r[24], kLoopback6);
-    }
+    if (is_over_ipv6) move_to_ipv6(r, kLoopback6);
     store(&r[4], bound_address(other).port());
     std::copy(std::begin(kMark), std::end(kMark), r.begin() + 40);
     store(&r[56], uint32_t{kSlot});
@@ -1469,7 +1466,7 @@ void test_underlay() {
     const SocketAddress at = bound_address(sockets[0].fd.get());
     for (size_t lane = 1; lane < kLanes; lane++) CHECK(!open_udp(at, Share::kJoin, 1 << 20, 0, sockets[lane]));
     for (size_t lane = 0; lane < kLanes; lane++) CHECK(!open_sender(at, lane, 0, senders[lane]));
-    const bool is_spread = spread_by_source(sockets[0], at, kLanes);
+    const bool is_spread = spread_by_source(sockets[0].fd, at, kLanes);
     if (!is_spread && errno == ENOPROTOOPT) {
       // qemu's user emulation does not support SO_ATTACH_REUSEPORT_CBPF.
       fprintf(stderr, "skipped: %s: no SO_ATTACH_REUSEPORT_CBPF here\n", context.c_str());
@@ -1485,13 +1482,12 @@ void test_underlay() {
     for (const UdpSocket& socket : sockets) {
       lanes.push_back(std::make_unique<Receiver>(socket.fd.get(), 0, CounterRow(row.data()), &drops));
     }
-    Endpoint to{};
-    to.to = at;
+    const Endpoint to = endpoint_at(at);
     const auto send = [&](int by, Ecn ecn) {
-      Sender sender({by, by}, {}, 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic);
+      Sender sender(sockets_of(to.outer, by, by), 0, 0, 100, &features, CounterRow(row.data()), &drops, &traffic);
       uint8_t* header = sender.room(8);
       std::memset(header, 0, 8);
-      sender.add<0>(to, ecn, {header, 8}, {});
+      sender.add<0>({to, to.outer, ecn}, {header, 8}, {});
       sender.flush();
     };
     Failure failure;
@@ -1583,34 +1579,29 @@ void test_any_address() {
   for (Bytes* each : {&records, &third}) store(&(*each)[4], bound_address(peer4.fd.get()).port());
   records.insert(records.end(), third.begin(), third.end());
   PeerTables peers(1, records);
-  for (const bool swapped : {false, true}) {
-    const int first = (swapped ? own6 : own4).fd.get(), second = (swapped ? own4 : own6).fd.get();
-    const Path path{.tun = inside.get(),
-                    .socket = first,
-                    .sender = first,
-                    .other_socket = second,
-                    .other_sender = second,
-                    .features = &features,
-                    .counters = CounterRow(row.data()),
-                    .traffic = &traffic,
-                    .tx_drops = &tx_drops,
-                    .rx_drops = &rx_drops,
-                    .filter = options_of(VerifySource::kStrict),
-                    .unknown_senders = &unknown_senders,
-                    .icmp = &icmp};
-    Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp({}));
-    for (const uint32_t to : {0x0a050207u, 0x0a050307u}) {
-      Fields f;
-      f.destination = to;
-      const Bytes packet = build(f);
-      CHECK(send(outside.get(), packet.data(), packet.size(), 0) > 0);
-    }
-    CHECK(!egress.pump().failure);
-    uint8_t bytes[1'500];
-    for (const UdpSocket* peer : {&peer4, &peer6}) {
-      CHECK(recv(peer->fd.get(), bytes, sizeof bytes, MSG_DONTWAIT) > 0);
-      CHECK(recv(peer->fd.get(), bytes, sizeof bytes, MSG_DONTWAIT) < 0);
-    }
+  const int four = own4.fd.get(), six = own6.fd.get();
+  const Path path{.tun = inside.get(),
+                  .sockets = {{four, four, four}, {six, six, six}},
+                  .features = &features,
+                  .counters = CounterRow(row.data()),
+                  .traffic = &traffic,
+                  .tx_drops = &tx_drops,
+                  .rx_drops = &rx_drops,
+                  .filter = options_of(VerifySource::kStrict),
+                  .unknown_senders = &unknown_senders,
+                  .icmp = &icmp};
+  Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp({}));
+  for (const uint32_t to : {0x0a050207u, 0x0a050307u}) {
+    Fields f;
+    f.destination = to;
+    const Bytes packet = build(f);
+    CHECK(send(outside.get(), packet.data(), packet.size(), 0) > 0);
+  }
+  CHECK(!egress.pump().failure);
+  uint8_t bytes[1'500];
+  for (const UdpSocket* peer : {&peer4, &peer6}) {
+    CHECK(recv(peer->fd.get(), bytes, sizeof bytes, MSG_DONTWAIT) > 0);
+    CHECK(recv(peer->fd.get(), bytes, sizeof bytes, MSG_DONTWAIT) < 0);
   }
   context.clear();
 }
@@ -1646,14 +1637,10 @@ void test_both_families() {
   /// Returns the record of peer `number` with the subnet 10.5.number.0/24.
   const auto peer = [&](uint8_t number, bool by_six, uint8_t flags = 0) {
     Bytes r = record(4, 24, {10, 5, number, 0}, INADDR_LOOPBACK);
+    if (by_six) r[2] = 6;
     r[3] = flags;
     store(&r[4], port);
-    store(&r[60], six);
-    if (by_six) {
-      r[2] = 6;
-      store(&r[24], six);
-      store(&r[60], four);
-    }
+    store(&r[24], six);
     store(&r[56], uint32_t{kSlot});
     return r;
   };
@@ -1661,11 +1648,11 @@ void test_both_families() {
   const Bytes third = peer(3, true);
   records.insert(records.end(), third.begin(), third.end());
   PeerTables peers(3, records);
+  const auto sockets_at = [](const UdpSocket& own, const UdpSocket& lane) {
+    return Sockets{.receiver = own.fd.get(), .sender = lane.fd.get(), .known = own.fd.get()};
+  };
   Path path{.tun = inside.get(),
-            .socket = own4.fd.get(),
-            .sender = lane4.fd.get(),
-            .other_socket = own6.fd.get(),
-            .other_sender = lane6.fd.get(),
+            .sockets = {sockets_at(own4, lane4), sockets_at(own6, lane6)},
             .tun_address = {ipv4(0x0a050100), ipv6(0x0a050100)},
             .network_address = {ipv4(0x0a050000), ipv6(0x0a050100)},
             .features = &features,
@@ -1677,10 +1664,8 @@ void test_both_families() {
             .unknown_senders = &unknown_senders,
             .icmp = &icmp};
   Egress<FlannelUdp> egress(path, peers.reader(0), FlannelUdp({}));
-  Ingress<FlannelUdp> by4(path, peers.reader(1), FlannelUdp({}));
-  std::swap(path.socket, path.other_socket);
-  std::swap(path.sender, path.other_sender);
-  Ingress<FlannelUdp> by6(path, peers.reader(2), FlannelUdp({}));
+  Ingress<FlannelUdp> by4(path, 4, peers.reader(1), FlannelUdp({}));
+  Ingress<FlannelUdp> by6(path, 6, peers.reader(2), FlannelUdp({}));
 
   const auto packet_to = [&](uint32_t destination, size_t size) {
     Fields f;

@@ -5,7 +5,7 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute } from '../../lab/command.ts'
-import { createLab, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
+import { createLab, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
 import { apart } from '../support/charon.ts'
 import { eventually } from '../support/event.ts'
@@ -115,6 +115,9 @@ describe('ipsec', () => {
     await reach(podOne.namespace, other.address)
 
     for (const daemon of daemons) await daemon.stop()
+    const cleaned = await two.run([process.execPath, join(packageRoot, 'bin/weft'), 'cleanup', '-f', two.subnetFile])
+    expect(cleaned.stdout).toMatch(/^removed the IPsec policy src \S+ dst \S+ dir out$/m)
+    expect((await two.output(['ip', 'xfrm', 'policy'])).trim()).toBe('')
     configure({ Type: 'udp' })
     const [again] = [await ready(one), await ready(two)]
     await again.line(/Removed the IPsec policy src /)

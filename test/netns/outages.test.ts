@@ -23,7 +23,7 @@ import { execute, output } from '../../lab/command.ts'
 import { startEtcd, startEtcdCluster, type Etcd, type EtcdCluster } from '../../lab/etcd.ts'
 import { createLab, EVENT_MS, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { iperfServer, reach } from '../../lab/measure.ts'
-import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { eventually } from '../support/event.ts'
 import { added, cpuSeconds, subnetOf, tunAddress } from '../support/hosts.ts'
 import { ETCD, HOSTS, needs } from '../support/needs.ts'
@@ -451,7 +451,7 @@ describe.concurrent('while the lease directory', () => {
 
   it('that is full accepts a renewal, and no other address: what it reports as written is written', async () => {
     const bed = await openDirectory(1)
-    const store = createDirectoryStore({ directory: bed.folder })
+    const store = new DirectoryStore({ directory: bed.folder })
     const { signal } = new AbortController()
     const value = (address: string): string => `{"PublicIP":"${address}","PublicIPv6":null}`
     const created = await store.create('10.5.16.0-24', value('192.0.2.1'), signal)

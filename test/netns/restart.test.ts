@@ -130,8 +130,8 @@ describe('a path for each family', () => {
     const parcel = await ask('path')
     // The lock, and for each of eight lanes per family a queue, a socket, and a socket for sending.
     expect(parcel.fds).toHaveLength(1 + 2 * 24)
-    const { paths } = JSON.parse(parcel.text) as { paths: { tunName: string; bindAddress: string }[] }
-    expect(paths.map(({ tunName, bindAddress }) => [tunName, bindAddress])).toEqual([
+    const { paths } = JSON.parse(parcel.text) as { paths: { tunName: string; bindAddresses: string[] }[] }
+    expect(paths.map(({ tunName, bindAddresses }) => [tunName, ...bindAddresses])).toEqual([
       ['flannel.1', a.address],
       ['flannel-v6.1', a.ipv6],
     ])

@@ -19,6 +19,7 @@ import { createOwnership } from '../../src/node/ownership.ts'
 import { earlierRun } from '../../src/node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable } from '../../src/node/restart/handover.ts'
 import { Superseded } from '../../src/node/restart/lender.ts'
+import { fdsOf } from '../../src/node/restart/open-path.ts'
 import { VERSION } from '../../src/node/restart/protocol.ts'
 import type { Lock, Rendezvous } from '../../src/node/restart/rendezvous.ts'
 import type { Backend, DataPath } from '../../src/path/contract.ts'
@@ -360,7 +361,7 @@ function createWorld(time: VirtualTime, random: Random) {
 
   function startEngine(process: Process, path: OpenPath | undefined): DataPath & { readonly open: OpenPath } {
     let fds: number[]
-    if (path) fds = path.loops.flatMap(({ tun, socket }) => [tun, socket])
+    if (path) fds = path.loops.flatMap(({ tun, sockets }) => [tun, sockets.ipv4!.receiver])
     else {
       if (heldBy(pathFile).length > 0)
         throw new WeftError('PORT_IN_USE', `${process.name}: ${heldBy(pathFile)[0]!.name} has the port`)
@@ -374,11 +375,11 @@ function createWorld(time: VirtualTime, random: Random) {
     say(process, 'forwards')
     const described = (): OpenPath => ({
       tunName: 'flannel0',
-      bindAddress: '192.0.2.1',
+      bindAddresses: ['192.0.2.1'],
       port: 8285,
       features: [],
       without: [],
-      loops: [{ tun: fds[0]!, socket: fds[1]! }],
+      loops: [{ tun: fds[0]!, sockets: { ipv4: { receiver: fds[1]! } } }],
     })
     const stop = (): void => {
       if (engines.delete(process)) say(process, 'forwards no more')
@@ -517,7 +518,7 @@ function createWorld(time: VirtualTime, random: Random) {
       plan: planOf(async () => {
         if (kind === 'kernel') return openKernel(process)
         const wanted = {
-          bindAddress: '192.0.2.1',
+          bindAddresses: ['192.0.2.1'],
           port: 8285,
           without: [],
           tunName: 'flannel%d',
@@ -527,7 +528,7 @@ function createWorld(time: VirtualTime, random: Random) {
         await busy(process, 1, 300)
         if (plan.failsAt === 'open' && chance(0.5)) {
           struck.add('fail')
-          if (inherited) for (const { tun, socket } of inherited.loops) [tun, socket].forEach(closeFd)
+          if (inherited) fdsOf([inherited]).forEach(closeFd)
           throw new WeftError('DEVICE', 'it cannot be opened')
         }
         const path = startEngine(process, inherited)

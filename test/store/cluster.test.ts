@@ -11,7 +11,7 @@ import { sourceOf } from '../../src/control/lease/decode.ts'
 import type { PeerView } from '../../src/control/lease/fail-static.ts'
 import { followLeases } from '../../src/control/lease/follow.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { EtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import type { Store } from '../../src/control/store/store.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { eventually } from '../support/event.ts'
@@ -38,7 +38,7 @@ afterEach(async () => {
 })
 
 function open(members: readonly EtcdMember[] = cluster.members): Store {
-  const store = createEtcdStore({
+  const store = new EtcdStore({
     endpoints: members.map(({ endpoint }) => endpoint),
     prefix: '/coreos.com/network',
     certFile: '',

@@ -15,7 +15,7 @@ import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { sourceOf } from '../../src/control/lease/decode.ts'
 import { followLeases } from '../../src/control/lease/follow.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { EtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import type { Store } from '../../src/control/store/store.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { startCuttingProxy } from '../support/cutting-proxy.ts'
@@ -60,8 +60,8 @@ afterEach(async () => {
   for (const cleanup of cleanups.splice(0).toReversed()) await cleanup()
 })
 
-function open(endpoints: readonly string[], more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store {
-  const store = createEtcdStore({
+function open(endpoints: readonly string[], more: Partial<ConstructorParameters<typeof EtcdStore>[0]> = {}): Store {
+  const store = new EtcdStore({
     endpoints,
     prefix: PREFIX,
     certFile: '',

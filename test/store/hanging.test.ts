@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate as nextTurn } from 'node:timers/promises'
 import { expect, it } from 'vitest'
-import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { eventually } from '../support/event.ts'
 
 /** A named pipe hangs in the kernel like a file on a dead server: opening it waits until another process writes. */
@@ -23,7 +23,7 @@ it('blocks at most two of the threads that all files of the process share, and d
   const [same, other] = [join(directory, 'same'), join(directory, 'other')]
   linkSync(pipe, same)
   writeFileSync(other, 'read')
-  const store = createDirectoryStore({ directory })
+  const store = new DirectoryStore({ directory })
   const stopping = new AbortController()
   try {
     await store.list(stopping.signal) // this creates the directories
@@ -44,7 +44,7 @@ it('blocks at most two of the threads that all files of the process share, and d
 
 it('ignores a pipe in place of a lease without waiting for it', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-hanging-'))
-  const store = createDirectoryStore({ directory })
+  const store = new DirectoryStore({ directory })
   const signal = AbortSignal.timeout(60_000)
   try {
     await store.create('10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}', signal)

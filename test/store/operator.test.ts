@@ -10,8 +10,8 @@ import { join } from 'node:path'
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import { ownPlace, startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { Secret } from '../../src/base/secret.ts'
-import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
-import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { EtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { countPeers } from '../../src/report/status.ts'
 import { gatherFacts } from '../../src/tool/doctor/facts.ts'
 import { dualPeer, silentSide, soundDual, soundPeer, soundStatus } from '../support/facts.ts'
@@ -210,7 +210,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
   it('shows when a lease ends, and the state of its node', async () => {
     const store =
       kind === 'etcd'
-        ? createEtcdStore({
+        ? new EtcdStore({
             endpoints: [etcd.endpoint],
             prefix: `/run${runs - 1}`,
             ttlMs: 7_200_000,
@@ -220,7 +220,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
             username: '',
             password: new Secret(''),
           })
-        : createDirectoryStore({ directory: join(folder, `/run${runs - 1}`), ttlMs: 7_200_000 })
+        : new DirectoryStore({ directory: join(folder, `/run${runs - 1}`), ttlMs: 7_200_000 })
     const { signal } = new AbortController()
     const mine = '10.5.6.0-24'
     await store.create(mine, value('192.0.2.6'), signal)

@@ -3,7 +3,7 @@
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { startEtcd, type Etcd } from '../../lab/etcd.ts'
 import { Secret } from '../../src/base/secret.ts'
-import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { EtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { ETCD, needs } from '../support/needs.ts'
 
 let etcd: Etcd
@@ -19,7 +19,7 @@ it.each(['/a/b', '/a/b/', '//a//b//'])('accepts the prefix %j for keys below /a/
   const config = '{"Network":"10.5.0.0/16"}'
   await etcd.ctl('put', '/a/b/config', config)
   await etcd.ctl('put', '/a/b/subnets/10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
-  const store = createEtcdStore({
+  const store = new EtcdStore({
     endpoints: [etcd.endpoint],
     prefix,
     certFile: '',

@@ -6,13 +6,13 @@ import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
 it('chmod a-w FILE makes a lease endless, and the next renewal keeps the file and its mode', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'weft-reservation-'))
   writeFileSync(join(directory, 'config'), '{"Network":"10.5.0.0/16"}')
-  const store = createDirectoryStore({ directory })
+  const store = new DirectoryStore({ directory })
   try {
     const quiet = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const options = { random: () => 0, log: quiet, signal: AbortSignal.timeout(60_000) }

@@ -36,8 +36,8 @@ import type { PeerView } from '../../src/control/lease/fail-static.ts'
 import { followLeases } from '../../src/control/lease/follow.ts'
 import type { LeaseAttrs } from '../../src/control/lease/lease.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
-import { createEtcdStore } from '../../src/control/store/etcd/etcd.ts'
+import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { EtcdStore } from '../../src/control/store/etcd/etcd.ts'
 import { LEASE_TTL_MS, type Store, type StoreBatch, type StoreChange } from '../../src/control/store/store.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
@@ -119,7 +119,7 @@ function etcdBed(): Bed {
     prefix,
     ttlMs: TTL_MS,
     open(endpoint = `http://127.0.0.1:${proxy.port}`) {
-      const store = createEtcdStore({
+      const store = new EtcdStore({
         endpoints: [endpoint],
         prefix,
         certFile: '',
@@ -162,7 +162,7 @@ function etcdBed(): Bed {
 }
 
 function directoryStore(directory: string): Store {
-  const store = createDirectoryStore({ directory, rescanMs: 300 })
+  const store = new DirectoryStore({ directory, rescanMs: 300 })
   stores.push(store)
   return store
 }
@@ -802,7 +802,7 @@ describe('the etcd store under faults', () => {
     await own.start()
     const way = await startCuttingProxy(own.endpoint)
     const put = (last: number, ip: string): Promise<string> => own.ctl('put', `/x/subnets/10.5.${last}.0-24`, value(ip))
-    const store = createEtcdStore({
+    const store = new EtcdStore({
       endpoints: [`http://127.0.0.1:${way.port}`],
       prefix: '/x',
       certFile: '',
@@ -875,7 +875,7 @@ describe('the etcd store under faults', () => {
   it('explains in plain words why etcd does not answer, and which scheme may be right', async () => {
     const tls = await startEtcd({ tls: true })
     const ask = async (endpoint: string): Promise<string> => {
-      const store = createEtcdStore({
+      const store = new EtcdStore({
         endpoints: [endpoint],
         prefix: '/x',
         certFile: '',
@@ -905,7 +905,7 @@ describe('the etcd store under faults', () => {
 
   it('reports that etcd is unavailable, where, and what to do', async () => {
     const dead = `http://${await ownPlace()}`
-    const store = createEtcdStore({
+    const store = new EtcdStore({
       endpoints: [dead],
       prefix: '/x',
       certFile: '',
@@ -925,7 +925,7 @@ describe('the etcd store under faults', () => {
   })
 
   it('reports the cause on every call', async () => {
-    const store = createEtcdStore({
+    const store = new EtcdStore({
       endpoints: [`http://${await ownPlace()}`],
       prefix: '/x',
       certFile: '',
@@ -940,8 +940,8 @@ describe('the etcd store under faults', () => {
 })
 
 describe('access to the etcd store', () => {
-  const open = (server: Etcd, more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store => {
-    const store = createEtcdStore({
+  const open = (server: Etcd, more: Partial<ConstructorParameters<typeof EtcdStore>[0]> = {}): Store => {
+    const store = new EtcdStore({
       endpoints: [server.endpoint],
       prefix: '/x',
       certFile: '',
@@ -1199,7 +1199,7 @@ describe('an etcd without space', () => {
     try {
       const ttlMs = 60_000
       const files = { certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') }
-      const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ttlMs, ...files })
+      const store = new EtcdStore({ endpoints: [way.endpoint], prefix: '/x', ttlMs, ...files })
       stores.push(store)
       const first = await acquire(store, '1.1.1.1')
       // The answer to the write is lost, so weftd must not revoke the etcd lease of that key.
@@ -1283,7 +1283,7 @@ describe('etcd leases without a key', () => {
       await server.ctl('auth', 'enable')
       const files = { certFile: '', keyFile: '', caFile: '' }
       const user = { username: 'guest', password: new Secret('open') }
-      const store = createEtcdStore({ endpoints: [server.endpoint], prefix: '/x', ...files, ...user })
+      const store = new EtcdStore({ endpoints: [server.endpoint], prefix: '/x', ...files, ...user })
       stores.push(store)
       for (let times = 0; times < 3; times++) {
         await expect(store.claim('1.1.1.1', 'me', signal())).rejects.toMatchObject({ code: 'STORE' })
@@ -1300,7 +1300,7 @@ describe('etcd leases without a key', () => {
     const way = await startTroubledEtcd(server.endpoint)
     try {
       const files = { certFile: '', keyFile: '', caFile: '', username: '', password: new Secret('') }
-      const store = createEtcdStore({ endpoints: [way.endpoint], prefix: '/x', ...files })
+      const store = new EtcdStore({ endpoints: [way.endpoint], prefix: '/x', ...files })
       stores.push(store)
       way.set({ failMethod: 'Txn' })
       const create = () => store.create('10.5.1.0-24', value('1.1.1.1'), signal())
@@ -1347,7 +1347,7 @@ describe('the directory store under faults', () => {
   it('notices by itself that a lease has expired, and hands its subnet out again', async () => {
     const { prefix: directory } = directoryBed()
     const open = (): Store => {
-      const store = createDirectoryStore({ directory, ttlMs: 600, rescanMs: 100 })
+      const store = new DirectoryStore({ directory, ttlMs: 600, rescanMs: 100 })
       stores.push(store)
       return store
     }
@@ -1581,7 +1581,7 @@ describe('the directory store under faults', () => {
     const folder = mkdtempSync(join(tmpdir(), 'weft-store-'))
     folders.push(folder)
     writeFileSync(join(folder, 'file'), '')
-    const store = createDirectoryStore({ directory: join(folder, 'file') })
+    const store = new DirectoryStore({ directory: join(folder, 'file') })
     await expect(store.list(signal())).rejects.toMatchObject({
       code: 'STORE',
       remedy: expect.stringContaining('--lease-dir'),

@@ -11,6 +11,7 @@ import type { Mail, NativeEngine } from '../../native/addon.d.ts'
 import { addon } from '../../src/host/addon.ts'
 import { parseAddress, type Address, type Family } from '../../src/net/address.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface CircleJob {
   readonly encapsulation: string
@@ -109,7 +110,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
         const encap = Buffer.alloc(16)
         encap.writeUInt32LE(at + 1)
         const subnet = { address: addressOf(net.subnets[at]!), prefixLength: net.subnetBits }
-        return { subnet: subnet as never, endpoint: addressOf(end), port, slot: at + 1, encap }
+        return { subnet: subnet as never, ...hostsAt(addressOf(end)), port, slot: at + 1, encap }
       }),
     )
     const ownEnd = Buffer.alloc(40)

@@ -16,11 +16,12 @@ import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import type { TunnelSettings } from '../../src/path/catalog.ts'
 import { ENCAPSULATIONS, type Encapsulation } from '../../src/path/engine/encapsulation.ts'
 import type { Engine, EngineConfig } from '../../src/path/engine/engine.ts'
-import { startNativeEngine } from '../../src/path/engine/native-engine.ts'
+import { NativeEngine } from '../../src/path/engine/native-engine.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
-import { startDgramEngine } from '../../src/path/engine/reference/dgram-engine.ts'
+import { DgramEngine } from '../../src/path/engine/reference/dgram-engine.ts'
 import { SLOT_NUMBERS } from '../../src/path/engine/traffic.ts'
 import { ipv4Packet } from './packets.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface ProbeJob {
   /** Packets for the TUN side and datagrams for the UDP side, in hex. */
@@ -73,7 +74,7 @@ async function main(kind: string): Promise<void> {
   const config: EngineConfig = {
     encapsulation: job.encapsulation,
     tunName: 'flannel%d',
-    bindAddress: '127.0.0.1',
+    bindAddresses: ['127.0.0.1'],
     port: 8285,
     mtu: 1472,
     tunAddress: { ipv4: SUBNET.address },
@@ -83,7 +84,7 @@ async function main(kind: string): Promise<void> {
     settings: { verifySource: job.verifySource, clampMss: false, probePathMtu: false },
   }
   const engine: Engine =
-    kind === 'dgram' ? await startDgramEngine(config) : startNativeEngine(config, { without: job.without })
+    kind === 'dgram' ? await DgramEngine.start(config) : new NativeEngine(config, { without: job.without })
   const probe = addon.openTun('probe%d', false)
   await output(['sh', '-c', 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6']) // IPv6 solicitations would be counted
   const settings = `
@@ -104,7 +105,7 @@ async function main(kind: string): Promise<void> {
     await output(['sh', '-c', `echo ${value} > /proc/sys/net/ipv4/${name.replaceAll('.', '/')}`])
   }
   const peersAt = (port: number): Uint8Array =>
-    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port, slot: SLOT }])
+    encodePeers([{ subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('127.0.0.1')!), port, slot: SLOT }])
   engine.setPeers(peersAt(9999))
 
   const fromTun: string[] = []

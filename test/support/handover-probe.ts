@@ -17,6 +17,7 @@ import { addon } from '../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface HandoverResult {
   /** The packets that arrived in both directions, by engine. Packets that were sent before the engine ran come first. */
@@ -36,7 +37,7 @@ const OURS = '10.5.1.0'
 const PEERS = '10.5.2.7'
 
 function run(descriptors: Descriptors): NativeEngine {
-  const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 9999 }
+  const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('127.0.0.1')!), port: 9999 }
   const options = {
     encapsulation: 'udp',
     ownEnd: new Uint8Array(),
@@ -113,11 +114,11 @@ async function openEnds(): Promise<Ends> {
 async function inAnotherProcess(descriptors: Descriptors, meanwhile: () => Promise<void>): Promise<Descriptors> {
   const numbers: number[] = []
   const numbered = (fd: number): number => numbers.push(fd) + 2 // after stdin, stdout and stderr
-  const loops = descriptors.loops.map(({ tun, socket, sender }) => ({
-    tun: numbered(tun),
-    socket: numbered(socket),
-    ...(sender === undefined ? {} : { sender: numbered(sender) }),
-  }))
+  const loops = descriptors.loops.map(({ tun, sockets: { ipv4 } }) => {
+    const { receiver, sender } = ipv4!
+    const numbers4 = { receiver: numbered(receiver), ...(sender === undefined ? {} : { sender: numbered(sender) }) }
+    return { tun: numbered(tun), sockets: { ipv4: numbers4 } }
+  })
   const child = spawn(process.execPath, [process.argv[1]!, 'run', JSON.stringify({ ...descriptors, loops })], {
     stdio: ['pipe', 'pipe', 'inherit', ...numbers],
   })

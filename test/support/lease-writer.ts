@@ -5,7 +5,7 @@
 import { parseNetworkConfig } from '../../src/control/config/network-config.ts'
 import { encodeLeaseValue } from '../../src/control/lease/lease.ts'
 import { acquireLease, renewLease } from '../../src/control/lease/own-lease.ts'
-import { createDirectoryStore } from '../../src/control/store/directory/directory.ts'
+import { DirectoryStore } from '../../src/control/store/directory/directory.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 
 const RENEWALS = 3
@@ -13,7 +13,7 @@ const RENEWALS = 3
 const [, , directory = '', address = ''] = process.argv
 const publicIp = parseIpv4(address)
 if (publicIp === undefined) throw new Error(`no address: ${address}`)
-const store = createDirectoryStore({ directory })
+const store = new DirectoryStore({ directory })
 const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
 const { signal } = new AbortController()
 const log = { info() {}, warn() {}, error() {}, v: () => false }

@@ -6,10 +6,12 @@ import { createSocket } from 'node:dgram'
 import { closeSync, readFileSync } from 'node:fs'
 import { output } from '../../lab/command.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
+import { fdsOf } from '../../src/node/restart/open-path.ts'
 import type { Engine, EngineConfig, OpenPath } from '../../src/path/engine/engine.ts'
-import { startNativeEngine } from '../../src/path/engine/native-engine.ts'
+import { NativeEngine } from '../../src/path/engine/native-engine.ts'
 import { encodePeers } from '../../src/path/engine/peers.ts'
 import { ipv4Packet } from './packets.ts'
+import { hostsAt } from './peer-hosts.ts'
 
 export interface LendingResult {
   /** For each of two simultaneous calls, whether it had something to lend. */
@@ -36,11 +38,11 @@ export interface LendingResult {
 const SUBNET = parseIpv4Net('10.5.1.0/24')!
 const NETWORK = parseIpv4Net('10.5.0.0/16')!
 const SLOT = 1
-const PEER = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('127.0.0.1')!, port: 8285, slot: SLOT }
+const PEER = { subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('127.0.0.1')!), port: 8285, slot: SLOT }
 const config = (port: number): EngineConfig => ({
   encapsulation: 'udp',
   tunName: 'flannel%d',
-  bindAddress: '127.0.0.1',
+  bindAddresses: ['127.0.0.1'],
   port,
   mtu: 1472,
   tunAddress: { ipv4: SUBNET.address },
@@ -90,7 +92,7 @@ async function silence(engine: Engine, port: number): Promise<boolean[]> {
 
 async function main(): Promise<void> {
   await output(['ip', 'link', 'set', 'lo', 'up'])
-  const first = startNativeEngine(config(8285), { workers: 2 })
+  const first = new NativeEngine(config(8285), { workers: 2 })
   await drop(first, 8285)
   const silentFor = await silence(first, 8285)
   const twice = await Promise.all([isLent(first), isLent(first)])
@@ -113,12 +115,10 @@ async function main(): Promise<void> {
   await first.stop()
   const deviceAfterStopping = isThere(first.tunName)
 
-  const second = startNativeEngine(config(8286), { workers: 1 })
+  const second = new NativeEngine(config(8286), { workers: 1 })
   await drop(second, 8286)
   const lent = await lend(second)
-  for (const { tun, socket, sender } of lent?.loops ?? []) {
-    for (const fd of [tun, socket, sender]) if (fd !== undefined) closeSync(fd)
-  }
+  fdsOf(lent ? [lent] : []).forEach((fd) => closeSync(fd))
   second.takeBack?.()
   const { code: fault } = (await second.fault) as NodeJS.ErrnoException
   const countedAfterFault = dropped(second) === 1n

@@ -4,6 +4,7 @@
 
 import { appendFileSync, readFileSync } from 'node:fs'
 import { relative } from 'node:path'
+import { takeCoverage } from 'node:v8'
 import { afterAll, expect } from 'vitest'
 
 const file = process.env['WEFT_COSTS']
@@ -23,6 +24,7 @@ if (file !== undefined) {
   afterAll(() => {
     const test = relative(process.cwd(), expect.getState().testPath ?? '')
     const seconds = (performance.now() - begun) / 1000
+    takeCoverage() // vitest kills this process, so that Node.js would not write the calls at its end
     appendFileSync(file, `${JSON.stringify({ test, pid: process.pid, cpu: cpuSeconds(), seconds })}\n`)
   })
 }

@@ -3,7 +3,7 @@
 // It uses HTTP/1.1 of Node.js. A daemon has one open watch and sends few requests, so a second connection costs little. Callers decide
 // about retries. The client itself only obeys a server's Retry-After.
 
-import { request as requestHttp, Agent as HttpAgent, type IncomingMessage } from 'node:http'
+import { request as requestHttp, Agent as HttpAgent, type ClientRequest, type IncomingMessage } from 'node:http'
 import { request as requestHttps, Agent as HttpsAgent } from 'node:https'
 import { createGunzip } from 'node:zlib'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -65,9 +65,12 @@ export interface KubeClient {
   close(): void
 }
 
-/** Creates a client of the Kubernetes API. `access` returns the server's address and credentials, and is called before each request. */
-export function createKubeClient(access: () => Promise<Access>): KubeClient {
-  const agents = {
+/** Sends requests to the Kubernetes API over HTTP/1.1. */
+export class KubeApiClient implements KubeClient {
+  /** Returns the server's address and credentials. It is called before each request. */
+  readonly #access: () => Promise<Access>
+  /** The idle connections that later requests reuse. */
+  readonly #agents = {
     http: new HttpAgent({ keepAlive: true }),
     https: new HttpsAgent({ keepAlive: true }),
   }
@@ -75,22 +78,87 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
    * For each kind of request, the time in ms of performance.now() until which the server rejects requests of this kind. The server
    * limits each kind separately (API Priority and Fairness), so a rejected Event must not delay a lease.
    */
-  const notBefore = new Map<string, number>()
-  const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
+  readonly #notBefore = new Map<string, number>()
+
+  constructor(access: () => Promise<Access>) {
+    this.#access = access
+  }
+
+  async ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined> {
+    await this.#waitFor(ask, signal)
+    return within(ANSWER_MS, signal, `${ask.method} ${ask.path}`, async (limit) => {
+      const response = await this.#open(ask, 'application/json', limit)
+      await this.#check(
+        response,
+        ask,
+        (status) => (status >= 200 && status < 300) || (status === 404 && ask.method === 'GET'),
+      )
+      const text = await textOf(response)
+      return response.statusCode === 404 ? undefined : (parse(text) as T)
+    })
+  }
+
+  async *watch(
+    path: string,
+    query: Readonly<Record<string, string>>,
+    seconds: number,
+    signal: AbortSignal,
+  ): AsyncGenerator<WatchEvent[], void> {
+    const ask: Ask = { method: 'GET', path, query: { ...query, watch: 'true', timeoutSeconds: String(seconds) } }
+    const ended = new AbortController()
+    const onAbort = (): void => ended.abort(signal.reason)
+    signal.addEventListener('abort', onAbort)
+    const late = (): void =>
+      ended.abort(new WeftError('STORE_UNAVAILABLE', `the watch of ${path} was silent for too long`))
+    let timer: NodeJS.Timeout | undefined
+    try {
+      signal.throwIfAborted()
+      await this.#waitFor(ask, ended.signal)
+      timer = setTimeout(late, ANSWER_MS)
+      const response = await this.#open(ask, METADATA_ONLY, ended.signal)
+      await this.#check(response, ask, (status) => status === 200)
+      clearTimeout(timer)
+      timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
+      yield []
+      // In a watch the server sends one event per line. An incomplete line at the end is dropped, because the next watch repeats the
+      // event.
+      let rest = ''
+      for await (const chunk of unpacked(response)) {
+        const lines = (rest + chunk).split('\n')
+        rest = lines.pop() ?? ''
+        const events = lines.filter((line) => line !== '').map(parseEvent)
+        if (events.length > 0) yield events
+      }
+    } catch (error) {
+      if (ended.signal.aborted) throw ended.signal.reason
+      throw error instanceof WeftError ? error : unreachable(path, error)
+    } finally {
+      clearTimeout(timer)
+      signal.removeEventListener('abort', onAbort)
+      ended.abort() // closes the connection
+    }
+  }
+
+  close(): void {
+    this.#agents.http.destroy()
+    this.#agents.https.destroy()
+  }
 
   /** Waits until the server accepts requests of this kind again. ANSWER_MS does not include this wait. */
-  async function waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
+  async #waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
     const now = performance.now()
-    for (const [kind, time] of notBefore) if (time <= now) notBefore.delete(kind)
-    const until = notBefore.get(kindOf(ask))
+    for (const [kind, time] of this.#notBefore) if (time <= now) this.#notBefore.delete(kind)
+    const until = this.#notBefore.get(kindOf(ask))
     if (until === undefined) return
     if (ask.isDispensable)
       throw new WeftError('STORE_UNAVAILABLE', `${ask.method} ${ask.path}: the server asked for a pause`)
     await pause(signal, until - now)
   }
 
-  async function open(ask: Ask, accept: string, signal: AbortSignal): Promise<IncomingMessage> {
-    const { server, authorization, ca, cert, key, serverName, isInsecure } = await access()
+  /** Sends a request and returns the response, whose body has not been read yet. */
+  async #open(ask: Ask, accept: string, signal: AbortSignal): Promise<IncomingMessage> {
+    const access = await this.#access()
+    const { server, authorization } = access
     const url = new URL(`${server}${ask.path}`)
     for (const [name, value] of Object.entries(ask.query ?? {})) url.searchParams.set(name, value)
     const body = ask.body === undefined ? undefined : Buffer.from(JSON.stringify(ask.body))
@@ -101,112 +169,71 @@ export function createKubeClient(access: () => Promise<Access>): KubeClient {
       ...(authorization && { authorization: authorization.reveal() }),
       ...(body && { 'content-type': ask.contentType ?? 'application/json', 'content-length': body.length }),
     }
-    // Node.js's HTTP agent reuses a connection only for equal TLS options. So after the authority or the certificate
-    // was changed, the next request makes a new connection.
-    const tls = {
-      ...(ca === undefined ? {} : { ca }),
-      ...(cert === undefined ? {} : { cert }),
-      ...(key && { key: key.reveal() }),
-      ...(serverName === undefined ? {} : { servername: serverName }),
-      ...(isInsecure ? { rejectUnauthorized: false } : {}),
-    }
     const common = { method: ask.method, headers, signal }
-    const send = (): Promise<IncomingMessage> =>
-      new Promise((resolve, reject) => {
-        const request =
-          url.protocol === 'https:'
-            ? requestHttps(url, { ...common, ...tls, agent: agents.https })
-            : requestHttp(url, { ...common, agent: agents.http })
-        let isOver = false
-        request.on('socket', (socket) => socket.setKeepAlive(true, KEEPALIVE_MS))
-        request
-          .on('response', (response) => {
-            isOver = true
-            resolve(response)
-          })
-          .on('error', (error: NodeJS.ErrnoException) => {
-            if (isOver) return // reading the answer fails with this error
-            isOver = true
-            // The server closed this idle connection just as the request reused it (Node.js, request.reusedSocket). The request is sent
-            // again over a new connection.
-            if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted) resolve(send())
-            else reject(error)
-          })
-          .end(body)
-      })
+    const begin = (): ClientRequest =>
+      url.protocol === 'https:'
+        ? requestHttps(url, { ...common, ...tlsOptions(access), agent: this.#agents.https })
+        : requestHttp(url, { ...common, agent: this.#agents.http })
     try {
-      return await send()
+      return await responseOf(begin, body, signal)
     } catch (error) {
       throw signal.aborted ? signal.reason : unreachable(server, error) // includes an invalid certificate or key
     }
   }
 
   /** Throws a WeftError with the server's explanation if `good` returns false for the HTTP status of the response. */
-  async function check(response: IncomingMessage, ask: Ask, good: (status: number) => boolean): Promise<void> {
+  async #check(response: IncomingMessage, ask: Ask, good: (status: number) => boolean): Promise<void> {
     const { statusCode = 0, statusMessage = '', headers } = response
     if (good(statusCode)) return
     const seconds = Number(headers['retry-after'])
-    if (seconds > 0) notBefore.set(kindOf(ask), performance.now() + Math.min(seconds, LONGEST_RETRY_AFTER_S) * 1000)
+    if (seconds > 0)
+      this.#notBefore.set(kindOf(ask), performance.now() + Math.min(seconds, LONGEST_RETRY_AFTER_S) * 1000)
     const text = await textOf(response).catch(() => '')
     throw statusError(statusCode, `${ask.method} ${ask.path}: ${statusCode} ${statusMessage}`, text)
   }
+}
 
-  return {
-    async ask<T>(ask: Ask, signal: AbortSignal) {
-      await waitFor(ask, signal)
-      return within(ANSWER_MS, signal, `${ask.method} ${ask.path}`, async (limit) => {
-        const response = await open(ask, 'application/json', limit)
-        await check(
-          response,
-          ask,
-          (status) => (status >= 200 && status < 300) || (status === 404 && ask.method === 'GET'),
-        )
-        const text = await textOf(response)
-        return response.statusCode === 404 ? undefined : (parse(text) as T)
+/** Returns the kind of a request, by which the server limits requests. */
+const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
+
+/**
+ * Returns the TLS options of a request. Node.js's HTTP agent reuses a connection only for equal TLS options. So after a change of authority
+ * or certificate the next request makes a new connection.
+ */
+const tlsOptions = ({ ca, cert, key, serverName, isInsecure }: Access) => ({
+  ...(ca === undefined ? {} : { ca }),
+  ...(cert === undefined ? {} : { cert }),
+  ...(key && { key: key.reveal() }),
+  ...(serverName === undefined ? {} : { servername: serverName }),
+  ...(isInsecure ? { rejectUnauthorized: false } : {}),
+})
+
+/** Sends the request that `begin` creates, and resolves with its response. */
+function responseOf(
+  begin: () => ClientRequest,
+  body: Buffer | undefined,
+  signal: AbortSignal,
+): Promise<IncomingMessage> {
+  return new Promise((resolve, reject) => {
+    const request = begin()
+    let isOver = false
+    request.on('socket', (socket) => socket.setKeepAlive(true, KEEPALIVE_MS))
+    request
+      .on('response', (response) => {
+        isOver = true
+        resolve(response)
       })
-    },
-
-    async *watch(path, query, seconds, signal) {
-      const ask: Ask = { method: 'GET', path, query: { ...query, watch: 'true', timeoutSeconds: String(seconds) } }
-      const ended = new AbortController()
-      const onAbort = (): void => ended.abort(signal.reason)
-      signal.addEventListener('abort', onAbort)
-      const late = (): void =>
-        ended.abort(new WeftError('STORE_UNAVAILABLE', `the watch of ${path} was silent for too long`))
-      let timer: NodeJS.Timeout | undefined
-      try {
-        signal.throwIfAborted()
-        await waitFor(ask, ended.signal)
-        timer = setTimeout(late, ANSWER_MS)
-        const response = await open(ask, METADATA_ONLY, ended.signal)
-        await check(response, ask, (status) => status === 200)
-        clearTimeout(timer)
-        timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
-        yield []
-        // In a watch the API server sends one event per line. An incomplete line at the end is dropped, because the
-        // next watch repeats the event.
-        let rest = ''
-        for await (const chunk of unpacked(response)) {
-          const lines = (rest + chunk).split('\n')
-          rest = lines.pop() ?? ''
-          const events = lines.filter((line) => line !== '').map(parseEvent)
-          if (events.length > 0) yield events
-        }
-      } catch (error) {
-        if (ended.signal.aborted) throw ended.signal.reason
-        throw error instanceof WeftError ? error : unreachable(path, error)
-      } finally {
-        clearTimeout(timer)
-        signal.removeEventListener('abort', onAbort)
-        ended.abort() // closes the connection
-      }
-    },
-
-    close() {
-      agents.http.destroy()
-      agents.https.destroy()
-    },
-  }
+      .on('error', (error: NodeJS.ErrnoException) => {
+        if (isOver) return // reading the answer fails with this error
+        isOver = true
+        // The server closed this idle connection just as the request reused it (Node.js, request.reusedSocket). The request is sent
+        // again over a new connection.
+        if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted)
+          resolve(responseOf(begin, body, signal))
+        else reject(error)
+      })
+      .end(body)
+  })
 }
 
 const unreachable = (where: string, cause: unknown): WeftError => {

@@ -6,10 +6,10 @@ import { seldom, type Log } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
 import type { SubnetManager } from '../lease/subnet-manager.ts'
 import { readAccess, type AccessOptions } from './access.ts'
-import { createKubeClient, type KubeClient } from './api-client.ts'
+import { KubeApiClient, type KubeClient } from './api-client.ts'
 import { annotationNames } from './node-lease.ts'
-import { createNodeSource } from './node-source.ts'
-import { createOwnNode } from './own-node.ts'
+import { NodeSource } from './node-source.ts'
+import { OwnNode } from './own-node.ts'
 
 const RETRY_MS = 1_000
 
@@ -32,15 +32,15 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
   const names = annotationNames(options.annotationPrefix)
   checkQueueDepth(environment)
   await readAccess(options) // an error now is a mistake of the operator
-  const client = createKubeClient(() => readAccess(options))
+  const client = new KubeApiClient(() => readAccess(options))
   try {
     const name = environment['NODE_NAME'] || (await nodeOfPod(client, environment, log, signal))
-    const own = createOwnNode({ client, names, name, log })
+    const own = new OwnNode({ client, names, name, log })
     return {
       name: 'kubernetes',
       title: `Kubernetes Subnet Manager - ${name}`,
       givesSubnets: true,
-      source: createNodeSource(client, names),
+      source: new NodeSource(client, names),
       holder: (config) => own.holder(config),
       async config() {
         try {

@@ -60,114 +60,126 @@ function versionOf(text: unknown): bigint {
   throw new WeftError('STORE_UNAVAILABLE', `the Kubernetes API names a resourceVersion ${JSON.stringify(text ?? '')}`)
 }
 
-export function createNodeSource(client: KubeClient, names: AnnotationNames): LeaseSource<bigint> {
-  /** The subnets of each node, by the node's uid. If a node's subnets are invalid, a text has the reason instead. */
-  const subnets = new Map<string, NodeSubnets | string>()
+/** The leases that the annotations of the cluster's nodes describe. */
+export class NodeSource implements LeaseSource<bigint> {
+  readonly name = 'kubernetes'
+  readonly #client: KubeClient
+  /** The names of weft's annotations in this cluster. */
+  readonly #names: AnnotationNames
+  /** The subnets of each node, by the node's uid. A text explains why a node's subnets are invalid. */
+  readonly #subnets = new Map<string, NodeSubnets | string>()
 
-  const remember = (node: NodeObject): NodeSubnets | string | undefined => {
+  constructor(client: KubeClient, names: AnnotationNames) {
+    this.#client = client
+    this.#names = names
+  }
+
+  async list(signal: AbortSignal): Promise<{ cursor: bigint; entries: Entry[] }> {
+    const before = [...this.#subnets.keys()]
+    const found = new Set<string>()
+    const entries: Entry[] = []
+    let cursor: bigint | undefined
+    let next = ''
+    do {
+      const query = { limit: String(PAGE), ...(next === '' ? {} : { continue: next }) }
+      let page: NodeList
+      try {
+        page = nodeListOf(await this.#client.ask({ method: 'GET', path: NODES, query }, signal))
+      } catch (error) {
+        // The API server no longer has the revision of the first page, so the listing must start again.
+        if (!(error instanceof WeftError) || error.code !== 'GAP') throw error
+        throw new WeftError('STORE_UNAVAILABLE', error.message)
+      }
+      cursor ??= page.version
+      for (const node of page.nodes) {
+        const known = this.#remember(node)
+        found.add(node.metadata?.uid ?? '')
+        if (isManaged(node, this.#names)) entries.push(this.#entry(node, known))
+      }
+      ;({ next } = page)
+    } while (next !== '')
+    // Remove the subnets of deleted nodes. Nodes that the watch added during the listing are not in `before`, so they are kept.
+    for (const uid of before) if (!found.has(uid)) this.#subnets.delete(uid)
+    return { cursor, entries }
+  }
+
+  async *watch(after: bigint, signal: AbortSignal): AsyncGenerator<{ cursor: bigint; changes: Change[] }, never> {
+    let cursor = after
+    for (;;) {
+      const began = performance.now()
+      let hasEvents = false
+      const query = { resourceVersion: String(cursor), allowWatchBookmarks: 'true' }
+      const seconds = Math.round(WATCH_S * (1 + Math.random()))
+      for await (const events of this.#client.watch(NODES, query, seconds, signal)) {
+        const changes: Change[] = []
+        for (const { type, object } of events) {
+          const node = nodeOf(object)
+          if (type === 'ERROR') {
+            const { code } = membersOf(object)
+            throw statusError(
+              typeof code === 'number' ? code : 500,
+              'the watch of nodes',
+              JSON.stringify(object ?? null),
+            )
+          }
+          const change =
+            type === 'DELETED' ? this.#gone(node) : type === 'BOOKMARK' ? undefined : await this.#changeOf(node, signal)
+          if (change) changes.push(change)
+          cursor = versionOf(node.metadata?.resourceVersion)
+          hasEvents = true
+        }
+        yield { cursor, changes }
+      }
+      if (!hasEvents && performance.now() - began < SHORT_MS)
+        throw new WeftError('STORE_UNAVAILABLE', 'the watch ended as soon as it began')
+    }
+  }
+
+  isAfter(a: bigint, b: bigint): boolean {
+    return a > b
+  }
+
+  trustedMs(leases: number): number {
+    return leases * RELIST_MS_PER_NODE
+  }
+
+  /** Returns the subnets of a complete node, or the reason why they are invalid, and remembers them. */
+  #remember(node: NodeObject): NodeSubnets | string | undefined {
     const { uid = '' } = node.metadata ?? {}
     const found = subnetsOf(node)
-    if (found !== undefined && uid !== '') subnets.set(uid, found)
+    if (found !== undefined && uid !== '') this.#subnets.set(uid, found)
     return found
   }
-  /**
-   * Returns the lease of a node that flannel or weft manages. `found` are the node's subnets, or the reason why they
-   * are invalid.
-   */
-  const entry = (node: NodeObject, found: NodeSubnets | string | undefined): Entry =>
-    typeof found === 'object'
-      ? entryOf(node, found, names)
+
+  /** Returns the lease of a managed node. `found` are the node's subnets, or the reason why they are invalid. */
+  #entry(node: NodeObject, found: NodeSubnets | string | undefined): Entry {
+    return typeof found === 'object'
+      ? entryOf(node, found, this.#names)
       : { key: node.metadata?.name ?? '', problem: found ?? 'it has no podCIDR' }
+  }
 
   /**
    * Converts an added or modified node of the watch to a change of its lease. The watch has only metadata, so the complete node is read
    * if its subnets are not known.
    */
-  async function changeOf(node: NodeObject, signal: AbortSignal): Promise<Change | undefined> {
+  async #changeOf(node: NodeObject, signal: AbortSignal): Promise<Change | undefined> {
     const { uid = '', name = '', resourceVersion = '' } = node.metadata ?? {}
-    let found = node.spec ? remember(node) : subnets.get(uid)
-    if (!isManaged(node, names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
+    let found = node.spec ? this.#remember(node) : this.#subnets.get(uid)
+    if (!isManaged(node, this.#names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
     if (found === undefined && !node.spec && name !== '') {
       // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that
       // version. This saves a query of etcd.
       const ask = { method: 'GET', path: `${NODES}/${encodeURIComponent(name)}`, query: { resourceVersion } } as const
-      const whole = nodeOf(await client.ask(ask, signal))
+      const whole = nodeOf(await this.#client.ask(ask, signal))
       if (whole.metadata?.uid !== uid) return undefined // the node was deleted; that event follows
-      found = remember(whole)
+      found = this.#remember(whole)
     }
-    return { kind: 'put', entry: entry(node, found) }
+    return { kind: 'put', entry: this.#entry(node, found) }
   }
 
-  return {
-    name: 'kubernetes',
-
-    async list(signal) {
-      const before = [...subnets.keys()]
-      const found = new Set<string>()
-      const entries: Entry[] = []
-      let cursor: bigint | undefined
-      let next = ''
-      do {
-        const query = { limit: String(PAGE), ...(next === '' ? {} : { continue: next }) }
-        let page: NodeList
-        try {
-          page = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
-        } catch (error) {
-          // The API server no longer has the revision of the first page, so the listing must start again.
-          if (!(error instanceof WeftError) || error.code !== 'GAP') throw error
-          throw new WeftError('STORE_UNAVAILABLE', error.message)
-        }
-        cursor ??= page.version
-        for (const node of page.nodes) {
-          const known = remember(node)
-          found.add(node.metadata?.uid ?? '')
-          if (isManaged(node, names)) entries.push(entry(node, known))
-        }
-        ;({ next } = page)
-      } while (next !== '')
-      // Remove the subnets of deleted nodes. Nodes that the watch added during the listing are not in `before`, so they are kept.
-      for (const uid of before) if (!found.has(uid)) subnets.delete(uid)
-      return { cursor, entries }
-    },
-
-    async *watch(after, signal) {
-      let cursor = after
-      for (;;) {
-        const began = performance.now()
-        let hasEvents = false
-        const query = { resourceVersion: String(cursor), allowWatchBookmarks: 'true' }
-        const seconds = Math.round(WATCH_S * (1 + Math.random()))
-        for await (const events of client.watch(NODES, query, seconds, signal)) {
-          const changes: Change[] = []
-          for (const { type, object } of events) {
-            const node = nodeOf(object)
-            if (type === 'ERROR') {
-              const { code } = membersOf(object)
-              throw statusError(
-                typeof code === 'number' ? code : 500,
-                'the watch of nodes',
-                JSON.stringify(object ?? null),
-              )
-            }
-            const change =
-              type === 'DELETED' ? gone(node) : type === 'BOOKMARK' ? undefined : await changeOf(node, signal)
-            if (change) changes.push(change)
-            cursor = versionOf(node.metadata?.resourceVersion)
-            hasEvents = true
-          }
-          yield { cursor, changes }
-        }
-        if (!hasEvents && performance.now() - began < SHORT_MS)
-          throw new WeftError('STORE_UNAVAILABLE', 'the watch ended as soon as it began')
-      }
-    },
-
-    isAfter: (a, b) => a > b,
-    trustedMs: (leases) => leases * RELIST_MS_PER_NODE,
-  }
-
-  function gone(node: NodeObject): Change | undefined {
-    const found = node.spec ? remember(node) : subnets.get(node.metadata?.uid ?? '')
+  /** Returns the change of a deleted node. */
+  #gone(node: NodeObject): Change | undefined {
+    const found = node.spec ? this.#remember(node) : this.#subnets.get(node.metadata?.uid ?? '')
     return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
   }
 }

@@ -54,30 +54,162 @@ type Given =
   | { readonly node: NodeObject; readonly subnets: NodeSubnets }
   | { readonly subnets?: undefined; readonly why: string; readonly isFinal: boolean }
 
-export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
-  const path = `${NODES}/${name}`
+/** This node's object in the Kubernetes API. */
+export class OwnNode {
+  readonly #client: KubeClient
+  /** The names of weft's annotations in this cluster. */
+  readonly #names: AnnotationNames
+  /** The name of this node's object. */
+  readonly #name: string
+  readonly #log: Log
+  /** The path of this node's object in the API. */
+  readonly #path: string
   /** The subnet of the lease that this node obtained. */
-  let held: NodeSubnets | undefined
+  #held: NodeSubnets | undefined
   /** The uid of this node's object as it was last read. */
-  let seenUid: string | undefined
+  #seenUid: string | undefined
   /** The uid of the node object whose condition weftd has set. A node that is created again has another uid and lacks the condition. */
-  let readyUid: string | undefined
-  const eventAt = new Map<string, number>()
+  #readyUid: string | undefined
+  /** When weftd last created an Event with each message, in ms of performance.now(). */
+  readonly #eventAt = new Map<string, number>()
+
+  constructor({ client, names, name, log }: OwnNodeOptions) {
+    this.#client = client
+    this.#names = names
+    this.#name = name
+    this.#log = log
+    this.#path = `${NODES}/${name}`
+  }
+
+  holder(config: NetworkConfig): LeaseHolder {
+    return {
+      obtain: (attrs, _previous, calm, signal) => this.#obtain(config, attrs, calm, signal),
+      renew: (lease, attrs, calm, signal) => this.#renew(lease, attrs, calm, signal),
+    }
+  }
+
+  /** Returns the attributes in this node's annotations; undefined if the annotations are missing or invalid. */
+  async published(signal: AbortSignal): Promise<LeaseAttrs | undefined> {
+    const { node } = await this.#read(signal)
+    try {
+      return node && readAttrs(annotationsOf(node), this.#names)
+    } catch {
+      return undefined // the annotations are invalid or missing
+    }
+  }
+
+  /** Returns the addresses that an operator set by annotations of this node. `which` selects the annotation. */
+  async addressesGiven(which: 'nodePublicIp' | 'publicIpOverwrite', signal: AbortSignal): Promise<Addresses> {
+    const { node } = await this.#read(signal)
+    const bad: string[] = []
+    const addresses = givenAddresses(node ?? {}, this.#names, which, (family, problem) => {
+      bad.push(`An annotation of this node is not an ${family} address of a host, and is ignored: ${problem}`)
+    })
+    for (const why of bad) {
+      this.#log.warn(why)
+      await this.#tell('BadAnnotation', why, signal)
+    }
+    return addresses
+  }
+
+  /** Returns the public addresses, with those replaced that an operator overwrote by annotations of this node. */
+  async amend(publicIp: Addresses, signal: AbortSignal): Promise<Addresses> {
+    const by = await this.addressesGiven('publicIpOverwrite', signal)
+    const overwritten = <A extends Address>(what: string, own: A | undefined, other: A | undefined, from: string) => {
+      if (own === undefined || other === undefined || other === own) return own
+      this.#log.info(`Overriding public ${what} with '${formatAddress(other)}' from node annotation '${from}'`)
+      return other
+    }
+    return {
+      ipv4: overwritten('ip', publicIp.ipv4, by.ipv4, this.#names.ipv4.publicIpOverwrite),
+      ipv6: overwritten('ipv6', publicIp.ipv6, by.ipv6, this.#names.ipv6.publicIpOverwrite),
+    }
+  }
+
+  /**
+   * Sets the condition NetworkUnavailable of this node to false, with flannel's words. A cloud controller uses that condition to keep
+   * pods off a node until its network works.
+   */
+  async ready(signal: AbortSignal): Promise<void> {
+    const uid = this.#seenUid
+    if (uid === this.#readyUid) return
+    const time = goSeconds()
+    const condition = {
+      type: 'NetworkUnavailable',
+      status: 'False',
+      lastHeartbeatTime: time,
+      lastTransitionTime: time,
+      reason: 'FlannelIsUp',
+      message: 'Flannel is running on this node',
+    }
+    const body = { status: { conditions: [condition] } }
+    await this.#client.ask({ method: 'PATCH', path: `${this.#path}/status`, contentType: PATCH, body }, signal)
+    this.#readyUid = uid
+  }
+
+  /** Waits until this node has a valid subnet, and writes `attrs` to its annotations. */
+  async #obtain(config: NetworkConfig, attrs: LeaseAttrs, calm: Log, signal: AbortSignal): Promise<OwnLease> {
+    for (;;) {
+      const { node: present, version } = await this.#read(signal)
+      const now = this.#given(present)
+      if (!now.subnets) {
+        const { why, isFinal } = now
+        if (present)
+          await this.#tell(isFinal ? 'BadPodCIDR' : 'NoPodCIDR', isFinal ? why : `${why}: ${WITHOUT_SUBNET}`, signal)
+        if (isFinal)
+          throw new WeftError('CONFIG', why, {
+            remedy: 'delete the node and let it register again with other pod CIDRs',
+          })
+        calm.error(`${why}: waiting for it; ${present ? WITHOUT_SUBNET : WITHOUT_NODE}`)
+        await this.#changed(version, signal)
+        continue
+      }
+      const { node, subnets: found } = now
+      await this.#checkSubnet(found, node, config, calm, signal)
+      await this.#publish(node, attrs, signal)
+      if (this.#held && this.#held.key !== found.key) {
+        const [from, to] = [this.#held.subnet, found.subnet].map(netsText)
+        await this.#tell(
+          'PodCIDRChanged',
+          `The pod CIDR changed from ${from} to ${to}: pods of the old one must be started again`,
+          signal,
+        )
+      }
+      this.#held = found
+      return leaseFrom(node, found, attrs)
+    }
+  }
+
+  /** Checks that this node has the subnets of `lease`, and repairs its annotations. Rejects with WeftError LEASE_LOST if it has others. */
+  async #renew(lease: OwnLease, attrs: LeaseAttrs, calm: Log, signal: AbortSignal): Promise<OwnLease> {
+    const now = this.#given((await this.#read(signal)).node)
+    if (!now.subnets) throw new WeftError('LEASE_LOST', now.why)
+    const { node, subnets } = now
+    if (subnets.key !== lease.key)
+      throw new WeftError('LEASE_LOST', `node ${JSON.stringify(this.#name)} has ${netsText(subnets.subnet)} now`)
+    const wasOurs = annotationsPatch(annotationsOf(node), lease.attrs, this.#names) === undefined
+    if ((await this.#publish(node, attrs, signal)) && !wasOurs) {
+      const why = 'The annotations of this node were no longer what weftd wrote, and were written again'
+      calm.warn(`${why}: ${JSON.stringify(annotationsOf(node))}`)
+      await this.#tell('AnnotationsRestored', why, signal)
+    }
+    return leaseFrom(node, subnets, attrs)
+  }
 
   /** Reads this node's object, and the resourceVersion of the answer. */
-  async function read(signal: AbortSignal): Promise<{ node: NodeObject | undefined; version: string }> {
-    const query = { fieldSelector: `metadata.name=${name}` }
-    const { nodes, version } = nodeListOf(await client.ask({ method: 'GET', path: NODES, query }, signal))
+  async #read(signal: AbortSignal): Promise<{ node: NodeObject | undefined; version: string }> {
+    const query = { fieldSelector: `metadata.name=${this.#name}` }
+    const { nodes, version } = nodeListOf(await this.#client.ask({ method: 'GET', path: NODES, query }, signal))
     const [node] = nodes
-    seenUid = node?.metadata?.uid ?? seenUid
+    this.#seenUid = node?.metadata?.uid ?? this.#seenUid
     return { node, version: String(version) }
   }
 
   /** Waits until this node's object changes after `version`, for at most a minute. */
-  async function changed(version: string, signal: AbortSignal): Promise<void> {
-    const query = { fieldSelector: `metadata.name=${name}`, resourceVersion: version }
+  async #changed(version: string, signal: AbortSignal): Promise<void> {
+    const query = { fieldSelector: `metadata.name=${this.#name}`, resourceVersion: version }
     try {
-      for await (const events of client.watch(NODES, query, WAIT_S, signal)) if (events.length > 0) return
+      for await (const events of this.#client.watch(NODES, query, WAIT_S, signal)) if (events.length > 0) return
     } catch (error) {
       if (!isWeftError(error, 'GAP')) throw error // after a gap the caller reads the node again
     }
@@ -85,83 +217,71 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
   }
 
   /** Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd to create Events. */
-  async function tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
+  async #tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
     const now = performance.now()
-    if (now - (eventAt.get(message) ?? -Infinity) < EVENT_AGAIN_MS) return
-    eventAt.set(message, now)
+    if (now - (this.#eventAt.get(message) ?? -Infinity) < EVENT_AGAIN_MS) return
+    this.#eventAt.set(message, now)
     const time = goSeconds()
     const body = {
       apiVersion: 'v1',
       kind: 'Event',
       // Events about objects without a namespace must be in the namespace `default` (Kubernetes, ValidateEvent).
-      metadata: { generateName: `${name}.`, namespace: 'default' },
+      metadata: { generateName: `${this.#name}.`, namespace: 'default' },
       // kubelet uses the node's name as its uid in Events, and `kubectl describe node` searches for that.
-      involvedObject: { kind: 'Node', apiVersion: 'v1', name, uid: name },
+      involvedObject: { kind: 'Node', apiVersion: 'v1', name: this.#name, uid: this.#name },
       reason,
       message: printable(message),
       type: 'Warning',
       count: 1,
       firstTimestamp: time,
       lastTimestamp: time,
-      source: { component: 'weftd', host: name },
+      source: { component: 'weftd', host: this.#name },
     }
     try {
       const ask = { method: 'POST', path: '/api/v1/namespaces/default/events', body, isDispensable: true } as const
-      await client.ask(ask, signal)
+      await this.#client.ask(ask, signal)
     } catch (error) {
       signal.throwIfAborted()
       if (!isWeftError(error)) throw error
-      if (log.v(1)) log.info(`No Event could be made of this: ${describeError(error)}`)
+      if (this.#log.v(1)) this.#log.info(`No Event could be made of this: ${describeError(error)}`)
     }
   }
 
-  /**
-   * Writes `attrs` to this node's annotations if the annotations differ from `attrs`. Returns true if they differed.
-   */
-  async function publish(node: NodeObject, attrs: LeaseAttrs, signal: AbortSignal): Promise<boolean> {
-    const annotations = annotationsPatch(annotationsOf(node), attrs, names)
+  /** Writes `attrs` to this node's annotations if they differ. Returns true if they differed. */
+  async #publish(node: NodeObject, attrs: LeaseAttrs, signal: AbortSignal): Promise<boolean> {
+    const annotations = annotationsPatch(annotationsOf(node), attrs, this.#names)
     if (!annotations) return false
-    const ask = { method: 'PATCH', path: `${path}/status`, contentType: PATCH } as const
-    await client.ask({ ...ask, body: { metadata: { annotations } } }, signal)
+    const ask = { method: 'PATCH', path: `${this.#path}/status`, contentType: PATCH } as const
+    await this.#client.ask({ ...ask, body: { metadata: { annotations } } }, signal)
     return true
   }
-
-  const leaseFrom = (node: NodeObject, subnets: NodeSubnets, attrs: LeaseAttrs): OwnLease => ({
-    ...subnets,
-    attrs,
-    expiresAt: undefined, // the lease lives as long as the node
-    revision: createdAt(node) ?? 0n,
-  })
 
   /**
    * Returns this node's subnets, or the reason why the node has none. `isFinal` in the result means that this node can
    * never get valid subnets.
    */
-  function given(node: NodeObject | undefined): Given {
-    const quoted = JSON.stringify(name)
+  #given(node: NodeObject | undefined): Given {
+    const quoted = JSON.stringify(this.#name)
     if (!node) return { why: `node ${quoted} is not there`, isFinal: false }
     const found = subnetsOf(node)
     if (found === undefined) return { why: `node ${quoted} pod cidr not assigned`, isFinal: false }
     return typeof found === 'string' ? { why: found, isFinal: true } : { node, subnets: found }
   }
 
-  /**
-   * Checks the assigned subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the
-   * network with its subnet.
-   */
-  async function checkSubnet(
+  /** Checks the assigned subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the network with it. */
+  async #checkSubnet(
     { subnet }: NodeSubnets,
     { spec }: NodeObject,
     config: NetworkConfig,
     calm: Pick<Log, 'warn'>,
     signal: AbortSignal,
   ): Promise<void> {
-    const quoted = JSON.stringify(name)
+    const quoted = JSON.stringify(this.#name)
     const families = familiesOf(config)
     const lacking = families.filter((family) => subnet[family] === undefined)
     for (const family of lacking) {
       const why = `node ${quoted}: missing ${WORD[family]} address on n.Spec.PodCIDRs`
-      await tell('BadPodCIDR', why, signal)
+      await this.#tell('BadPodCIDR', why, signal)
       if (lacking.length === families.length)
         throw new WeftError('CONFIG', why, {
           remedy: 'enable the family that the node has, or create the node again with pod CIDRs of this family',
@@ -175,131 +295,27 @@ export function createOwnNode({ client, names, name, log }: OwnNodeOptions) {
         const why =
           `subnet ${JSON.stringify(formatNet(network))} specified in the flannel net config doesn't contain ` +
           `${JSON.stringify(formatNet(own))} ${family === 'ipv6' ? 'IPv6 ' : ''}PodCIDR of the ${quoted} node`
-        await tell('PodCIDROutsideNetwork', why, signal)
+        await this.#tell('PodCIDROutsideNetwork', why, signal)
         const key = family === 'ipv6' ? 'IPv6Network' : 'Network'
         throw new WeftError('CONFIG', why, {
           remedy: `set ${key} to the cluster's pod network, kube-controller-manager's --cluster-cidr`,
         })
       }
-      log.info(
+      this.#log.info(
         `Creating the node lease for ${WORD[family]}. This is the n.Spec.PodCIDRs: [${(spec?.podCIDRs ?? []).join(' ')}]`,
       )
     }
-  }
-
-  const holder = (config: NetworkConfig): LeaseHolder => ({
-    async obtain(attrs, _previous, calm, signal) {
-      for (;;) {
-        const { node: present, version } = await read(signal)
-        const now = given(present)
-        if (!now.subnets) {
-          const { why, isFinal } = now
-          if (present)
-            await tell(isFinal ? 'BadPodCIDR' : 'NoPodCIDR', isFinal ? why : `${why}: ${WITHOUT_SUBNET}`, signal)
-          if (isFinal)
-            throw new WeftError('CONFIG', why, {
-              remedy: 'delete the node and let it register again with other pod CIDRs',
-            })
-          calm.error(`${why}: waiting for it; ${present ? WITHOUT_SUBNET : WITHOUT_NODE}`)
-          await changed(version, signal)
-          continue
-        }
-        const { node, subnets: found } = now
-        await checkSubnet(found, node, config, calm, signal)
-        await publish(node, attrs, signal)
-        if (held && held.key !== found.key) {
-          const [from, to] = [held.subnet, found.subnet].map(netsText)
-          await tell(
-            'PodCIDRChanged',
-            `The pod CIDR changed from ${from} to ${to}: pods of the old one must be started again`,
-            signal,
-          )
-        }
-        held = found
-        return leaseFrom(node, found, attrs)
-      }
-    },
-
-    async renew(lease, attrs, calm, signal) {
-      const now = given((await read(signal)).node)
-      if (!now.subnets) throw new WeftError('LEASE_LOST', now.why)
-      const { node, subnets } = now
-      if (subnets.key !== lease.key)
-        throw new WeftError('LEASE_LOST', `node ${JSON.stringify(name)} has ${netsText(subnets.subnet)} now`)
-      const wasOurs = annotationsPatch(annotationsOf(node), lease.attrs, names) === undefined
-      if ((await publish(node, attrs, signal)) && !wasOurs) {
-        const why = 'The annotations of this node were no longer what weftd wrote, and were written again'
-        calm.warn(`${why}: ${JSON.stringify(annotationsOf(node))}`)
-        await tell('AnnotationsRestored', why, signal)
-      }
-      return leaseFrom(node, subnets, attrs)
-    },
-  })
-
-  return {
-    holder,
-
-    async published(signal: AbortSignal): Promise<LeaseAttrs | undefined> {
-      const { node } = await read(signal)
-      try {
-        return node && readAttrs(annotationsOf(node), names)
-      } catch {
-        return undefined // the annotations are invalid or missing
-      }
-    },
-
-    /** Returns the addresses that an operator set by annotations of this node. `which` selects the annotation. */
-    async addressesGiven(which: 'nodePublicIp' | 'publicIpOverwrite', signal: AbortSignal): Promise<Addresses> {
-      const { node } = await read(signal)
-      const bad: string[] = []
-      const addresses = givenAddresses(node ?? {}, names, which, (family, problem) => {
-        bad.push(`An annotation of this node is not an ${family} address of a host, and is ignored: ${problem}`)
-      })
-      for (const why of bad) {
-        log.warn(why)
-        await tell('BadAnnotation', why, signal)
-      }
-      return addresses
-    },
-
-    async amend(publicIp: Addresses, signal: AbortSignal): Promise<Addresses> {
-      const by = await this.addressesGiven('publicIpOverwrite', signal)
-      const overwritten = <A extends Address>(what: string, own: A | undefined, other: A | undefined, from: string) => {
-        if (own === undefined || other === undefined || other === own) return own
-        log.info(`Overriding public ${what} with '${formatAddress(other)}' from node annotation '${from}'`)
-        return other
-      }
-      return {
-        ipv4: overwritten('ip', publicIp.ipv4, by.ipv4, names.ipv4.publicIpOverwrite),
-        ipv6: overwritten('ipv6', publicIp.ipv6, by.ipv6, names.ipv6.publicIpOverwrite),
-      }
-    },
-
-    /**
-     * Sets the condition NetworkUnavailable of this node to false, with flannel's words. A cloud controller uses that condition to keep
-     * pods off a node until its network works.
-     */
-    async ready(signal: AbortSignal): Promise<void> {
-      const uid = seenUid
-      if (uid === readyUid) return
-      const time = goSeconds()
-      const condition = {
-        type: 'NetworkUnavailable',
-        status: 'False',
-        lastHeartbeatTime: time,
-        lastTransitionTime: time,
-        reason: 'FlannelIsUp',
-        message: 'Flannel is running on this node',
-      }
-      const body = { status: { conditions: [condition] } }
-      await client.ask({ method: 'PATCH', path: `${path}/status`, contentType: PATCH, body }, signal)
-      readyUid = uid
-    },
   }
 }
 
 const WORD = { ipv4: 'IPv4', ipv6: 'IPv6' } as const
 const annotationsOf = ({ metadata }: NodeObject): Readonly<Record<string, string>> => metadata?.annotations ?? {}
+const leaseFrom = (node: NodeObject, subnets: NodeSubnets, attrs: LeaseAttrs): OwnLease => ({
+  ...subnets,
+  attrs,
+  expiresAt: undefined, // the lease lives as long as the node
+  revision: createdAt(node) ?? 0n,
+})
 const WITHOUT_NODE = 'a kubelet registers it; NODE_NAME must be its name as `kubectl get nodes` has it'
 const WITHOUT_SUBNET = 'kube-controller-manager gives it with --allocate-node-cidrs and --cluster-cidr'
 

@@ -140,6 +140,8 @@ function createTasks(signal: AbortSignal, clock: Clock) {
   }
 }
 
+type Tasks = ReturnType<typeof createTasks>
+
 /**
  * Yields the leases of all nodes, including this node: first a complete listing, then changes, and a new listing after each gap of the
  * watch and every minute. A failure of the source does not end the generator. If `signal` aborts, it throws the signal's reason.
@@ -148,179 +150,243 @@ export async function* followLeases<Cursor>(
   source: LeaseSource<Cursor>,
   options: FollowOptions,
 ): AsyncGenerator<Followed, never> {
-  const { log, signal, relistMs = RELIST_MS, random = Math.random, clock = systemClock } = options
-  signal.throwIfAborted()
-  const state = options.state ?? { listedAt: undefined, failing: false, held: 0, holds: 0 }
-  const view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
-  const followed = (change: ViewChange, isListing: boolean): Followed => {
-    state.held = view.held
-    state.heldKeys = view.heldKeys
-    state.holds = view.holds
-    return { ...change, isListing, leases: view.leases, isOwnUnreadable: view.isOwnUnreadable }
+  options.signal.throwIfAborted()
+  const follower = new LeaseFollower(source, options)
+  try {
+    for (;;) yield* follower.next()
+  } finally {
+    follower.close()
   }
-  const calm = seldom(log, () => clock.now())
-  const tasks = createTasks(signal, clock)
-  /** The cursor at which the next watch starts; undefined before the first listing and after a gap. */
-  let after: { readonly cursor: Cursor } | undefined
-  let listing: Task<Listing<Cursor>> | undefined
-  let listAt = 0
+}
+
+/** Keeps a listing and a watch of a source running, and merges their results. */
+class LeaseFollower<Cursor> {
+  readonly #source: LeaseSource<Cursor>
+  /** The interval of listings, in ms. */
+  readonly #relistMs: number
+  readonly #random: () => number
+  readonly #clock: Clock
+  /** The state that the status report and the metrics show. */
+  readonly #state: FollowState
+  /** The leases that this node accepts. */
+  readonly #view: LeaseView
+  /** The log for repeated failures. */
+  readonly #calm: Log
+  /** The running requests. */
+  readonly #tasks: Tasks
+  /** The cursor from which the watch resumes; undefined before the first listing and after a gap. */
+  #after: { readonly cursor: Cursor } | undefined
+  /** The running listing; undefined between two listings. */
+  #listing: Task<Listing<Cursor>> | undefined
+  /** The time in ms of `clock.now()` at which the next listing starts. */
+  #listAt = 0
   /** The cursor of the last complete listing. */
-  let listed: { readonly cursor: Cursor } | undefined
-  let watch: Task<Batch<Cursor>> | undefined
-  let watchAt = 0
+  #listed: { readonly cursor: Cursor } | undefined
+  /** The running watch; undefined before the first listing and after a failure. */
+  #watch: Task<Batch<Cursor>> | undefined
+  /** The time in ms of `clock.now()` at which the next watch may start. */
+  #watchAt = 0
   /** The batches that the watch delivered since the running listing began. */
-  let since: Batch<Cursor>[] = []
-  let heardSinceListing = false
+  #since: Batch<Cursor>[] = []
+  /** True if the watch has delivered changes since the last listing. */
+  #heardSinceListing = false
   /** The time in ms of `clock.now()` until which the last listing stays valid. It is used if the source's listings are expensive. */
-  let goodUntil = 0
+  #goodUntil = 0
   /** True if the cursor of the watch advanced within the last minute. */
-  let hasGoneForward = false
+  #hasGoneForward = false
   /** True if the source has answered the request for the watch. */
-  let isWatching = false
+  #isWatching = false
   /** The number of failures since the watch last delivered a batch. */
-  let failures = 0
+  #failures = 0
+
+  constructor(source: LeaseSource<Cursor>, options: FollowOptions) {
+    const { log, signal, relistMs = RELIST_MS, random = Math.random, clock = systemClock } = options
+    this.#source = source
+    this.#relistMs = relistMs
+    this.#random = random
+    this.#clock = clock
+    this.#state = options.state ?? { listedAt: undefined, failing: false, held: 0, holds: 0 }
+    this.#view = new LeaseView({ holdMs: options.holdMs ?? HOLD_MS, ownKey: options.ownKey ?? (() => ''), log })
+    this.#calm = seldom(log, () => clock.now())
+    this.#tasks = createTasks(signal, clock)
+  }
+
+  /** Starts the requests that are due, waits until a request has a result or another one is due, and yields the results. */
+  async *next(): AsyncGenerator<Followed, void> {
+    const now = this.#clock.now()
+    this.#startListing(now)
+    this.#startWatch(now)
+    const listAt = this.#listing ? Infinity : this.#listAt
+    const watchAt = this.#watch || !this.#after ? Infinity : this.#watchAt
+    await this.#tasks.sleep(Math.min(listAt, watchAt) - now)
+
+    const change = this.#takeBatches(this.#watch?.results.splice(0) ?? [])
+    if (change) yield this.#followed(change, false)
+    if (this.#watch?.isOver && this.#watch.results.length === 0) this.#endWatch(this.#watch.error)
+    if (this.#listing?.isOver) {
+      const { results, error } = this.#listing
+      this.#listing = undefined
+      const [found] = results
+      if (found) yield this.#followed(this.#takeListing(found), true)
+      else this.#failListing(error)
+    }
+  }
+
+  /** Ends the running requests. */
+  close(): void {
+    this.#tasks.close()
+  }
+
+  /** Starts a listing if one is due. */
+  #startListing(now: number): void {
+    if (this.#listing || now < this.#listAt) return
+    if (this.#isTrusted(now)) {
+      this.#state.listedAt = now
+      this.#listAt = now + this.#relistMs
+      return
+    }
+    this.#since = []
+    this.#listing = this.#tasks.start(async (deliver, ending) => deliver(await this.#source.list(ending)))
+  }
+
+  /** Starts the watch if it does not run, a listing has given the cursor to start from, and the pause after a failure is over. */
+  #startWatch(now: number): void {
+    if (this.#watch || !this.#after || now < this.#watchAt) return
+    const { cursor } = this.#after
+    this.#isWatching = false
+    this.#watch = this.#tasks.start(async (deliver, ending) => {
+      for await (const batch of this.#source.watch(cursor, ending)) deliver(batch)
+      throw new Error('a watch ends only by failing')
+    })
+  }
+
+  /** Handles the end of the watch. After a gap a new listing must give the cursor from which the next watch starts. */
+  #endWatch(error: unknown): void {
+    this.#watch = undefined
+    this.#watchAt = this.#retryAt(error)
+    if (!isWeftError(error, 'GAP')) {
+      this.#sayWatchEnded(error)
+      return
+    }
+    this.#calm.warn(`${this.#source.name} watch for leases fell behind (${error.message}), re-listing and resuming`)
+    this.#after = undefined
+    this.#listing?.end()
+    this.#listing = undefined
+    this.#listAt = this.#watchAt
+  }
+
+  /** Handles the failure of a listing. An answering watch stays open while the failed listing waits for its next attempt. */
+  #failListing(error: unknown): void {
+    if (this.#watch && this.#isWatching && isWeftError(error)) {
+      this.#state.failing = true
+      this.#listAt = this.#clock.now() + BACKOFF_MAX_MS
+      this.#calm.error(`${this.#source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
+      return
+    }
+    this.#listAt = this.#retryAt(error)
+    if (this.#after) this.#listAt = this.#clock.now() + BACKOFF_MAX_MS
+    this.#sayWatchEnded(error)
+  }
+
+  /** Publishes the state of the view, and returns one result of followLeases. */
+  #followed(change: ViewChange, isListing: boolean): Followed {
+    this.#state.held = this.#view.held
+    this.#state.heldKeys = this.#view.heldKeys
+    this.#state.holds = this.#view.holds
+    return { ...change, isListing, leases: this.#view.leases, isOwnUnreadable: this.#view.isOwnUnreadable }
+  }
 
   /** Returns the time, in ms of `clock.now()`, at which a failed request is sent again. */
-  function retryAt(error: unknown): number {
+  #retryAt(error: unknown): number {
     if (!isWeftError(error)) throw error
     const isGap = error.code === 'GAP'
-    state.failing = !isGap
-    failures++
-    // After a first gap a new listing starts immediately. If a source reports a gap for every watch, weftd waits before
-    // the next listing, as after any other failure.
-    if (isGap && failures === 1) return clock.now()
-    const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(failures - 1, 10))
+    this.#state.failing = !isGap
+    this.#failures++
+    // After a first gap a new listing starts immediately. A source that reports a gap for every watch has to wait as after any other
+    // failure.
+    if (isGap && this.#failures === 1) return this.#clock.now()
+    const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(this.#failures - 1, 10))
     // The pause is random, so that nodes that lost the same store do not all return at the same time.
-    return clock.now() + backoffMs * (0.5 + random() / 2)
+    return this.#clock.now() + backoffMs * (0.5 + this.#random() / 2)
   }
-  const sayWatchEnded = (error: unknown): void => {
-    const from = String(after?.cursor ?? 0)
-    calm.error(
-      `${source.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${from}...`,
+
+  #sayWatchEnded(error: unknown): void {
+    const from = String(this.#after?.cursor ?? 0)
+    this.#calm.error(
+      `${this.#source.name} watch channel for leases closed (${describeError(error)}), reconnecting from rev ${from}...`,
     )
   }
 
   /** True if the source's listings are expensive and the advancing watch makes the next listing unnecessary. */
-  function isTrusted(now: number): boolean {
-    const isGood = watch !== undefined && hasGoneForward && view.held === 0 && now < goodUntil
-    hasGoneForward = false
+  #isTrusted(now: number): boolean {
+    const isGood = this.#watch !== undefined && this.#hasGoneForward && this.#view.held === 0 && now < this.#goodUntil
+    this.#hasGoneForward = false
     return isGood
   }
 
-  function takeListing({ cursor, entries }: Listing<Cursor>): ViewChange {
-    const now = clock.now()
-    state.listedAt = now
-    state.failing = false
-    const wentBack = listed !== undefined && source.isAfter(listed.cursor, cursor)
+  /** Applies a complete listing to the view, and decides when the next listing starts. */
+  #takeListing({ cursor, entries }: Listing<Cursor>): ViewChange {
+    const now = this.#clock.now()
+    this.#state.listedAt = now
+    this.#state.failing = false
+    const wentBack = this.#listed !== undefined && this.#source.isAfter(this.#listed.cursor, cursor)
     const current = new Map(entries.map((entry) => [entry.key, entry]))
-    for (const batch of wentBack ? [] : since)
-      if (source.isAfter(batch.cursor, cursor))
+    for (const batch of wentBack ? [] : this.#since)
+      if (this.#source.isAfter(batch.cursor, cursor))
         for (const change of batch.changes)
           if (change.kind === 'put') current.set(change.entry.key, change.entry)
           else current.delete(change.key)
-    const change = view.list([...current.values()], now)
+    const change = this.#view.list([...current.values()], now)
     // The random factor keeps nodes that started together from listing together.
-    goodUntil = now + (source.trustedMs?.(view.leases.size) ?? 0) * (0.5 + random())
+    this.#goodUntil = now + (this.#source.trustedMs?.(this.#view.leases.size) ?? 0) * (0.5 + this.#random())
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
-    if (watch && (wentBack || (isNews && !heardSinceListing))) {
+    if (this.#watch && (wentBack || (isNews && !this.#heardSinceListing))) {
       const from = String(cursor)
-      calm.info(`${source.name} watch for leases did not tell what a listing did, reconnecting from rev ${from}...`)
-      watch.end()
-      watch = undefined
-      watchAt = now
+      this.#calm.info(
+        `${this.#source.name} watch for leases did not tell what a listing did, reconnecting from rev ${from}...`,
+      )
+      this.#watch.end()
+      this.#watch = undefined
+      this.#watchAt = now
     }
-    if (watch) failures = 0
+    if (this.#watch) this.#failures = 0
     // The wait before the first listing by this timer is random, so that nodes that started together, or lost the same store, do not list
     // together.
-    const waitMs = after ? relistMs : random() * relistMs
-    listAt = now + Math.min(waitMs, view.waitMs(now) ?? Infinity)
-    if (!after || wentBack || source.isAfter(cursor, after.cursor)) after = { cursor }
-    listed = { cursor }
-    heardSinceListing = false
+    const waitMs = this.#after ? this.#relistMs : this.#random() * this.#relistMs
+    this.#listAt = now + Math.min(waitMs, this.#view.waitMs(now) ?? Infinity)
+    if (!this.#after || wentBack || this.#source.isAfter(cursor, this.#after.cursor)) this.#after = { cursor }
+    this.#listed = { cursor }
+    this.#heardSinceListing = false
     return change
   }
 
-  function takeBatches(batches: readonly Batch<Cursor>[]): ViewChange | undefined {
+  /** Applies the batches of the watch to the view. Returns undefined if they change nothing. */
+  #takeBatches(batches: readonly Batch<Cursor>[]): ViewChange | undefined {
     const last = batches.at(-1)
     if (!last) return undefined
-    if (!after || source.isAfter(last.cursor, after.cursor)) {
-      after = { cursor: last.cursor }
-      hasGoneForward = true
+    if (!this.#after || this.#source.isAfter(last.cursor, this.#after.cursor)) {
+      this.#after = { cursor: last.cursor }
+      this.#hasGoneForward = true
     }
-    state.failing = false
-    isWatching = true
+    this.#state.failing = false
+    this.#isWatching = true
     if (batches.some(({ changes }) => changes.length > 0)) {
-      failures = 0
-      heardSinceListing = true
+      this.#failures = 0
+      this.#heardSinceListing = true
     }
     // A watch that lags behind the last listing repeats changes that the listing already contained. Drop these changes.
     const news = batches.filter(
-      ({ cursor, changes }) => changes.length > 0 && !(listed && !source.isAfter(cursor, listed.cursor)),
+      ({ cursor, changes }) =>
+        changes.length > 0 && !(this.#listed && !this.#source.isAfter(cursor, this.#listed.cursor)),
     )
     if (news.length === 0) return undefined
-    if (listing) since.push(...news)
-    const change = view.change(
+    if (this.#listing) this.#since.push(...news)
+    const change = this.#view.change(
       news.flatMap(({ changes }) => changes),
-      clock.now(),
+      this.#clock.now(),
     )
-    // If leases are missing, list again as soon as their hold time ends, without waiting for the next periodic listing.
-    listAt = Math.min(listAt, clock.now() + (view.waitMs(clock.now()) ?? Infinity))
+    // If leases are missing, list again as soon as their hold time ends, and not only at the next periodic listing.
+    this.#listAt = Math.min(this.#listAt, this.#clock.now() + (this.#view.waitMs(this.#clock.now()) ?? Infinity))
     return change
-  }
-
-  try {
-    for (;;) {
-      const now = clock.now()
-      if (!listing && now >= listAt && isTrusted(now)) {
-        state.listedAt = now
-        listAt = now + relistMs
-      }
-      if (!listing && now >= listAt) {
-        since = []
-        listing = tasks.start(async (deliver, ending) => deliver(await source.list(ending)))
-      }
-      if (!watch && after && now >= watchAt) {
-        const { cursor } = after
-        isWatching = false
-        watch = tasks.start(async (deliver, ending) => {
-          for await (const batch of source.watch(cursor, ending)) deliver(batch)
-          throw new Error('a watch ends only by failing')
-        })
-      }
-      await tasks.sleep(Math.min(listing ? Infinity : listAt, watch || !after ? Infinity : watchAt) - now)
-
-      const change = takeBatches(watch?.results.splice(0) ?? [])
-      if (change) yield followed(change, false)
-      if (watch?.isOver && watch.results.length === 0) {
-        const { error } = watch
-        watch = undefined
-        watchAt = retryAt(error)
-        if (isWeftError(error, 'GAP')) {
-          calm.warn(`${source.name} watch for leases fell behind (${error.message}), re-listing and resuming`)
-          after = undefined
-          listing?.end()
-          listing = undefined
-          listAt = watchAt
-        } else sayWatchEnded(error)
-      }
-      if (listing?.isOver) {
-        const { results, error } = listing
-        listing = undefined
-        const [found] = results
-        if (found) yield followed(takeListing(found), true)
-        else if (watch && isWatching && isWeftError(error)) {
-          // The watch stays open while the failed listing waits to be tried again.
-          state.failing = true
-          listAt = clock.now() + BACKOFF_MAX_MS
-          calm.error(`${source.name} listing of leases failed (${describeError(error)}); the watch goes on`)
-        } else {
-          listAt = retryAt(error)
-          if (after) listAt = clock.now() + BACKOFF_MAX_MS
-          sayWatchEnded(error)
-        }
-      }
-    }
-  } finally {
-    tasks.close()
   }
 }

@@ -7,13 +7,13 @@ import { pause } from '../../host/bell.ts'
 import { FAMILIES, formatAddress, formatNet, type Family } from '../../net/address.ts'
 import type { PeerTraffic } from '../../path/engine/engine.ts'
 import { readEvents, writeEvents } from '../../report/events-file.ts'
-import { createHour, PEER_STEP_MS, STEP_MS, type Hour, type NodeSample, type PeerSample } from '../../report/hour.ts'
+import { Hour, PEER_STEP_MS, STEP_MS, type NodeSample, type PeerSample } from '../../report/hour.ts'
 import { createPeerEvents, placeOf, type PeerEvents } from '../../report/peer-events.ts'
 import { createRecent, type Recent } from '../../report/recent.ts'
 import { isDrop } from '../../report/status.ts'
 import type { Node } from '../node.ts'
 import { countersOf } from '../report.ts'
-import { createPeerWatch, type PeerWatch } from './peer-watch.ts'
+import { PeerWatch } from './peer-watch.ts'
 
 /** The interval at which changes are read. */
 const TICK_MS = 2_000
@@ -37,15 +37,15 @@ function createMemory(node: Node) {
   const events = createPeerEvents()
   const file = createEventsFile(node, events)
   void file.begin()
-  const memory = { events, hour: createHour(), recent: createRecent() }
+  const memory = { events, hour: new Hour(), recent: createRecent() }
   node.memory = memory
   return { ...memory, file }
 }
 
 export async function keepMemory(node: Node): Promise<never> {
   const { events, hour, recent, file } = memoryOf(node)
-  const watch = createPeerWatch(events, () => new Date().toISOString())
-  const sampler = createSampler(node, hour, recent, watch)
+  const watch = new PeerWatch(events, () => new Date().toISOString())
+  const sampler = new Sampler(node, hour, recent, watch)
   let traffic: Traffic = new Map()
   let heardAt = -Infinity
   try {
@@ -104,24 +104,65 @@ interface Totals {
 const rate = (now: number | undefined, then: number | undefined, ms: number): number | undefined =>
   now !== undefined && then !== undefined && now >= then && ms > 0 ? ((now - then) * 1000) / ms : undefined
 
-function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch) {
-  let last: Totals | undefined
-  let stepAt = performance.now()
-  let peerStepAt = stepAt
-  let before: { readonly at: number; readonly traffic: Traffic } | undefined
-  recent.keep(countersOf(node.ownership), stepAt)
+function totalsOf(counters: Readonly<Record<string, number>>, at: number): Totals {
+  const drops = Object.entries(counters).filter(([name]) => isDrop(name))
+  const all = drops.reduce((sum, [, number]) => sum + number, 0)
+  return { at, tx: counters['tx_bytes'], rx: counters['rx_bytes'], drops: drops.length > 0 ? all : undefined }
+}
 
-  function totalsOf(counters: Readonly<Record<string, number>>, at: number): Totals {
-    const drops = Object.entries(counters).filter(([name]) => isDrop(name))
-    const all = drops.reduce((sum, [, number]) => sum + number, 0)
-    return { at, tx: counters['tx_bytes'], rx: counters['rx_bytes'], drops: drops.length > 0 ? all : undefined }
+/** Samples the traffic, the round trips and the losses of the node and of its peers. */
+class Sampler {
+  readonly #node: Node
+  /** The samples of the last hour, which the status page draws. */
+  readonly #hour: Hour
+  /** The counters of the last minutes. */
+  readonly #recent: Recent
+  /** The states of the peers, of which events tell the changes. */
+  readonly #watch: PeerWatch
+  /** The counters of the last sample of the node. */
+  #last: Totals | undefined
+  /** The time of the last sample of the node, in ms of performance.now(). */
+  #stepAt = performance.now()
+  /** The time of the last sample of the peers, in ms of performance.now(). */
+  #peerStepAt: number
+  /** The traffic of each peer at the last sample of the peers. */
+  #before: { readonly at: number; readonly traffic: Traffic } | undefined
+
+  constructor(node: Node, hour: Hour, recent: Recent, watch: PeerWatch) {
+    this.#node = node
+    this.#hour = hour
+    this.#recent = recent
+    this.#watch = watch
+    this.#peerStepAt = this.#stepAt
+    recent.keep(countersOf(node.ownership), this.#stepAt)
   }
 
-  function nodeSample(now: Totals): NodeSample {
-    const then = last
-    last = now
+  async sample(): Promise<void> {
+    const now = performance.now()
+    if (now - this.#stepAt >= STEP_MS) {
+      this.#stepAt += STEP_MS * Math.floor((now - this.#stepAt) / STEP_MS)
+      const counters = countersOf(this.#node.ownership)
+      this.#recent.keep(counters, now)
+      this.#hour.add(this.#nodeSample(totalsOf(counters, now)), now)
+    }
+    if (now - this.#peerStepAt < PEER_STEP_MS) return
+    this.#peerStepAt += PEER_STEP_MS * Math.floor((now - this.#peerStepAt) / PEER_STEP_MS)
+    this.#hour.addPeers(await this.#peerSamples(), now)
+    const places = FAMILIES.flatMap((family) =>
+      [...this.#node.view.keys()].flatMap((key) => {
+        const place = placeIn(this.#node.view, key, family)
+        return place ? [placeOf(place)] : []
+      }),
+    )
+    this.#watch.keep(new Set(places))
+  }
+
+  /** Returns the rates since the last sample, and the round trip and loss of the peers. */
+  #nodeSample(now: Totals): NodeSample {
+    const then = this.#last
+    this.#last = now
     const ms = then ? now.at - then.at : 0
-    const readings = [...watch.readings()]
+    const readings = [...this.#watch.readings()]
     const times = readings.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
     const losses = readings.reduce((sum, { lossPercent }) => sum + lossPercent, 0)
     return {
@@ -133,16 +174,16 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
     }
   }
 
-  async function peerSamples(): Promise<ReadonlyMap<string, PeerSample>> {
-    const traffic = await trafficOf(node)
+  async #peerSamples(): Promise<ReadonlyMap<string, PeerSample>> {
+    const traffic = await trafficOf(this.#node)
     const now = { at: performance.now(), traffic }
-    const then = before
-    before = now
+    const then = this.#before
+    this.#before = now
     const ms = then ? now.at - then.at : 0
     const sample = (key: string): PeerSample => {
       const [after, earlier] = [traffic.get(key), then?.traffic.get(key)]
       // With two families, the worse one counts.
-      const probed = FAMILIES.flatMap((family) => node.probes?.[family]?.result(key) ?? [])
+      const probed = FAMILIES.flatMap((family) => this.#node.probes?.[family]?.result(key) ?? [])
       const times = probed.flatMap(({ isAnswering, roundTripMs }) => (isAnswering ? (roundTripMs ?? []) : []))
       return {
         txBytesPerSecond: rate(after?.txBytes, earlier?.txBytes, ms),
@@ -152,30 +193,8 @@ function createSampler(node: Node, hour: Hour, recent: Recent, watch: PeerWatch)
       }
     }
     return new Map(
-      [...node.view.keys()].flatMap((key) => (key === node.lease.key ? [] : [[key, sample(key)] as const])),
+      [...this.#node.view.keys()].flatMap((key) => (key === this.#node.lease.key ? [] : [[key, sample(key)] as const])),
     )
-  }
-
-  return {
-    async sample(): Promise<void> {
-      const now = performance.now()
-      if (now - stepAt >= STEP_MS) {
-        stepAt += STEP_MS * Math.floor((now - stepAt) / STEP_MS)
-        const counters = countersOf(node.ownership)
-        recent.keep(counters, now)
-        hour.add(nodeSample(totalsOf(counters, now)), now)
-      }
-      if (now - peerStepAt < PEER_STEP_MS) return
-      peerStepAt += PEER_STEP_MS * Math.floor((now - peerStepAt) / PEER_STEP_MS)
-      hour.addPeers(await peerSamples(), now)
-      const places = FAMILIES.flatMap((family) =>
-        [...node.view.keys()].flatMap((key) => {
-          const place = placeIn(node.view, key, family)
-          return place ? [placeOf(place)] : []
-        }),
-      )
-      watch.keep(new Set(places))
-    },
   }
 }
 

@@ -55,25 +55,6 @@ export interface PathLength {
   readonly since: number
 }
 
-export interface PathSearch {
-  /** Replaces the set of peers. */
-  keep(peers: readonly SearchedPeer[], now: number): void
-  /** Changes the addresses of one peer; undefined removes the peer. */
-  look(key: string, peer: Omit<SearchedPeer, 'key'> | undefined, now: number): void
-  /** Returns the requests to send now. Must be called about once a second. */
-  due(now: number): readonly Question[]
-  /** Evaluates an answer. */
-  answered(sequence: number, from: Address, now: number): void
-  /** Returns the longest packet that reaches each peer with a narrow path, by lease key. */
-  limits(): ReadonlyMap<string, number>
-  /** Returns the results by lease key, without peers that have none yet. */
-  lengths(): ReadonlyMap<string, PathLength>
-  /** Returns the result of one peer; undefined if it has none yet. */
-  length(key: string): PathLength | undefined
-  /** Returns the keys of the peers whose result has changed since the last call. */
-  takeNews(): ReadonlySet<string>
-}
-
 interface Known extends SearchedPeer {
   nextAt: number
   raiseAt: number
@@ -99,90 +80,179 @@ interface Search {
   answered: number
 }
 
-/**
- * `overhead` is the overhead of a packet in bytes. `wanted` is the longest packet that containers may send. `knownMtu` returns the path MTU
- * that the kernel knows; undefined if the peer must not get requests now. `random` returns 0 to 1.
- */
-export function createPathSearch(
-  overhead: number,
-  wanted: number,
-  knownMtu: (key: string) => number | undefined,
-  random: () => number,
-): PathSearch {
-  const known = new Map<string, Known>()
-  /**
-   * The peers with a running search. `later` has the other peers by the second in which they are due, and `come` those whose second has
-   * come, in order.
-   */
-  const begun = new Set<Known>()
-  const later = new Map<number, Known[]>()
-  const come: Known[] = []
-  let taken = 0 // the number of peers in `come` that were handled
-  const limits = new Map<string, number>()
+/** Searches the longest packet that reaches each peer. */
+export class PathSearch {
+  /** The number of bytes that the encapsulation adds to a packet. */
+  readonly #overhead: number
+  /** The longest packet in bytes that containers may send. */
+  readonly #wanted: number
+  /** Returns the path MTU that the kernel knows for a peer; undefined if the peer must not get requests now. */
+  readonly #knownMtu: (key: string) => number | undefined
+  /** Returns a number from 0 to 1. */
+  readonly #random: () => number
+  /** All peers, by lease key. */
+  readonly #known = new Map<string, Known>()
+  /** The peers with a running search. */
+  readonly #begun = new Set<Known>()
+  /** The peers without a running search, by the second in which they are due. */
+  readonly #later = new Map<number, Known[]>()
+  /** The peers whose second has come, in the order in which they are due. */
+  readonly #come: Known[] = []
+  /** The number of peers in `#come` that were handled. */
+  #taken = 0
+  /** The longest packet that reaches each peer with a narrow path, by lease key. */
+  readonly #limits = new Map<string, number>()
   /** The requests that wait for an answer, by sequence number. */
-  const waiting = new Map<number, { readonly peer: Known; readonly search: Search; readonly at: number | undefined }>()
-  let news = new Set<string>()
-  let next = Math.floor(random() * SEQUENCES)
+  readonly #waiting = new Map<
+    number,
+    { readonly peer: Known; readonly search: Search; readonly at: number | undefined }
+  >()
+  /** The keys of the peers whose result has changed since the last call of `takeNews`. */
+  #news = new Set<string>()
+  /** The sequence number of the next request. */
+  #next: number
 
-  function begin(peer: Known, longest: number, now: number): Search {
-    const sizes = lengthsUpTo(longest, overhead)
+  constructor(overhead: number, wanted: number, knownMtu: (key: string) => number | undefined, random: () => number) {
+    this.#overhead = overhead
+    this.#wanted = wanted
+    this.#knownMtu = knownMtu
+    this.#random = random
+    this.#next = Math.floor(random() * SEQUENCES)
+  }
+
+  /** Changes the addresses of one peer; undefined removes the peer. */
+  look(key: string, place: Omit<SearchedPeer, 'key'> | undefined, now: number): void {
+    const before = this.#known.get(key)
+    if (before && before.endpoint === place?.endpoint && before.address === place.address) return
+    if (before) {
+      this.#forget(before)
+      this.#begun.delete(before)
+      this.#known.delete(key)
+      this.#limits.delete(key)
+    }
+    if (!place) return
+    const { endpoint, address } = place
+    const nothing = { limit: undefined, search: undefined, length: undefined }
+    const peer: Known = { key, endpoint, address, nextAt: 0, raiseAt: 0, ...nothing }
+    this.#known.set(key, peer)
+    this.#schedule(peer, now + SOON_MS * this.#random())
+  }
+
+  /** Replaces the set of peers. */
+  keep(peers: readonly SearchedPeer[], now: number): void {
+    const keys = new Set(peers.map(({ key }) => key))
+    for (const key of this.#known.keys()) if (!keys.has(key)) this.look(key, undefined, now)
+    for (const peer of peers) this.look(peer.key, peer, now)
+  }
+
+  /** Returns the requests to send now. Must be called about once a second. */
+  due(now: number): readonly Question[] {
+    const questions: Question[] = []
+    let peersAsked = 0
+    for (const peer of this.#turns(now)) {
+      const more = this.#questionsFor(peer, now)
+      if (more.length > 0) peersAsked++
+      questions.push(...more)
+      if (peersAsked === ASKED_A_SECOND) break
+    }
+    return questions
+  }
+
+  /** Evaluates an answer. */
+  answered(sequence: number, from: Address, now: number): void {
+    const { peer, search, at } = this.#waiting.get(sequence) ?? {}
+    // An answer from an address that got no request proves nothing.
+    if (!peer || !search || peer.address !== from) return
+    this.#waiting.delete(sequence)
+    if (at === undefined) search.answered++
+    else this.#conclude(peer, search, true, now)
+  }
+
+  /** Returns the longest packet that reaches each peer with a narrow path, by lease key. */
+  limits(): ReadonlyMap<string, number> {
+    return new Map(this.#limits)
+  }
+
+  /** Returns the result of one peer; undefined if it has none yet. */
+  length(key: string): PathLength | undefined {
+    return this.#known.get(key)?.length
+  }
+
+  /** Returns the keys of the peers whose result has changed since the last call. */
+  takeNews(): ReadonlySet<string> {
+    const before = this.#news
+    this.#news = new Set()
+    return before
+  }
+
+  /** Returns the results by lease key, without peers that have none yet. */
+  lengths(): ReadonlyMap<string, PathLength> {
+    return new Map([...this.#known].flatMap(([key, { length }]) => (length ? [[key, length] as const] : [])))
+  }
+
+  /** Begins a search: at the size that passed last, or at the longest size. */
+  #begin(peer: Known, longest: number, now: number): Search {
+    const sizes = lengthsUpTo(longest, this.#overhead)
     const confirmed = peer.limit === undefined || now >= peer.raiseAt ? -1 : sizes.indexOf(peer.limit)
     const at = confirmed === -1 ? sizes.length - 1 : confirmed
     return { sizes, isForLonger: confirmed === -1, passes: -1, fails: at + 1, at, tries: 0, small: 0, answered: 0 }
   }
 
   /** Records the longest packet that reaches a peer; undefined if only known that the path is narrow. */
-  function learn(peer: Known, bytes: number | undefined, now: number): void {
-    const isWhole = bytes !== undefined && bytes >= wanted
+  #learn(peer: Known, bytes: number | undefined, now: number): void {
+    const isWhole = bytes !== undefined && bytes >= this.#wanted
     const since = peer.length?.isWhole === isWhole ? peer.length.since : now
-    if (peer.length?.since !== since || peer.length.bytes !== bytes) news.add(peer.key)
+    if (peer.length?.since !== since || peer.length.bytes !== bytes) this.#news.add(peer.key)
     peer.length = { isWhole, bytes, since }
   }
 
-  function end(peer: Known, nextAt: number): void {
-    forget(peer)
+  /** Ends the search of a peer, which is due again at `nextAt`. */
+  #end(peer: Known, nextAt: number): void {
+    this.#forget(peer)
     peer.search = undefined
-    begun.delete(peer)
-    schedule(peer, nextAt)
+    this.#begun.delete(peer)
+    this.#schedule(peer, nextAt)
   }
 
-  function schedule(peer: Known, nextAt: number): void {
+  /** Makes a peer without a running search due at this time. */
+  #schedule(peer: Known, nextAt: number): void {
     peer.nextAt = nextAt
     const second = Math.ceil(nextAt / 1000)
-    const others = later.get(second)
+    const others = this.#later.get(second)
     if (others) others.push(peer)
-    else later.set(second, [peer])
+    else this.#later.set(second, [peer])
   }
 
   /** Yields the due peers: first those with a running search, then those that wait longest. */
-  function* turns(now: number): Generator<Known, void, undefined> {
-    yield* [...begun].filter(({ nextAt }) => nextAt <= now).toSorted((a, b) => a.nextAt - b.nextAt)
-    for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
-      for (const peer of (later.get(second) ?? []).toSorted((a, b) => a.nextAt - b.nextAt)) come.push(peer)
-      later.delete(second)
+  *#turns(now: number): Generator<Known, void, undefined> {
+    yield* [...this.#begun].filter(({ nextAt }) => nextAt <= now).toSorted((a, b) => a.nextAt - b.nextAt)
+    for (const second of [...this.#later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
+      for (const peer of (this.#later.get(second) ?? []).toSorted((a, b) => a.nextAt - b.nextAt)) this.#come.push(peer)
+      this.#later.delete(second)
     }
-    while (taken < come.length) {
-      const peer = come[taken++]
+    while (this.#taken < this.#come.length) {
+      const peer = this.#come[this.#taken++]
       // A removed peer, and a peer whose search runs already, is skipped.
-      if (peer && known.get(peer.key) === peer && !peer.search) yield peer
+      if (peer && this.#known.get(peer.key) === peer && !peer.search) yield peer
     }
-    come.length = 0
-    taken = 0
+    this.#come.length = 0
+    this.#taken = 0
   }
 
-  function forget(peer: Known): void {
-    for (const [sequence, request] of waiting) if (request.peer === peer) waiting.delete(sequence)
+  /** Forgets the requests to a peer, so that late answers have no effect. */
+  #forget(peer: Known): void {
+    for (const [sequence, request] of this.#waiting) if (request.peer === peer) this.#waiting.delete(sequence)
   }
 
   /** Evaluates whether the tried size passed. */
-  function conclude(peer: Known, search: Search, isPassing: boolean, now: number): void {
+  #conclude(peer: Known, search: Search, isPassing: boolean, now: number): void {
     if (isPassing) search.passes = search.at
     else search.fails = search.at
     const { sizes, passes, fails } = search
     if (fails - passes > 1) {
       // The longest size that passes is not known yet. But a size above the small request passed, so the path is narrow.
-      if (passes !== -1 && peer.length?.isWhole !== false) learn(peer, undefined, now)
-      forget(peer)
+      if (passes !== -1 && peer.length?.isWhole !== false) this.#learn(peer, undefined, now)
+      this.#forget(peer)
       search.at = (passes + fails) >> 1
       Object.assign(search, { tries: 0, small: 0, answered: 0 })
       peer.nextAt = now
@@ -191,114 +261,63 @@ export function createPathSearch(
     // If only small requests are answered, a firewall drops long echo requests.
     if (passes === -1) peer.length = undefined
     else {
-      learn(peer, sizes[passes], now)
+      this.#learn(peer, sizes[passes], now)
       const found = passes === sizes.length - 1 ? undefined : sizes[passes]
       if (search.isForLonger || found !== peer.limit) peer.raiseAt = now + RAISE_EVERY_MS
       peer.limit = found
-      if (found === undefined) limits.delete(peer.key)
-      else limits.set(peer.key, found)
+      if (found === undefined) this.#limits.delete(peer.key)
+      else this.#limits.set(peer.key, found)
     }
-    end(peer, now + Math.max(CONFIRM_EVERY_MS, known.size * CONFIRM_ONE_MS))
+    this.#end(peer, now + Math.max(CONFIRM_EVERY_MS, this.#known.size * CONFIRM_ONE_MS))
   }
 
-  function newQuestion(peer: Known, search: Search, at: number | undefined): Question {
-    const sequence = next
-    next = (next + 1) % SEQUENCES
-    waiting.set(sequence, { peer, search, at })
+  /** Returns a request of the size at index `at`; a small request if `at` is undefined. */
+  #newQuestion(peer: Known, search: Search, at: number | undefined): Question {
+    const sequence = this.#next
+    this.#next = (this.#next + 1) % SEQUENCES
+    this.#waiting.set(sequence, { peer, search, at })
     const { key, endpoint, address } = peer
     return { key, endpoint, address, sequence, bytes: (at === undefined ? undefined : search.sizes[at]) ?? 0 }
   }
 
-  function questionsFor(peer: Known, now: number): readonly Question[] {
-    const longest = knownMtu(peer.key)
+  /** Returns the requests to a peer that is due, and concludes that a size without enough answers does not pass. */
+  #questionsFor(peer: Known, now: number): readonly Question[] {
+    const longest = this.#knownMtu(peer.key)
     if (longest === undefined) {
-      end(peer, now + RETRY_MS)
+      this.#end(peer, now + RETRY_MS)
       return []
     }
     const before = peer.search
     const isSilent = before && before.answered === 0 && before.tries >= leastTriesOf(before)
     if (before && (isSilent || before.tries >= triesOf(before))) {
       if (isSilent || before.tries >= MOST_TRIES) {
-        end(peer, now + RETRY_MS)
+        this.#end(peer, now + RETRY_MS)
         return []
       }
       // If the kernel's path MTU is smaller meanwhile, a router has reported it, so this size needs no conclusion.
-      if ((before.sizes[before.at] ?? 0) <= longest) conclude(peer, before, false, now)
+      if ((before.sizes[before.at] ?? 0) <= longest) this.#conclude(peer, before, false, now)
       if (peer.nextAt > now) return []
     }
     // The kernel's path MTU changed, so the search starts again.
     if (peer.search?.sizes.at(-1) !== longest) {
-      forget(peer)
-      peer.search = begin(peer, longest, now)
-      begun.add(peer)
+      this.#forget(peer)
+      peer.search = this.#begin(peer, longest, now)
+      this.#begun.add(peer)
     }
     const { search } = peer
     search.tries++
     peer.nextAt = now + TRY_EVERY_MS
-    if (search.tries === 1) return [newQuestion(peer, search, search.at)]
+    if (search.tries === 1) return [this.#newQuestion(peer, search, search.at)]
     search.small++
-    return [newQuestion(peer, search, search.at), newQuestion(peer, search, undefined)]
+    return [this.#newQuestion(peer, search, search.at), this.#newQuestion(peer, search, undefined)]
   }
+}
 
-  /** Returns the number of requests after which the tried size does not pass. */
-  function triesOf(search: Search): number {
-    return Math.min(MOST_TRIES, leastTriesOf(search) + 2 * (search.small - search.answered))
-  }
+/** Returns the number of requests after which the tried size does not pass. */
+function triesOf(search: Search): number {
+  return Math.min(MOST_TRIES, leastTriesOf(search) + 2 * (search.small - search.answered))
+}
 
-  function leastTriesOf({ sizes, at }: Search): number {
-    return at === sizes.length - 1 ? TRIES_OF_LONGEST : TRIES
-  }
-
-  function look(key: string, place: Omit<SearchedPeer, 'key'> | undefined, now: number): void {
-    const before = known.get(key)
-    if (before && before.endpoint === place?.endpoint && before.address === place.address) return
-    if (before) {
-      forget(before)
-      begun.delete(before)
-      known.delete(key)
-      limits.delete(key)
-    }
-    if (!place) return
-    const { endpoint, address } = place
-    const nothing = { limit: undefined, search: undefined, length: undefined }
-    const peer: Known = { key, endpoint, address, nextAt: 0, raiseAt: 0, ...nothing }
-    known.set(key, peer)
-    schedule(peer, now + SOON_MS * random())
-  }
-
-  return {
-    keep(peers, now) {
-      const keys = new Set(peers.map(({ key }) => key))
-      for (const key of known.keys()) if (!keys.has(key)) look(key, undefined, now)
-      for (const peer of peers) look(peer.key, peer, now)
-    },
-    look,
-    due(now) {
-      const questions: Question[] = []
-      let peersAsked = 0
-      for (const peer of turns(now)) {
-        const more = questionsFor(peer, now)
-        if (more.length > 0) peersAsked++
-        questions.push(...more)
-        if (peersAsked === ASKED_A_SECOND) break
-      }
-      return questions
-    },
-    answered(sequence, from, now) {
-      const { peer, search, at } = waiting.get(sequence) ?? {}
-      // An answer from an address that got no request proves nothing.
-      if (!peer || !search || peer.address !== from) return
-      waiting.delete(sequence)
-      if (at === undefined) search.answered++
-      else conclude(peer, search, true, now)
-    },
-    limits: () => new Map(limits),
-    length: (key) => known.get(key)?.length,
-    takeNews() {
-      const before = news
-      news = new Set()
-      return before
-    },
-    lengths: () => new Map([...known].flatMap(([key, { length }]) => (length ? [[key, length] as const] : []))),
-  }
+function leastTriesOf({ sizes, at }: Search): number {
+  return at === sizes.length - 1 ? TRIES_OF_LONGEST : TRIES
 }

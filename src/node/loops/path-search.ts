@@ -9,7 +9,7 @@ import { isBackendType, overheadBy } from '../../path/catalog.ts'
 import type { PathPeer } from '../../path/contract.ts'
 import type { DataPaths } from '../data-paths.ts'
 import { takeUnseen, type Node } from '../node.ts'
-import { createPathSearch, type PathSearch, type SearchedPeer } from './path-lengths.ts'
+import { PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
 
 /** The interval at which due requests are sent. */
@@ -82,7 +82,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
   const { mtu } = dataPath
   const isSilent = (key: string): boolean => node.probes?.[family]?.result(key)?.isAnswering === false
-  const search = createPathSearch(
+  const search = new PathSearch(
     dataPath.pathSearch?.overhead ?? overheadOf(config.backendType, family),
     mtu,
     // A silent peer has no path that could be searched.

@@ -30,16 +30,6 @@ export interface Looked {
   readonly heardAt?: number | undefined
 }
 
-export interface PeerWatch {
-  look(looked: Looked, now: number): void
-  /** Forgets all peers except these. */
-  keep(places: ReadonlySet<string>): void
-  /** True if any peer is silent and weftd does not know whether packets from this peer arrive. */
-  isAnySilent(): boolean
-  /** Returns the newest round trip and loss of each peer. A silent peer has no round trip. */
-  readings(): Iterable<{ readonly roundTripMs: number | undefined; readonly lossPercent: number }>
-}
-
 /** The time when a state began: by the monotonic clock, or by the wall clock if an earlier process saw it. */
 type Since = { readonly now: number } | { readonly day: number }
 
@@ -58,15 +48,59 @@ interface State {
   slow: number | undefined
 }
 
-/** `stamp` returns the time of day in the format of the events. */
-export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWatch {
-  const states = new Map<string, State>()
+/** Derives events from the answers and path lengths of the peers. */
+export class PeerWatch {
+  /** Gets an event for each change. */
+  readonly #events: PeerEvents
+  /** Returns the time of day in the format of the events. */
+  readonly #stamp: () => string
+  /** The state of each peer over each family, by `placeOf`. */
+  readonly #states = new Map<string, State>()
+
+  constructor(events: PeerEvents, stamp: () => string) {
+    this.#events = events
+    this.#stamp = stamp
+  }
+
+  /** Compares a peer's present state with its last one, and adds an event for each change. */
+  look(looked: Looked, now: number): void {
+    const place = placeOf(looked)
+    const state = this.#states.get(place) ?? this.#begin(looked)
+    this.#states.set(place, state)
+    if (state.publicIp !== looked.publicIp) {
+      this.#addEvent(looked, 'moved', { movedFrom: state.publicIp })
+      state.publicIp = looked.publicIp
+    }
+    this.#lookAtAnswers(state, looked, now)
+    this.#lookAtLength(state, looked, now)
+    this.#lookAtRoundTrip(state, looked, now)
+    state.probed = looked.probed
+  }
+
+  /** Forgets all peers except these. */
+  keep(places: ReadonlySet<string>): void {
+    for (const place of this.#states.keys()) if (!places.has(place)) this.#states.delete(place)
+  }
+
+  /** True if any peer is silent and weftd does not know whether packets from this peer arrive. */
+  isAnySilent(): boolean {
+    return [...this.#states.values()].some(({ silent, isOneWay }) => silent && !isOneWay)
+  }
+
+  /** Returns the newest round trip and loss of each peer. A silent peer has no round trip. */
+  *readings(): Iterable<{ readonly roundTripMs: number | undefined; readonly lossPercent: number }> {
+    for (const { probed } of this.#states.values()) {
+      if (!probed) continue
+      const { isAnswering, roundTripMs, lossPercent } = probed
+      yield { roundTripMs: isAnswering ? roundTripMs : undefined, lossPercent }
+    }
+  }
 
   /** Creates the state of a new peer from the last events, which an earlier process may have written. */
-  function begin(looked: Looked): State {
+  #begin(looked: Looked): State {
     const { publicIp } = looked
     const sinceOf = (kinds: readonly PeerEventKind[], kind: PeerEventKind): Since | undefined => {
-      const last = events.last(looked, kinds)
+      const last = this.#events.last(looked, kinds)
       return last?.what === kind ? { day: Date.parse(last.at) } : undefined
     }
     return {
@@ -83,53 +117,57 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
     }
   }
 
-  function addEvent(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
+  /** Adds an event about a peer. */
+  #addEvent(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
     const { peer, publicIp, family } = looked
     const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
-    events.add({ at: stamp(), what, peer, publicIp, family, ...nothing, ...known })
+    this.#events.add({ at: this.#stamp(), what, peer, publicIp, family, ...nothing, ...known })
   }
 
   /** Returns the time since then in seconds; null if the wall clock was set back meanwhile. */
-  function lasted(since: Since, now: number): number | null {
-    const ms = 'now' in since ? now - since.now : Date.parse(stamp()) - since.day
+  #lasted(since: Since, now: number): number | null {
+    const ms = 'now' in since ? now - since.now : Date.parse(this.#stamp()) - since.day
     return ms < 0 ? null : Math.round(ms / 1000)
   }
 
-  function lookAtAnswers(state: State, looked: Looked, now: number): void {
+  /** Adds events when a peer falls silent, is back, or sends packets but does not answer. */
+  #lookAtAnswers(state: State, looked: Looked, now: number): void {
     const { probed, heardAt } = looked
     if (!probed) return
     if (!probed.isAnswering) {
       if (!state.silent) {
         state.silent = { now: probed.at }
-        addEvent(looked, 'silent')
+        this.#addEvent(looked, 'silent')
       }
       // For a silence that began in an earlier process this is the time when this process first saw it.
       state.silentHere ??= probed.at
       if (!state.isOneWay && heardAt !== undefined && heardAt > state.silentHere + ON_ITS_WAY_MS) {
         state.isOneWay = true
-        addEvent(looked, 'one-way')
+        this.#addEvent(looked, 'one-way')
       }
     } else if (state.silent) {
-      addEvent(looked, 'back', { afterSeconds: lasted(state.silent, now) })
+      this.#addEvent(looked, 'back', { afterSeconds: this.#lasted(state.silent, now) })
       state.silent = undefined
       state.silentHere = undefined
       state.isOneWay = false
     }
   }
 
-  function lookAtLength(state: State, looked: Looked, now: number): void {
+  /** Adds events when the path to a peer becomes narrow, or is whole again. */
+  #lookAtLength(state: State, looked: Looked, now: number): void {
     const { length, probed } = looked
     if (!length || probed?.isAnswering === false) return
     if (!length.isWhole && !state.narrow && length.bytes !== undefined) {
       state.narrow = { now: length.since }
-      addEvent(looked, 'narrow', { bytes: length.bytes })
+      this.#addEvent(looked, 'narrow', { bytes: length.bytes })
     } else if (length.isWhole && state.narrow) {
-      addEvent(looked, 'whole', { afterSeconds: lasted(state.narrow, now) })
+      this.#addEvent(looked, 'whole', { afterSeconds: this.#lasted(state.narrow, now) })
       state.narrow = undefined
     }
   }
 
-  function lookAtRoundTrip(state: State, looked: Looked, now: number): void {
+  /** Adds events when the round trip becomes much slower than usual, or is usual again. */
+  #lookAtRoundTrip(state: State, looked: Looked, now: number): void {
     const { probed } = looked
     // Each probe counts once.
     if (!probed?.isAnswering || probed.roundTripMs === undefined || probed.at === state.probed?.at) return
@@ -145,43 +183,16 @@ export function createPeerWatch(events: PeerEvents, stamp: () => string): PeerWa
       if (!isSlow) state.usualMs += (ms - state.usualMs) * WEIGHT
       if (state.doubts < SLOW_IN_A_ROW) return
       state.slow = now
-      addEvent(looked, 'slow', known)
+      this.#addEvent(looked, 'slow', known)
     } else {
       const isNew = now - state.slow >= NEW_USUAL_MS
       state.doubts = ms < USUAL_TIMES * state.usualMs || ms < state.usualMs + SLOW_MORE_MS ? state.doubts + 1 : 0
       if (!isNew && state.doubts < SLOW_IN_A_ROW) return
-      addEvent(looked, 'usual', { ...known, afterSeconds: lasted({ now: state.slow }, now) })
+      this.#addEvent(looked, 'usual', { ...known, afterSeconds: this.#lasted({ now: state.slow }, now) })
       if (isNew) Object.assign(state, { usualMs: 0, learnt: 0 })
       state.slow = undefined
     }
     state.doubts = 0
-  }
-
-  return {
-    look(looked, now) {
-      const place = placeOf(looked)
-      const state = states.get(place) ?? begin(looked)
-      states.set(place, state)
-      if (state.publicIp !== looked.publicIp) {
-        addEvent(looked, 'moved', { movedFrom: state.publicIp })
-        state.publicIp = looked.publicIp
-      }
-      lookAtAnswers(state, looked, now)
-      lookAtLength(state, looked, now)
-      lookAtRoundTrip(state, looked, now)
-      state.probed = looked.probed
-    },
-    keep(places) {
-      for (const place of states.keys()) if (!places.has(place)) states.delete(place)
-    },
-    isAnySilent: () => [...states.values()].some(({ silent, isOneWay }) => silent && !isOneWay),
-    *readings() {
-      for (const { probed } of states.values()) {
-        if (!probed) continue
-        const { isAnswering, roundTripMs, lossPercent } = probed
-        yield { roundTripMs: isAnswering ? roundTripMs : undefined, lossPercent }
-      }
-    },
   }
 }
 

@@ -52,36 +52,6 @@ interface Request extends Target {
   readonly sequence: number
 }
 
-export interface Probes {
-  /** Replaces the set of peers. */
-  keep(targets: readonly Target[], now: number): void
-  /** Changes the address of one peer; undefined removes the peer. */
-  look(key: string, address: Address | undefined, now: number): void
-  /** Makes a peer due for the next probes, unless it is known to be silent and is probed at the usual interval. */
-  soon(key: string, now: number): void
-  /**
-   * Called when something shows that a peer's host lives. If the peer was probed less often, restores the usual interval and makes it due
-   * for the next probes. `heardAt` is the time of the sign of life; a sign that is older than the last probe is ignored.
-   */
-  wake(key: string, now: number, heardAt?: number): void
-  /** Returns the keys of the silent peers that are probed less often. */
-  resting(): readonly string[]
-  /** Returns the keys of the peers that lost a probe since the last call and may have fallen silent. */
-  takeDoubted(): ReadonlySet<string>
-  /** Returns the requests to send now. Must be called about once a second. */
-  due(now: number): readonly Request[]
-  /** Evaluates an answer. */
-  answered(sequence: number, from: Address, roundTripMs: number, now: number): void
-  /** Returns the results by lease key, without peers that were not probed yet. */
-  results(): ReadonlyMap<string, Probed>
-  /** Returns the result of one peer; undefined if it was not probed yet. */
-  result(key: string): Probed | undefined
-  /** Returns the keys of the peers whose result has changed since the last call. */
-  takeNews(): ReadonlySet<string>
-  /** Returns the present interval between probes of one peer, in ms. */
-  intervalMs(): number
-}
-
 interface Known {
   readonly key: string
   address: Address
@@ -113,183 +83,228 @@ interface Turn {
   readonly at: number
 }
 
-/** `random` returns 0 to 1; `mostSilentMs` returns the longest interval between probes of a silent peer, by its key. */
-export function createProbes(
-  wantedMs: number,
-  random: () => number,
-  mostSilentMs: (key: string) => number = () => MOST_SILENT_MS,
-): Probes {
-  const known = new Map<string, Known>()
+/** Decides when each peer is probed, and evaluates the answers. */
+export class ProbeSchedule {
+  /** The wanted interval between probes of one peer, in ms. With many peers the interval is longer. */
+  readonly #wantedMs: number
+  /** Returns a number from 0 to 1. */
+  readonly #random: () => number
+  /** Returns the longest interval in ms between probes of a silent peer, by its key. */
+  readonly #mostSilentMs: (key: string) => number
+  /** All peers, by lease key. */
+  readonly #known = new Map<string, Known>()
   /** The requests without an answer, the oldest first. */
-  const waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
+  readonly #waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
   /** The peers of lost requests, by sequence number, because an answer may be late. */
-  const lost = new Map<number, Known>()
-  /** The turns by the second in which they are due, and the turns whose second has come, in order. */
-  const later = new Map<number, Turn[]>()
-  const come: Turn[] = []
-  let taken = 0 // the number of turns in `come` that were handled
-  let next = Math.floor(random() * SEQUENCES)
-  let news = new Set<string>()
-  let doubted = new Set<string>()
-  const intervalMs = (): number => Math.max(wantedMs, (known.size / ASKED_A_SECOND) * 1000)
-
+  readonly #lost = new Map<number, Known>()
+  /** The turns whose second has not come yet, by the second in which they are due. */
+  readonly #later = new Map<number, Turn[]>()
+  /** The turns whose second has come, in the order in which they are due. */
+  readonly #come: Turn[] = []
+  /** The number of turns in `#come` that were handled. */
+  #taken = 0
+  /** The sequence number of the next request. */
+  #next: number
+  /** The keys of the peers whose result has changed since the last call of `takeNews`. */
+  #news = new Set<string>()
+  /** The keys of the peers that lost a probe since the last call of `takeDoubted` and may have fallen silent. */
+  #doubted = new Set<string>()
   /** The silent peers that are probed less often. */
-  const atRest = new Set<Known>()
-  /** Returns the interval until the next probe of a peer. */
-  function waitOf({ key, lostInVain }: Known): number {
-    const usual = intervalMs()
-    const doublings = lostInVain - BACK_OFF_AFTER + 1
-    return doublings <= 0 ? usual : Math.max(usual, Math.min(mostSilentMs(key), usual * 2 ** doublings))
-  }
-  function wake(key: string, now: number, heardAt = Infinity): void {
-    const peer = known.get(key)
-    if (!peer || !atRest.has(peer) || heardAt <= peer.requestedAt) return
-    atRest.delete(peer)
-    peer.lostInVain = 0
-    schedule(key, peer, now)
-  }
-  /** Called when this peer answers again. The other peers that fell silent at about the same time are then probed immediately. */
-  function wakeOthers({ unansweredSince }: Known, now: number): void {
-    if (unansweredSince === undefined) return
-    for (const other of Array.from(atRest))
-      if (Math.abs((other.unansweredSince ?? -Infinity) - unansweredSince) < ONE_OUTAGE_MS) wake(other.key, now)
-  }
-  function forget(key: string): void {
-    const peer = known.get(key)
-    if (peer) atRest.delete(peer)
-    known.delete(key)
+  readonly #atRest = new Set<Known>()
+
+  constructor(wantedMs: number, random: () => number, mostSilentMs: (key: string) => number = () => MOST_SILENT_MS) {
+    this.#wantedMs = wantedMs
+    this.#random = random
+    this.#mostSilentMs = mostSilentMs
+    this.#next = Math.floor(random() * SEQUENCES)
   }
 
-  function schedule(key: string, peer: Known, at: number): void {
+  /** Returns the present interval between probes of one peer, in ms. */
+  intervalMs(): number {
+    return Math.max(this.#wantedMs, (this.#known.size / ASKED_A_SECOND) * 1000)
+  }
+
+  /**
+   * Called when something shows that a peer's host lives. If the peer was probed less often, restores the usual interval and makes it due
+   * for the next probes. `heardAt` is the time of the sign of life; a sign that is older than the last probe is ignored.
+   */
+  wake(key: string, now: number, heardAt = Infinity): void {
+    const peer = this.#known.get(key)
+    if (!peer || !this.#atRest.has(peer) || heardAt <= peer.requestedAt) return
+    this.#atRest.delete(peer)
+    peer.lostInVain = 0
+    this.#schedule(key, peer, now)
+  }
+
+  /** Changes the address of one peer; undefined removes the peer. */
+  look(key: string, address: Address | undefined, now: number): void {
+    if (this.#known.get(key)?.address === address) return
+    this.#forget(key)
+    if (address === undefined) return
+    const fresh: Known = { key, address, isFirst: true, results: [], ...NOTHING_KNOWN }
+    this.#known.set(key, fresh)
+    this.#schedule(key, fresh, now + Math.min(SOON_MS, this.#wantedMs) * this.#random())
+  }
+
+  /** Replaces the set of peers. */
+  keep(targets: readonly Target[], now: number): void {
+    const wanted = new Set(targets.map(({ key }) => key))
+    for (const key of this.#known.keys()) if (!wanted.has(key)) this.#forget(key)
+    for (const { key, address } of targets) this.look(key, address, now)
+  }
+
+  /** Makes a peer due for the next probes, unless it is known to be silent and is probed at the usual interval. */
+  soon(key: string, now: number): void {
+    const peer = this.#known.get(key)
+    if (peer && this.#atRest.has(peer)) this.wake(key, now)
+    else if (peer && peer.nextAt > now && lostInARow(peer) < LOST_IN_A_ROW) this.#schedule(key, peer, now)
+  }
+
+  /** Returns the keys of the silent peers that are probed less often. */
+  resting(): readonly string[] {
+    return [...this.#atRest].map(({ key }) => key)
+  }
+
+  /** Returns the keys of the peers that lost a probe since the last call and may have fallen silent. */
+  takeDoubted(): ReadonlySet<string> {
+    const before = this.#doubted
+    this.#doubted = new Set()
+    return before
+  }
+
+  /** Returns the requests to send now. Must be called about once a second. */
+  due(now: number): readonly Request[] {
+    this.#giveUp(now)
+    for (const second of [...this.#later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
+      // Pushed one by one, because a call cannot have a hundred thousand arguments.
+      for (const turn of this.#later.get(second) ?? []) this.#come.push(turn)
+      this.#later.delete(second)
+    }
+    const requests: Request[] = []
+    while (requests.length < ASKED_A_SECOND) {
+      const [key, peer] = this.#nextDue() ?? []
+      if (key === undefined || !peer) break
+      const sequence = this.#next
+      this.#next = (this.#next + 1) % SEQUENCES
+      this.#waiting.delete(sequence)
+      this.#lost.delete(sequence)
+      this.#waiting.set(sequence, { key, peer, sentAt: now })
+      peer.requestedAt = now
+      this.#schedule(key, peer, now + this.#waitOf(peer) * (peer.isFirst ? this.#random() : 1))
+      peer.isFirst = false
+      requests.push({ key, address: peer.address, sequence })
+    }
+    return requests
+  }
+
+  /** Evaluates an answer. */
+  answered(sequence: number, from: Address, roundTripMs: number, now: number): void {
+    const peer = this.#waiting.get(sequence)?.peer ?? this.#lost.get(sequence)
+    // An answer from an address that was not probed proves nothing.
+    if (peer?.address !== from) return
+    this.#waiting.delete(sequence)
+    this.#lost.delete(sequence)
+    conclude(peer, sequence, true, now)
+    peer.roundTripMs = roundTripMs
+    this.#news.add(peer.key)
+    this.#wakeOthers(peer, now)
+    this.#atRest.delete(peer)
+    // The peer may have been due much later, so its next probe is moved forward.
+    if (peer.lostInVain >= BACK_OFF_AFTER && this.#known.get(peer.key) === peer)
+      this.#schedule(peer.key, peer, Math.min(peer.nextAt, now + this.intervalMs()))
+    peer.lostInVain = 0
+    peer.unansweredSince = undefined
+  }
+
+  /** Returns the results by lease key, without peers that were not probed yet. */
+  results(): ReadonlyMap<string, Probed> {
+    return new Map(
+      [...this.#known].flatMap(([key, peer]) => {
+        const result = resultOf(peer)
+        return result ? [[key, result] as const] : []
+      }),
+    )
+  }
+
+  /** Returns the result of one peer; undefined if it was not probed yet. */
+  result(key: string): Probed | undefined {
+    const peer = this.#known.get(key)
+    return peer && resultOf(peer)
+  }
+
+  /** Returns the keys of the peers whose result has changed since the last call. */
+  takeNews(): ReadonlySet<string> {
+    const before = this.#news
+    this.#news = new Set()
+    return before
+  }
+
+  /** Returns the interval until the next probe of a peer. */
+  #waitOf({ key, lostInVain }: Known): number {
+    const usual = this.intervalMs()
+    const doublings = lostInVain - BACK_OFF_AFTER + 1
+    return doublings <= 0 ? usual : Math.max(usual, Math.min(this.#mostSilentMs(key), usual * 2 ** doublings))
+  }
+
+  /** Called when this peer answers again. The other peers that fell silent at about the same time are then probed immediately. */
+  #wakeOthers({ unansweredSince }: Known, now: number): void {
+    if (unansweredSince === undefined) return
+    for (const other of Array.from(this.#atRest))
+      if (Math.abs((other.unansweredSince ?? -Infinity) - unansweredSince) < ONE_OUTAGE_MS) this.wake(other.key, now)
+  }
+
+  /** Removes a peer. */
+  #forget(key: string): void {
+    const peer = this.#known.get(key)
+    if (peer) this.#atRest.delete(peer)
+    this.#known.delete(key)
+  }
+
+  /** Makes a peer due at this time, instead of the time that was set before. */
+  #schedule(key: string, peer: Known, at: number): void {
     peer.nextAt = at
     const second = Math.ceil(at / 1000)
-    const turns = later.get(second)
+    const turns = this.#later.get(second)
     if (turns) turns.push({ key, at })
-    else later.set(second, [{ key, at }])
+    else this.#later.set(second, [{ key, at }])
   }
 
   /** The next peer whose turn has come; undefined when there is none. */
-  function nextDue(): readonly [string, Known] | undefined {
-    while (taken < come.length) {
-      const turn = come[taken++]
-      const peer = turn && known.get(turn.key)
+  #nextDue(): readonly [string, Known] | undefined {
+    while (this.#taken < this.#come.length) {
+      const turn = this.#come[this.#taken++]
+      const peer = turn && this.#known.get(turn.key)
       // A removed peer, and a peer whose turn was changed, is skipped.
       if (peer?.nextAt === turn?.at && turn && peer) return [turn.key, peer]
     }
-    come.length = 0
-    taken = 0
+    this.#come.length = 0
+    this.#taken = 0
     return undefined
   }
 
-  function giveUp(now: number): void {
-    for (const [sequence, { key, peer, sentAt }] of waiting) {
+  /** Concludes that the requests without an answer are lost, and decides when their peers are probed again. */
+  #giveUp(now: number): void {
+    for (const [sequence, { key, peer, sentAt }] of this.#waiting) {
       if (now - sentAt < PATIENCE_MS) break
-      waiting.delete(sequence)
-      lost.set(sequence, peer)
+      this.#waiting.delete(sequence)
+      this.#lost.set(sequence, peer)
       conclude(peer, sequence, false, now)
-      news.add(key)
+      this.#news.add(key)
       peer.unansweredSince ??= sentAt
       peer.lostInVain++
-      if (waitOf(peer) > intervalMs() && known.get(key) === peer) {
-        atRest.add(peer)
+      if (this.#waitOf(peer) > this.intervalMs() && this.#known.get(key) === peer) {
+        this.#atRest.add(peer)
         // Its turn was set when it was probed, before the probe was lost, so it is set again.
-        schedule(key, peer, peer.requestedAt + waitOf(peer))
+        this.#schedule(key, peer, peer.requestedAt + this.#waitOf(peer))
       }
-      if (lostInARow(peer) >= LOST_IN_A_ROW || known.get(key) !== peer) continue
-      doubted.add(key)
-      schedule(key, peer, now)
+      if (lostInARow(peer) >= LOST_IN_A_ROW || this.#known.get(key) !== peer) continue
+      this.#doubted.add(key)
+      this.#schedule(key, peer, now)
     }
-    for (const sequence of lost.keys()) {
-      if (lost.size <= known.size) break
-      lost.delete(sequence)
+    for (const sequence of this.#lost.keys()) {
+      if (this.#lost.size <= this.#known.size) break
+      this.#lost.delete(sequence)
     }
-  }
-
-  function look(key: string, address: Address | undefined, now: number): void {
-    if (known.get(key)?.address === address) return
-    forget(key)
-    if (address === undefined) return
-    const fresh: Known = { key, address, isFirst: true, results: [], ...NOTHING_KNOWN }
-    known.set(key, fresh)
-    schedule(key, fresh, now + Math.min(SOON_MS, wantedMs) * random())
-  }
-
-  return {
-    keep(targets, now) {
-      const wanted = new Set(targets.map(({ key }) => key))
-      for (const key of known.keys()) if (!wanted.has(key)) forget(key)
-      for (const { key, address } of targets) look(key, address, now)
-    },
-    look,
-    soon(key, now) {
-      const peer = known.get(key)
-      if (peer && atRest.has(peer)) wake(key, now)
-      else if (peer && peer.nextAt > now && lostInARow(peer) < LOST_IN_A_ROW) schedule(key, peer, now)
-    },
-    wake,
-    resting: () => [...atRest].map(({ key }) => key),
-    takeDoubted() {
-      const before = doubted
-      doubted = new Set()
-      return before
-    },
-    due(now) {
-      giveUp(now)
-      for (const second of [...later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
-        // Pushed one by one, because a call cannot have a hundred thousand arguments.
-        for (const turn of later.get(second) ?? []) come.push(turn)
-        later.delete(second)
-      }
-      const requests: Request[] = []
-      while (requests.length < ASKED_A_SECOND) {
-        const [key, peer] = nextDue() ?? []
-        if (key === undefined || !peer) break
-        const sequence = next
-        next = (next + 1) % SEQUENCES
-        waiting.delete(sequence)
-        lost.delete(sequence)
-        waiting.set(sequence, { key, peer, sentAt: now })
-        peer.requestedAt = now
-        schedule(key, peer, now + waitOf(peer) * (peer.isFirst ? random() : 1))
-        peer.isFirst = false
-        requests.push({ key, address: peer.address, sequence })
-      }
-      return requests
-    },
-    answered(sequence, from, roundTripMs, now) {
-      const peer = waiting.get(sequence)?.peer ?? lost.get(sequence)
-      // An answer from an address that was not probed proves nothing.
-      if (peer?.address !== from) return
-      waiting.delete(sequence)
-      lost.delete(sequence)
-      conclude(peer, sequence, true, now)
-      peer.roundTripMs = roundTripMs
-      news.add(peer.key)
-      wakeOthers(peer, now)
-      atRest.delete(peer)
-      // The peer may have been due much later, so its next probe is moved forward.
-      if (peer.lostInVain >= BACK_OFF_AFTER && known.get(peer.key) === peer)
-        schedule(peer.key, peer, Math.min(peer.nextAt, now + intervalMs()))
-      peer.lostInVain = 0
-      peer.unansweredSince = undefined
-    },
-    results: () =>
-      new Map(
-        [...known].flatMap(([key, peer]) => {
-          const result = resultOf(peer)
-          return result ? [[key, result] as const] : []
-        }),
-      ),
-    result(key) {
-      const peer = known.get(key)
-      return peer && resultOf(peer)
-    },
-    takeNews() {
-      const before = news
-      news = new Set()
-      return before
-    },
-    intervalMs,
   }
 }
 

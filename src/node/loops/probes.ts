@@ -8,7 +8,7 @@ import { FAMILIES, listed, type Address, type Family } from '../../net/address.t
 import type { PathPeer } from '../../path/contract.ts'
 import type { DataPaths } from '../data-paths.ts'
 import { takeUnseen, type Node } from '../node.ts'
-import { createProbes, MOST_SILENT_MS, type Probes } from './probe-schedule.ts'
+import { ProbeSchedule, MOST_SILENT_MS } from './probe-schedule.ts'
 
 /** The interval at which due probes are sent. */
 const TICK_MS = 1_000
@@ -24,7 +24,7 @@ export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EAC
 /** The probes over one inner family. */
 interface Probing {
   readonly family: Family
-  readonly probes: Probes
+  readonly probes: ProbeSchedule
   /** The open socket, and its source address. */
   socket: { readonly echo: Echo; readonly source: Address } | undefined
   isForbidden: boolean
@@ -35,7 +35,7 @@ export async function probePeers(node: Node): Promise<never> {
   const everyMs = options['probe-interval'] * 1000
   if (!node.openEcho || everyMs === 0) return forGood(signal)
   const probings = FAMILIES.map((family): Probing => {
-    const probes = createProbes(everyMs, Math.random, () => (isHearing(node) ? MOST_SILENT_MS : MOST_UNHEARD_MS))
+    const probes = new ProbeSchedule(everyMs, Math.random, () => (isHearing(node) ? MOST_SILENT_MS : MOST_UNHEARD_MS))
     return { family, probes, socket: undefined, isForbidden: false }
   })
   /** The data path whose peers are probed, and the time when all its peers were read. */

@@ -5,7 +5,7 @@
 // are silent, the peer is down or does not answer probes, and the choice stays. The preferred family is chosen again once it has answered
 // for some time. That time doubles each time the family soon fails again.
 
-import { createProbes, PATIENCE_MS, type Probed, type Probes } from './probe-schedule.ts'
+import { ProbeSchedule, PATIENCE_MS, type Probed } from './probe-schedule.ts'
 
 /** The family that is preferred, or the one that takes its place. */
 export type Underlay = 'first' | 'other'
@@ -16,17 +16,17 @@ export const otherThan = (by: Underlay): Underlay => (by === 'first' ? 'other' :
 const MOST_SILENT_MS = 60_000
 
 /** Creates the probes over each family. While a peer answers over one family, it is probed over the other at the usual interval. */
-export function createUnderlayProbes(everyMs: number, random: () => number): Readonly<Record<Underlay, Probes>> {
+export function createUnderlayProbes(everyMs: number, random: () => number): Readonly<Record<Underlay, ProbeSchedule>> {
   const most =
-    (otherOnes: () => Probes) =>
+    (otherOnes: () => ProbeSchedule) =>
     (key: string): number =>
       otherOnes().result(key)?.isAnswering === true ? 0 : MOST_SILENT_MS
-  const first: Probes = createProbes(
+  const first: ProbeSchedule = new ProbeSchedule(
     everyMs,
     random,
     most(() => other),
   )
-  const other: Probes = createProbes(
+  const other: ProbeSchedule = new ProbeSchedule(
     everyMs,
     random,
     most(() => first),
@@ -35,7 +35,7 @@ export function createUnderlayProbes(everyMs: number, random: () => number): Rea
 }
 
 /** Makes peers that answer over one family due for a probe over the other family. */
-export function wakeByOther(probes: Readonly<Record<Underlay, Probes>>, now: number): void {
+export function wakeByOther(probes: Readonly<Record<Underlay, ProbeSchedule>>, now: number): void {
   for (const which of ['first', 'other'] as const)
     for (const key of probes[which].resting())
       if (probes[otherThan(which)].result(key)?.isAnswering) probes[which].wake(key, now)

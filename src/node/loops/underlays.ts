@@ -7,7 +7,7 @@ import { FAMILIES, FAMILY_NAMES, familyOf, formatAddress, formatNet, type Addres
 import type { PathPeer, Underlays } from '../../path/contract.ts'
 import type { DataPaths } from '../data-paths.ts'
 import { touch, type Node } from '../node.ts'
-import type { Probes, Target } from './probe-schedule.ts'
+import type { ProbeSchedule, Target } from './probe-schedule.ts'
 import { forGood } from './probes.ts'
 import {
   createUnderlayChoices,
@@ -28,7 +28,7 @@ interface Probing {
   /** The inner source address. One family is enough, because both inner families use the same underlay. */
   readonly source: Address
   readonly echoes: Readonly<Record<Underlay, Echo>>
-  readonly probes: Readonly<Record<Underlay, Probes>>
+  readonly probes: Readonly<Record<Underlay, ProbeSchedule>>
 }
 
 export async function chooseUnderlays(node: Node): Promise<never> {

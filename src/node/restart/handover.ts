@@ -15,7 +15,7 @@ import { pause } from '../../host/bell.ts'
 import { isNamedBy } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import { closeAll } from '../../host/unix-socket.ts'
-import { FAMILIES, formatNet, type Nets } from '../../net/address.ts'
+import { FAMILIES, familyOfText, formatNet, type Nets } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import type { EarlierRun } from './earlier-run.ts'
 import { serveSuccessors, type Lender } from './lender.ts'
@@ -32,7 +32,7 @@ const RESUME_RETRY_MS = 1_000
 const END_MS = 6_000
 
 /** The properties that an inherited path must have. */
-export interface WantedPath extends Pick<OpenPath, 'bindAddress' | 'port' | 'without'> {
+export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'without'> {
   /** This node's subnets that the engine must carry; a path for other subnets belongs to another network. If left out, any path fits. */
   readonly subnets?: Nets
   /** The name of the TUN device, or a pattern such as `flannel%d`. */
@@ -413,8 +413,10 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
   })
 
 /** True if a new path may need this path's device or port. A data path has at most one path for each underlay family. */
-const isInTheWay = (path: OpenPath, { tunName, bindAddress }: WantedPath): boolean =>
-  isNamedBy(tunName, path.tunName) || path.bindAddress.includes(':') === bindAddress.includes(':')
+const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boolean => {
+  const wanted = new Set(bindAddresses.map(familyOfText))
+  return isNamedBy(tunName, path.tunName) || path.bindAddresses.some((each) => wanted.has(familyOfText(each)))
+}
 
 /** False if the paths carried another subnet of a wanted family, because their device has the address and the route of that subnet. */
 const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
@@ -423,11 +425,13 @@ const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): b
     return !was || !is || formatNet(was) === formatNet(is)
   })
 
-/** True if a new path would be the same, except for sockets of the other family, which the new owner opens or closes. */
-function fits(path: OpenPath, { tunName, bindAddress, port, workers, without }: WantedPath): boolean {
+/**
+ * True if a new path would be the same, except for sockets at later addresses of `bindAddresses`, which the new owner opens or closes.
+ */
+function fits(path: OpenPath, { tunName, bindAddresses, port, workers, without }: WantedPath): boolean {
   return (
     isNamedBy(tunName, path.tunName) &&
-    path.bindAddress === bindAddress &&
+    path.bindAddresses[0] === bindAddresses[0] &&
     path.port === port &&
     path.loops.length === workers &&
     path.without.toSorted().join() === without.toSorted().join()

@@ -1,6 +1,10 @@
 // open-path.ts - packs open paths for another process: descriptions as JSON, and a list of descriptors to which the descriptions refer.
 
+import { FAMILIES, familyOfText, type Family } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
+
+type LoopDescriptors = OpenPath['loops'][number]
+type LoopSockets = NonNullable<LoopDescriptors['sockets']['ipv4']>
 
 interface PackedPaths {
   /** The paths, with places in `fds` instead of descriptors. */
@@ -17,12 +21,14 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
 /** Returns all descriptors of paths, in the order of their places. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
   return paths
-    .flatMap(({ loops, handoverState }) => [
-      ...loops.flatMap((loop) => [loop.tun, loop.socket, loop.sender, loop.otherSocket, loop.otherSender]),
-      handoverState,
-    ])
+    .flatMap(({ loops, handoverState }) => [...loops.flatMap(fdsOfLoop), handoverState])
     .filter((fd) => fd !== undefined)
 }
+
+const fdsOfLoop = ({ tun, sockets }: LoopDescriptors): (number | undefined)[] => [
+  tun,
+  ...FAMILIES.flatMap((family) => [sockets[family]?.receiver, sockets[family]?.sender]),
+]
 
 /** Returns no paths if the descriptions are invalid or do not match the descriptors. */
 export function unpackPaths(descriptions: unknown, fds: readonly number[]): readonly OpenPath[] {
@@ -33,36 +39,55 @@ export function unpackPaths(descriptions: unknown, fds: readonly number[]): read
 }
 
 function withFds(path: OpenPath, map: (fd: number) => number): OpenPath {
-  const loops = path.loops.map(({ tun, socket, sender, otherSocket, otherSender }) => ({
-    tun: map(tun),
-    socket: map(socket),
+  const mapSockets = ({ receiver, sender }: LoopSockets): LoopSockets => ({
+    receiver: map(receiver),
     ...(sender === undefined ? {} : { sender: map(sender) }),
-    ...(otherSocket === undefined ? {} : { otherSocket: map(otherSocket) }),
-    ...(otherSender === undefined ? {} : { otherSender: map(otherSender) }),
+  })
+  const loops = path.loops.map(({ tun, sockets: { ipv4, ipv6 } }) => ({
+    tun: map(tun),
+    sockets: { ...(ipv4 ? { ipv4: mapSockets(ipv4) } : {}), ...(ipv6 ? { ipv6: mapSockets(ipv6) } : {}) },
   }))
   return { ...path, loops, ...(path.handoverState === undefined ? {} : { handoverState: map(path.handoverState) }) }
 }
 
-function isLoop(value: unknown): boolean {
-  const { tun, socket, ...more } = (value ?? {}) as { readonly [name: string]: unknown }
-  const { sender = 0, otherSocket = 0, otherSender = 0 } = more
-  return [tun, socket, sender, otherSocket, otherSender].every((fd) => typeof fd === 'number')
+interface Unchecked {
+  readonly [name: string]: unknown
 }
+
+/** True if the loop has sockets in exactly these families. */
+function isLoop(value: unknown, families: ReadonlySet<Family>): boolean {
+  const { tun, sockets } = (value ?? {}) as Unchecked
+  const of = (sockets ?? {}) as Unchecked
+  return (
+    typeof tun === 'number' &&
+    FAMILIES.every((family) => (families.has(family) ? areSockets(of[family]) : of[family] === undefined))
+  )
+}
+
+function areSockets(value: unknown): boolean {
+  const { receiver, sender = 0 } = (value ?? {}) as Unchecked
+  return typeof receiver === 'number' && typeof sender === 'number'
+}
+
+const areStrings = (list: unknown): list is readonly string[] =>
+  Array.isArray(list) && list.every((each) => typeof each === 'string')
 
 /** Checks a description, which another version of weft may have written. Unknown members are ignored. */
 function isPath(value: unknown): value is OpenPath {
   const path = (value ?? {}) as { readonly [Name in keyof OpenPath]?: unknown }
-  const areStrings = (list: unknown): boolean => Array.isArray(list) && list.every((each) => typeof each === 'string')
+  const { bindAddresses } = path
+  if (!areStrings(bindAddresses)) return false
+  const families = new Set(bindAddresses.map(familyOfText))
   return (
     typeof path.tunName === 'string' &&
-    typeof path.bindAddress === 'string' &&
-    ['string', 'undefined'].includes(typeof path.otherAddress) &&
+    families.size > 0 &&
+    families.size === bindAddresses.length &&
     typeof path.port === 'number' &&
     ['number', 'undefined'].includes(typeof path.handoverState) &&
     areStrings(path.features) &&
     areStrings(path.without) &&
     Array.isArray(path.loops) &&
     path.loops.length > 0 &&
-    path.loops.every(isLoop)
+    path.loops.every((loop) => isLoop(loop, families))
   )
 }

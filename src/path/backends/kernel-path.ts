@@ -9,7 +9,7 @@ import type { Run } from '../../host/command.ts'
 import { createTurn } from '../../host/turn.ts'
 import { formatAddress, formatNet, type Addresses, type Family, type Net } from '../../net/address.ts'
 import type { DataPath, PathPeer, PathSide } from '../contract.ts'
-import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
+import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
 import { DirectHops } from '../tunnel/direct-routing.ts'
 import type { PeerFilter } from '../tunnel/peer-filter.ts'
 
@@ -128,7 +128,7 @@ export abstract class RoutedPath extends KernelPath {
     })
     this.#family = family
     this.#filter = filter
-    this.#routes = createRouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), run, log })
+    this.#routes = new RouteSync({ network, ...(device === undefined ? {} : { ownDevice: device }), run, log })
     this.#direct = directRouting ? new DirectHops(run, family) : undefined
   }
 

@@ -37,19 +37,9 @@ interface RouteSyncOptions {
   readonly log: Log
 }
 
-export interface RouteSync {
-  /**
-   * Makes weftd's routes equal `hops`. Routes that the kernel refuses are logged, and `resync` tries them again. With `touched`, only
-   * routes to these destinations differ from the last call, so that only they are read.
-   */
-  apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void>
-  /** True if the route to this destination was requested, the kernel accepted it, and no other program's route has its place. */
-  isSet(destination: string): boolean
-  /** Restores missing routes and returns a description of each restored route. */
-  resync(): Promise<readonly string[]>
-}
-
 const say = (destination: string, { gateway, device }: NextHop): string => `${destination} via ${gateway} dev ${device}`
+const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
+  route?.gateway === gateway && route.device === device
 const isSame = (a: NextHop | undefined, b: NextHop): boolean => a?.gateway === b.gateway && a.device === b.device
 const wordsFor = (destination: string, hop: NextHop): string[] => [
   'route',
@@ -66,135 +56,173 @@ export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
 
-export function createRouteSync({ network, ownDevice, run, log }: RouteSyncOptions): RouteSync {
-  let wanted: NextHops = new Map()
-  let refused: NextHops = new Map()
+/** Keeps the routes to the peers in the kernel's main table as the backend wants them. */
+export class RouteSync {
+  /** The network that contains the destinations of all routes. */
+  readonly #network: Net
+  /** The backend's own device; undefined if the backend routes through the external interface. */
+  readonly #ownDevice: string | undefined
+  readonly #run: Run
+  readonly #log: Log
+  /** The routes that the last `apply` requested. */
+  #wanted: NextHops = new Map()
+  /** The requested routes that the kernel refused. */
+  #refused: NextHops = new Map()
   /**
    * The destinations that already have a route to a link of this host, made by another program or by the kernel for a bridge. weftd never
    * replaces these routes.
    */
-  let taken: ReadonlySet<string> = new Set()
-  let isFirst = true
+  #taken: ReadonlySet<string> = new Set()
+  /** True until the first `apply`. */
+  #isFirst = true
 
-  const mainRoutes = async (of?: ReadonlySet<string>): Promise<Map<string, Route>> =>
-    new Map(
-      (await (of ? routesExactly(run, familyOf(network), [...of]) : routesWithin(run, network)))
-        .filter(({ metric }) => metric === USUAL_METRIC[familyOf(network)])
+  constructor({ network, ownDevice, run, log }: RouteSyncOptions) {
+    this.#network = network
+    this.#ownDevice = ownDevice
+    this.#run = run
+    this.#log = log
+  }
+
+  /**
+   * Makes weftd's routes equal `hops`. Routes that the kernel refuses are logged, and `resync` tries them again. With `touched`, only
+   * routes to these destinations differ from the last call, so that only they are read.
+   */
+  async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
+    if (touched?.size === 0) return
+    const where = this.#isFirst ? undefined : touched
+    const routes = await this.#mainRoutes(where)
+    const known = this.#wanted
+    this.#wanted = hops
+    if (this.#isFirst) this.#warnOfUnknown(routes)
+    this.#isFirst = false
+    const gone = [...routes].filter(([destination, { device, gateway }]) => {
+      const ours = known.get(destination)
+      const isOurs =
+        (ours && isThere(routes.get(destination), ours)) || (device === this.#ownDevice && gateway !== undefined)
+      return isOurs && !this.#wanted.has(destination)
+    })
+    this.#noteTaken(routes, where)
+    const adding = this.#missing(routes, where)
+    for (const [destination] of adding) {
+      const other = routes.get(destination)
+      if (other && !isThere(other, known.get(destination) ?? { gateway: '', device: '' }))
+        this.#log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
+    }
+    await this.#change(
+      [
+        ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
+        ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
+      ],
+      where,
+    )
+  }
+
+  /** True if the route to this destination was requested, the kernel accepted it, and no other program's route has its place. */
+  isSet(destination: string): boolean {
+    return this.#wanted.has(destination) && !this.#refused.has(destination) && !this.#taken.has(destination)
+  }
+
+  /** Restores missing routes and returns a description of each restored route. */
+  async resync(): Promise<readonly string[]> {
+    const routes = await this.#mainRoutes()
+    this.#noteTaken(routes)
+    const lost = this.#missing(routes)
+    await this.#change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
+    return lost
+      .filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
+      .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
+  }
+
+  /** Reads the routes within the network, or only those to the destinations `of`. */
+  async #mainRoutes(of?: ReadonlySet<string>): Promise<Map<string, Route>> {
+    return new Map(
+      (await (of ? routesExactly(this.#run, familyOf(this.#network), [...of]) : routesWithin(this.#run, this.#network)))
+        .filter(({ metric }) => metric === USUAL_METRIC[familyOf(this.#network)])
         .map((each) => [each.destination, each]),
     )
-  const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
-    route?.gateway === gateway && route.device === device
+  }
+
   /**
    * True if the route leads to a link of this host, that is, without a gateway through a device that is not the backend's own, such as a
    * bridge.
    */
-  const isAnothers = (route: Route | undefined): boolean =>
-    route !== undefined &&
-    route.gateway === undefined &&
-    !route.isMultipath &&
-    route.type === 'unicast' &&
-    route.device !== ownDevice
+  #isAnothers(route: Route | undefined): boolean {
+    return (
+      route !== undefined &&
+      route.gateway === undefined &&
+      !route.isMultipath &&
+      route.type === 'unicast' &&
+      route.device !== this.#ownDevice
+    )
+  }
+
   /**
    * Records in `taken` which of these destinations have a route that `isAnothers` accepts, and logs those that were not recorded before.
    */
-  function noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = wanted.keys()): void {
+  #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
-    const theirs = looked.filter((destination) => wanted.has(destination) && isAnothers(routes.get(destination)))
-    const fresh = theirs.filter((destination) => !taken.has(destination))
+    const theirs = looked.filter(
+      (destination) => this.#wanted.has(destination) && this.#isAnothers(routes.get(destination)),
+    )
+    const fresh = theirs.filter((destination) => !this.#taken.has(destination))
     for (const destination of fresh.slice(0, NAMED))
-      log.error(
+      this.#log.error(
         `The route to ${destination}, a peer's subnet, leads to ${routes.get(destination)?.device} on this host, and weftd keeps this route: ` +
           'packets to that peer do not reach it; remove the device or program with that subnet on this host, or give the peer another subnet',
       )
-    taken = new Set([...[...taken].filter((each) => wanted.has(each) && !looked.includes(each)), ...theirs])
+    this.#taken = new Set([
+      ...[...this.#taken].filter((each) => this.#wanted.has(each) && !looked.includes(each)),
+      ...theirs,
+    ])
   }
-  const missing = (
+
+  /** Returns the wanted routes to the destinations `where` that `routes` lacks, except those whose place another program's route has. */
+  #missing(
     routes: ReadonlyMap<string, Route>,
-    where: Iterable<string> = wanted.keys(),
-  ): (readonly [string, NextHop])[] =>
-    [...where].flatMap((destination) => {
-      const hop = wanted.get(destination)
+    where: Iterable<string> = this.#wanted.keys(),
+  ): (readonly [string, NextHop])[] {
+    return [...where].flatMap((destination) => {
+      const hop = this.#wanted.get(destination)
       const route = routes.get(destination)
-      return hop && !isThere(route, hop) && !isAnothers(route) ? [[destination, hop] as const] : []
+      return hop && !isThere(route, hop) && !this.#isAnothers(route) ? [[destination, hop] as const] : []
     })
+  }
 
   /**
    * Passes these lines to `ip -batch` and records which routes the kernel refused. `touched` lists the lines' destinations; if it is left
    * out, the lines may concern all destinations.
    */
-  async function change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
-    if (await runBatch(run, 'ip', lines)) {
-      refused = new Map(touched ? [...refused].filter(([destination]) => !touched.has(destination)) : [])
+  async #change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
+    if (await runBatch(this.#run, 'ip', lines)) {
+      this.#refused = new Map(touched ? [...this.#refused].filter(([destination]) => !touched.has(destination)) : [])
       return
     }
-    const still = new Map(missing(await mainRoutes()))
-    const news = [...still].filter(([destination, hop]) => !isSame(refused.get(destination), hop))
+    const still = new Map(this.#missing(await this.#mainRoutes()))
+    const news = [...still].filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
     for (const [destination, hop] of news.slice(0, NAMED)) {
-      const why = await run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
+      const why = await this.#run('ip', wordsFor(destination, hop)).then(() => undefined, messageOf)
       if (why === undefined) still.delete(destination) // the kernel accepts it now
-      else log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
+      else this.#log.error(`Error adding route to ${say(destination, hop)}: ${why}`)
     }
-    if (news.length > NAMED) log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
-    refused = still
+    if (news.length > NAMED) this.#log.error(`Error adding routes to ${news.length - NAMED} more subnets`)
+    this.#refused = still
   }
 
   /**
    * Logs the routes within the network that no peer needs, through devices of peers' routes. An earlier process or another program made
    * them, so they are not removed.
    */
-  function warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
-    const devices = new Set([...wanted.values()].map(({ device }) => device))
+  #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
+    const devices = new Set([...this.#wanted.values()].map(({ device }) => device))
     const strange = [...routes.values()].filter(
       ({ destination, gateway, device }) =>
-        gateway !== undefined && device !== ownDevice && devices.has(device) && !wanted.has(destination),
+        gateway !== undefined && device !== this.#ownDevice && devices.has(device) && !this.#wanted.has(destination),
     )
     const names = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
     if (strange.length > 0)
-      log.warn(
+      this.#log.warn(
         `Routes into the network that belong to no node: ${names.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
           'remove them with `ip route del` unless they are wanted',
       )
-  }
-
-  return {
-    async apply(hops, touched) {
-      if (touched?.size === 0) return
-      const where = isFirst ? undefined : touched
-      const routes = await mainRoutes(where)
-      const known = wanted
-      wanted = hops
-      if (isFirst) warnOfUnknown(routes)
-      isFirst = false
-      const gone = [...routes].filter(([destination, { device, gateway }]) => {
-        const ours = known.get(destination)
-        const isOurs =
-          (ours && isThere(routes.get(destination), ours)) || (device === ownDevice && gateway !== undefined)
-        return isOurs && !wanted.has(destination)
-      })
-      noteTaken(routes, where)
-      const adding = missing(routes, where)
-      for (const [destination] of adding) {
-        const other = routes.get(destination)
-        if (other && !isThere(other, known.get(destination) ?? { gateway: '', device: '' }))
-          log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
-      }
-      await change(
-        [
-          ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
-          ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
-        ],
-        where,
-      )
-    },
-    isSet: (destination) => wanted.has(destination) && !refused.has(destination) && !taken.has(destination),
-    async resync() {
-      const routes = await mainRoutes()
-      noteTaken(routes)
-      const lost = missing(routes)
-      await change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
-      return lost
-        .filter(([destination, hop]) => !isSame(refused.get(destination), hop))
-        .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
-    },
   }
 }

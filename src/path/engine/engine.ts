@@ -1,7 +1,7 @@
 // engine.ts - the interface of an engine, which moves the packets between the TUN and the UDP sockets.
 
 import type { Descriptors, Drops, Mail, SessionKeys, UdpEndpoint } from '../../../native/addon.d.ts'
-import type { Address, Addresses, Nets } from '../../net/address.ts'
+import type { Address, Addresses, Family, Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { EncapsulationName } from './encapsulation.ts'
 import type { UnknownSender } from './filter.ts'
@@ -30,13 +30,11 @@ export interface EngineConfig {
    */
   readonly ownEnd?: Uint8Array
   readonly tunName: string
-  /** The address of the external interface, IPv4 or IPv6, as text. The engine sends from it and receives on it. */
-  readonly bindAddress: string
   /**
-   * The address of the external interface in the second outer family, for peers that are reached over that family; left out if all
-   * datagrams use one family.
+   * The addresses of the external interface from which the engine sends and on which it receives, as text, at most one of each family. If
+   * the engine cannot bind the first address, it does not start. Without a later address it runs, and adds a note.
    */
-  readonly otherAddress?: string | undefined
+  readonly bindAddresses: readonly string[]
   readonly port: number
   readonly mtu: number
   /** The TUN's own addresses, which are the source addresses of ICMP errors to peers. */
@@ -84,8 +82,8 @@ export interface EngineSessions {
 
 /** The open descriptors of an engine, with the options with which they were opened, so that another process can continue to use them. */
 export interface OpenPath extends Descriptors {
-  readonly bindAddress: string
-  readonly otherAddress?: string | undefined
+  /** The address to which the sockets of each family are bound, as text, in the order of `EngineConfig.bindAddresses`. */
+  readonly bindAddresses: readonly string[]
   readonly port: number
   /** The kernel features that the engine must not use, by their names in `addon.featureNames`. */
   readonly without: readonly string[]
@@ -105,13 +103,13 @@ export interface Engine {
   setPeers(records: Uint8Array): void
   /** Adds, changes or removes the peers of these encoded records; all other peers stay. */
   changePeers(records: Uint8Array): void
-  /** True if the engine has sockets of the second outer family, which `otherAddress` requested. */
-  readonly hasOther?: boolean
+  /** The outer families in which the engine had sockets when it started. */
+  readonly outers: readonly Family[]
   /**
    * Binds the sockets of the second outer family to another address. Packets wait meanwhile. If the bind fails, the promise rejects and the
    * engine continues with one family.
    */
-  bindOther?(address: string): Promise<void>
+  rebind?(address: string): Promise<void>
   /** Sends a datagram from the port of the network configuration, over IPv4 or IPv6; left out if the engine cannot. */
   send?(to: Address, port: number, datagram: Uint8Array): void
   /**

@@ -47,8 +47,7 @@ export function reasonToDrop(
   if (!isAsked) return undefined
   if (isOf(subnet, source)) return 'rx_drop_spoofed_source'
   const peer = peers.find(source)
-  if (peer && verifySource === 'strict' && peer.endpoint !== from && peer.other !== from)
-    return 'rx_drop_spoofed_source'
+  if (peer && verifySource === 'strict' && peer.hosts[familyOf(from)] !== from) return 'rx_drop_spoofed_source'
   // A source address outside the network may be that of a peer's host that does not masquerade its own packets. That cannot be decided, and
   // the packet is dropped, if the network has no subnet of the source's family.
   const family = familyOf(source)

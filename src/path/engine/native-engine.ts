@@ -1,9 +1,10 @@
 // native-engine.ts - the engine in C++ threads (native/): starts it, reads its counters, passes its descriptors on and stops it.
 
-import type { Descriptors } from '../../../native/addon.d.ts'
+import type { Descriptors, Drops, LoopSockets, UnknownSender } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
 import { closeAll } from '../../host/unix-socket.ts'
-import type { Counters, Engine, EngineConfig, OpenPath } from './engine.ts'
+import { FAMILIES, familyOfText, onlyOf, type Address, type Family } from '../../net/address.ts'
+import type { Counters, Engine, EngineConfig, EngineSessions, OpenPath } from './engine.ts'
 import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
 
@@ -22,15 +23,293 @@ const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 /** The kernel feature that `runEngine` requests; all others are requested when the descriptors are opened. */
 const STEERING = 'tun-steering'
 
-/** Starts the native engine. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
-export function startNativeEngine(
-  config: EngineConfig,
-  { workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {},
-): Engine {
-  let reportFault: (error: Error) => void = () => {}
-  const fault = new Promise<Error>((resolve) => {
-    reportFault = resolve
-  })
+type Bound = Descriptors & Pick<OpenPath, 'bindAddresses'>
+type OpenDescriptors = ReturnType<typeof addon.openDescriptors>
+type RunningEngine = ReturnType<typeof addon.runEngine>
+
+/** The engine in C++ threads. Its descriptors can be lent to another process and taken back, which starts the threads again. */
+export class NativeEngine implements Engine {
+  readonly kind = 'native'
+  readonly tunName: string
+  readonly notes: string[] = []
+  readonly details: string[] = []
+  readonly fault: Promise<Error>
+  readonly outers: readonly Family[]
+  readonly sessions: EngineSessions
+  readonly #config: EngineConfig
+  readonly #options: Required<NativeOptions>
+  /** The kernel features that are requested when descriptors are opened. */
+  readonly #features: readonly string[]
+  /** The options of the threads that stay the same when they are started again. */
+  readonly #path: ReturnType<typeof pathOf>
+  /** The addresses from which the engine sends, if it can bind them: at most one of each family. */
+  #bindAddresses: readonly string[]
+  /** The addresses to which sockets are bound now. */
+  #bound: readonly string[]
+  /** The threads that forward, or that forwarded last. */
+  #native: RunningEngine
+  /**
+   * The sums of the counters of this object's earlier threads. New threads start after each `takeBack`, and their own counters start at 0.
+   */
+  #counted: Counters = {}
+  /** The traffic by slot that this object's earlier threads counted. */
+  #passed: Float64Array = new Float64Array()
+  /** The time at which `#passed` was read, in ms of performance.now(). */
+  #passedAt = 0
+  /** True while the threads forward; false while the descriptors are passed on, and after `stop`. */
+  #runs = true
+  /** The last or running attempt to pass on the descriptors. */
+  #lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
+  /** The descriptors that were passed on and not taken back. */
+  #lent: OpenPath | undefined
+  /** The call of `stop`; undefined before. */
+  #stopped: Promise<void> | undefined
+  #reportFault: (error: Error) => void = () => {}
+
+  /** Starts the threads. Throws WeftError (NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS, DEVICE). */
+  constructor(config: EngineConfig, { workers = 1, nice = 0, pollUs = 0, without = [] }: NativeOptions = {}) {
+    this.#config = config
+    this.#options = { workers, nice, pollUs, without }
+    this.#bindAddresses = config.bindAddresses
+    const [bindAddress = ''] = config.bindAddresses
+    this.fault = new Promise<Error>((resolve) => (this.#reportFault = resolve))
+    const named = addon.featureNames.filter((name) => !without.includes(name))
+    this.#features = named.filter((name) => name !== STEERING)
+    this.#path = pathOf(config, named.includes(STEERING))
+    const { inherited } = config
+    let opened: OpenDescriptors | undefined
+    try {
+      opened = inherited ? undefined : this.#open(bindAddress)
+      const all = this.#bind(opened ? { ...opened, bindAddresses: [bindAddress] } : (inherited as OpenPath))
+      this.#bound = all.bindAddresses
+      this.#native = this.#run(all, config.keepsSessions ?? false)
+    } catch (error) {
+      throw engineStartError(error, { ...config, bindAddress })
+    }
+    this.outers = this.#bound.map(familyOfText)
+    this.tunName = (opened ?? (inherited as OpenPath)).tunName
+    if (opened) this.#noteRefusals(opened)
+    this.#detailRefusals()
+    this.sessions = this.#sessionsOf()
+  }
+
+  get offloads(): readonly string[] {
+    return this.#native.offloads
+  }
+
+  setPeers(records: Uint8Array): void {
+    this.#native.setPeers(records)
+  }
+
+  changePeers(records: Uint8Array): void {
+    this.#native.changePeers(records)
+  }
+
+  async rebind(address: string): Promise<void> {
+    const hasSameFamily = (each: string): boolean => familyOfText(each) === familyOfText(address)
+    if (!this.#runs || this.#stopped || !this.#bound.some(hasSameFamily)) return
+    this.#runs = false
+    this.#lending = this.#release()
+    await this.#lending
+    // If `stop` was called meanwhile, it took the descriptors back and closed them, so that there are none to bind.
+    if (!this.#lent) return
+    const notesBefore = this.notes.length
+    this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
+    this.#lent = { ...this.#lent, ...this.#bind(this.#lent) }
+    this.#bound = this.#lent.bindAddresses
+    this.#runAgain()
+    const [note] = this.notes.splice(notesBefore)
+    if (note !== undefined) throw new Error(note)
+  }
+
+  send(to: Address, port: number, datagram: Uint8Array): void {
+    this.#native.send(to, port, datagram)
+  }
+
+  followSwitches(): void {
+    if (this.#runs && !this.#stopped) this.#native.followSwitches()
+  }
+
+  counters(): Counters {
+    const names = addon.counterNames
+    const { counters } = this.#native
+    const sums: Record<string, bigint> = {}
+    names.forEach((name, index) => {
+      let sum = this.#counted[name] ?? 0n
+      for (let at = index; at < counters.length; at += names.length) sum += counters[at] ?? 0n
+      sums[name] = sum
+    })
+    return sums
+  }
+
+  traffic(slot?: number): Float64Array {
+    const at = slot === undefined ? 0 : slot * SLOT_NUMBERS
+    const end = slot === undefined ? undefined : at + SLOT_NUMBERS
+    return sumTraffic(this.#native.traffic(slot), this.#passed.subarray(at, end), performance.now() - this.#passedAt)
+  }
+
+  drops(after: Drops['next'] = []): Drops {
+    const drops = this.#native.drops(after)
+    // While the descriptors are passed on, the engine has no drops to read, and `next` is empty.
+    return drops.next.length > 0 ? drops : { next: after, packets: [] }
+  }
+
+  threads(): Readonly<Record<string, number>> {
+    return this.#native.askThreads()
+  }
+
+  takeUnknownSenders(): readonly UnknownSender[] {
+    return this.#native.takeUnknownSenders()
+  }
+
+  lend(head?: Uint8Array): Promise<OpenPath | undefined> {
+    if (!this.#runs || this.#stopped) return Promise.resolve(undefined)
+    this.#runs = false
+    return (this.#lending = this.#release(head))
+  }
+
+  takeBack(): void {
+    if (this.#stopped) return
+    const runAgain = (): void => this.#runAgain()
+    if (this.#lent) runAgain()
+    else void this.#lending.then(runAgain, () => {})
+  }
+
+  stop(): Promise<void> {
+    return (this.#stopped ??= this.#stop())
+  }
+
+  /** Opens the TUN and the sockets at the first address. */
+  #open(bindAddress: string): OpenDescriptors {
+    const { tunName, port } = this.#config
+    return addon.openDescriptors({
+      tunName,
+      bindAddress,
+      port,
+      workers: this.#options.workers,
+      features: this.#features,
+    })
+  }
+
+  /**
+   * Closes the sockets at addresses that are not in `#bindAddresses`, and opens those that are missing. If sockets cannot be opened, the
+   * engine runs without them and adds a note.
+   */
+  #bind(on: Bound): Bound {
+    const kept = this.#bindAddresses.filter((address) => on.bindAddresses.includes(address))
+    const families = kept.map(familyOfText)
+    const isKept = (family: Family): boolean => families.includes(family)
+    closeAll(on.loops.flatMap(({ sockets }) => FAMILIES.flatMap((each) => (isKept(each) ? [] : fdsIn(sockets[each])))))
+    const loops = on.loops.map(({ tun, sockets }) => ({ tun, sockets: onlyOf(families, sockets) }))
+    const missing = this.#bindAddresses.filter((address) => !kept.includes(address))
+    const rest: Bound = { ...on, loops, bindAddresses: kept }
+    return missing.reduce((bound, address) => this.#addSockets(bound, address), rest)
+  }
+
+  /** Opens sockets at `address` and adds them to the loops. */
+  #addSockets(on: Bound, address: string): Bound {
+    const family = familyOfText(address)
+    try {
+      const { port } = this.#config
+      const wanted = { bindAddress: address, port, workers: on.loops.length, features: on.features }
+      const more = addon.openSockets(wanted)
+      const loops = on.loops.map(({ tun, sockets }, at) => ({ tun, sockets: { ...sockets, [family]: more.loops[at] } }))
+      const lost = new Set(SOCKET_FEATURES.filter((name) => !more.features.includes(name)))
+      const left = on.features.filter((name) => !lost.has(name))
+      return { ...on, loops, features: left, bindAddresses: [...on.bindAddresses, address] }
+    } catch (error) {
+      const { message } = engineStartError(error, { ...this.#config, bindAddress: address })
+      this.notes.push(`cannot reach peers from ${address}: ${message}`)
+      return on
+    }
+  }
+
+  /** Starts the threads on these descriptors. The threads own the descriptors from then on, even if the start fails. */
+  #run(on: Descriptors, keepsSessions = true): RunningEngine {
+    const { nice, pollUs } = this.#options
+    const peers = this.#config.peers?.() ?? new Uint8Array()
+    const report = (error: Error): void => this.#reportFault(error)
+    return addon.runEngine(on, { ...this.#path, nice, pollUs, peers, keepsSessions }, report, this.#config.onMail)
+  }
+
+  /** Stops the threads, and returns the descriptors; undefined if `stop` was called meanwhile. */
+  async #release(head?: Uint8Array): Promise<OpenPath | undefined> {
+    this.#passed = this.traffic()
+    this.#passedAt = performance.now()
+    const descriptors = await this.#native.release(head)
+    const { port } = this.#config
+    this.#lent = { ...descriptors, bindAddresses: this.#bound, port, without: this.#options.without }
+    return this.#stopped ? undefined : this.#lent
+  }
+
+  /** Starts threads on the descriptors that were passed on, if there are any. */
+  #runAgain(): void {
+    const on = this.#lent
+    this.#lent = undefined
+    if (!on) return
+    const before = this.counters()
+    try {
+      this.#native = this.#run(on)
+      this.#counted = before
+      this.#runs = true
+    } catch (error) {
+      this.#reportFault(error as Error)
+    }
+  }
+
+  async #stop(): Promise<void> {
+    await this.#lending.catch(() => {})
+    this.#runAgain() // the lent descriptors are open here too, and only an engine closes them
+    this.#runs = false
+    await this.#native.stop()
+  }
+
+  /** Adds notes about a smaller receive buffer and missing features. */
+  #noteRefusals({ receiveBufferAsked: wanted, receiveBufferGranted: granted, features }: OpenDescriptors): void {
+    if (granted < wanted) {
+      this.notes.push(
+        `the UDP receive buffer is ${granted >> 10} KiB instead of ${wanted >> 10}: bursts may be lost; raise net.core.rmem_max`,
+      )
+    }
+    const refused = this.#features.filter((name) => !features.includes(name))
+    if (refused.length > 0)
+      this.notes.push(`the kernel does not offer ${refused.join(', ')}: forwarding works, but is slower`)
+  }
+
+  /** Adds details about a steering program or a priority that the kernel refused. */
+  #detailRefusals(): void {
+    const { steeringRefused, priorityRefused } = this.#native
+    if (steeringRefused !== undefined) {
+      this.details.push(
+        `flows of which some datagrams are sent in fragments may arrive out of order (${steeringRefused}): grant CAP_BPF, ` +
+          'or set --workers 1',
+      )
+    }
+    if (priorityRefused !== undefined) {
+      this.details.push(
+        `the forwarding threads run at the priority of weftd instead of ${this.#options.nice} (${priorityRefused}): packets wait ` +
+          'behind programs when cores are short; grant CAP_SYS_NICE or RLIMIT_NICE, or set --nice 0',
+      )
+    }
+  }
+
+  /** Returns the sessions of the running threads. */
+  #sessionsOf(): EngineSessions {
+    const current = (): RunningEngine => this.#native
+    return {
+      get areKept() {
+        return current().hasKeptSessions
+      },
+      setKeys: (session, keys) => current().setKeys(session, keys),
+      forget: (session) => current().forgetSession(session),
+      takeMail: (mostOfOthers) => current().takeMail(mostOfOthers),
+      send: ({ address, port: to }, datagram) => current().send(address, to, datagram),
+    }
+  }
+}
+
+/** Returns the options of the threads that follow from the configuration. `steers` is true if the TUN must steer flows to queues. */
+function pathOf(config: EngineConfig, steers: boolean) {
   const {
     encapsulation,
     ownEnd = new Uint8Array(),
@@ -41,217 +320,18 @@ export function startNativeEngine(
     subnet,
     settings,
   } = config
-  const { tunName, bindAddress, port, persistent = false, inherited } = config
-  let { otherAddress } = config
-  const named = addon.featureNames.filter((name) => !without.includes(name))
-  const features = named.filter((name) => name !== STEERING)
-  const filter = { ...settings, network, subnet }
-  const path = {
+  return {
     ...settings,
     encapsulation,
     ownEnd,
     mtu,
     tunAddress,
     networkAddress,
-    filter,
-    persistent,
-    steers: named.includes(STEERING),
-  }
-  const { peers = () => new Uint8Array() } = config
-  const notes: string[] = []
-  const open = (): ReturnType<typeof addon.openDescriptors> =>
-    addon.openDescriptors({ tunName, bindAddress, port, workers, features })
-  /**
-   * Adds sockets of the second outer family to the descriptors, if `otherAddress` is set. If they cannot be opened, the engine runs with
-   * one family and adds a note.
-   */
-  const withOther = (on: Descriptors & Pick<OpenPath, 'otherAddress'>): Descriptors => {
-    if (on.otherAddress === otherAddress) return on
-    closeAll(
-      on.loops.flatMap(({ otherSocket, otherSender }) => [otherSocket, otherSender].filter((fd) => fd !== undefined)),
-    )
-    const loops = on.loops.map(({ tun, socket, sender }) => ({
-      tun,
-      socket,
-      ...(sender === undefined ? {} : { sender }),
-    }))
-    if (otherAddress === undefined) return { ...on, loops }
-    try {
-      const wanted = { bindAddress: otherAddress, port, workers: loops.length, features: on.features }
-      const more = addon.openSockets(wanted)
-      const both = loops.map((loop, at) => {
-        const { socket: otherSocket, sender: otherSender } = more.loops[at] as (typeof more.loops)[number]
-        return { ...loop, otherSocket, ...(otherSender === undefined ? {} : { otherSender }) }
-      })
-      const lost = new Set(SOCKET_FEATURES.filter((name) => !more.features.includes(name)))
-      return { ...on, loops: both, features: on.features.filter((name) => !lost.has(name)) }
-    } catch (error) {
-      const { message } = engineStartError(error, { ...config, bindAddress: otherAddress })
-      notes.push(`cannot reach peers from ${otherAddress}: ${message}`)
-      return { ...on, loops }
-    }
-  }
-  const isWithOther = ({ loops }: Descriptors): boolean => loops.every(({ otherSocket }) => otherSocket !== undefined)
-  const run = (on: Descriptors, keepsSessions = true): ReturnType<typeof addon.runEngine> =>
-    addon.runEngine(
-      on,
-      { ...path, nice, pollUs, peers: peers(), keepsSessions },
-      (error) => reportFault(error),
-      config.onMail,
-    )
-  let opened: ReturnType<typeof open> | undefined
-  let native: ReturnType<typeof run>
-  let hasOther = false
-  try {
-    opened = inherited ? undefined : open()
-    const all = withOther(opened ?? (inherited as OpenPath))
-    hasOther = isWithOther(all)
-    native = run(all, config.keepsSessions ?? false)
-  } catch (error) {
-    throw engineStartError(error, config)
-  }
-  if (opened) {
-    const { receiveBufferAsked: wanted, receiveBufferGranted: granted } = opened
-    if (granted < wanted) {
-      notes.push(
-        `the UDP receive buffer is ${granted >> 10} KiB instead of ${wanted >> 10}: bursts may be lost; raise net.core.rmem_max`,
-      )
-    }
-    const refused = features.filter((name) => !opened.features.includes(name))
-    if (refused.length > 0)
-      notes.push(`the kernel does not offer ${refused.join(', ')}: forwarding works, but is slower`)
-  }
-
-  const details: string[] = []
-  if (native.steeringRefused !== undefined) {
-    details.push(
-      `flows of which some datagrams are sent in fragments may arrive out of order (${native.steeringRefused}): grant CAP_BPF, ` +
-        'or set --workers 1',
-    )
-  }
-  if (native.priorityRefused !== undefined) {
-    details.push(
-      `the forwarding threads run at the priority of weftd instead of ${nice} (${native.priorityRefused}): packets wait ` +
-        'behind programs when cores are short; grant CAP_SYS_NICE or RLIMIT_NICE, or set --nice 0',
-    )
-  }
-
-  const names = addon.counterNames
-  /**
-   * The sums of the counters of this object's earlier native engines. A new one starts after each `takeBack`, and its own counters start at
-   * 0.
-   */
-  let counted: Counters = {}
-  function counters(): Counters {
-    const sums: Record<string, bigint> = {}
-    names.forEach((name, index) => {
-      let sum = counted[name] ?? 0n
-      for (let at = index; at < native.counters.length; at += names.length) sum += native.counters[at] ?? 0n
-      sums[name] = sum
-    })
-    return sums
-  }
-  /** The traffic by slot that earlier native engines of this object counted; `passedAt` is when it was read, in ms of performance.now(). */
-  let passed: Float64Array = new Float64Array()
-  let passedAt = 0
-  /** True while the native engine forwards; false while its descriptors are passed on, and after `stop`. */
-  let runs = true
-  let lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
-  const traffic = (slot?: number): Float64Array => {
-    const at = slot === undefined ? 0 : slot * SLOT_NUMBERS
-    const end = slot === undefined ? undefined : at + SLOT_NUMBERS
-    return sumTraffic(native.traffic(slot), passed.subarray(at, end), performance.now() - passedAt)
-  }
-  let lent: OpenPath | undefined
-  function takeBack(): void {
-    const on = lent
-    lent = undefined
-    if (!on) return
-    const before = counters()
-    try {
-      native = run(on) // the engine owns the descriptors from here on, even if this throws
-      counted = before
-      runs = true
-    } catch (error) {
-      reportFault(error as Error)
-    }
-  }
-  async function release(head?: Uint8Array): Promise<OpenPath | undefined> {
-    passed = traffic()
-    passedAt = performance.now()
-    const descriptors = await native.release(head)
-    const other = hasOther ? { otherAddress } : {}
-    lent = { ...descriptors, bindAddress, ...other, port, without }
-    return stopped ? undefined : lent
-  }
-  async function bindOther(address: string): Promise<void> {
-    if (!runs || stopped || !hasOther) return
-    runs = false
-    lending = release()
-    await lending
-    // If `stop` was called meanwhile, it took the descriptors back and closed them, so that there are none to bind.
-    if (!lent) return
-    const notesBefore = notes.length
-    const on = lent
-    otherAddress = address
-    lent = { ...on, ...withOther(on), otherAddress }
-    hasOther = isWithOther(lent)
-    takeBack()
-    const [note] = notes.splice(notesBefore)
-    if (note !== undefined) throw new Error(note)
-  }
-  let stopped: Promise<void> | undefined
-  async function stop(): Promise<void> {
-    await lending.catch(() => {})
-    takeBack() // the lent descriptors are open here too, and only an engine closes them
-    runs = false
-    await native.stop()
-  }
-  return {
-    kind: 'native',
-    tunName: (opened ?? (inherited as OpenPath)).tunName,
-    get offloads() {
-      return native.offloads
-    },
-    notes,
-    details,
-    fault,
-    setPeers: (records) => native.setPeers(records),
-    changePeers: (records) => native.changePeers(records),
-    hasOther,
-    bindOther,
-    send: (to, toPort, datagram) => void native.send(to, toPort, datagram),
-    followSwitches() {
-      if (runs && !stopped) native.followSwitches()
-    },
-    counters,
-    traffic,
-    drops(after = []) {
-      const drops = native.drops(after)
-      // While the descriptors are passed on, the engine has no drops to read, and `next` is empty.
-      return drops.next.length > 0 ? drops : { next: after, packets: [] }
-    },
-    threads: () => native.askThreads(),
-    takeUnknownSenders: () => native.takeUnknownSenders(),
-    sessions: {
-      get areKept() {
-        return native.hasKeptSessions
-      },
-      setKeys: (session, keys) => native.setKeys(session, keys),
-      forget: (session) => native.forgetSession(session),
-      takeMail: (mostOfOthers) => native.takeMail(mostOfOthers),
-      send: ({ address, port: to }, datagram) => native.send(address, to, datagram),
-    },
-    lend(head) {
-      if (!runs || stopped) return Promise.resolve(undefined)
-      runs = false
-      return (lending = release(head))
-    },
-    takeBack() {
-      if (stopped) return
-      if (lent) takeBack()
-      else void lending.then(takeBack, () => {})
-    },
-    stop: () => (stopped ??= stop()),
+    filter: { ...settings, network, subnet },
+    persistent: config.persistent ?? false,
+    steers,
   }
 }
+
+const fdsIn = (sockets: LoopSockets | undefined): number[] =>
+  [sockets?.receiver, sockets?.sender].filter((fd) => fd !== undefined)

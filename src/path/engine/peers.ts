@@ -1,32 +1,43 @@
 // peers.ts - the peer table of the engines: the peers' subnets, and the UDP endpoint that each subnet is reached through.
 //
 // The table is passed to C++ as an array of records of fixed length. weftd passes the whole table at the start, after missed changes and
-// for a repair, otherwise only the changed records. A record's subnet and endpoint may have different families. The layout of a record:
+// for a repair, otherwise only the changed records. The datagrams to a peer may have another family than its subnet. The layout of a
+// record:
 //
 //   offset size
-//        0    1  address family of the subnet: 4 or 6
+//        0    1  IP version of the subnet: 4 or 6
 //        1    1  prefix length of the subnet
-//        2    1  address family of the endpoint: 4 or 6
-//        3    1  flags. 1: the subnet no longer has a peer; all fields except family, length and subnet are 0.
+//        2    1  IP version of datagrams to the peer: 4 or 6
+//        3    1  flags. 1: the subnet no longer has a peer; all fields except version, length and subnet are 0.
 //                2: datagrams to the peer must leave from the port of the network configuration.
-//        4    2  UDP port of the endpoint, big-endian
+//        4    2  UDP port of the peer's host, big-endian
 //        6    2  limit: the longest packet in bytes that reaches the peer, big-endian; 0 if it is not known
 //        8   16  subnet, network order; an IPv4 address uses the first 4 bytes
-//       24   16  endpoint address, in the same format
+//       24   16  IPv6 address of the peer's host, network order; 0 for none
 //       40   16  the encapsulation's data about the peer: 0 for udp, the MAC for vxlan, the session number for wireguard
 //       56    4  slot that counts the peer's traffic, in the byte order of this host; 0 if the traffic is not counted
-//       60   16  second address from which the peer's datagrams may come: IPv6, or IPv4 as ::ffff:a.b.c.d; 0 for none
+//       60    4  IPv4 address of the peer's host, network order; 0 for none
 
-import { familyOf, isIpv4Net, netAround, type Address, type Family, type Net } from '../../net/address.ts'
+import {
+  FAMILIES,
+  familyOf,
+  isIpv4Net,
+  netAround,
+  type Address,
+  type Addresses,
+  type Family,
+  type Net,
+} from '../../net/address.ts'
 
-export const PEER_RECORD_BYTES = 76
+export const PEER_RECORD_BYTES = 64
 
 export interface Peer {
   readonly subnet: Net
-  readonly endpoint: Address
+  /** The addresses of the peer's host, from which its datagrams may come; one of them has the family `outer`. */
+  readonly hosts: Addresses
+  /** The family of datagrams to the peer. */
+  readonly outer: Family
   readonly port: number
-  /** A second address of the peer's host, in the other family, from which the peer's datagrams may come. */
-  readonly other?: Address | undefined
   /** The encapsulation's data about the peer, such as its MAC, at most 16 bytes; left out if the encapsulation needs none. */
   readonly encap?: Uint8Array
   /** The longest packet in bytes that reaches the peer, if a search found it to be shorter than the kernel's path MTU allows. */
@@ -45,12 +56,10 @@ export interface Peer {
 const GONE = 1
 const FROM_KNOWN_PORT = 2
 const SUBNET_OFFSET = 8
-const ENDPOINT_OFFSET = 24
+const IPV6_OFFSET = 24
 const ENCAP_OFFSET = 40
 const SLOT_OFFSET = 56
-const OTHER_OFFSET = 60
-/** The upper 96 bits of an IPv4 address that is written as IPv6 address, ::ffff:a.b.c.d (RFC 4291, section 2.5.5.2). */
-const MAPPED = 0xffffn << 32n
+const IPV4_OFFSET = 60
 /** True on a little-endian host. The slot is written in the byte order of the host, because C++ reads it as a plain integer. */
 const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
@@ -60,11 +69,10 @@ function setAddress(view: DataView, at: number, address: Address): void {
   view.setBigUint64(at + 8, address & 0xffff_ffff_ffff_ffffn)
 }
 
-const asIpv6 = (address: Address): bigint => (typeof address === 'number' ? MAPPED | BigInt(address) : address)
-const ofIpv6 = (address: bigint): Address => (address >> 32n === 0xffffn ? Number(address & 0xffff_ffffn) : address)
+const ipv6At = (view: DataView, at: number): bigint => (view.getBigUint64(at) << 64n) | view.getBigUint64(at + 8)
 
-const addressAt = (view: DataView, at: number, family: number): Address =>
-  family === 4 ? view.getUint32(at) : (view.getBigUint64(at) << 64n) | view.getBigUint64(at + 8)
+/** Returns the address to which datagrams to a peer are sent; 0 for a peer that is gone. */
+export const hostOf = ({ hosts, outer }: Peer): Address => hosts[outer] ?? 0
 
 export function encodePeers(peers: readonly Peer[]): Uint8Array {
   const records = new Uint8Array(peers.length * PEER_RECORD_BYTES)
@@ -73,15 +81,15 @@ export function encodePeers(peers: readonly Peer[]): Uint8Array {
     const at = index * PEER_RECORD_BYTES
     view.setUint8(at, isIpv4Net(peer.subnet) ? 4 : 6)
     view.setUint8(at + 1, peer.subnet.prefixLength)
-    view.setUint8(at + 2, typeof peer.endpoint === 'number' ? 4 : 6)
+    view.setUint8(at + 2, peer.outer === 'ipv4' ? 4 : 6)
     view.setUint8(at + 3, (peer.isGone ? GONE : 0) | (peer.isFromKnownPort ? FROM_KNOWN_PORT : 0))
     view.setUint16(at + 4, peer.port)
     view.setUint16(at + 6, peer.limit ?? 0)
     setAddress(view, at + SUBNET_OFFSET, peer.subnet.address)
-    setAddress(view, at + ENDPOINT_OFFSET, peer.endpoint)
+    view.setUint32(at + IPV4_OFFSET, peer.hosts.ipv4 ?? 0)
+    setAddress(view, at + IPV6_OFFSET, peer.hosts.ipv6 ?? 0n)
     view.setUint32(at + SLOT_OFFSET, peer.slot ?? 0, IS_LITTLE_ENDIAN)
     if (peer.encap) records.set(peer.encap, at + ENCAP_OFFSET)
-    if (peer.other !== undefined) setAddress(view, at + OTHER_OFFSET, asIpv6(peer.other))
   })
   return records
 }
@@ -93,14 +101,15 @@ export function decodePeers(records: Uint8Array): Peer[] {
   for (let at = 0; at < records.byteLength; at += PEER_RECORD_BYTES) {
     const limit = view.getUint16(at + 6)
     const slot = view.getUint32(at + SLOT_OFFSET, IS_LITTLE_ENDIAN)
-    const other = addressAt(view, at + OTHER_OFFSET, 6) as bigint
+    const [ipv4, ipv6] = [view.getUint32(at + IPV4_OFFSET), ipv6At(view, at + IPV6_OFFSET)]
+    const first = view.getUint8(at) === 4 ? view.getUint32(at + SUBNET_OFFSET) : ipv6At(view, at + SUBNET_OFFSET)
     peers.push({
-      subnet: netAround(addressAt(view, at + SUBNET_OFFSET, view.getUint8(at)), view.getUint8(at + 1)),
-      endpoint: addressAt(view, at + ENDPOINT_OFFSET, view.getUint8(at + 2)),
+      subnet: netAround(first, view.getUint8(at + 1)),
+      hosts: { ...(ipv4 === 0 ? {} : { ipv4 }), ...(ipv6 === 0n ? {} : { ipv6 }) },
+      outer: view.getUint8(at + 2) === 4 ? 'ipv4' : 'ipv6',
       port: view.getUint16(at + 4),
       ...(limit === 0 ? {} : { limit }),
       ...(slot === 0 ? {} : { slot }),
-      ...(other === 0n ? {} : { other: ofIpv6(other) }),
       ...(view.getUint8(at + 3) & FROM_KNOWN_PORT ? { isFromKnownPort: true as const } : {}),
       ...(view.getUint8(at + 3) & GONE ? { isGone: true as const } : {}),
     })
@@ -111,7 +120,7 @@ export function decodePeers(records: Uint8Array): Peer[] {
 /** A peer table that finds peers by address, with the same rules as native/core/peers.h. */
 export interface PeerTable {
   find(address: Address): Peer | undefined
-  /** True if a peer with a subnet of this family has `address` as its endpoint or second address. */
+  /** True if the host of a peer with a subnet of this family has `address`. */
   hasEndpointAt(address: Address, family: Family): boolean
   change(peers: readonly Peer[]): void
 }
@@ -133,9 +142,11 @@ export function createPeerTable(peers: readonly Peer[]): PeerTable {
     lengths = [...lengths, length].toSorted((a, b) => b.bits - a.bits)
     return length.subnets
   }
-  function count({ subnet, endpoint, other }: Peer, change: number): void {
+  function count({ subnet, hosts }: Peer, change: number): void {
     const of = endpoints[familyOf(subnet)]
-    for (const address of other === undefined ? [endpoint] : [endpoint, other]) {
+    for (const family of FAMILIES) {
+      const address = hosts[family]
+      if (address === undefined) continue
       const now = (of.get(address) ?? 0) + change
       if (now === 0) of.delete(address)
       else of.set(address, now)

@@ -35,7 +35,7 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
  */
 export function engineStartError(
   error: unknown,
-  config: Pick<EngineConfig, 'bindAddress' | 'port' | 'tunName'>,
+  config: Pick<EngineConfig, 'port' | 'tunName'> & { readonly bindAddress: string },
 ): WeftError {
   const { code, syscall } = error as { code?: string; syscall?: string }
   const where = `${config.bindAddress}:${config.port}`

@@ -45,12 +45,12 @@ const UNDONE = 'undone'
 export function createIptables(options: FirewallOptions): Firewall {
   const { run, log, masq, forward } = options
   const parts = partsOf(options)
-  const families = parts.map((part) => createFamily(part, options))
+  const families = parts.map((part) => new FamilyChains(part, options))
   let isOtherToGo = false
   return {
     lookAgain() {
       isOtherToGo = true
-      for (const { lookAgain } of families) lookAgain()
+      for (const family of families) family.lookAgain()
     },
     async ensure(subnet) {
       if (isOtherToGo) await removeNftRules(parts, run).catch(() => {}) // as `raise` does
@@ -65,7 +65,7 @@ export function createIptables(options: FirewallOptions): Firewall {
       log.info('Starting flannel in iptables mode...')
       if (masq || forward)
         for (const { family, wishFor } of parts) if (wishFor(subnet).isOn) await checkBridgeNetfilter(family, log)
-      for (const chain of FLANNEL_CHAINS) for (const { bootstrap } of families) await bootstrap(subnet, chain)
+      for (const chain of FLANNEL_CHAINS) for (const family of families) await family.bootstrap(subnet, chain)
     },
   }
 }
@@ -83,109 +83,81 @@ async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   if (input !== '') await run('nft', ['-f', '-'], { input })
 }
 
-/** Returns the functions that set and repair the chains of one family. */
-function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
-  const program = WORDS[family].iptables
-  const shown = new Map<string, string>()
-  const tidy = new Set<IptablesChain>()
-  let isModern: boolean | undefined
-  let isByChain: boolean | undefined
+/** Sets and repairs the chains of one family. */
+class FamilyChains {
+  readonly #family: Family
+  /** The networks whose rules belong to this daemon, in iptables' notation. */
+  readonly #ours: ReadonlySet<string>
+  /** Returns the wanted rules for a subnet of this node. */
+  readonly #wishFor: Part['wishFor']
+  readonly #run: Run
+  readonly #log: Log
+  /** True if masquerading must not use fully random source ports. */
+  readonly #plainPorts: boolean
+  /** The network and the subnet of the earlier run, from subnet.env. */
+  readonly #previous: FirewallOptions['previous']
+  readonly #program: 'iptables' | 'ip6tables'
+  /** The subnet and the rules of each chain as they were last set. */
+  readonly #shown = new Map<string, string>()
+  /** The chains that were checked or removed since the start, or since `lookAgain`. */
+  readonly #tidy = new Set<IptablesChain>()
+  /** True if iptables has version 1.6.2 or newer; undefined before its version was read. */
+  #isModern: boolean | undefined
+  /** True if iptables can print a single chain without reading all rules; undefined before its version was read. */
+  #isByChain: boolean | undefined
 
-  /**
-   * Reads the rules of all tables. It gives no -t option, because legacy iptables creates a missing table for it, and creating the nat
-   * table starts connection tracking.
-   */
-  const readAll = async (): Promise<Tables> => readTables(await run(`${program}-save`, []))
-
-  /**
-   * Reads the lines of a table that concern one chain. Only iptables-nft can show a single chain without reading all rules; kube-proxy has
-   * tens of thousands. If a chain must be deleted, all rules are read, because any rule may jump to the chain.
-   */
-  async function readLines(
-    chain: IptablesChain,
-    isWanted: boolean,
-    all: () => Promise<Tables>,
-  ): Promise<readonly string[]> {
-    const { table } = chain
-    const some = isByChain ? await readChains(run, program, chain, !tidy.has(chain)) : undefined
-    const goes = some && findFlannelRules(table, some, ours, isWanted ? chain : undefined).removal
-    return some && !goes?.some((line) => line.startsWith('-X ')) ? some : ((await all()).get(table) ?? [])
-  }
-
-  /**
-   * Sets the rules of one chain, or removes the chain if it is not wanted. Returns true if rules were missing and had to be restored. `all`
-   * reads all tables.
-   */
-  async function ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Nets): Promise<boolean> {
-    if (isModern === undefined) {
-      const version = await run(program, ['--version'])
-      isByChain = isNfTables(version)
-      isModern = isIptables162(version)
-    }
-    const wish = wishFor(subnet)
-    const rules = iptablesRules(chain, { ...wish, randomFully: isModern && !plainPorts })
-    const lines = await readLines(chain, rules !== undefined, all)
-    const restore = (input: string) =>
-      run(`${program}-restore`, ['--noflush', ...(isModern ? WAIT : [])], { input, patient: true })
-    if (!rules) {
-      const input = removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, ours)]]))
-      if (input !== '') await restore(input)
-      shown.delete(chain.chain)
-      return false
-    }
-    const known = shown.get(chain.chain)
-    const wanted = `${formatNet(wish.subnet)}\n`
-    const there = oursIn(lines, chain)
-    const own = (some: readonly string[]): readonly string[] => some.filter((line) => !isAnothers(line, ours))
-    if (known === wanted + own(there).join('\n')) return false
-    const others = there.filter((line) => isAnothers(line, ours)).map((line) => line.slice(`-A ${chain.chain} `.length))
-    const { removal } = findFlannelRules(chain.table, lines, ours, chain)
-    const isMending = known?.startsWith(wanted) ?? false
-    if (isMending) log.info('Some iptables rules are missing; deleting and recreating rules')
-    await restore(restoreInput(chain, [...rules, ...others], there, removal))
-    log.info('bootstrap done')
-    const readTable = async () => readTables(await run(`${program}-save`, ['-t', chain.table]))
-    const now = own(oursIn(await readLines(chain, true, readTable), chain))
-    shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
-    return isMending
+  constructor({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
+    this.#family = family
+    this.#ours = ours
+    this.#wishFor = wishFor
+    this.#run = run
+    this.#log = log
+    this.#plainPorts = plainPorts
+    this.#previous = previous
+    this.#program = WORDS[family].iptables
   }
 
   /**
    * Returns a function for each chain that has to be checked or removed, which sets its rules. The functions read the tables only once,
    * together.
    */
-  function works(
+  works(
     subnet: Nets,
     chains: readonly IptablesChain[] = FLANNEL_CHAINS,
   ): readonly (() => Promise<readonly string[]>)[] {
-    const wish = wishFor(subnet)
+    const wish = this.#wishFor(subnet)
     let reading: Promise<Tables> | undefined
-    const all = (): Promise<Tables> => (reading ??= readAll())
+    const all = (): Promise<Tables> => (reading ??= this.#readAll())
     return chains
-      .filter((chain) => wish[chain.wish] || shown.has(chain.chain) || !tidy.has(chain))
+      .filter((chain) => wish[chain.wish] || this.#shown.has(chain.chain) || !this.#tidy.has(chain))
       .map((chain) => async () => {
-        const isRepaired = await ensureChain(chain, all, subnet).catch((error: unknown) => {
+        const isRepaired = await this.#ensureChain(chain, all, subnet).catch((error: unknown) => {
           // If the tool is not installed, this run has set no rules and cannot remove those of an earlier run, so that is not an error.
-          if (wish[chain.wish] || shown.has(chain.chain) || notInstalled(error) === undefined) throw error
+          if (wish[chain.wish] || this.#shown.has(chain.chain) || notInstalled(error) === undefined) throw error
           return false
         })
-        tidy.add(chain)
-        return isRepaired ? [`rules of ${chain.chain}${family === 'ipv6' ? ' (IPv6)' : ''}`] : []
+        this.#tidy.add(chain)
+        return isRepaired ? [`rules of ${chain.chain}${this.#family === 'ipv6' ? ' (IPv6)' : ''}`] : []
       })
   }
 
   /** Sets the rules of one chain for the first time. Failures are only logged, because `works` tries again later. */
-  async function bootstrap(subnet: Nets, chain: IptablesChain): Promise<void> {
-    const says = SAYS[family]
-    const wish = wishFor(subnet)
+  async bootstrap(subnet: Nets, chain: IptablesChain): Promise<void> {
+    const says = SAYS[this.#family]
+    const wish = this.#wishFor(subnet)
     const isWanted = wish[chain.wish]
     if (isWanted && chain.wish === 'masq')
-      logRecycling(log, says.noNet, [wish.network, wish.subnet], [previous.network[family], previous.subnet[family]])
-    if (isWanted) log.info(says[chain.wish])
-    const { failures } = await ensureEach(works(subnet, [chain]))
+      logRecycling(
+        this.#log,
+        says.noNet,
+        [wish.network, wish.subnet],
+        [this.#previous.network[this.#family], this.#previous.subnet[this.#family]],
+      )
+    if (isWanted) this.#log.info(says[chain.wish])
+    const { failures } = await ensureEach(this.works(subnet, [chain]))
     for (const failure of failures) {
       const missing = notInstalled(failure)
-      log.error(
+      this.#log.error(
         missing
           ? `${says.noProgram} ${missing.replace(/^ip6/, 'ip')} binary was not found: ${describeError(failure)}`
           : `Failed to bootstrap IPTables: ${describeError(failure)}`,
@@ -193,7 +165,69 @@ function createFamily({ family, ours, wishFor }: Part, { run, log, plainPorts, p
     }
   }
 
-  return { works, bootstrap, lookAgain: () => tidy.clear() }
+  /** Makes the next `works` search again for rules that must go. */
+  lookAgain(): void {
+    this.#tidy.clear()
+  }
+
+  /**
+   * Reads the rules of all tables. It gives no -t option, because legacy iptables creates a missing table for it, and creating the nat
+   * table starts connection tracking.
+   */
+  async #readAll(): Promise<Tables> {
+    return readTables(await this.#run(`${this.#program}-save`, []))
+  }
+
+  /**
+   * Reads the lines of a table that concern one chain. Only iptables-nft can show a single chain without reading all rules; kube-proxy has
+   * tens of thousands. If a chain must be deleted, all rules are read, because any rule may jump to the chain.
+   */
+  async #readLines(chain: IptablesChain, isWanted: boolean, all: () => Promise<Tables>): Promise<readonly string[]> {
+    const { table } = chain
+    const some = this.#isByChain ? await readChains(this.#run, this.#program, chain, !this.#tidy.has(chain)) : undefined
+    const goes = some && findFlannelRules(table, some, this.#ours, isWanted ? chain : undefined).removal
+    return some && !goes?.some((line) => line.startsWith('-X ')) ? some : ((await all()).get(table) ?? [])
+  }
+
+  /**
+   * Sets the rules of one chain, or removes the chain if it is not wanted. Returns true if rules were missing and had to be restored. `all`
+   * reads all tables.
+   */
+  async #ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Nets): Promise<boolean> {
+    if (this.#isModern === undefined) {
+      const version = await this.#run(this.#program, ['--version'])
+      this.#isByChain = isNfTables(version)
+      this.#isModern = isIptables162(version)
+    }
+    const wish = this.#wishFor(subnet)
+    const rules = iptablesRules(chain, { ...wish, randomFully: this.#isModern && !this.#plainPorts })
+    const lines = await this.#readLines(chain, rules !== undefined, all)
+    const restore = (input: string) =>
+      this.#run(`${this.#program}-restore`, ['--noflush', ...(this.#isModern ? WAIT : [])], { input, patient: true })
+    if (!rules) {
+      const input = removalInput(new Map([[chain.table, findFlannelRules(chain.table, lines, this.#ours)]]))
+      if (input !== '') await restore(input)
+      this.#shown.delete(chain.chain)
+      return false
+    }
+    const known = this.#shown.get(chain.chain)
+    const wanted = `${formatNet(wish.subnet)}\n`
+    const there = oursIn(lines, chain)
+    const own = (some: readonly string[]): readonly string[] => some.filter((line) => !isAnothers(line, this.#ours))
+    if (known === wanted + own(there).join('\n')) return false
+    const others = there
+      .filter((line) => isAnothers(line, this.#ours))
+      .map((line) => line.slice(`-A ${chain.chain} `.length))
+    const { removal } = findFlannelRules(chain.table, lines, this.#ours, chain)
+    const isMending = known?.startsWith(wanted) ?? false
+    if (isMending) this.#log.info('Some iptables rules are missing; deleting and recreating rules')
+    await restore(restoreInput(chain, [...rules, ...others], there, removal))
+    this.#log.info('bootstrap done')
+    const readTable = async () => readTables(await this.#run(`${this.#program}-save`, ['-t', chain.table]))
+    const now = own(oursIn(await this.#readLines(chain, true, readTable), chain))
+    this.#shown.set(chain.chain, wanted + (now.length === rules.length + 1 ? now.join('\n') : UNDONE))
+    return isMending
+  }
 }
 
 /** Matches the error with which iptables reports a missing chain. The wording changed around version 1.8.8; the old and the new match. */

@@ -7,7 +7,7 @@ import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
 import { routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
-import { createRouteSync, type NextHop, type NextHops, type RouteSync } from '../device/route-sync.ts'
+import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
 import type { Carrier } from './carrier.ts'
 
 /** The next hops of the peers whose hosts the kernel reaches without a router. */
@@ -114,7 +114,7 @@ interface DirectCarrierOptions {
 export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = new DirectHops(run, family)
-  const routes = createRouteSync({ network, run, log })
+  const routes = new RouteSync({ network, run, log })
   return {
     name: 'direct',
     // Only peers whose route the kernel accepted count, because packets to all others still follow the tunnel's route.

@@ -38,7 +38,7 @@ export interface Persistence {
    * the options differ, it closes the descriptors that the predecessor passed and returns undefined.
    */
   inherit(
-    wanted: Pick<OpenPath, 'bindAddress' | 'port' | 'tunName'> & { readonly subnets: Nets },
+    wanted: Pick<OpenPath, 'bindAddresses' | 'port' | 'tunName'> & { readonly subnets: Nets },
   ): Promise<OpenPath | undefined>
 }
 

@@ -1,7 +1,7 @@
 // tunnel-peers.ts - the peers of a tunnel: judges the leases, and gives the peers' records to the engine.
 
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
-import type { Family } from '../../net/address.ts'
+import { familyOf, type Family } from '../../net/address.ts'
 import type { Engine } from '../engine/engine.ts'
 import { encodePeers, type Peer } from '../engine/peers.ts'
 import type { TrafficSlots } from '../engine/traffic.ts'
@@ -134,7 +134,7 @@ export class TunnelPeers {
       [...changed.keys()].flatMap((key) => this.#recordsOf(inner, key)),
     )
     // Removals come first, because a removed peer's subnet may now belong to another peer.
-    return [...gone.map((subnet): Peer => ({ subnet, endpoint: 0, port: 0, isGone: true })), ...came]
+    return [...gone.map((subnet): Peer => ({ subnet, hosts: {}, outer: 'ipv4', port: 0, isGone: true })), ...came]
   }
 
   #all(): Peer[] {
@@ -153,12 +153,12 @@ export class TunnelPeers {
     const { address, port } = this.#underlay.endpointOf(peer)
     return {
       subnet: sideOf(peer, family).subnet,
-      endpoint: address,
+      hosts: this.#underlay.hostsOf(peer),
+      outer: familyOf(address),
       port,
       slot: this.#slots.slotOf(peer.key),
       limit: this.#underlay.limitOf(peer.key, family) ?? 0,
       ...(endOf ? { encap: endOf(peer) } : {}),
-      ...(this.#underlay.families.length > 1 ? { other: this.#underlay.otherHostOf(peer) } : {}),
       ...(keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true } : {}),
     }
   }

@@ -118,14 +118,12 @@ function engineConfig(
   innerFamilies: InnerFamilies,
   underlay: Underlay,
 ): Omit<EngineConfig, 'tunName'> {
-  const [bindAddress = '', otherAddress] = underlay.addresses.map(formatAddress)
   return {
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
     persistent: persistence.persist,
     ...(keeper ? { onMail: () => keeper.onMail() } : {}),
-    bindAddress,
-    ...(otherAddress === undefined ? {} : { otherAddress }),
+    bindAddresses: underlay.addresses.map(formatAddress),
     port,
     mtu,
     tunAddress: innerFamilies.ownAddresses,
@@ -212,7 +210,8 @@ export class Tunnel implements DataPath {
     this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
     this.pathSearch = this.#createPathSearch()
     // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
-    if (kind.other && engine.hasOther && !keeper) this.underlays = this.#createUnderlays(kind.outer, kind.other)
+    if (kind.other && engine.outers.length > 1 && !keeper)
+      this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (keeper) this.unknownKeys = () => keeper.unknownKeys()
     if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
     if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
@@ -239,15 +238,16 @@ export class Tunnel implements DataPath {
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
     peers.takeFirst(leases, own.key)
-    const [bindAddress = ''] = underlay.addresses.map(formatAddress)
-    const inherited = await persistence.inherit({ tunName, bindAddress, port, subnets: innerFamilies.subnets })
+    const config = engineConfig(parts, kind, innerFamilies, underlay)
+    const { bindAddresses, subnet: subnets } = config
+    const inherited = await persistence.inherit({ tunName, bindAddresses, port, subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
     const keepsSessions = head && keeper?.inherit(head)
     peers.informKeeper()
     const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
     const engine = await startEngine({
-      ...engineConfig(parts, kind, innerFamilies, underlay),
+      ...config,
       tunName: adopted ?? tunName,
       inherited,
       keepsSessions,
@@ -353,7 +353,7 @@ export class Tunnel implements DataPath {
   #begin(): void {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
     // peers return to the first family.
-    if (!this.#engine.hasOther) this.#peers.forgetChoices()
+    if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
     this.#kind.keeper?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
   }
@@ -366,7 +366,7 @@ export class Tunnel implements DataPath {
     const { run, log, settings } = this.#parts
     const { keeper, other, port } = this.#kind
     // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
-    if (keeper && other !== undefined && !this.#engine.hasOther)
+    if (keeper && other !== undefined && this.#engine.outers.length === 1)
       throw new WeftError('PORT_IN_USE', this.#engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
@@ -405,8 +405,8 @@ export class Tunnel implements DataPath {
 
   #logStart(): void {
     const { log } = this.#parts
-    const { tunName, kind, notes, details, offloads, hasOther } = this.#engine
-    const bound = this.#underlay.addresses.slice(0, hasOther ? 2 : 1)
+    const { tunName, kind, notes, details, offloads, outers } = this.#engine
+    const bound = this.#underlay.addresses.slice(0, outers.length)
     const bindings = bound.map((address) => formatEndpoint(address, this.#kind.port))
     for (const note of notes) log.warn(note)
     if (log.v(1)) for (const detail of details) log.info(detail)
@@ -433,7 +433,7 @@ export class Tunnel implements DataPath {
     const { news } = this.#watch
     if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
     this.#watch.markPublished()
-    await this.#bindOther(this.#watch.now())
+    await this.#rebind(this.#watch.now())
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
@@ -448,11 +448,11 @@ export class Tunnel implements DataPath {
   }
 
   /** Binds the sockets of the second outer family to this host's new address in it. */
-  async #bindOther({ address }: ExternalInterface): Promise<void> {
-    if (!this.#engine.bindOther) return
-    const local = this.#underlay.rebindOther(address)
+  async #rebind({ address }: ExternalInterface): Promise<void> {
+    if (!this.#engine.rebind) return
+    const local = this.#underlay.rebind(address)
     if (local === undefined) return
-    await this.#engine.bindOther(formatAddress(local)).catch((error: unknown) => {
+    await this.#engine.rebind(formatAddress(local)).catch((error: unknown) => {
       if (this.#kind.keeper) this.#reportFault(new Error(messageOf(error)))
       else this.#parts.log.warn(messageOf(error))
     })

@@ -6,6 +6,7 @@
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import {
+  byFamily,
   FAMILIES,
   FAMILY_NAMES,
   familyOf,
@@ -63,7 +64,7 @@ export class Underlay {
   }
 
   /** Returns this host's new address in the second outer family if it differs from the bound address, and records it as bound. */
-  rebindOther(addresses: Addresses): Address | undefined {
+  rebind(addresses: Addresses): Address | undefined {
     const { other } = this.#kind
     const local = other && addresses[other]
     if (!other || local === undefined || local === this.#bound.get(other)) return undefined
@@ -78,13 +79,13 @@ export class Underlay {
   }
 
   /**
-   * Returns the peer's address in the outer family that does not carry this host's datagrams; undefined if the peer has none. The peer's
-   * datagrams may come from that address.
+   * Returns the addresses from which the peer's datagrams may come: in the outer family of this host's datagrams their destination, and in
+   * the second outer family the address in the peer's lease.
    */
-  otherHostOf(peer: Lease): Address | undefined {
-    const outer = this.#outerOf(peer)
-    const other = this.#reachedBy(peer).find((family) => family !== outer)
-    return other && peer.attrs.publicIp[other]
+  hostsOf(peer: Lease): Addresses {
+    const { address } = this.endpointOf(peer)
+    const published = this.#reachedBy(peer).flatMap((family) => peer.attrs.publicIp[family] ?? [])
+    return byFamily([address, ...published])
   }
 
   /** True if this host can reach the peer over both outer families. */

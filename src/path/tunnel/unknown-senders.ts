@@ -3,7 +3,7 @@
 import type { Log } from '../../base/log.ts'
 import { formatAddress, netsText } from '../../net/address.ts'
 import { reasonToDrop, type FilterOptions, type UnknownSender } from '../engine/filter.ts'
-import { createPeerTable, type Peer, type PeerTable } from '../engine/peers.ts'
+import { createPeerTable, hostOf, type Peer, type PeerTable } from '../engine/peers.ts'
 
 const MAX_REMEMBERED = 1024
 /**
@@ -93,7 +93,7 @@ export class UnknownSenderLog {
       )
     } else if (filter.provesSender && peer) {
       log.warn(
-        `Packets from ${origin} are not let in: ${claimed} belongs to the node at ${formatAddress(peer.endpoint)}, and with WireGuard a ` +
+        `Packets from ${origin} are not let in: ${claimed} belongs to the node at ${formatAddress(hostOf(peer))}, and with WireGuard a ` +
           'node may send from its own subnet alone. See which node has which subnet: `weft lease ls`',
       )
     } else if (filter.provesSender && reason === 'rx_drop_unknown_sender') {
@@ -108,7 +108,7 @@ export class UnknownSenderLog {
       )
     } else if (peer) {
       log.warn(
-        `Packets from ${origin} are not let in: ${claimed} belongs to the node at ${formatAddress(peer.endpoint)}. They are forged, ` +
+        `Packets from ${origin} are not let in: ${claimed} belongs to the node at ${formatAddress(hostOf(peer))}. They are forged, ` +
           'or set "VerifySource": "inner" if that peer is behind NAT or published another address with --public-ip',
       )
     } else {

@@ -41,7 +41,7 @@ export function setAttribute(element: Element, name: string, value: string): voi
 }
 
 /** The element that shows one item of a list, and the function that updates it. */
-interface Part<T> {
+export interface Part<T> {
   readonly element: HTMLElement
   show(item: T, at: number): void
 }

@@ -12,7 +12,7 @@ import { createEventList } from './events.ts'
 import { createFindings } from './findings.ts'
 import { clockText } from './format.ts'
 import { createHistory } from './history.ts'
-import { createMap } from './map.ts'
+import { PeerMap } from './map.ts'
 import { changesOf, linesOf, pauseAfter, peersOf, type Peer } from './model.ts'
 import { createNetworkView } from './network.ts'
 import { createNodeView } from './node.ts'
@@ -23,7 +23,7 @@ const TIMEOUT_MS = 10_000
 const history = createHistory()
 const details = createDetails(history)
 const table = createTable(history, (lease) => details.open(lease))
-const map = createMap(history, { open: (lease) => details.open(lease), list: (subnet) => table.list(subnet) })
+const map = new PeerMap(history, { open: (lease) => details.open(lease), list: (subnet) => table.list(subnet) })
 const charts = createCharts(history)
 const events = createEventList()
 const findings = createFindings()

@@ -2,7 +2,7 @@
 // subnets.
 
 import { briefly } from '../status.ts'
-import { byId, createList, h, setAttribute, setText } from './dom.ts'
+import { byId, createList, h, setAttribute, setText, type Part } from './dom.ts'
 import { bitRate, count, milliseconds } from './format.ts'
 import type { History } from './history.ts'
 import { around, countsOf, countsText, LOOKS, placesOf, type Peer, type Place } from './model.ts'
@@ -17,27 +17,63 @@ interface MapActions {
   list(subnet: string): void
 }
 
-export function createMap(history: History, actions: MapActions) {
-  const map = byId('map')
-  const lines = map.querySelector('svg') ?? map.appendChild(document.createElementNS(SVG, 'svg'))
-  const field = byId('places')
-  const isWide = matchMedia('(min-width: 60rem)')
-  let places: readonly Place[] = []
-  let chosen = 0
+export class PeerMap {
+  readonly #history: History
+  readonly #actions: MapActions
+  readonly #map = byId('map')
+  /** The lines from this node to the peers. */
+  readonly #lines: SVGSVGElement
+  /** The list of the buttons, one for each place. */
+  readonly #field = byId('places')
+  readonly #isWide = matchMedia('(min-width: 60rem)')
+  readonly #showPlaces: (places: readonly Place[]) => void
+  #places: readonly Place[] = []
+  /** The index of the button that the Tab key reaches. The arrow keys move between the buttons. */
+  #chosen = 0
 
-  /** The Tab key reaches only one button of the map; the arrow keys move between the buttons. */
-  const buttons = (): HTMLButtonElement[] => [...field.querySelectorAll('button')]
-  function choose(at: number, isFocused: boolean): void {
-    const all = buttons()
-    chosen = Math.max(0, Math.min(at, all.length - 1))
-    all.forEach((button, index) => setAttribute(button, 'tabindex', index === chosen ? '0' : '-1'))
-    if (isFocused) all[chosen]?.focus()
+  constructor(history: History, actions: MapActions) {
+    this.#history = history
+    this.#actions = actions
+    this.#lines = this.#map.querySelector('svg') ?? this.#map.appendChild(document.createElementNS(SVG, 'svg'))
+    this.#field.addEventListener('focusin', ({ target }) =>
+      this.#choose(this.#buttons().indexOf(target as HTMLButtonElement), false),
+    )
+    this.#field.addEventListener('keydown', (event) => this.#move(event))
+    this.#showPlaces = createList<Place>(
+      this.#field,
+      ({ key }) => key,
+      ({ key }) => this.#placeItem(key),
+    )
+    this.#isWide.addEventListener('change', () => this.#layOut())
   }
-  field.addEventListener('focusin', ({ target }) => choose(buttons().indexOf(target as HTMLButtonElement), false))
-  field.addEventListener('keydown', (event) => {
-    const all = buttons()
+
+  show(peers: readonly Peer[], hostname: string, subnet: string): void {
+    this.#places = placesOf(peers)
+    setText(byId('hub-name'), hostname)
+    setText(byId('hub-subnet'), subnet)
+    setText(byId('map-sum'), peers.length === 0 ? 'no other nodes' : countsText(countsOf(peers)))
+    this.#map.hidden = peers.length === 0
+    byId('map-hint').hidden = peers.length < 2
+    this.#layOut()
+  }
+
+  #buttons(): HTMLButtonElement[] {
+    return [...this.#field.querySelectorAll('button')]
+  }
+
+  /** Makes the Tab key reach the button at index `at`, and focuses the button if `isFocused`. */
+  #choose(at: number, isFocused: boolean): void {
+    const all = this.#buttons()
+    this.#chosen = Math.max(0, Math.min(at, all.length - 1))
+    all.forEach((button, index) => setAttribute(button, 'tabindex', index === this.#chosen ? '0' : '-1'))
+    if (isFocused) all[this.#chosen]?.focus()
+  }
+
+  /** Handles a pressed key. */
+  #move(event: KeyboardEvent): void {
+    const all = this.#buttons()
     const top = all[0]?.offsetTop
-    const inRow = map.dataset['layout'] === 'field' ? all.filter(({ offsetTop }) => offsetTop === top).length : 1
+    const inRow = this.#map.dataset['layout'] === 'field' ? all.filter(({ offsetTop }) => offsetTop === top).length : 1
     const steps: Readonly<Record<string, number>> = {
       ArrowLeft: -1,
       ArrowRight: 1,
@@ -49,56 +85,53 @@ export function createMap(history: History, actions: MapActions) {
     const step = steps[event.key]
     if (step === undefined) return
     event.preventDefault()
-    choose(chosen + step, true)
-  })
+    this.#choose(this.#chosen + step, true)
+  }
 
-  const showPlaces = createList<Place>(
-    field,
-    ({ key }) => key,
-    ({ key }) => {
-      const sign = h('span', { class: 'sign', 'aria-hidden': 'true' })
-      const name = h('span', { class: 'name' })
-      const where = h('span', { class: 'where' })
-      const state = h('span', { class: 'state' })
-      const more = h('span', { class: 'more' })
-      const button = h('button', { type: 'button', tabindex: '-1' }, sign, name, where, state, more)
-      const element = h('li', {}, button)
-      let isGroup = false
-      button.addEventListener('click', () => (isGroup ? actions.list(key) : actions.open(key)))
-      return {
-        element,
-        show(place, at) {
-          isGroup = place.isGroup
-          setAttribute(button, 'data-condition', place.condition)
-          setAttribute(button, 'aria-haspopup', isGroup ? 'false' : 'dialog')
-          setText(sign, LOOKS[place.condition].sign)
-          const [peer] = place.peers
-          const host = isGroup ? null : (peer?.name ?? null)
-          setText(name, host === null ? place.name : briefly(host))
-          setText(where, host === null ? '' : (peer?.subnet ?? ''))
-          setText(state, isGroup || !peer ? groupText(place) : stateText(peer))
-          setText(more, isGroup || !peer ? '' : ratesText(peer, history))
-          if (map.dataset['layout'] === 'star') {
-            const { x, y } = around(at, places.length)
-            element.style.left = `${100 * x}%`
-            element.style.top = `${100 * y}%`
-          } else element.removeAttribute('style')
-        },
-      }
-    },
-  )
+  /** Creates the list item of a place. */
+  #placeItem(key: string): Part<Place> {
+    const sign = h('span', { class: 'sign', 'aria-hidden': 'true' })
+    const name = h('span', { class: 'name' })
+    const where = h('span', { class: 'where' })
+    const state = h('span', { class: 'state' })
+    const more = h('span', { class: 'more' })
+    const button = h('button', { type: 'button', tabindex: '-1' }, sign, name, where, state, more)
+    const element = h('li', {}, button)
+    let isGroup = false
+    button.addEventListener('click', () => (isGroup ? this.#actions.list(key) : this.#actions.open(key)))
+    return {
+      element,
+      show: (place, at) => {
+        isGroup = place.isGroup
+        setAttribute(button, 'data-condition', place.condition)
+        setAttribute(button, 'aria-haspopup', isGroup ? 'false' : 'dialog')
+        setText(sign, LOOKS[place.condition].sign)
+        const [peer] = place.peers
+        const host = isGroup ? null : (peer?.name ?? null)
+        setText(name, host === null ? place.name : briefly(host))
+        setText(where, host === null ? '' : (peer?.subnet ?? ''))
+        setText(state, isGroup || !peer ? groupText(place) : stateText(peer))
+        setText(more, isGroup || !peer ? '' : ratesText(peer, this.#history))
+        if (this.#map.dataset['layout'] === 'star') {
+          const { x, y } = around(at, this.#places.length)
+          element.style.left = `${100 * x}%`
+          element.style.top = `${100 * y}%`
+        } else element.removeAttribute('style')
+      },
+    }
+  }
 
-  const lineOf = (): SVGLineElement => lines.appendChild(document.createElementNS(SVG, 'line'))
-  function showLines(): void {
-    const wanted = map.dataset['layout'] === 'star' ? places.length : 0
+  #showLines(): void {
+    const lines = this.#lines
+    const wanted = this.#map.dataset['layout'] === 'star' ? this.#places.length : 0
     while (lines.childElementCount > wanted) lines.lastElementChild?.remove()
-    while (lines.childElementCount < wanted) lineOf()
+    while (lines.childElementCount < wanted) lines.appendChild(document.createElementNS(SVG, 'line'))
     ;[...lines.children].forEach((line, at) => {
       const { x, y } = around(at, wanted)
-      const place = places[at]
+      const place = this.#places[at]
       const ends = { x1: 50, y1: 50, x2: 100 * x, y2: 100 * y }
       for (const [name, value] of Object.entries(ends)) setAttribute(line, name, value.toFixed(2))
-      const { tx = 0, rx = 0 } = history.ratesOf(place?.key ?? '')
+      const { tx = 0, rx = 0 } = this.#history.ratesOf(place?.key ?? '')
       setAttribute(line, 'data-condition', place?.condition ?? 'stored')
       // The line's width grows with the logarithm of the peer's traffic: by 0.6 for each factor of ten.
       setAttribute(line, 'stroke-width', (1.5 + Math.max(0, Math.log10((tx + rx) / 100 || 1)) * 0.6).toFixed(1))
@@ -106,25 +139,14 @@ export function createMap(history: History, actions: MapActions) {
     })
   }
 
-  function layOut(): void {
-    setAttribute(map, 'data-layout', isWide.matches && places.length <= MOST_AROUND ? 'star' : 'field')
-    setAttribute(map, 'data-few', String(places.length <= 2))
-    showPlaces(places)
-    showLines()
-    choose(chosen, false)
-  }
-  isWide.addEventListener('change', layOut)
-
-  return {
-    show(peers: readonly Peer[], hostname: string, subnet: string): void {
-      places = placesOf(peers)
-      setText(byId('hub-name'), hostname)
-      setText(byId('hub-subnet'), subnet)
-      setText(byId('map-sum'), peers.length === 0 ? 'no other nodes' : countsText(countsOf(peers)))
-      byId('map').hidden = peers.length === 0
-      byId('map-hint').hidden = peers.length < 2
-      layOut()
-    },
+  /** Shows the places around this node, or in rows if there are many or the window is narrow. */
+  #layOut(): void {
+    const isStar = this.#isWide.matches && this.#places.length <= MOST_AROUND
+    setAttribute(this.#map, 'data-layout', isStar ? 'star' : 'field')
+    setAttribute(this.#map, 'data-few', String(this.#places.length <= 2))
+    this.#showPlaces(this.#places)
+    this.#showLines()
+    this.#choose(this.#chosen, false)
   }
 }
 

@@ -48,31 +48,158 @@ const MOST_BURST_MS = 3
  */
 const DATAGRAM_BUFFERS = 512
 
-export interface Run {
+/** A run of measurements against a listener. The listener's answers come over a leading connection on the outside path. */
+export class Run {
+  /** The facts about the data path of the listener's host; null if the listener does not know them. */
   readonly there: InUse | null
+  readonly #paths: Both<PathAddresses>
+  readonly #port: number
+  readonly #leading: Leading
+  /** The run's number, which the listener assigned; streams and datagrams carry it. */
+  readonly #mark: string
+  /** All open connections. */
+  readonly #open: Set<Socket>
+  /** The echo connection of each path. */
+  readonly #echoes = new Map<PathName, Socket>()
+  /** The bytes of one write to a stream. */
+  readonly #filling = randomBytes(WRITE_BYTES)
+  /** The sum of the datagrams that the UDP samples of this run could send at most. */
+  #sentEver = 0
+
+  private constructor(paths: Both<PathAddresses>, port: number, leading: Leading, welcome: Welcome) {
+    this.there = welcome.inUse
+    this.#paths = paths
+    this.#port = port
+    this.#leading = leading
+    this.#mark = welcome.run
+    this.#open = new Set([leading.socket])
+  }
+
+  /**
+   * Begins a run over a leading connection on the outside path. Resolves with the listener's refusal if it refuses. Rejects with the
+   * kernel's error if the connection fails.
+   */
+  static async begin(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
+    const leading = new Leading(await connectTo(paths.outside, port, PATIENCE_MS))
+    try {
+      const welcome = await leading.ask({ wants: 'run', inside }, (line) => readRefusal(line) ?? readWelcome(line))
+      if (!('refused' in welcome)) return new Run(paths, port, leading, welcome)
+      leading.socket.destroy()
+      return welcome
+    } catch (error) {
+      leading.socket.destroy()
+      throw error
+    }
+  }
+
+  close(): void {
+    for (const socket of this.#open) socket.destroy()
+  }
+
   /** Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses the connection. */
-  openEcho(path: PathName): Promise<void>
-  roundTrips(path: PathName): Promise<number | undefined>
-  tcp(path: PathName, streams: number, seconds: number): Promise<TcpSample>
-  udp(path: PathName, seconds: number, bytes: number, bitsPerSecond: number): Promise<UdpSample>
-  end(): Promise<Counts | null>
-  close(): void
+  async openEcho(path: PathName): Promise<void> {
+    const socket = await this.#openTo(path, 'echo')
+    socket.write(ECHO)
+    const line = await readLine(socket, PATIENCE_MS)
+    if (`${line}\n` !== ECHO) throw new Error(readRefusal(line)?.refused ?? 'it does not send the data back')
+    this.#echoes.set(path, socket)
+  }
+
+  /** Measures one round trip in ms. Returns undefined if the echo connection failed. */
+  async roundTrips(path: PathName): Promise<number | undefined> {
+    const socket = this.#echoes.get(path)
+    const start = performance.now()
+    socket?.write(ECHO)
+    try {
+      if (socket) await readLine(socket, PATIENCE_MS)
+    } catch {
+      this.#echoes.delete(path)
+    }
+    return this.#echoes.has(path) ? performance.now() - start : undefined
+  }
+
+  /** Sends as much as `streams` connections carry in `seconds`. */
+  async tcp(path: PathName, streams: number, seconds: number): Promise<TcpSample> {
+    await this.#leading.ask({ ask: 'tcp', streams, seconds }, ready)
+    const opened = await Promise.allSettled(Array.from({ length: streams }, () => this.#openTo(path, 'stream')))
+    const sockets = opened.flatMap((each) => (each.status === 'fulfilled' ? [each.value] : []))
+    const work = busyClock()
+    for (const socket of sockets) {
+      const send = (): void => {
+        while (socket.writable && socket.write(this.#filling));
+      }
+      socket.on('drain', send)
+      send()
+    }
+    try {
+      // The listener decides when the sample ends, and reports how many bytes arrived.
+      const limitMs = seconds * 1000 + 3 * PATIENCE_MS
+      const { bytes, seconds: took, busy } = await this.#leading.ask(undefined, readReceived, limitMs)
+      return { bitsPerSecond: took > 0 ? (bytes * 8) / took : 0, busy: { here: work(), there: busy } }
+    } finally {
+      for (const socket of sockets) socket.resetAndDestroy()
+    }
+  }
+
+  /** Sends datagrams of `bytes` bytes at this rate for `seconds`. */
+  async udp(path: PathName, seconds: number, bytes: number, bitsPerSecond: number): Promise<UdpSample> {
+    const perSecond = bitsPerSecond / 8 / bytes
+    const most = Math.min(LIMITS.datagrams, Math.max(1, Math.round(perSecond * seconds)))
+    const first = this.#sentEver >>> 0
+    await this.#leading.ask({ ask: 'udp', first, datagrams: most }, ready)
+    const start = performance.now()
+    const sent = await sendPaced(this.#paths[path], {
+      port: this.#port,
+      mark: this.#mark,
+      first,
+      most,
+      perSecond,
+      seconds,
+      bytes,
+      isOver: () => this.#leading.socket.destroyed,
+    })
+    const took = (performance.now() - start) / 1000
+    this.#sentEver += most
+    // The listener answers only when no more datagrams arrive.
+    const limitMs = seconds * 1000 + 3 * PATIENCE_MS
+    const arrived = await this.#leading.ask({ ask: 'sent', datagrams: sent }, readArrived, limitMs)
+    return { ...arrived, sent, seconds: took }
+  }
+
+  /** Ends the run. Returns how many packets the listener's host dropped; null if the listener does not know. */
+  async end(): Promise<Counts | null> {
+    return (await this.#leading.ask({ ask: 'end' }, readEnded)).drops
+  }
+
+  async #openTo(path: PathName, wants: 'stream' | 'echo'): Promise<Socket> {
+    const socket = await connectTo(this.#paths[path], this.#port, PATIENCE_MS)
+    this.#open.add(socket)
+    socket.once('close', () => this.#open.delete(socket))
+    socket.write(lineOf({ wants, run: this.#mark }))
+    return socket
+  }
 }
 
-/**
- * Begins a run over a leading connection on the outside path. If the listener refuses the run, resolves with the
- * refusal. If the connection fails, rejects with the kernel's error.
- */
-export async function beginRun(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
-  const leading = await connectTo(paths.outside, port, PATIENCE_MS)
-  const open = new Set<Socket>([leading])
-  const ask = async <Answer>(
+type Welcome = NonNullable<ReturnType<typeof readWelcome>>
+
+const ready = (line: string): true | undefined => isReady(line) || undefined
+
+/** The leading connection of a run, over which the listener gets requests and answers them. */
+class Leading {
+  readonly socket: Socket
+
+  constructor(socket: Socket) {
+    this.socket = socket
+  }
+
+  /** Sends `request`, if there is one, and reads the next answer. Rejects with WeftError COMMAND if `read` does not accept the answer. */
+  async ask<Answer>(
     request: object | undefined,
     read: (line: string) => Answer | undefined,
     limitMs = PATIENCE_MS,
-  ): Promise<Answer> => {
-    if (request) leading.write(lineOf(request))
-    const line = await readLine(leading, limitMs).catch((error: unknown) => {
+  ): Promise<Answer> {
+    if (request) this.socket.write(lineOf(request))
+    const line = await readLine(this.socket, limitMs).catch((error: unknown) => {
       throw new WeftError('COMMAND', `the listener is gone: ${messageOf(error)}`, {
         remedy: 'read the output of the listener on the other host, and try again',
         cause: error,
@@ -83,103 +210,6 @@ export async function beginRun(paths: Both<PathAddresses>, port: number, inside:
     throw new WeftError('COMMAND', 'the program that listens there is not a weft bench of this version', {
       remedy: 'use the same version of weft on both hosts',
     })
-  }
-  const ready = (line: string): true | undefined => isReady(line) || undefined
-  const close = (): void => {
-    for (const socket of open) socket.destroy()
-  }
-
-  try {
-    const welcome = await ask({ wants: 'run', inside }, (line) => readRefusal(line) ?? readWelcome(line))
-    if ('refused' in welcome) {
-      close()
-      return welcome
-    }
-    const mark = welcome.run
-    const echoes = new Map<PathName, Socket>()
-    const filling = randomBytes(WRITE_BYTES)
-    let sentEver = 0
-
-    async function openTo(path: PathName, wants: 'stream' | 'echo'): Promise<Socket> {
-      const socket = await connectTo(paths[path], port, PATIENCE_MS)
-      open.add(socket)
-      socket.once('close', () => open.delete(socket))
-      socket.write(lineOf({ wants, run: mark }))
-      return socket
-    }
-
-    return {
-      there: welcome.inUse,
-      close,
-      async openEcho(path) {
-        const socket = await openTo(path, 'echo')
-        socket.write(ECHO)
-        const line = await readLine(socket, PATIENCE_MS)
-        if (`${line}\n` !== ECHO) throw new Error(readRefusal(line)?.refused ?? 'it does not send the data back')
-        echoes.set(path, socket)
-      },
-
-      async roundTrips(path) {
-        const socket = echoes.get(path)
-        const start = performance.now()
-        socket?.write(ECHO)
-        try {
-          if (socket) await readLine(socket, PATIENCE_MS)
-        } catch {
-          echoes.delete(path)
-        }
-        return echoes.has(path) ? performance.now() - start : undefined
-      },
-
-      async tcp(path, streams, seconds) {
-        await ask({ ask: 'tcp', streams, seconds }, ready)
-        const opened = await Promise.allSettled(Array.from({ length: streams }, () => openTo(path, 'stream')))
-        const sockets = opened.flatMap((each) => (each.status === 'fulfilled' ? [each.value] : []))
-        const work = busyClock()
-        for (const socket of sockets) {
-          const send = (): void => {
-            while (socket.writable && socket.write(filling));
-          }
-          socket.on('drain', send)
-          send()
-        }
-        try {
-          // The listener decides when the sample ends, and reports how many bytes arrived.
-          const { bytes, seconds: took, busy } = await ask(undefined, readReceived, seconds * 1000 + 3 * PATIENCE_MS)
-          return { bitsPerSecond: took > 0 ? (bytes * 8) / took : 0, busy: { here: work(), there: busy } }
-        } finally {
-          for (const socket of sockets) socket.resetAndDestroy()
-        }
-      },
-
-      async udp(path, seconds, bytes, bitsPerSecond) {
-        const perSecond = bitsPerSecond / 8 / bytes
-        const most = Math.min(LIMITS.datagrams, Math.max(1, Math.round(perSecond * seconds)))
-        const first = sentEver >>> 0
-        await ask({ ask: 'udp', first, datagrams: most }, ready)
-        const start = performance.now()
-        const sent = await sendPaced(paths[path], {
-          port,
-          mark,
-          first,
-          most,
-          perSecond,
-          seconds,
-          bytes,
-          isOver: () => leading.destroyed,
-        })
-        const took = (performance.now() - start) / 1000
-        sentEver += most
-        // The listener answers only when no more datagrams arrive.
-        const arrived = await ask({ ask: 'sent', datagrams: sent }, readArrived, seconds * 1000 + 3 * PATIENCE_MS)
-        return { ...arrived, sent, seconds: took }
-      },
-
-      end: async () => (await ask({ ask: 'end' }, readEnded)).drops,
-    }
-  } catch (error) {
-    close()
-    throw error
   }
 }
 

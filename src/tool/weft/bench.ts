@@ -21,7 +21,7 @@ import { connectTo, type PathAddresses } from '../measure/lines.ts'
 import { listen } from '../measure/listener.ts'
 import { datagramBytes, planOf, type Both, type Plan } from '../measure/plan.ts'
 import { increase, resultOf, type Length } from '../measure/result.ts'
-import { beginRun, measure, type Run } from '../measure/run.ts'
+import { measure, Run } from '../measure/run.ts'
 import { textOf, type About, type Report } from './bench-text.ts'
 import { command, EXIT, JSON_FLAG, SOCKET_FLAG, type Call } from './command.ts'
 import { fetchStatus } from './daemon-client.ts'
@@ -293,7 +293,7 @@ export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, fr
 async function begin(paths: Paths, port: number): Promise<Run> {
   const { to } = paths.outside
   try {
-    const run = await beginRun(paths, port, paths.inside.from)
+    const run = await Run.begin(paths, port, paths.inside.from)
     if ('refused' in run) {
       throw refusedBy(to, run.refused)
     }

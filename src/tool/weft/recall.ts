@@ -77,27 +77,17 @@ function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): Network
 const isSame = (a: Nets, b: Nets): boolean =>
   FAMILIES.every((family) => (a[family] && formatNet(a[family])) === (b[family] && formatNet(b[family])))
 
-/**
- * Reconstructs the status of a node whose daemon does not run. Returns undefined if neither subnet.env nor the last-known file shows the node's
- * subnet, or no configuration is found.
- */
-export function recall({
-  subnetFile,
-  subnetEnv,
-  known,
-  stored,
-  netConf,
-  links,
-  place,
-  at,
-}: Remains): Status | undefined {
-  const config =
-    [stored?.config, known?.config, netConf].map(readConfig).find((each) => each !== undefined) ??
-    guessConfig(subnetEnv, links)
-  const own = primary(subnetsIn(subnetEnv)) ? subnetsIn(subnetEnv) : known?.lease.subnet
-  const leases = stored?.leases ?? known?.leases ?? []
-  if (!own || !config) return undefined
-  const lease = leases.find(({ subnet }) => isSame(subnet, own)) ?? known?.lease
+/** The data path that the node had, as far as the remains show it. */
+interface RecalledPath {
+  readonly config: NetworkConfig
+  readonly kind: ReturnType<typeof kindOf>
+  readonly engine: 'native' | 'kernel' | 'none'
+  readonly device: string | null
+  /** True if the kernel forwards without weftd. */
+  readonly isUp: boolean
+}
+
+function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledPath {
   const kind = kindOf(config.backendType)
   const device =
     known?.tunNames[0] ??
@@ -109,46 +99,91 @@ export function recall({
   const isKernel = known === undefined && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'
   const isUp = engine === 'kernel' && (device !== null || kind?.devices.length === 0)
-  const families = familiesOf(config)
+  return { config, kind, engine, device, isUp }
+}
+
+/** Returns the status of one family of a peer; null if the peer has no subnet or no address in that family. */
+function sideOf(lease: Lease, family: Family, { config, kind, isUp }: RecalledPath): PeerSide | null {
+  const host = lease.attrs.publicIp[family]
+  if (!lease.subnet[family] || host === undefined || !familiesOf(config).includes(family)) return null
+  const isUsed = lease.attrs.backendType === kind?.published
+  return {
+    endpoint: isUp && isUsed ? endpointOf(config, formatAddress(host)) : null,
+    way: null,
+    state: isUsed ? 'programmed' : 'stored',
+    roundTripMs: null,
+    lossPercent: null,
+    probedSecondsAgo: null,
+    unansweredSeconds: null,
+    pathMtu: null,
+    path: null,
+    passesBytes: null,
+    pathSince: null,
+    session: null,
+  }
+}
+
+function recallPeer(lease: Lease, path: RecalledPath, at: Date): ReturnType<typeof peerOf> {
+  const families = { ipv4: sideOf(lease, 'ipv4', path), ipv6: sideOf(lease, 'ipv6', path) }
+  const found = { families, name: null, traffic: undefined, isHeld: false, cameAt: at.getTime() }
+  return peerOf(lease, found, at.getTime())
+}
+
+function recallDataPath(path: RecalledPath, own: Nets, { subnetEnv }: Remains): Status['dataPath'] {
+  const { config, engine, device, isUp } = path
+  const mtu = Number(subnetEnv?.['FLANNEL_MTU'])
+  return {
+    open: isUp,
+    families: familiesOf(config),
+    lacking: { ipv4: null, ipv6: null },
+    addressGone: { ipv4: null, ipv6: null },
+    mtu: mtu > 0 ? mtu : null,
+    mtuAtStart: null,
+    device,
+    devices: { ipv4: own.ipv4 ? device : null, ipv6: own.ipv4 ? null : device },
+    engine,
+    features: [],
+    threads: [],
+    counters: {},
+    drops: {},
+    recent: null,
+    unknownKeys: null,
+  }
+}
+
+function recallNode(lease: Lease | undefined, own: Nets, links: readonly Link[]): Status['node'] {
   const publicIp = lease?.attrs.publicIp ?? {}
   const external = links.find(({ addresses }) =>
     FAMILIES.some((family) => addresses[family].some(({ address }) => address === publicIp[family])),
   )
-  const mtu = Number(subnetEnv?.['FLANNEL_MTU'])
-  const sideOf = (each: Lease, family: Family): PeerSide | null => {
-    const host = each.attrs.publicIp[family]
-    if (!each.subnet[family] || host === undefined || !families.includes(family)) return null
-    const isUsed = each.attrs.backendType === kind?.published
-    return {
-      endpoint: isUp && isUsed ? endpointOf(config, formatAddress(host)) : null,
-      way: null,
-      state: isUsed ? 'programmed' : 'stored',
-      roundTripMs: null,
-      lossPercent: null,
-      probedSecondsAgo: null,
-      unansweredSeconds: null,
-      pathMtu: null,
-      path: null,
-      passesBytes: null,
-      pathSince: null,
-      session: null,
-    }
-  }
-  const peers = leases.filter((each) => each !== lease && !isSame(each.subnet, own))
-  const list = peers.map((each) =>
-    peerOf(
-      each,
-      {
-        families: { ipv4: sideOf(each, 'ipv4'), ipv6: sideOf(each, 'ipv6') },
-        name: null,
-        traffic: undefined,
-        isHeld: false,
-        cameAt: at.getTime(),
-      },
-      at.getTime(),
-    ),
-  )
   const [ipv6, publicIpv6] = [own.ipv6, publicIp.ipv6]
+  return {
+    hostname: '',
+    subnet: netText(own),
+    publicIp: listed(publicIp).length > 0 ? addressText(publicIp) : '',
+    ipv6Subnet: ipv6 ? formatNet(ipv6) : null,
+    publicIpv6: publicIpv6 === undefined ? null : formatAddress(publicIpv6),
+    externalInterface: external?.name ?? null,
+    twin: null,
+  }
+}
+
+/**
+ * Reconstructs the status of a node whose daemon does not run. Returns undefined if neither subnet.env nor the last-known file shows the node's
+ * subnet, or no configuration is found.
+ */
+export function recall(remains: Remains): Status | undefined {
+  const { subnetFile, subnetEnv, known, stored, netConf, links, place, at } = remains
+  const config =
+    [stored?.config, known?.config, netConf].map(readConfig).find((each) => each !== undefined) ??
+    guessConfig(subnetEnv, links)
+  const own = primary(subnetsIn(subnetEnv)) ? subnetsIn(subnetEnv) : known?.lease.subnet
+  const leases = stored?.leases ?? known?.leases ?? []
+  if (!own || !config) return undefined
+  const lease = leases.find(({ subnet }) => isSame(subnet, own)) ?? known?.lease
+  const path = recallPath(config, remains)
+  const peers = leases.filter((each) => each !== lease && !isSame(each.subnet, own))
+  const list = peers.map((each) => recallPeer(each, path, at))
   return {
     schema: STATUS_SCHEMA,
     at: at.toISOString(),
@@ -167,34 +202,10 @@ export function recall({
       configGone: false,
       configDiffers: false,
     },
-    node: {
-      hostname: '',
-      subnet: netText(own),
-      publicIp: listed(publicIp).length > 0 ? addressText(publicIp) : '',
-      ipv6Subnet: ipv6 ? formatNet(ipv6) : null,
-      publicIpv6: publicIpv6 === undefined ? null : formatAddress(publicIpv6),
-      externalInterface: external?.name ?? null,
-      twin: null,
-    },
+    node: recallNode(lease, own, links),
     config: configOf(config),
     lease: null,
-    dataPath: {
-      open: isUp,
-      families,
-      lacking: { ipv4: null, ipv6: null },
-      addressGone: { ipv4: null, ipv6: null },
-      mtu: mtu > 0 ? mtu : null,
-      mtuAtStart: null,
-      device,
-      devices: { ipv4: own.ipv4 ? device : null, ipv6: own.ipv4 ? null : device },
-      engine,
-      features: [],
-      threads: [],
-      counters: {},
-      drops: {},
-      recent: null,
-      unknownKeys: null,
-    },
+    dataPath: recallDataPath(path, own, remains),
     peers: stored || known ? countPeers(list, null) : null,
     peerEvents: null,
     repairs: 0,

@@ -23,7 +23,10 @@ function recorder() {
 function lendable() {
   const calls: string[] = []
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
-  const path = { tunName: 'flannel0', loops: [{ tun: fds[0], socket: fds[1] }] } as unknown as OpenPath
+  const path = {
+    tunName: 'flannel0',
+    loops: [{ tun: fds[0], sockets: { ipv4: { receiver: fds[1] } } }],
+  } as unknown as OpenPath
   const dataPath = {
     leave: async () => (calls.push('leave'), [path]),
     takeBack: async () => void calls.push('take back'),

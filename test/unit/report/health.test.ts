@@ -10,7 +10,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { isWeftError } from '../../../src/base/errors.ts'
 import { noDrops } from '../../../src/report/drops.ts'
 import { createHealth, serveHealth, serveSocket, type HealthServer } from '../../../src/report/health.ts'
-import { createHour } from '../../../src/report/hour.ts'
+import { Hour } from '../../../src/report/hour.ts'
 import { createPeerEvents } from '../../../src/report/peer-events.ts'
 import { createRecent } from '../../../src/report/recent.ts'
 import { detailsOf, type Snapshot } from '../../../src/report/snapshot.ts'
@@ -71,7 +71,7 @@ describe('health server', () => {
     expect(await read('/events.json')).toEqual({ schema: 1, at: expect.any(String), events: [] })
     expect(await read('/history.json')).toMatchObject({ schema: 1, stepSeconds: 10, peer: null })
     const events = createPeerEvents()
-    const hour = createHour()
+    const hour = new Hour()
     health.memory = () => ({ events, hour, recent: createRecent() })
     const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
     const place = { peer: '10.5.2.0/24', publicIp: '192.0.2.2', family: 'ipv4' } as const

@@ -2,7 +2,7 @@
 
 import { expect, it } from 'vitest'
 import {
-  createHour,
+  Hour,
   historyReport,
   MOST_PEERS,
   PEER_STEP_MS,
@@ -26,7 +26,7 @@ const peerSample = (roundTripMs: number | undefined): PeerSample => ({
 })
 
 it('is empty at first, and then ends with the newest step', () => {
-  const hour = createHour()
+  const hour = new Hour()
   expect(hour.node().txBytesPerSecond).toEqual(Array(360).fill(null))
   hour.add(sample(7), 5 * STEP_MS)
   hour.add(sample(8), 6 * STEP_MS)
@@ -36,7 +36,7 @@ it('is empty at first, and then ends with the newest step', () => {
 })
 
 it('wraps around, and missed steps are unknown instead of an hour old', () => {
-  const hour = createHour()
+  const hour = new Hour()
   for (let step = 0; step < 400; step++) hour.add(sample(step), step * STEP_MS + 3)
   expect(hour.node().txBytesPerSecond).toEqual(Array.from({ length: 360 }, (_, at) => at + 40))
   hour.add(sample(1), 405 * STEP_MS)
@@ -46,7 +46,7 @@ it('wraps around, and missed steps are unknown instead of an hour old', () => {
 })
 
 it('keeps the known values of a peer to a thousandth', () => {
-  const hour = createHour()
+  const hour = new Hour()
   hour.addPeers(new Map([['a', peerSample(0.25)]]), 0)
   hour.addPeers(new Map([['a', peerSample(undefined)]]), PEER_STEP_MS)
   hour.addPeers(new Map([['a', peerSample(1234)]]), 3 * PEER_STEP_MS)
@@ -61,7 +61,7 @@ it('keeps the known values of a peer to a thousandth', () => {
 })
 
 it('reuses the memory of a deleted peer without its values', () => {
-  const hour = createHour()
+  const hour = new Hour()
   hour.addPeers(new Map([['a', peerSample(5)]]), 0)
   hour.addPeers(new Map([['b', peerSample(9)]]), PEER_STEP_MS)
   expect(hour.peer('a')).toBeUndefined()
@@ -70,7 +70,7 @@ it('reuses the memory of a deleted peer without its values', () => {
 })
 
 it('uses a quarter of a megabyte for a thousand peers, and no more for ten thousand', () => {
-  const hour = createHour()
+  const hour = new Hour()
   const empty = hour.bytes()
   expect(empty).toBeLessThan(8_000)
   const samples = (number: number) =>
@@ -88,7 +88,7 @@ it('uses a quarter of a megabyte for a thousand peers, and no more for ten thous
 })
 
 it('is reported with its steps, with or without a peer', () => {
-  const hour = createHour()
+  const hour = new Hour()
   hour.addPeers(new Map([['a', peerSample(5)]]), 0)
   const at = '2026-11-23T03:00:00.000Z'
   expect(historyReport(hour, at, 'a')).toEqual({

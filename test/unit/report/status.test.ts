@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
-import { createHour, historyReport } from '../../../src/report/hour.ts'
+import { Hour, historyReport } from '../../../src/report/hour.ts'
 import { eventsReport } from '../../../src/report/peer-events.ts'
 import {
   conditionText,
@@ -93,7 +93,7 @@ function documentedIn(file: string, heading: string): string[] {
 it('documents exactly the fields of events and history', () => {
   const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
   const event = { at: '', what: 'silent', peer: '', publicIp: '', family: 'ipv4', ...nothing } as const
-  const { node: past, ...history } = historyReport(createHour(), '', '')
+  const { node: past, ...history } = historyReport(new Hour(), '', '')
   const names = Object.keys(past).map((name) => `node.${name}`)
   const page = 'docs/other-json.md'
   expect(documentedIn(page, '## Events of peers')).toEqual(fieldsOf(eventsReport('', [event])))

@@ -10,7 +10,7 @@
 
 import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
-import { createLeaseFiles, type LeaseFile, type LeaseFiles } from './lease-files.ts'
+import { LeaseFiles, type LeaseFile } from './lease-files.ts'
 
 interface DirectoryOptions {
   readonly directory: string
@@ -42,100 +42,56 @@ interface Scan {
   readonly files: ReadonlyMap<string, LeaseFile>
 }
 
-/** Creates a store in a directory. A missing directory is created on first use. */
-export function createDirectoryStore(options: DirectoryOptions): Store {
-  const files = createLeaseFiles(options.directory, options.onMade)
-  const ttlMs = options.ttlMs ?? LEASE_TTL_MS
-  const rescanMs = options.rescanMs ?? RESCAN_MS
-  /** The result of the last listing. A watch can start only at the revision of this listing. */
-  let listed: Scan = { live: new Map(), files: new Map() }
-  let listedRevision = 0n
-  let lastRevision = 0n
+/** A store in a directory. A missing directory is created on first use. */
+export class DirectoryStore implements Store {
+  readonly name = 'directory'
+  readonly title = 'Lease Directory'
+  /** The path of the directory. */
+  readonly #directory: string
+  /** Reads and writes the files of the directory. */
+  readonly #files: LeaseFiles
+  /** How long a lease lives after its last write, in ms. */
+  readonly #ttlMs: number
+  /** The interval of the watch's complete scans, in ms. Large directories are scanned less often. */
+  readonly #rescanMs: number
+  /** The result of the last listing. A watch can start only from this listing, whose revision is its number. */
+  #listed: Scan = { live: new Map(), files: new Map() }
+  /** The revision of the last listing. */
+  #listedRevision = 0n
+  /** The last revision that a listing or a change of a watch got. */
+  #lastRevision = 0n
 
-  const isLive = (file: LeaseFile, now: number): boolean => file.isReservation || now - file.writtenAt < ttlMs
-
-  /** Lists the directory, and reads the files that differ from `known`, the files of an earlier scan. */
-  async function scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
-    const now = await files.now()
-    const names = await files.keys()
-    const all = new Map<string, LeaseFile>()
-    const live = new Map<string, LeaseFile>()
-    for (let at = 0; at < names.length; at += READS_ASKED) {
-      const part = names.slice(at, at + READS_ASKED)
-      for (const file of await Promise.all(part.map((name) => files.read(name, known.get(name))))) {
-        if (!file) continue
-        all.set(file.key, file)
-        if (isLive(file, now)) live.set(file.key, file)
-      }
-    }
-    return { live, files: all }
+  constructor(options: DirectoryOptions) {
+    this.#directory = options.directory
+    this.#files = new LeaseFiles(options.directory, options.onMade)
+    this.#ttlMs = options.ttlMs ?? LEASE_TTL_MS
+    this.#rescanMs = options.rescanMs ?? RESCAN_MS
   }
 
-  /** Returns the leases among the files `names` that have not expired. If a file cannot be read, its lease in `known` still counts. */
-  async function readLive(
-    names: readonly string[],
-    known: ReadonlyMap<string, LeaseFile>,
-  ): Promise<Map<string, LeaseFile>> {
-    const now = await files.now()
-    const found = new Map<string, LeaseFile>()
-    for (const name of names) {
-      const file = name.startsWith('.') ? undefined : await files.read(name, known.get(name))
-      if (file && isLive(file, now)) found.set(name, file)
-    }
-    return found
-  }
-
-  /** Deletes the files of leases that expired at least STALE_LEASE_MS ago. The caller must hold the directory's lock. */
-  async function removeEnded(): Promise<void> {
-    const longAgo = (await files.now()) - STALE_LEASE_MS
-    for (const file of listed.files.values()) {
-      if (isLive(file, longAgo)) continue
-      const present = await files.read(file.key)
-      if (present?.revision === file.revision) await files.remove(file.key).catch(() => {})
-    }
-  }
-
-  /** Writes `value` to a lease file if `allowed` returns true for the file's present state. Returns undefined otherwise. */
-  function write(
-    key: string,
-    value: string,
-    isReservation: boolean,
-    signal: AbortSignal,
-    allowed: (present: LeaseFile | undefined, now: number) => Promise<boolean>,
-  ): Promise<Written | undefined> {
-    return files.changing(signal, async () => {
-      const present = await files.readToChange(key)
-      if (!(await allowed(present, await files.now()))) return undefined
-      const written = await files.write(key, value, isReservation, present)
-      if (written && !present) await removeEnded()
-      return written && { revision: written.revision, expiresAt: isReservation ? undefined : Date.now() + ttlMs }
-    })
-  }
-
-  async function* watch(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch> {
+  async *watch(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch> {
     signal.throwIfAborted()
-    if (after !== listedRevision) throw new WeftError('GAP', 'the directory was listed since')
+    if (after !== this.#listedRevision) throw new WeftError('GAP', 'the directory was listed since')
     // The watch works on its own copy of the leases, because a listing that runs meanwhile must not hide changes from the watch.
-    const view = new Map(listed.live)
-    let known = listed.files
+    const view = new Map(this.#listed.live)
+    let known = this.#listed.files
     // inotify is started before the scan, so a change in between is noticed by inotify or by the scan.
-    const news = await listen(files, signal)
-    const everyMs = news.hasInotify ? rescanMs : Math.min(rescanMs, RESCAN_UNTOLD_MS)
+    const news = await listen(this.#files, signal)
+    const everyMs = news.hasInotify ? this.#rescanMs : Math.min(this.#rescanMs, RESCAN_UNTOLD_MS)
     try {
       let answered = false
       let rescanAt = 0
       for (;;) {
         const touched = news.take()
-        const changes = await files.doing(signal, async () => {
+        const changes = await this.#files.doing(signal, async () => {
           const started = performance.now()
-          if (started < rescanAt) return differences(view, await readLive(touched, view), touched)
-          const found = await scan(known)
+          if (started < rescanAt) return differences(view, await this.#readLive(touched, view), touched)
+          const found = await this.#scan(known)
           known = found.files
           const ended = performance.now()
           rescanAt = ended + Math.max(everyMs, (ended - started) / RESCAN_SHARE)
           return differences(view, found.live, new Set([...view.keys(), ...found.live.keys()]))
         })
-        if (changes.length > 0) yield { revision: ++lastRevision, changes }
+        if (changes.length > 0) yield { revision: ++this.#lastRevision, changes }
         else if (!answered) yield { revision: after, changes }
         answered = true
         await news.wait(rescanAt - performance.now())
@@ -145,57 +101,145 @@ export function createDirectoryStore(options: DirectoryOptions): Store {
     }
   }
 
-  return {
-    name: 'directory',
-    title: 'Lease Directory',
-    async config(signal) {
-      const text = await files.doing(signal, () => files.config())
-      if (text !== undefined) return text
-      throw new WeftError('CONFIG_MISSING', `there is no network configuration in ${options.directory}`, {
-        remedy: `write a configuration such as {"Network":"10.5.0.0/16"} to ${options.directory}/config, or correct --lease-dir`,
-      })
-    },
-    setConfig: (text, signal) => files.changing(signal, () => files.setConfig(text)),
-    list: (signal) =>
-      files.doing(signal, async () => {
-        // The revision is taken before the files are read. So a change that a watch reports during this scan has a higher revision than
-        // the listing.
-        const revision = ++lastRevision
-        listed = await scan(listed.files)
-        listedRevision = revision
-        return { revision, entries: [...listed.live.values()] }
-      }),
-    ends: (signal) =>
-      files.doing(signal, async () => {
-        const ahead = (await files.now()) - Date.now()
-        const { live } = await scan(listed.files)
-        const leases = [...live.values()].filter(({ isReservation }) => !isReservation)
-        return new Map(leases.map(({ key, writtenAt }) => [key, writtenAt + ttlMs - ahead]))
-      }),
-    watch,
-    create: (key, value, signal, isAcross = () => false) =>
-      write(key, value, false, signal, async (present, now) => {
-        if (present && isLive(present, now)) return false
-        const others = (await files.keys()).filter((name) => name !== key && isAcross(name))
-        for (const name of others) {
-          const other = await files.readToChange(name)
-          if (other && isLive(other, now)) return false
-        }
-        return true
-      }),
-    update: (key, value, expected, signal) =>
-      write(key, value, expected.isReservation ?? false, signal, async (present) => isAsRead(present, expected)),
-    delete: (key, expected, signal) =>
-      files.changing(signal, async () => {
-        if (!isAsRead(await files.readToChange(key), expected)) return false
-        await files.remove(key)
-        return true
-      }),
-    claim: (name, value, signal) => files.doing(signal, () => files.claim(name, value)),
-    claims: (_since, signal) =>
-      files.doing(signal, async () => ({ revision: 0n, isWhole: true, values: await files.claims() })),
-    unclaim: (name, value, signal) => files.doing(signal, () => files.unclaim(name, value)),
-    close: () => files.close(),
+  async config(signal: AbortSignal): Promise<string> {
+    const text = await this.#files.doing(signal, () => this.#files.config())
+    if (text !== undefined) return text
+    throw new WeftError('CONFIG_MISSING', `there is no network configuration in ${this.#directory}`, {
+      remedy: `write a configuration such as {"Network":"10.5.0.0/16"} to ${this.#directory}/config, or correct --lease-dir`,
+    })
+  }
+
+  setConfig(text: string, signal: AbortSignal): Promise<void> {
+    return this.#files.changing(signal, () => this.#files.setConfig(text))
+  }
+
+  list(signal: AbortSignal): Promise<{ revision: bigint; entries: LeaseFile[] }> {
+    return this.#files.doing(signal, async () => {
+      // The revision is taken before the files are read. So a change that a watch reports during this scan has a higher revision than
+      // the listing.
+      const revision = ++this.#lastRevision
+      this.#listed = await this.#scan(this.#listed.files)
+      this.#listedRevision = revision
+      return { revision, entries: [...this.#listed.live.values()] }
+    })
+  }
+
+  ends(signal: AbortSignal): Promise<Map<string, number>> {
+    return this.#files.doing(signal, async () => {
+      const ahead = (await this.#files.now()) - Date.now()
+      const { live } = await this.#scan(this.#listed.files)
+      const leases = [...live.values()].filter(({ isReservation }) => !isReservation)
+      return new Map(leases.map(({ key, writtenAt }) => [key, writtenAt + this.#ttlMs - ahead]))
+    })
+  }
+
+  create(
+    key: string,
+    value: string,
+    signal: AbortSignal,
+    isAcross: (other: string) => boolean = () => false,
+  ): Promise<Written | undefined> {
+    return this.#write(key, value, false, signal, async (present, now) => {
+      if (present && this.#isLive(present, now)) return false
+      const others = (await this.#files.keys()).filter((name) => name !== key && isAcross(name))
+      for (const name of others) {
+        const other = await this.#files.readToChange(name)
+        if (other && this.#isLive(other, now)) return false
+      }
+      return true
+    })
+  }
+
+  update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
+    return this.#write(key, value, expected.isReservation ?? false, signal, async (present) =>
+      isAsRead(present, expected),
+    )
+  }
+
+  delete(key: string, expected: Expected, signal: AbortSignal): Promise<boolean> {
+    return this.#files.changing(signal, async () => {
+      if (!isAsRead(await this.#files.readToChange(key), expected)) return false
+      await this.#files.remove(key)
+      return true
+    })
+  }
+
+  claim(name: string, value: string, signal: AbortSignal): Promise<string | undefined> {
+    return this.#files.doing(signal, () => this.#files.claim(name, value))
+  }
+
+  claims(
+    _since: bigint | undefined,
+    signal: AbortSignal,
+  ): Promise<{ revision: bigint; isWhole: true; values: ReadonlyMap<string, string> }> {
+    return this.#files.doing(signal, async () => ({ revision: 0n, isWhole: true, values: await this.#files.claims() }))
+  }
+
+  unclaim(name: string, value: string, signal: AbortSignal): Promise<void> {
+    return this.#files.doing(signal, () => this.#files.unclaim(name, value))
+  }
+
+  close(): Promise<void> {
+    return this.#files.close()
+  }
+
+  #isLive(file: LeaseFile, now: number): boolean {
+    return file.isReservation || now - file.writtenAt < this.#ttlMs
+  }
+
+  /** Lists the directory, and reads the files that differ from `known`, the files of an earlier scan. */
+  async #scan(known: ReadonlyMap<string, LeaseFile>): Promise<Scan> {
+    const now = await this.#files.now()
+    const names = await this.#files.keys()
+    const all = new Map<string, LeaseFile>()
+    const live = new Map<string, LeaseFile>()
+    for (let at = 0; at < names.length; at += READS_ASKED) {
+      const part = names.slice(at, at + READS_ASKED)
+      for (const file of await Promise.all(part.map((name) => this.#files.read(name, known.get(name))))) {
+        if (!file) continue
+        all.set(file.key, file)
+        if (this.#isLive(file, now)) live.set(file.key, file)
+      }
+    }
+    return { live, files: all }
+  }
+
+  /** Returns the leases among the files `names` that have not expired. If a file cannot be read, its lease in `known` still counts. */
+  async #readLive(names: readonly string[], known: ReadonlyMap<string, LeaseFile>): Promise<Map<string, LeaseFile>> {
+    const now = await this.#files.now()
+    const found = new Map<string, LeaseFile>()
+    for (const name of names) {
+      const file = name.startsWith('.') ? undefined : await this.#files.read(name, known.get(name))
+      if (file && this.#isLive(file, now)) found.set(name, file)
+    }
+    return found
+  }
+
+  /** Deletes the files of leases that expired at least STALE_LEASE_MS ago. The caller must hold the directory's lock. */
+  async #removeEnded(): Promise<void> {
+    const longAgo = (await this.#files.now()) - STALE_LEASE_MS
+    for (const file of this.#listed.files.values()) {
+      if (this.#isLive(file, longAgo)) continue
+      const present = await this.#files.read(file.key)
+      if (present?.revision === file.revision) await this.#files.remove(file.key).catch(() => {})
+    }
+  }
+
+  /** Writes `value` to a lease file if `allowed` returns true for the file's present state. Returns undefined otherwise. */
+  #write(
+    key: string,
+    value: string,
+    isReservation: boolean,
+    signal: AbortSignal,
+    allowed: (present: LeaseFile | undefined, now: number) => Promise<boolean>,
+  ): Promise<Written | undefined> {
+    return this.#files.changing(signal, async () => {
+      const present = await this.#files.readToChange(key)
+      if (!(await allowed(present, await this.#files.now()))) return undefined
+      const written = await this.#files.write(key, value, isReservation, present)
+      if (written && !present) await this.#removeEnded()
+      return written && { revision: written.revision, expiresAt: isReservation ? undefined : Date.now() + this.#ttlMs }
+    })
   }
 }
 

@@ -35,100 +35,57 @@ export interface LeaseFile extends StoreEntry {
   readonly writtenAt: number
 }
 
-export interface LeaseFiles {
+/** Reads and writes the files of a lease directory. The directory is created at the first operation. */
+export class LeaseFiles {
+  /** Called with the path of the directory if this process created the directory. */
+  readonly #onMade: (path: string) => void
+  /** The absolute path of the lease directory. */
+  readonly #top: string
+  /** The folder of the lease files. */
+  readonly #subnets: string
+  /** The folder of the files that are not complete yet. */
+  readonly #temporaries: string
+  /** The folder of the claims. */
+  readonly #claims: string
+  /**
+   * The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
+   * process id again, so a random part is needed.
+   */
+  readonly #identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
+  /** The preparation of the folders; undefined before the first operation and after a failed preparation. */
+  #prepared: Promise<void> | undefined
+  /** True after `close`. */
+  #isClosed = false
+  /** The number of temporary files that this process has created. */
+  #temporaryCount = 0
+  /** The files of the claims when `claims` was last called. */
+  #claimed: ReadonlyMap<string, LeaseFile> = new Map()
+
+  /** If the directory is missing and therefore created, `onMade` gets its path. */
+  constructor(directory: string, onMade: (path: string) => void = () => {}) {
+    this.#onMade = onMade
+    this.#top = resolve(directory)
+    this.#subnets = join(this.#top, 'subnets')
+    this.#temporaries = join(this.#top, 'tmp')
+    this.#claims = join(this.#top, 'weft')
+  }
+
   /** Runs file operations, and creates the directories first. Converts a failure to a WeftError STORE or STORE_UNAVAILABLE. */
-  doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
-  /** Runs file operations like `doing`, while this process holds the directory's lock. */
-  changing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T>
-  /** Returns the current time of the file system's clock, in ms since the epoch. All hosts that share the directory use this clock. */
-  now(): Promise<number>
-  /** Lists the keys of all lease files in ascending order. */
-  keys(): Promise<string[]>
-  /**
-   * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read, returns `known` without
-   * reading.
-   */
-  read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined>
-  /** Reads a lease file that the caller is about to change; undefined if the file does not exist. Rejects if the file cannot be read. */
-  readToChange(key: string): Promise<LeaseFile | undefined>
-  /**
-   * Writes a lease file: replaces the file `present`, or creates a new one. Returns undefined if another process has created the file in
-   * the meantime. The caller must hold the lock.
-   */
-  write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined>
-  remove(key: string): Promise<void>
-  /** Returns the text of the network configuration, `DIR/config`; undefined if the file does not exist. */
-  config(): Promise<string | undefined>
-  /** Replaces the network configuration, `DIR/config`, atomically. The caller must hold the lock. */
-  setConfig(text: string): Promise<void>
-  /** Replaces the text of the claim `DIR/weft/<name>`, and returns the previous text. */
-  claim(name: string, value: string): Promise<string | undefined>
-  /** Returns the texts of all claims in `DIR/weft` by name, without those that cannot be read. Reads only the files that changed. */
-  claims(): Promise<ReadonlyMap<string, string>>
-  /** Deletes the claim `DIR/weft/<name>` if its text is `value`. */
-  unclaim(name: string, value: string): Promise<void>
-  /** Starts to watch the lease files by inotify. Returns undefined if the kernel has no free inotify instance or watch. */
-  watch(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined
-  /** Converts a failure of a file operation to a WeftError STORE or STORE_UNAVAILABLE. */
-  errorOf(error: unknown): WeftError
-  close(): Promise<void>
-}
-
-/**
- * Makes the object that reads and writes the files of a lease directory. The directory is created at the first operation; if it was missing,
- * `onMade` gets its path.
- */
-export function createLeaseFiles(directory: string, onMade: (path: string) => void = () => {}): LeaseFiles {
-  const top = resolve(directory)
-  const subnets = join(top, 'subnets')
-  const temporaries = join(top, 'tmp')
-  const claims = join(top, 'weft')
-  // The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
-  // process id again, so a random part is needed.
-  const identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
-  let prepared: Promise<void> | undefined
-  let isClosed = false
-  let temporaryCount = 0
-  /** The files of the claims as `claims` last read them. */
-  let claimed: ReadonlyMap<string, LeaseFile> = new Map()
-
-  async function doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
+  async doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
     signal.throwIfAborted()
     try {
-      return await unlessAborted(signal, prepare().then(what))
+      return await unlessAborted(signal, this.#prepare().then(what))
     } catch (error) {
       signal.throwIfAborted()
-      throw directoryError(error, top)
+      throw directoryError(error, this.#top)
     }
   }
 
-  function prepare(): Promise<void> {
-    prepared ??= (async () => {
-      if (await call(() => makeFolder(top))) onMade(top)
-      for (const each of [subnets, temporaries, claims]) await call(() => makeFolder(each))
-      const present = await now()
-      await call(async () => {
-        for (const name of await readdir(temporaries)) {
-          const path = join(temporaries, name)
-          const age = await stat(path).then(
-            (info) => present - info.mtimeMs,
-            () => 0,
-          )
-          if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
-        }
-      })
-    })()
-    prepared.catch(() => {
-      prepared = undefined // the next call tries again
-    })
-    return prepared
-  }
-
-  /** Returns the current time of the file system's clock: writes a file and returns its modification time. */
-  function now(): Promise<number> {
-    const path = join(temporaries, `clock.${identity}`)
+  /** Returns the current time of the file system's clock, in ms since the epoch. All hosts that share the directory use this clock. */
+  now(): Promise<number> {
+    const path = join(this.#temporaries, `clock.${this.#identity}`)
     return call(async () => {
-      if (isClosed) throw new Error('it was closed')
+      if (this.#isClosed) throw new Error('it was closed')
       // The file is not truncated before the write, because a full disk only allows overwriting an existing byte.
       return using(await open(path, constants.O_WRONLY | constants.O_CREAT, 0o644), async (file) => {
         await file.write('.', 0)
@@ -137,7 +94,157 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     })
   }
 
-  async function readFrom(path: string, key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
+  /**
+   * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read, returns `known` without
+   * reading.
+   */
+  async read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
+    try {
+      return await call(() => this.#readFrom(join(this.#subnets, key), key, known))
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+      // A lease file that cannot be read counts as unchanged.
+      return known
+    }
+  }
+
+  /** Reads a lease file that the caller is about to change; undefined if the file does not exist. Rejects if the file cannot be read. */
+  async readToChange(key: string): Promise<LeaseFile | undefined> {
+    try {
+      return await call(() => this.#readFrom(join(this.#subnets, key), key))
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+      throw error
+    }
+  }
+
+  /**
+   * Writes a lease file: replaces the file `present`, or creates a new one. Returns undefined if another process has created the file in
+   * the meantime. The caller must hold the lock.
+   */
+  async write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined> {
+    try {
+      if (!(await this.#place(key, value, isReservation ? 0o444 : 0o644, present))) return undefined
+    } catch (error) {
+      if (!isFull(error) || isReservation || present?.value !== value) throw error
+      await this.#rewrite(present)
+    }
+    await call(() => syncDirectory(this.#subnets))
+    return this.read(key)
+  }
+
+  /** Runs file operations like `doing`, while this process holds the directory's lock. */
+  changing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
+    return this.doing(signal, () => locked(this.#top, what))
+  }
+
+  /** Lists the keys of all lease files in ascending order. */
+  async keys(): Promise<string[]> {
+    return (await call(() => readdir(this.#subnets))).filter((name) => !name.startsWith('.')).toSorted()
+  }
+
+  remove(key: string): Promise<void> {
+    return call(() => unlink(join(this.#subnets, key)))
+  }
+
+  /** Returns the text of the network configuration, `DIR/config`; undefined if the file does not exist. */
+  async config(): Promise<string | undefined> {
+    try {
+      return await call(() => readFile(join(this.#top, 'config'), 'utf8'))
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
+      throw error
+    }
+  }
+
+  /** Replaces the network configuration, `DIR/config`, atomically. The caller must hold the lock. */
+  async setConfig(text: string): Promise<void> {
+    const temporary = await this.#writeTemporary('config', text, 0o644)
+    await call(() => rename(temporary, join(this.#top, 'config')))
+    await call(() => syncDirectory(this.#top))
+  }
+
+  /** Replaces the text of the claim `DIR/weft/<name>`, and returns the previous text. */
+  async claim(name: string, value: string): Promise<string | undefined> {
+    const path = join(this.#claims, name)
+    const before = await call(() => readFile(path, 'utf8')).catch(() => undefined)
+    if (before === value) return before
+    const temporary = await this.#writeTemporary(name, value, 0o644)
+    await call(() => rename(temporary, path))
+    return before
+  }
+
+  /** Returns the texts of all claims in `DIR/weft` by name, without those that cannot be read. Reads only the files that changed. */
+  async claims(): Promise<ReadonlyMap<string, string>> {
+    const names = (await call(() => readdir(this.#claims))).filter((name) => !name.startsWith('.'))
+    const found = new Map<string, LeaseFile>()
+    for (const name of names) {
+      const file = await call(() => this.#readFrom(join(this.#claims, name), name, this.#claimed.get(name))).catch(
+        () => undefined,
+      )
+      if (file) found.set(name, file)
+    }
+    this.#claimed = found
+    return new Map([...found].map(([name, { value }]) => [name, value]))
+  }
+
+  /** Deletes the claim `DIR/weft/<name>` if its text is `value`. */
+  async unclaim(name: string, value: string): Promise<void> {
+    const path = join(this.#claims, name)
+    const present = await call(() => readFile(path, 'utf8')).catch(() => undefined)
+    if (present === value) await call(() => unlink(path))
+  }
+
+  /** Starts to watch the lease files by inotify. Returns undefined if the kernel has no free inotify instance or watch. */
+  watch(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined {
+    try {
+      return watchDirectory(this.#subnets, (_event, name) => onChange(name)).on('error', onError)
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException
+      // The limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share these small limits, so
+      // weftd continues without inotify.
+      if (code === 'EMFILE' || code === 'ENOSPC') return undefined
+      throw error
+    }
+  }
+
+  /** Converts a failure of a file operation to a WeftError STORE or STORE_UNAVAILABLE. */
+  errorOf(error: unknown): WeftError {
+    return directoryError(error, this.#top)
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true
+    const tidied = call(() => unlink(join(this.#temporaries, `clock.${this.#identity}`))).catch(() => {})
+    // Deleting the temporary file may hang if the file server is gone. Then a later process deletes the file.
+    await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
+  }
+
+  /** Creates the missing directories and deletes stale temporary files, once. */
+  #prepare(): Promise<void> {
+    this.#prepared ??= (async () => {
+      if (await call(() => makeFolder(this.#top))) this.#onMade(this.#top)
+      for (const each of [this.#subnets, this.#temporaries, this.#claims]) await call(() => makeFolder(each))
+      const present = await this.now()
+      await call(async () => {
+        for (const name of await readdir(this.#temporaries)) {
+          const path = join(this.#temporaries, name)
+          const age = await stat(path).then(
+            (info) => present - info.mtimeMs,
+            () => 0,
+          )
+          if (age > STALE_TEMPORARY_MS) await unlink(path).catch(() => {})
+        }
+      })
+    })()
+    this.#prepared.catch(() => {
+      this.#prepared = undefined // the next call tries again
+    })
+    return this.#prepared
+  }
+
+  /** Reads the file `path`. Returns `known` if the file has not changed since `known` was read; undefined if the path is not a file. */
+  async #readFrom(path: string, key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
     if (known) {
       const info = await stat(path, { bigint: true })
       if (revisionOf(info) === known.revision) return known
@@ -158,28 +265,9 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     })
   }
 
-  async function read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
-    try {
-      return await call(() => readFrom(join(subnets, key), key, known))
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      // A lease file that cannot be read now counts as unchanged.
-      return known
-    }
-  }
-
-  async function readToChange(key: string): Promise<LeaseFile | undefined> {
-    try {
-      return await call(() => readFrom(join(subnets, key), key))
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      throw error
-    }
-  }
-
   /** Writes `value` to a temporary file and returns its path. The caller moves the file to its final name by link or rename. */
-  function writeTemporary(key: string, value: string, mode: number): Promise<string> {
-    const path = join(temporaries, `${key}.${identity}.${temporaryCount++}`)
+  #writeTemporary(key: string, value: string, mode: number): Promise<string> {
+    const path = join(this.#temporaries, `${key}.${this.#identity}.${this.#temporaryCount++}`)
     return call(async () =>
       using(await open(path, 'wx', 0o644), async (file) => {
         try {
@@ -196,9 +284,9 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
   }
 
   /** Renews a lease on a full disk: overwrites the file with the same bytes, which updates its mtime. Readers see no incomplete value. */
-  function rewrite({ key, value }: LeaseFile): Promise<void> {
+  #rewrite({ key, value }: LeaseFile): Promise<void> {
     return call(async () =>
-      using(await open(join(subnets, key), 'r+'), async (file) => {
+      using(await open(join(this.#subnets, key), 'r+'), async (file) => {
         await file.write(value, 0)
         await file.sync()
       }),
@@ -209,11 +297,11 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
    * Puts a new lease file in place of the file `present`, or creates the file. Returns false if another process has created the file in
    * the meantime.
    */
-  async function place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
-    const temporary = await writeTemporary(key, value, mode)
+  async #place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
+    const temporary = await this.#writeTemporary(key, value, mode)
     try {
       // A new file is linked and not renamed, because rename would replace a file that a process without the lock has just created.
-      await call(() => (present ? rename : link)(temporary, join(subnets, key)))
+      await call(() => (present ? rename : link)(temporary, join(this.#subnets, key)))
       return true
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'EEXIST') return false
@@ -221,87 +309,6 @@ export function createLeaseFiles(directory: string, onMade: (path: string) => vo
     } finally {
       await call(() => unlink(temporary)).catch(() => {})
     }
-  }
-
-  async function write(
-    key: string,
-    value: string,
-    isReservation: boolean,
-    present?: LeaseFile,
-  ): Promise<LeaseFile | undefined> {
-    try {
-      if (!(await place(key, value, isReservation ? 0o444 : 0o644, present))) return undefined
-    } catch (error) {
-      if (!isFull(error) || isReservation || present?.value !== value) throw error
-      await rewrite(present)
-    }
-    await call(() => syncDirectory(subnets))
-    return read(key)
-  }
-
-  return {
-    doing,
-    changing: (signal, what) => doing(signal, () => locked(top, what)),
-    now,
-    readToChange,
-    keys: async () => (await call(() => readdir(subnets))).filter((name) => !name.startsWith('.')).toSorted(),
-    read,
-    write,
-    remove: (key) => call(() => unlink(join(subnets, key))),
-    async config() {
-      try {
-        return await call(() => readFile(join(top, 'config'), 'utf8'))
-      } catch (error) {
-        if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-        throw error
-      }
-    },
-    async setConfig(text) {
-      const temporary = await writeTemporary('config', text, 0o644)
-      await call(() => rename(temporary, join(top, 'config')))
-      await call(() => syncDirectory(top))
-    },
-    async claim(name, value) {
-      const path = join(claims, name)
-      const before = await call(() => readFile(path, 'utf8')).catch(() => undefined)
-      if (before === value) return before
-      const temporary = await writeTemporary(name, value, 0o644)
-      await call(() => rename(temporary, path))
-      return before
-    },
-    async claims() {
-      const names = (await call(() => readdir(claims))).filter((name) => !name.startsWith('.'))
-      const found = new Map<string, LeaseFile>()
-      for (const name of names) {
-        const file = await call(() => readFrom(join(claims, name), name, claimed.get(name))).catch(() => undefined)
-        if (file) found.set(name, file)
-      }
-      claimed = found
-      return new Map([...found].map(([name, { value }]) => [name, value]))
-    },
-    async unclaim(name, value) {
-      const path = join(claims, name)
-      const present = await call(() => readFile(path, 'utf8')).catch(() => undefined)
-      if (present === value) await call(() => unlink(path))
-    },
-    watch(onChange, onError) {
-      try {
-        return watchDirectory(subnets, (_event, name) => onChange(name)).on('error', onError)
-      } catch (error) {
-        const { code } = error as NodeJS.ErrnoException
-        // The kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host
-        // share these small limits, so weftd continues without inotify.
-        if (code === 'EMFILE' || code === 'ENOSPC') return undefined
-        throw error
-      }
-    },
-    errorOf: (error) => directoryError(error, top),
-    async close() {
-      isClosed = true
-      const tidied = call(() => unlink(join(temporaries, `clock.${identity}`))).catch(() => {})
-      // Deleting the temporary file may hang if the file server is gone. Then a later process deletes the file.
-      await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
-    },
   }
 }
 

@@ -137,109 +137,115 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
   throw new EndpointError(`no answer from ${endpoint.address}`)
 }
 
-interface EndpointChoice {
+/** Chooses the endpoint for each call, and holds the connections to the endpoints. */
+export class EndpointChoice {
+  /** The endpoints as `host:port`, each with true if the connection uses TLS. */
+  readonly #hosts: Hosts
+  /** The file names of the certificates. */
+  readonly #options: EndpointOptions
+  /** Ends the caller's streams before connections are closed. */
+  readonly #onClose: () => void
+  /** One entry for each endpoint of `hosts`. */
+  #endpoints: Endpoint[]
+  /** The modification times of the certificate files from which `endpoints` were opened. */
+  #certificates: string
+  /** The endpoint that answered last; undefined before the first answer. */
+  #chosen: Endpoint | undefined
+  /** True after an endpoint has answered a call. */
+  #hasAnswered = false
+
+  /** Does not connect. `onClose` is called before connections are closed, so that the caller can end the streams on them. */
+  constructor(hosts: Hosts, options: EndpointOptions, onClose: () => void) {
+    this.#hosts = hosts
+    this.#options = options
+    this.#onClose = onClose
+    this.#endpoints = openEndpoints(hosts, options)
+    this.#certificates = certificateTimes(options)
+  }
+
   /**
    * Runs `ask` at the endpoint that answered last. If that endpoint fails, runs it at the other endpoints in turn. Makes new connections
    * first if the certificate files have changed.
    */
-  at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T>
-  /** True if any endpoint has answered a call of this process. */
-  readonly hasAnswered: boolean
-  close(): void
-}
-
-/**
- * Creates the endpoint choice without connecting. `onClose` is called before connections are closed, so that the caller
- * can end the streams on these connections.
- */
-export function createEndpointChoice(hosts: Hosts, options: EndpointOptions, onClose: () => void): EndpointChoice {
-  let endpoints = openEndpoints(hosts, options)
-  let certificates = certificateTimes(options)
-  /** The endpoint that answered last; undefined before the first answer. */
-  let chosen: Endpoint | undefined
-  let hasAnswered = false
-
-  function closeConnections(): void {
-    onClose()
-    for (const endpoint of endpoints) endpoint.close()
-  }
-
-  /**
-   * Makes new connections if the certificate files have changed. If certificate and key do not match, another program is still writing
-   * the files, so the old connections stay for now.
-   */
-  function followCertificates(): void {
-    const times = certificateTimes(options)
-    if (times === certificates) return
-    try {
-      const next = openEndpoints(hosts, options)
-      closeConnections()
-      endpoints = next
-      chosen = undefined
-      certificates = times
-    } catch {
-      // The old connections stay in use, and the next call reads the files again.
-    }
-  }
-
-  async function choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
-    const [only, ...more] = endpoints
-    if (only && more.length === 0) return only
-    if (!chosen || tried.has(chosen))
-      chosen = await firstAlive(shuffled(endpoints.filter((each) => !tried.has(each))), signal)
-    return chosen
-  }
-
-  /** Runs `ask` at the endpoint that answered last. If that endpoint fails, runs it once at each other live endpoint until one answers. */
-  async function once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
-    const tried = new Set<Endpoint>()
-    let failure: unknown
-    for (;;) {
-      let endpoint
-      try {
-        endpoint = await choose(tried, signal)
-      } catch (error) {
-        signal.throwIfAborted()
-        throw failure ?? error
-      }
-      const others = endpoints.filter((each) => each !== endpoint)
-      try {
-        const answer = await within(signal, (scope) =>
-          Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]),
-        )
-        hasAnswered = true
-        return answer
-      } catch (error) {
-        signal.throwIfAborted()
-        if (isTooManyPings(error)) endpoint.pingLess()
-        if (isDecision(error)) throw error
-        if (chosen === endpoint) chosen = undefined
-        tried.add(endpoint)
-        failure = error
-        if (endpoints.every((each) => tried.has(each))) throw error
-      }
-    }
-  }
-
-  async function at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
-    followCertificates()
+  async at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
+    this.#followCertificates()
     for (const pauseMs of REFUSED_PAUSES_MS) {
       try {
-        return await once(signal, ask)
+        return await this.#once(signal, ask)
       } catch (error) {
         signal.throwIfAborted()
         if (isDecision(error) || !BUSY.has(codeOf(error))) throw error
       }
       await pause(signal, pauseMs * (1 + Math.random()))
     }
-    return once(signal, ask)
+    return this.#once(signal, ask)
   }
 
-  return {
-    at,
-    get hasAnswered() {
-      return hasAnswered
-    },
-    close: closeConnections,
+  /** True if any endpoint has answered a call of this process. */
+  get hasAnswered(): boolean {
+    return this.#hasAnswered
+  }
+
+  close(): void {
+    this.#onClose()
+    for (const endpoint of this.#endpoints) endpoint.close()
+  }
+
+  /**
+   * Makes new connections if the certificate files have changed. If certificate and key do not match, another program is still writing
+   * the files, so the old connections stay for now.
+   */
+  #followCertificates(): void {
+    const times = certificateTimes(this.#options)
+    if (times === this.#certificates) return
+    try {
+      const next = openEndpoints(this.#hosts, this.#options)
+      this.close()
+      this.#endpoints = next
+      this.#chosen = undefined
+      this.#certificates = times
+    } catch {
+      // The old connections stay in use, and the next call reads the files again.
+    }
+  }
+
+  /** Returns the endpoint that answered last. If it is in `tried`, returns another live endpoint that is not in `tried`. */
+  async #choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
+    const [only, ...more] = this.#endpoints
+    if (only && more.length === 0) return only
+    if (!this.#chosen || tried.has(this.#chosen))
+      this.#chosen = await firstAlive(shuffled(this.#endpoints.filter((each) => !tried.has(each))), signal)
+    return this.#chosen
+  }
+
+  /** Runs `ask` at the endpoint that answered last. If that endpoint fails, runs it once at each other live endpoint until one answers. */
+  async #once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
+    const tried = new Set<Endpoint>()
+    let failure: unknown
+    for (;;) {
+      let endpoint
+      try {
+        endpoint = await this.#choose(tried, signal)
+      } catch (error) {
+        signal.throwIfAborted()
+        throw failure ?? error
+      }
+      const others = this.#endpoints.filter((each) => each !== endpoint)
+      try {
+        const answer = await within(signal, (scope) =>
+          Promise.race([ask(endpoint, scope), silence(endpoint, others, scope)]),
+        )
+        this.#hasAnswered = true
+        return answer
+      } catch (error) {
+        signal.throwIfAborted()
+        if (isTooManyPings(error)) endpoint.pingLess()
+        if (isDecision(error)) throw error
+        if (this.#chosen === endpoint) this.#chosen = undefined
+        tried.add(endpoint)
+        failure = error
+        if (this.#endpoints.every((each) => tried.has(each))) throw error
+      }
+    }
   }
 }

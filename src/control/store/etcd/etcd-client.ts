@@ -8,7 +8,7 @@ import type * as etcd3 from 'etcd3'
 import { loadEtcdRpc } from '../../../base/assets.ts'
 import { messageOf, type WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
-import { CALL_TIMEOUT_MS, createEndpointChoice, metadataWith, within } from './etcd-choice.ts'
+import { CALL_TIMEOUT_MS, EndpointChoice, metadataWith, within } from './etcd-choice.ts'
 import { hostsOf, type Endpoint, type EndpointOptions, type Hosts, type Service } from './etcd-endpoint.ts'
 import { codeOf, EndpointError, isTooManyPings, storeError } from './etcd-errors.ts'
 
@@ -40,19 +40,6 @@ interface OpenWatch {
    * pings. Later connections to that endpoint ping less often, so the watch can be opened again.
    */
   readonly pingsLess: (error: unknown) => boolean
-}
-
-interface EtcdClient {
-  /**
-   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes a WeftError that
-   * names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
-   */
-  call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs?: number): Promise<T>
-  /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
-  openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch>
-  /** Converts the failure of a call or of a stream to a WeftError. */
-  errorOf(error: unknown): WeftError
-  close(): void
 }
 
 interface WatchMethod {
@@ -87,83 +74,141 @@ const aborted = (signal: AbortSignal): Promise<never> =>
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
   )
 
-/** Creates a client without contacting etcd. Throws WeftError USAGE if a certificate file cannot be read. */
-export function createEtcdClient(options: EtcdOptions): EtcdClient {
-  const hosts = hostsOf(options)
-  warnOfUnused(hosts, options)
-  const closing = new AbortController()
+/** A client of the etcd cluster that the endpoints name. */
+export class EtcdClient {
+  /** The endpoints, the credentials and the log. */
+  readonly #options: EtcdOptions
+
+  /** Aborts when the client is closed, and ends a pending request for a token. */
+  readonly #closing = new AbortController()
   /** True while calls send the user's token to etcd. Becomes false if etcd reports that authentication is not enabled. */
-  let asUser = options.username !== ''
-  let token: Promise<string> | undefined
+  #asUser: boolean
+  /** The user's token, or the pending request for it; undefined if the next call must request a token. */
+  #token: Promise<string> | undefined
   /** The streams of open watches. They must end before their connections are closed, because an open stream keeps the process alive. */
-  const streams = new Set<{ cancel(): void }>()
-  const choice = createEndpointChoice(hosts, options, () => {
-    for (const stream of streams) stream.cancel()
-  })
+  readonly #streams = new Set<{ cancel(): void }>()
+  /** Chooses the endpoint for each call. */
+  readonly #choice: EndpointChoice
 
-  const failure = (error: unknown): WeftError => storeError(error, { ...options, hasAnswered: choice.hasAnswered })
+  /** Does not contact etcd. Throws WeftError USAGE if a certificate file cannot be read. */
+  constructor(options: EtcdOptions) {
+    this.#options = options
+    const hosts = hostsOf(options)
+    warnOfUnused(hosts, options)
+    this.#asUser = options.username !== ''
+    this.#choice = new EndpointChoice(hosts, options, () => {
+      for (const stream of this.#streams) stream.cancel()
+    })
+  }
 
-  function userToken(): Promise<string> {
-    if (token) return token
-    const credentials = { name: options.username, password: options.password.reveal() }
-    const asking = choice.at(closing.signal, async (endpoint, signal) => {
+  /**
+   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes a WeftError that
+   * names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
+   */
+  async call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs = CALL_TIMEOUT_MS): Promise<T> {
+    try {
+      return await what(this.#callsOf(signal, timeoutMs))
+    } catch (error) {
+      signal.throwIfAborted()
+      throw this.errorOf(error)
+    }
+  }
+
+  /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
+  async openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch> {
+    // The watches that etcd confirmed. A watch that is confirmed just after its endpoint was abandoned is not returned, so it must be
+    // ended here.
+    const opened: OpenWatch[] = []
+    let watch: OpenWatch | undefined
+    try {
+      watch = await this.#authenticated(signal, async (endpoint, metadata, scope) => {
+        const one = await this.#watchAt(endpoint, metadata, request, { whole: signal, opening: scope })
+        opened.push(one)
+        return one
+      })
+      return watch
+    } catch (error) {
+      signal.throwIfAborted()
+      throw this.errorOf(error)
+    } finally {
+      for (const one of opened) if (one !== watch) one.end()
+    }
+  }
+
+  /** Converts the failure of a call or of a stream to a WeftError. */
+  errorOf(error: unknown): WeftError {
+    return storeError(error, { ...this.#options, hasAnswered: this.#choice.hasAnswered })
+  }
+
+  close(): void {
+    this.#closing.abort(new Error('the client is closed'))
+    this.#choice.close()
+  }
+
+  /** Returns the user's token, and requests it from etcd if it is not known. */
+  #userToken(): Promise<string> {
+    if (this.#token) return this.#token
+    const credentials = { name: this.#options.username, password: this.#options.password.reveal() }
+    const asking = this.#choice.at(this.#closing.signal, async (endpoint, signal) => {
       const how = { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal }
       const answer = await endpoint.call('Auth', 'authenticate', credentials, how)
       return (answer as etcd3.IAuthenticateResponse).token
     })
     asking.catch(() => {
-      if (token === asking) token = undefined
+      if (this.#token === asking) this.#token = undefined
     })
-    return (token = asking)
+    return (this.#token = asking)
   }
 
   /**
    * Handles a failure that may come from an expired token or from a change of etcd's users. Returns true if the caller
    * must send the failed call again.
    */
-  function followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
+  #followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
     const message = messageOf(error)
     if (wasUser && used && (TOKEN_ENDED.test(message) || error instanceof WatchDenied)) {
-      if (token === used) token = undefined
+      if (this.#token === used) this.#token = undefined
       return true
     }
     const hasNone = wasUser && /authentication is not enabled/.test(message)
-    const hasSome = !wasUser && options.username !== '' && /user name is empty/.test(message)
+    const hasSome = !wasUser && this.#options.username !== '' && /user name is empty/.test(message)
     if (!hasNone && !hasSome) return false
-    if (asUser !== wasUser) return true // another call has already noticed the change
-    if (hasNone) options.log?.warn('etcd has no users: --etcd-username and --etcd-password are not used until it has')
-    asUser = hasSome
+    if (this.#asUser !== wasUser) return true // another call has already noticed the change
+    if (hasNone)
+      this.#options.log?.warn('etcd has no users: --etcd-username and --etcd-password are not used until it has')
+    this.#asUser = hasSome
     return true
   }
 
   /** Runs a call with the user's token. If the token has expired, requests a new one and runs the call again. */
-  async function authenticated<T>(
+  async #authenticated<T>(
     signal: AbortSignal,
     ask: (endpoint: Endpoint, metadata: grpc.Metadata, scope: AbortSignal) => Promise<T>,
   ): Promise<T> {
     for (let isAgain = false; ; isAgain = true) {
-      const wasUser = asUser
+      const wasUser = this.#asUser
       let used: Promise<string> | undefined
       try {
-        used = wasUser ? userToken() : undefined
+        used = wasUser ? this.#userToken() : undefined
         const metadata = metadataWith(await within(signal, (scope) => Promise.race([used, aborted(scope)])))
-        return await choice.at(signal, (endpoint, scope) => ask(endpoint, metadata, scope))
+        return await this.#choice.at(signal, (endpoint, scope) => ask(endpoint, metadata, scope))
       } catch (error) {
         signal.throwIfAborted()
-        if (isAgain || !followUsers(error, wasUser, used)) throw error
+        if (isAgain || !this.#followUsers(error, wasUser, used)) throw error
       }
     }
   }
 
-  const callsOf = (signal: AbortSignal, timeoutMs: number): EtcdCalls => {
+  /** Returns clients of etcd's services whose calls go to one endpoint after another. */
+  #callsOf(signal: AbortSignal, timeoutMs: number): EtcdCalls {
     const exec = (service: Service, method: string, payload: unknown): Promise<unknown> =>
-      authenticated(signal, (endpoint, metadata, scope) =>
+      this.#authenticated(signal, (endpoint, metadata, scope) =>
         endpoint.call(service, method, payload, { metadata, deadline: Date.now() + timeoutMs, signal: scope }),
       )
     const callable = {
       exec,
       withConnection: (service, open) =>
-        authenticated(signal, async (endpoint, metadata) =>
+        this.#authenticated(signal, async (endpoint, metadata) =>
           open({ resource: endpoint, client: endpoint.client(service), metadata }),
         ),
       markFailed() {},
@@ -173,7 +218,7 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   }
 
   /** Opens a watch at one endpoint and waits until etcd has confirmed it. */
-  async function watchAt(
+  async #watchAt(
     endpoint: Endpoint,
     metadata: grpc.Metadata,
     request: etcd3.IWatchCreateRequest,
@@ -181,14 +226,14 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
   ): Promise<OpenWatch> {
     const stream = (endpoint.client('Watch') as unknown as WatchMethod).watch(metadata)
     const cancel = (): void => stream.cancel()
-    streams.add(stream)
+    this.#streams.add(stream)
     signals.whole.addEventListener('abort', cancel, { once: true })
     signals.opening.addEventListener('abort', cancel, { once: true })
     const end = (): void => {
       signals.whole.removeEventListener('abort', cancel)
       stream.on('error', () => {}) // the cancellation is reported as an error
       stream.cancel()
-      streams.delete(stream)
+      this.#streams.delete(stream)
     }
     // A frozen or unreachable member may accept the connection and then send nothing, so the confirmation has a time limit.
     let isSilent = false
@@ -216,41 +261,6 @@ export function createEtcdClient(options: EtcdOptions): EtcdClient {
       clearTimeout(answering)
       signals.opening.removeEventListener('abort', cancel)
     }
-  }
-
-  return {
-    async call(signal, what, timeoutMs = CALL_TIMEOUT_MS) {
-      try {
-        return await what(callsOf(signal, timeoutMs))
-      } catch (error) {
-        signal.throwIfAborted()
-        throw failure(error)
-      }
-    },
-    async openWatch(request, signal) {
-      // The watches that etcd confirmed. A watch that is confirmed just after its endpoint was abandoned is not returned, so it must be
-      // ended here.
-      const opened: OpenWatch[] = []
-      let watch: OpenWatch | undefined
-      try {
-        watch = await authenticated(signal, async (endpoint, metadata, scope) => {
-          const one = await watchAt(endpoint, metadata, request, { whole: signal, opening: scope })
-          opened.push(one)
-          return one
-        })
-        return watch
-      } catch (error) {
-        signal.throwIfAborted()
-        throw failure(error)
-      } finally {
-        for (const one of opened) if (one !== watch) one.end()
-      }
-    },
-    errorOf: failure,
-    close() {
-      closing.abort(new Error('the client is closed'))
-      choice.close()
-    },
   }
 }
 

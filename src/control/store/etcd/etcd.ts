@@ -13,7 +13,7 @@ import {
   type StoreEntry,
   type Written,
 } from '../store.ts'
-import { createEtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
+import { EtcdClient, nextOf, type EtcdCalls, type EtcdOptions } from './etcd-client.ts'
 
 /** How long a listing of all leases may take, in ms. A listing of 60,000 leases is about 9 MB. */
 const LIST_TIMEOUT_MS = 20_000
@@ -35,91 +35,230 @@ const ENDS_ASKED = 64
 /** An etcd lease, to which keys are attached and with which they expire. `at` is when it was requested, in ms since the epoch. */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
+interface ClusterIdentity {
+  readonly cluster?: string
+  readonly term?: bigint
+}
+
 type Comparison =
   | { readonly target: 'Version'; readonly version: number }
   | { readonly target: 'Mod'; readonly mod_revision: string }
   | { readonly target: 'Value'; readonly value: Buffer }
 
-/** Creates a store in etcd without contacting it. Throws WeftError USAGE if a certificate file cannot be read. */
-export function createEtcdStore(options: EtcdOptions): Store {
-  const client = createEtcdClient(options)
-  const ttlS = Math.ceil((options.ttlMs ?? LEASE_TTL_MS) / 1000)
-  const configKey = Buffer.from(posix.join(options.prefix, 'config'))
-  const directory = `${posix.join(options.prefix, 'subnets')}/`
-  const from = Buffer.from(directory)
-  const to = Buffer.from(directory.replace(/\/$/, '0')) // the byte after '/'
-  const claimKey = (name: string): Buffer => Buffer.from(posix.join(options.prefix, 'weft', name))
-  const fullKey = (key: string): Buffer => Buffer.from(directory + key)
-
+/** A store in etcd v3. */
+export class EtcdStore implements Store {
+  readonly name = 'etcd'
+  readonly title = 'Etcd Local Manager'
+  /** The endpoints and the prefix of the keys. */
+  readonly #options: EtcdOptions
+  /** Sends the calls to etcd. */
+  readonly #client: EtcdClient
+  /** The lifetime of an etcd lease, in seconds. */
+  readonly #ttlS: number
+  /** The key of the network configuration. */
+  readonly #configKey: Buffer<ArrayBuffer>
+  /** The common beginning of the keys of leases; it ends with a slash. */
+  readonly #directory: string
+  /** The first key of the range that holds all leases. */
+  readonly #from: Buffer<ArrayBuffer>
+  /** The first key after the range that holds all leases. */
+  readonly #to: Buffer<ArrayBuffer>
   /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
-  let known: { readonly cluster?: string; readonly term?: bigint } = {}
-  /**
-   * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits the id and the term in
-   * some headers; the package etcd3 returns 0 for them.
-   */
-  const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): typeof known => ({
-    ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
-    ...(Number(raft_term) === 0 ? {} : { term: BigInt(raft_term) }),
-  })
+  #known: ClusterIdentity = {}
+  /** The etcd leases whose write failed, or may have failed. The next write of the same kind reuses them. */
+  readonly #spare = new Map<Kind, Grant>()
+
+  /** Does not contact etcd. Throws WeftError USAGE if a certificate file cannot be read. */
+  constructor(options: EtcdOptions) {
+    this.#options = options
+    this.#client = new EtcdClient(options)
+    this.#ttlS = Math.ceil((options.ttlMs ?? LEASE_TTL_MS) / 1000)
+    this.#configKey = Buffer.from(posix.join(options.prefix, 'config'))
+    this.#directory = `${posix.join(options.prefix, 'subnets')}/`
+    this.#from = Buffer.from(this.#directory)
+    this.#to = Buffer.from(this.#directory.replace(/\/$/, '0')) // the byte after '/'
+  }
+
+  async config(signal: AbortSignal): Promise<string> {
+    const { kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range({ key: this.#configKey }))
+    if (kvs[0]) return kvs[0].value.toString()
+    const message = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
+    const example = `etcdctl put ${this.#options.prefix}/config '{"Network":"10.5.0.0/16"}'`
+    throw new WeftError('CONFIG_MISSING', message, {
+      remedy: `store a configuration with \`${example}\`, or correct --etcd-prefix`,
+    })
+  }
+
+  async setConfig(text: string, signal: AbortSignal): Promise<void> {
+    await this.#callToWrite(signal, (etcd) => etcd.kv.put({ key: this.#configKey, value: Buffer.from(text) }))
+  }
+
+  async list(signal: AbortSignal): Promise<{ revision: bigint; entries: StoreEntry[] }> {
+    const range = { key: this.#from, range_end: this.#to }
+    const { header, kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
+    const revision = this.#revisionOf(header)
+    this.#known = { ...clusterOf(header), ...this.#known }
+    return { revision, entries: kvs.map((pair) => this.#toEntry(pair)) }
+  }
+
+  async ends(signal: AbortSignal): Promise<Map<string, number>> {
+    const range = { key: this.#from, range_end: this.#to, keys_only: true }
+    const { kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
+    const leased = kvs.filter(({ lease }) => lease !== '0')
+    const ends = new Map<string, number>()
+    for (let at = 0; at < leased.length; at += ENDS_ASKED) {
+      const part = leased.slice(at, at + ENDS_ASKED).map(async ({ key, lease: ID }) => {
+        const { TTL } = await this.#client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID }))
+        // A TTL of -1 means that the etcd lease has expired.
+        if (Number(TTL) >= 0) ends.set(key.toString().slice(this.#directory.length), Date.now() + Number(TTL) * 1000)
+      })
+      await Promise.all(part)
+    }
+    return ends
+  }
+
+  async *watch(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, never> {
+    let delivered = after
+    for (;;)
+      for await (const batch of this.#watchOnce(delivered, signal)) {
+        delivered = batch.revision
+        yield batch
+      }
+  }
+
+  create(key: string, value: string, signal: AbortSignal): Promise<Written | undefined> {
+    return this.#putIf([{ target: 'Version', version: 0 }], key, value, false, signal)
+  }
+
+  async update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
+    try {
+      return await this.#putIf(asRead(expected), key, value, expected.isReservation ?? false, signal)
+    } catch (error) {
+      if (!isFull(error)) throw error
+      const kept = await this.#keepAsRead(key, expected, signal)
+      // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not expired yet.
+      if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
+      return kept && { ...kept, unwritten: describeError(error) }
+    }
+  }
+
+  async delete(key: string, expected: Expected, signal: AbortSignal): Promise<boolean> {
+    const result = await this.#client.call(signal, (etcd) =>
+      etcd.kv.txn({
+        compare: asRead(expected).map((each) => ({ result: 'Equal', key: this.#fullKey(key), ...each })),
+        success: [{ request_delete_range: { key: this.#fullKey(key) } }],
+        failure: [],
+      }),
+    )
+    return result.succeeded
+  }
+
+  async claim(name: string, value: string, signal: AbortSignal): Promise<string | undefined> {
+    const key = this.#claimKey(name)
+    const { kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range({ key }))
+    const before = kvs[0]?.value.toString()
+    if (before === value) return before
+    await this.#underLease('claim', signal, ({ ID: lease }) =>
+      this.#callToWrite(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease })),
+    )
+    return before
+  }
+
+  async claims(
+    since: bigint | undefined,
+    signal: AbortSignal,
+  ): Promise<{ revision: bigint; isWhole: boolean; values: Map<string, string> }> {
+    const folder = `${posix.join(this.#options.prefix, 'weft')}/`
+    const range = {
+      key: Buffer.from(folder),
+      range_end: Buffer.from(folder.replace(/\/$/, '0')),
+      // The server then sends only newer claims. With thousands of nodes nearly all claims are older.
+      ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
+    }
+    const { header, kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
+    const values = new Map(kvs.map(({ key, value }) => [key.toString().slice(folder.length), value.toString()]))
+    return { revision: this.#revisionOf(header), isWhole: since === undefined, values }
+  }
+
+  async unclaim(name: string, value: string, signal: AbortSignal): Promise<void> {
+    const key = this.#claimKey(name)
+    await this.#client.call(signal, (etcd) =>
+      etcd.kv.txn({
+        compare: [{ result: 'Equal', target: 'Value', key, value: Buffer.from(value) }],
+        success: [{ request_delete_range: { key } }],
+        failure: [],
+      }),
+    )
+  }
+
+  async close(): Promise<void> {
+    this.#client.close()
+  }
+
+  #claimKey(name: string): Buffer {
+    return Buffer.from(posix.join(this.#options.prefix, 'weft', name))
+  }
+
+  #fullKey(key: string): Buffer {
+    return Buffer.from(this.#directory + key)
+  }
 
   /**
    * Reads the store's revision from a response header. Throws if it is missing or less than 1, because such a response does not come from
    * etcd.
    */
-  function revisionOf(header: etcd3.IResponseHeader | null): bigint {
+  #revisionOf(header: etcd3.IResponseHeader | null): bigint {
     const revision = BigInt(header?.revision ?? 0)
     if (revision > 0n) return revision
-    throw client.errorOf(new Error('an answer had no revision'))
+    throw this.#client.errorOf(new Error('an answer had no revision'))
   }
 
-  const toEntry = (pair: etcd3.IKeyValue): StoreEntry => ({
-    key: pair.key.toString().slice(directory.length),
-    value: pair.value.toString(),
-    revision: BigInt(pair.mod_revision),
-    created: BigInt(pair.create_revision),
-    isReservation: pair.lease === '0',
-  })
-  const toChange = (event: etcd3.IEvent): StoreChange => {
-    const entry = toEntry(event.kv)
+  #toEntry(pair: etcd3.IKeyValue): StoreEntry {
+    return {
+      key: pair.key.toString().slice(this.#directory.length),
+      value: pair.value.toString(),
+      revision: BigInt(pair.mod_revision),
+      created: BigInt(pair.create_revision),
+      isReservation: pair.lease === '0',
+    }
+  }
+
+  #toChange(event: etcd3.IEvent): StoreChange {
+    const entry = this.#toEntry(event.kv)
     return event.type === 'Delete'
       ? { kind: 'delete', key: entry.key, revision: entry.revision }
       : { kind: 'put', entry }
   }
 
   /** Runs a call that writes. If etcd's storage quota is used up, it refuses every write until an operator disarms the alarm. */
-  const callToWrite: typeof client.call = (signal, what) =>
-    client.call(signal, what).catch((error: unknown) => {
+  #callToWrite<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>): Promise<T> {
+    return this.#client.call(signal, what).catch((error: unknown) => {
       if (!isFull(error)) throw error
-      throw new WeftError('STORE_UNAVAILABLE', `etcd at ${options.endpoints.join(', ')} is full: ${FULL}`, {
+      throw new WeftError('STORE_UNAVAILABLE', `etcd at ${this.#options.endpoints.join(', ')} is full: ${FULL}`, {
         remedy: 'compact and defragment it, or raise its --quota-backend-bytes, then run `etcdctl alarm disarm`',
         cause: error,
       })
     })
-
-  /**
-   * The etcd leases that were granted for a write that failed, or may have failed. The next write of the same kind
-   * reuses them.
-   */
-  const spare = new Map<Kind, Grant>()
+  }
 
   /**
    * Runs `write` with an etcd lease: a spare lease of a failed write if there is one, or a new one. So repeated
    * failures do not leave many unused etcd leases behind.
    */
-  async function underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
-    const before = spare.get(kind)
-    spare.delete(kind)
-    const isFresh = before && Date.now() - before.at < SPARE_SHARE * ttlS * 1000
-    const grant = isFresh ? before : await newGrant(kind, signal)
+  async #underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
+    const before = this.#spare.get(kind)
+    this.#spare.delete(kind)
+    const isFresh = before && Date.now() - before.at < SPARE_SHARE * this.#ttlS * 1000
+    const grant = isFresh ? before : await this.#newGrant(kind, signal)
     try {
       return await write(grant)
     } catch (error) {
-      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new etcd lease.
-      if (isFresh && /lease not found/.test(messageOf(error))) return underLease(kind, signal, write)
-      // Revoke the new etcd lease only if etcd refused the write. After any other failure etcd may have written the
-      // key, and revoking the lease would delete the key.
-      const isRevoked = !isFresh && isRefusal(error) && (await revokeIfBare(grant, signal).catch(() => false))
-      if (!isRevoked) spare.set(kind, grant)
+      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new one.
+      if (isFresh && /lease not found/.test(messageOf(error))) return this.#underLease(kind, signal, write)
+      // Revoke the new etcd lease only if etcd refused the write. After another failure the key may have been written, and revoking would
+      // delete it.
+      const isRevoked = !isFresh && isRefusal(error) && (await this.#revokeIfBare(grant, signal).catch(() => false))
+      if (!isRevoked) this.#spare.set(kind, grant)
       throw error
     }
   }
@@ -128,100 +267,101 @@ export function createEtcdStore(options: EtcdOptions): Store {
    * Requests an etcd lease. weftd chooses the lease's id, so that the request can be repeated if the answer is lost: etcd grants an id
    * only once.
    */
-  async function newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
-    const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(ttlS) }
+  async #newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
+    const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(this.#ttlS) }
     const { ID, TTL } = grant
     try {
-      const granted = await callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))
+      const granted = await this.#callToWrite(signal, (etcd) => etcd.leaseClient.leaseGrant({ ID, TTL }))
       return Number(granted.TTL) > 0 ? { ...grant, TTL: granted.TTL } : grant
     } catch (error) {
       if (/lease already exists/.test(messageOf(error))) return grant
-      if (!isRefusal(error)) spare.set(kind, grant)
+      if (!isRefusal(error)) this.#spare.set(kind, grant)
       throw error
     }
   }
 
   /** Revokes an etcd lease if no key is attached to it. Returns true if it was revoked. */
-  async function revokeIfBare(grant: Grant, signal: AbortSignal): Promise<boolean> {
+  async #revokeIfBare(grant: Grant, signal: AbortSignal): Promise<boolean> {
     const { ID } = grant
-    const { keys } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID, keys: true }))
+    const { keys } = await this.#client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID, keys: true }))
     if (keys.length > 0) return false
-    await revoke(grant, signal)
+    await this.#revoke(grant, signal)
     return true
   }
 
-  const revoke = ({ ID }: Grant, signal: AbortSignal) =>
-    client
+  /** Revokes an etcd lease. An etcd lease that does not exist is not an error. */
+  async #revoke({ ID }: Grant, signal: AbortSignal): Promise<void> {
+    await this.#client
       .call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID }))
       .catch((error: unknown) => {
         if (!/lease not found/.test(messageOf(error))) throw error
       })
+  }
 
   /**
    * Writes a key if the conditions `compare` hold, and attaches it to an etcd lease unless `isForever` is true. Returns undefined if the
    * conditions do not hold.
    */
-  async function putIf(
+  async #putIf(
     compare: readonly Comparison[],
     key: string,
     value: string,
     isForever: boolean,
     signal: AbortSignal,
   ): Promise<Written | undefined> {
-    if (!isForever) return underLease('subnets', signal, (grant) => putUnder(grant, compare, key, value, signal))
-    return putUnder(undefined, compare, key, value, signal)
+    if (!isForever)
+      return this.#underLease('subnets', signal, (grant) => this.#putUnder(grant, compare, key, value, signal))
+    return this.#putUnder(undefined, compare, key, value, signal)
   }
 
-  async function putUnder(
+  /** Like `#putIf`; attaches the key to the etcd lease `grant`, or to no etcd lease if `grant` is undefined. */
+  async #putUnder(
     grant: Grant | undefined,
     compare: readonly Comparison[],
     key: string,
     value: string,
     signal: AbortSignal,
   ): Promise<Written | undefined> {
-    const result = await callToWrite(signal, (etcd) =>
+    const result = await this.#callToWrite(signal, (etcd) =>
       etcd.kv.txn({
-        compare: compare.map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
-        success: [{ request_put: { key: fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
-        failure: [{ request_range: { key: fullKey(key) } }],
+        compare: compare.map((each) => ({ result: 'Equal', key: this.#fullKey(key), ...each })),
+        success: [{ request_put: { key: this.#fullKey(key), value: Buffer.from(value), lease: grant?.ID ?? 0 } }],
+        failure: [{ request_range: { key: this.#fullKey(key) } }],
       }),
     )
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
-    if (result.succeeded) return { revision: revisionOf(result.header), expiresAt }
+    if (result.succeeded) return { revision: this.#revisionOf(result.header), expiresAt }
     if (!grant) return undefined
     // weftd repeats a call whose answer is lost. So the conditions may fail only because this call, or an earlier one
     // with the same etcd lease and another value, has already written the key.
     const present = result.responses[0]?.response_range?.kvs[0]
-    if (present?.lease !== grant.ID) await revoke(grant, signal)
+    if (present?.lease !== grant.ID) await this.#revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
     return undefined
   }
 
   /** Extends the life of a key whose state is still `expected`. A full etcd still allows this. Returns undefined if the key has changed. */
-  async function keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
-    const [pair] = (await client.call(signal, (etcd) => etcd.kv.range({ key: fullKey(key) }))).kvs
+  async #keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
+    const [pair] = (await this.#client.call(signal, (etcd) => etcd.kv.range({ key: this.#fullKey(key) }))).kvs
     if (!pair) return undefined
-    const { revision, value, isReservation } = toEntry(pair)
+    const { revision, value, isReservation } = this.#toEntry(pair)
     if (revision !== expected.revision || value !== expected.value) return undefined
     if (isReservation) return { revision, expiresAt: undefined }
     const at = Date.now()
-    const leftS = await client.call(signal, (etcd) => keepAlive(etcd, pair.lease, signal))
+    const leftS = await this.#client.call(signal, (etcd) => keepAlive(etcd, pair.lease, signal))
     return { revision, expiresAt: at + leftS * 1000 }
   }
 
-  /**
-   * Throws WeftError GAP if the header shows that the answer comes from another cluster than the one that was watched
-   * until revision `delivered`.
-   */
-  function checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
+  /** Throws WeftError GAP if the header shows that another cluster answers than the one that was watched until revision `delivered`. */
+  #checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
     // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal it. The cluster's id or
     // Raft term does.
     const found = clusterOf(header)
     const isOther =
-      (found.cluster !== undefined && known.cluster !== undefined && found.cluster !== known.cluster) ||
-      (found.term !== undefined && known.term !== undefined && found.term < known.term)
-    known = { ...known, ...found }
+      (found.cluster !== undefined && this.#known.cluster !== undefined && found.cluster !== this.#known.cluster) ||
+      (found.term !== undefined && this.#known.term !== undefined && found.term < this.#known.term)
+    this.#known = { ...this.#known, ...found }
     if (isOther) throw new WeftError('GAP', 'the cluster was restored or replaced')
     const current = BigInt(header.revision)
     if (current !== 0n && current < delivered)
@@ -232,23 +372,23 @@ export function createEtcdStore(options: EtcdOptions): Store {
    * Yields the batches of one watch of etcd. Returns if the server closed the connection because of too many pings; the caller then opens
    * the watch again.
    */
-  async function* watchOnce(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, void> {
+  async *#watchOnce(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, void> {
     // The watch resumes after the last delivered revision. If etcd has compacted that revision, the watch throws GAP.
-    const request = { key: from, range_end: to, start_revision: String(after + 1n), progress_notify: true }
-    const { responses, created, end, pingsLess } = await client.openWatch(request, signal)
+    const request = { key: this.#from, range_end: this.#to, start_revision: String(after + 1n), progress_notify: true }
+    const { responses, created, end, pingsLess } = await this.#client.openWatch(request, signal)
     try {
       let delivered = after
       for (let response = created; ;) {
         if (response.canceled) throw gapOf(response)
         const { header } = response as { readonly header: etcd3.IResponseHeader | null }
-        checkCluster(header, delivered)
+        this.#checkCluster(header, delivered)
         const current = BigInt(header?.revision ?? 0)
         // After a `created` response, events before its revision may still arrive, so it does not advance `delivered`. Every other
         // response without events is a progress notification: all events up to its revision were delivered.
         if (!response.created && response.events.length === 0 && current > delivered) delivered = current
         if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
         else
-          for (const batch of byRevision(response.events.map(toChange))) {
+          for (const batch of byRevision(response.events.map((event) => this.#toChange(event)))) {
             delivered = batch.revision
             yield batch
           }
@@ -257,117 +397,21 @@ export function createEtcdStore(options: EtcdOptions): Store {
     } catch (error) {
       signal.throwIfAborted()
       if (pingsLess(error)) return
-      throw isWeftError(error) ? error : client.errorOf(error)
+      throw isWeftError(error) ? error : this.#client.errorOf(error)
     } finally {
       end()
     }
   }
-
-  return {
-    name: 'etcd',
-    title: 'Etcd Local Manager',
-    async config(signal) {
-      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key: configKey }))
-      if (kvs[0]) return kvs[0].value.toString()
-      const message = 'flannel config not found in etcd store. Did you create your config using etcdv3 API?'
-      const example = `etcdctl put ${options.prefix}/config '{"Network":"10.5.0.0/16"}'`
-      throw new WeftError('CONFIG_MISSING', message, {
-        remedy: `store a configuration with \`${example}\`, or correct --etcd-prefix`,
-      })
-    },
-    async setConfig(text, signal) {
-      await callToWrite(signal, (etcd) => etcd.kv.put({ key: configKey, value: Buffer.from(text) }))
-    },
-    async list(signal) {
-      const range = { key: from, range_end: to }
-      const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
-      const revision = revisionOf(header)
-      known = { ...clusterOf(header), ...known }
-      return { revision, entries: kvs.map(toEntry) }
-    },
-    async ends(signal) {
-      const range = { key: from, range_end: to, keys_only: true }
-      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
-      const leased = kvs.filter(({ lease }) => lease !== '0')
-      const ends = new Map<string, number>()
-      for (let at = 0; at < leased.length; at += ENDS_ASKED) {
-        const part = leased.slice(at, at + ENDS_ASKED).map(async ({ key, lease: ID }) => {
-          const { TTL } = await client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID }))
-          // A TTL of -1 means that the etcd lease has expired.
-          if (Number(TTL) >= 0) ends.set(key.toString().slice(directory.length), Date.now() + Number(TTL) * 1000)
-        })
-        await Promise.all(part)
-      }
-      return ends
-    },
-    async *watch(after, signal) {
-      let delivered = after
-      for (;;)
-        for await (const batch of watchOnce(delivered, signal)) {
-          delivered = batch.revision
-          yield batch
-        }
-    },
-    create: (key, value, signal) => putIf([{ target: 'Version', version: 0 }], key, value, false, signal),
-    async update(key, value, expected, signal) {
-      try {
-        return await putIf(asRead(expected), key, value, expected.isReservation ?? false, signal)
-      } catch (error) {
-        if (!isFull(error)) throw error
-        const kept = await keepAsRead(key, expected, signal)
-        // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not expired yet.
-        if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
-        return kept && { ...kept, unwritten: describeError(error) }
-      }
-    },
-    async delete(key, expected, signal) {
-      const result = await client.call(signal, (etcd) =>
-        etcd.kv.txn({
-          compare: asRead(expected).map((each) => ({ result: 'Equal', key: fullKey(key), ...each })),
-          success: [{ request_delete_range: { key: fullKey(key) } }],
-          failure: [],
-        }),
-      )
-      return result.succeeded
-    },
-    async claim(name, value, signal) {
-      const key = claimKey(name)
-      const { kvs } = await client.call(signal, (etcd) => etcd.kv.range({ key }))
-      const before = kvs[0]?.value.toString()
-      if (before === value) return before
-      await underLease('claim', signal, ({ ID: lease }) =>
-        callToWrite(signal, (etcd) => etcd.kv.put({ key, value: Buffer.from(value), lease })),
-      )
-      return before
-    },
-    async claims(since, signal) {
-      const folder = `${posix.join(options.prefix, 'weft')}/`
-      const range = {
-        key: Buffer.from(folder),
-        range_end: Buffer.from(folder.replace(/\/$/, '0')),
-        // With min_mod_revision etcd sends only claims that were written after `since`. With thousands of nodes nearly
-        // all claims are older.
-        ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
-      }
-      const { header, kvs } = await client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
-      const values = new Map(kvs.map(({ key, value }) => [key.toString().slice(folder.length), value.toString()]))
-      return { revision: revisionOf(header), isWhole: since === undefined, values }
-    },
-    async unclaim(name, value, signal) {
-      const key = claimKey(name)
-      await client.call(signal, (etcd) =>
-        etcd.kv.txn({
-          compare: [{ result: 'Equal', target: 'Value', key, value: Buffer.from(value) }],
-          success: [{ request_delete_range: { key } }],
-          failure: [],
-        }),
-      )
-    },
-    async close() {
-      client.close()
-    },
-  }
 }
+
+/**
+ * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits these fields in some headers, and etcd3
+ * then returns 0.
+ */
+const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): ClusterIdentity => ({
+  ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
+  ...(Number(raft_term) === 0 ? {} : { term: BigInt(raft_term) }),
+})
 
 /** Groups changes by revision, so that the changes of one etcd transaction stay in one batch. */
 function byRevision(changes: readonly StoreChange[]): StoreBatch[] {

@@ -1,7 +1,6 @@
 // kernel-esp.ts - finds out whether the kernel can carry ESP packets (CONFIG_INET_ESP).
 
-import { isWeftError } from '../../../base/errors.ts'
-import type { Run } from '../../../host/command.ts'
+import { isRefusal, type Run } from '../../../host/command.ts'
 
 /** The selector of the trial association: loopback addresses, and a number below 256, which no key exchange uses (RFC 4303 section 2.1). */
 const SELECTOR = ['src', '127.0.0.2', 'dst', '127.0.0.3', 'proto', 'esp', 'spi', '0x000000ff']
@@ -16,13 +15,20 @@ const CIPHERS = [
  * WeftError if `ip` cannot be run.
  */
 export async function canKernelCarryEsp(run: Run): Promise<boolean> {
+  const remove = (): Promise<boolean> => succeeds(run, ['xfrm', 'state', 'delete', ...SELECTOR])
+  await remove() // the association of an interrupted trial
   for (const cipher of CIPHERS)
-    try {
-      await run('ip', ['xfrm', 'state', 'add', ...SELECTOR, 'mode', 'tunnel', ...cipher])
-      await run('ip', ['xfrm', 'state', 'delete', ...SELECTOR])
-      return true
-    } catch (error) {
-      if (!isWeftError(error, 'COMMAND')) throw error
-    }
+    if (await succeeds(run, ['xfrm', 'state', 'add', ...SELECTOR, 'mode', 'tunnel', ...cipher])) return remove()
   return false
+}
+
+/** Runs `ip` without a time limit, because the kernel may load modules. Returns false if the kernel refuses. */
+async function succeeds(run: Run, words: readonly string[]): Promise<boolean> {
+  try {
+    await run('ip', words, { patient: true })
+    return true
+  } catch (error) {
+    if (isRefusal(error)) return false
+    throw error
+  }
 }

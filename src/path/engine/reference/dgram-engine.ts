@@ -3,18 +3,19 @@
 // It is a short reference against which the native engine is tested, and it serves hosts on which threads are not wanted. It supports only
 // IPv4 and no offloads.
 
-import { createSocket } from 'node:dgram'
+import { createSocket, type Socket } from 'node:dgram'
 import { closeSync, readSync, writeSync } from 'node:fs'
 import { LRUCache } from 'lru-cache'
+import type { Drops, ReadWatcher } from '../../../../native/addon.d.ts'
 import { WeftError } from '../../../base/errors.ts'
 import { addon } from '../../../host/addon.ts'
-import { formatAddress } from '../../../net/address.ts'
+import { formatAddress, type Family } from '../../../net/address.ts'
 import { ipv4NetContains, parseIpv4, type Ipv4, type Ipv4Net } from '../../../net/ipv4.ts'
 import type { Ipv6 } from '../../../net/ipv6.ts'
 import { ENCAPSULATIONS, type Encapsulation } from '../encapsulation.ts'
-import type { Engine, EngineConfig } from '../engine.ts'
+import type { Counters, Engine, EngineConfig } from '../engine.ts'
 import { isFromHere, reasonToDrop, type PacketAddresses, type UnknownSender } from '../filter.ts'
-import { createPeerTable, decodePeers } from '../peers.ts'
+import { createPeerTable, decodePeers, hostOf, type PeerTable } from '../peers.ts'
 import { engineStartError } from '../start-error.ts'
 import { SLOT_NUMBERS } from '../traffic.ts'
 import { createDropLog, type DropDetails } from './drops.ts'
@@ -92,278 +93,359 @@ function ipv4Of({ tunAddress, networkAddress, network, subnet }: EngineConfig): 
   throw new WeftError('CONFIG', 'the dgram engine carries IPv4 alone', { remedy: 'run weftd with --engine native' })
 }
 
-/**
- * Starts the engine in TypeScript. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS or DEVICE; CONFIG if the network has IPv6 or
- * the encapsulation is not udp.
- */
-export async function startDgramEngine(config: EngineConfig): Promise<Engine> {
-  const encapsulation = encapsulationOf(config)
-  const ipv4 = ipv4Of(config)
-  const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
-  let tun: { fd: number; name: string }
-  try {
-    await new Promise<void>((resolve, reject) => {
-      socket.once('error', reject)
-      socket.bind({ port: config.port, address: config.bindAddress, exclusive: true }, () => {
-        socket.off('error', reject)
-        resolve()
-      })
-    })
-    tun = addon.openTun(config.tunName, config.persistent ?? false)
-  } catch (error) {
-    socket.close()
-    throw engineStartError(error, config)
+interface OpenTun {
+  readonly fd: number
+  readonly name: string
+}
+
+const nowUs = (): number => Math.round((performance.timeOrigin + performance.now()) * 1_000)
+
+/** The engine in TypeScript. */
+export class DgramEngine implements Engine {
+  readonly kind = 'dgram'
+  readonly tunName: string
+  readonly offloads: readonly string[] = []
+  readonly notes: readonly string[] = []
+  readonly details: readonly string[] = []
+  readonly fault: Promise<Error>
+  readonly outers: readonly Family[] = ['ipv4']
+  readonly #config: EngineConfig
+  readonly #encapsulation: Encapsulation
+  /** This node's IPv4 addresses and subnet. */
+  readonly #ipv4: OwnIpv4
+  /** Decides which packets from peers are accepted. */
+  readonly #filter: Parameters<typeof reasonToDrop>[0]
+  readonly #socket: Socket
+  /** The file descriptor of the TUN. */
+  readonly #tun: number
+  /** Calls `#readPackets` when the TUN has packets. */
+  readonly #watcher: ReadWatcher
+  /** The buffer for one packet from the TUN. */
+  readonly #buffer = Buffer.alloc(65536)
+  #table: PeerTable
+  /** The endpoints of the last destinations; emptied when the peer table changes. */
+  readonly #flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
+  /** The kernel's path MTU to each peer's address. */
+  readonly #paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
+  readonly #counters: Record<string, bigint> = Object.fromEntries(addon.counterNames.map((name) => [name, 0n]))
+  readonly #trafficBySlot: Traffic[] = []
+  readonly #dropLog = createDropLog(nowUs, nowUs())
+  /** The last senders whose packets were refused. */
+  readonly #unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
+  /** The limits of ICMP errors to containers, of those about a packet's length, and of those to peers. */
+  readonly #mayAnswer = icmpLimit()
+  readonly #mayReportSize = icmpLimit()
+  readonly #mayAnswerPeer = icmpLimit()
+  /** False after `stop`. */
+  #running = true
+  #reportFault: (error: Error) => void = () => {}
+
+  private constructor(config: EngineConfig, encapsulation: Encapsulation, ipv4: OwnIpv4, socket: Socket, tun: OpenTun) {
+    const { settings, network, subnet } = config
+    this.#config = config
+    this.#encapsulation = encapsulation
+    this.#ipv4 = ipv4
+    this.#filter = { ...settings, network, subnet }
+    this.#socket = socket
+    this.#tun = tun.fd
+    this.tunName = tun.name
+    this.fault = new Promise<Error>((resolve) => (this.#reportFault = resolve))
+    this.#table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
+    socket.on('message', (datagram, { address }) => this.#receive(datagram, address))
+    socket.on('error', (error) => this.#reportFault(error))
+    this.#watcher = addon.watchReadable(tun.fd, () => this.#readPackets())
   }
 
-  let reportFault: (error: Error) => void = () => {}
-  const fault = new Promise<Error>((resolve) => {
-    reportFault = resolve
-  })
-  const counters: Record<string, bigint> = Object.fromEntries(addon.counterNames.map((name) => [name, 0n]))
-  const count = (name: string, amount = 1): void => {
-    counters[name] = (counters[name] ?? 0n) + BigInt(amount)
-  }
-
-  const nowUs = (): number => Math.round((performance.timeOrigin + performance.now()) * 1_000)
-  const dropLog = createDropLog(nowUs, nowUs())
-  function drop(reason: string, bytes: Buffer, details?: DropDetails): void {
-    count(reason)
-    dropLog.add(reason, bytes, details)
-  }
-
-  const trafficBySlot: Traffic[] = []
-  const trafficOf = (slot = 0): Traffic =>
-    (trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], lastReceivedAt: undefined })
-  const { settings, network, subnet } = config
-  const filter = { ...settings, network, subnet }
-  const { headerBytes, trailerBytes } = encapsulation
-  let table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
-  const flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
-  function endpointFor(destination: number): Endpoint | undefined {
-    const known = flows.get(destination)
-    if (known) return known
-    const peer = table.find(destination)
-    if (!peer) return undefined
-    const { port, limit = 0 } = peer
-    const endpoint = {
-      address: formatAddress(peer.endpoint),
-      port,
-      limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity,
-      leadsInside: table.find(peer.endpoint) !== undefined,
-      traffic: trafficOf(peer.slot),
-    }
-    flows.set(destination, endpoint)
-    return endpoint
-  }
-
-  function writeTun(packet: Buffer): boolean {
+  /**
+   * Opens the socket and the TUN, and starts the engine. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS or DEVICE; CONFIG if the
+   * network has IPv6 or the encapsulation is not udp.
+   */
+  static async start(config: EngineConfig): Promise<DgramEngine> {
+    const encapsulation = encapsulationOf(config)
+    const ipv4 = ipv4Of(config)
+    const [bindAddress = ''] = config.bindAddresses
+    const socket = createSocket({ type: 'udp4', recvBufferSize: RECEIVE_BUFFER_BYTES })
+    let tun: OpenTun
     try {
-      writeSync(tun.fd, packet)
-      return true
+      await new Promise<void>((resolve, reject) => {
+        socket.once('error', reject)
+        socket.bind({ port: config.port, address: bindAddress, exclusive: true }, () => {
+          socket.off('error', reject)
+          resolve()
+        })
+      })
+      tun = addon.openTun(config.tunName, config.persistent ?? false)
     } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'EBADFD') reportFault(error as Error)
-      return false
+      socket.close()
+      throw engineStartError(error, { ...config, bindAddress })
+    }
+    return new DgramEngine(config, encapsulation, ipv4, socket, tun)
+  }
+
+  setPeers(records: Uint8Array): void {
+    this.#table = createPeerTable(decodePeers(records))
+    this.#flows.clear()
+  }
+
+  changePeers(records: Uint8Array): void {
+    this.#table.change(decodePeers(records))
+    this.#flows.clear()
+  }
+
+  counters(): Counters {
+    return { ...this.#counters }
+  }
+
+  traffic(slot?: number): Float64Array {
+    const now = performance.now()
+    const rowOf = ({ numbers, lastReceivedAt }: Traffic): number[] => [
+      ...numbers,
+      lastReceivedAt === undefined ? -1 : now - lastReceivedAt,
+    ]
+    if (slot !== undefined) return Float64Array.from(this.#trafficBySlot[slot] ? rowOf(this.#trafficBySlot[slot]) : [])
+    const all = new Float64Array(this.#trafficBySlot.length * SLOT_NUMBERS)
+    // forEach skips slots that never had traffic, so that their numbers stay 0.
+    this.#trafficBySlot.forEach((each, at) => all.set(rowOf(each), at * SLOT_NUMBERS))
+    return all
+  }
+
+  drops(after?: Drops['next']): Drops {
+    return this.#dropLog.read(after)
+  }
+
+  threads(): Readonly<Record<string, number>> {
+    return {}
+  }
+
+  takeUnknownSenders(): readonly UnknownSender[] {
+    const taken = [...this.#unknownSenders.values()]
+    this.#unknownSenders.clear()
+    return taken
+  }
+
+  async stop(): Promise<void> {
+    if (!this.#running) return
+    this.#running = false
+    this.#watcher.stop()
+    await new Promise<void>((resolve) => this.#socket.close(() => resolve()))
+    closeSync(this.#tun)
+  }
+
+  /** Reads packets from the TUN and forwards them. */
+  #readPackets(): void {
+    for (let reads = 0; reads < READS_PER_TURN; reads++) {
+      const size = this.#readTun()
+      if (size === undefined) return
+      this.#count('tun_reads')
+      this.#forward(this.#buffer.subarray(0, size))
     }
   }
 
-  const [mayAnswer, mayReportSize, mayAnswerPeer] = [icmpLimit(), icmpLimit(), icmpLimit()]
-  function answer(about: IcmpError, packet: Buffer, counter: string, may = mayAnswer): void {
-    const error = icmpError(about, ipv4.networkAddress, packet)
-    if (!error) return
-    const sender = packet.readUInt32BE(12)
-    const isOurs = ipv4NetContains(ipv4.subnet, sender)
-    if (isFromHere(filter, sender) && may(sender, isOurs, performance.now()) && writeTun(error)) count(counter)
+  /**
+   * Reads a packet from the TUN into `buffer` and returns its length. Returns undefined if no packet waits, or after an error, which is
+   * counted.
+   */
+  #readTun(): number | undefined {
+    try {
+      return readSync(this.#tun, this.#buffer)
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException
+      if (code === 'EAGAIN') return undefined
+      if (code === 'EBADFD') {
+        this.#watcher.stop() // the device was deleted
+        this.#reportFault(error as Error)
+      } else {
+        this.#drop('tx_drop_tun', Buffer.alloc(0)) // the kernel dropped that packet
+      }
+      return undefined
+    }
   }
 
-  // Forwards a packet from the TUN to a peer.
-  function forward(bytes: Buffer): void {
+  /** Forwards a packet from the TUN to a peer. */
+  #forward(bytes: Buffer): void {
     const size = ipv4PacketBytes(bytes)
-    if (size === undefined && isIpv6Packet(bytes) && isForLink(bytes)) return count('tx_for_link')
+    if (size === undefined && isIpv6Packet(bytes) && isForLink(bytes)) return this.#count('tx_for_link')
     if (size === undefined)
-      return drop(bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed', bytes)
+      return this.#drop(
+        bytes.length > 0 && bytes.readUInt8(0) >> 4 === 6 ? 'tx_drop_no_route' : 'tx_drop_malformed',
+        bytes,
+      )
     const packet = Buffer.from(bytes.subarray(0, size)) // send() needs the copy until the datagram has left
-    const endpoint = endpointFor(packet.readUInt32BE(16))
+    const endpoint = this.#endpointFor(packet.readUInt32BE(16))
     if (!endpoint) {
-      if (isForLink(packet)) return count('tx_for_link')
-      drop('tx_drop_no_route', packet)
-      return answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
+      if (isForLink(packet)) return this.#count('tx_for_link')
+      this.#drop('tx_drop_no_route', packet)
+      return this.#answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     const to = { peer: parseIpv4(endpoint.address) ?? 0 }
     // A datagram that this host sent to a peer was routed back into the TUN, so it must not be sent again; native/core/circle.h explains
     // the rule.
-    if (endpoint.leadsInside && table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
-      return drop('tx_drop_circle', packet, to)
+    if (endpoint.leadsInside && this.#table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
+      return this.#drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
-      drop('tx_drop_ttl', packet, to)
-      return answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
+      this.#drop('tx_drop_ttl', packet, to)
+      return this.#answer(TIME_EXCEEDED, packet, 'tx_time_exceeded_sent')
     }
-    if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, mtuTo(endpoint)))
-    const mtu = size > ALWAYS_FITS_BYTES ? mtuTo(endpoint) : Infinity
-    if (size <= mtu) return send(packet, endpoint)
+    if (this.#config.settings.clampMss && isTcpSyn(packet))
+      clampMss(packet, Math.min(this.#config.mtu, this.#mtuTo(endpoint)))
+    const mtu = size > ALWAYS_FITS_BYTES ? this.#mtuTo(endpoint) : Infinity
+    if (size <= mtu) return this.#send(packet, endpoint)
     if (!mayFragment(packet)) {
       // An echo request of this host may exceed the limit that a search found, because it may be a probe that tests whether longer packets
       // arrive again.
-      if (size <= knownMtu(endpoint.address) && isEchoRequestFrom(ipv4.tunAddress, packet))
-        return send(packet, endpoint)
-      drop('tx_drop_too_big', packet, to)
-      return answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', mayReportSize)
+      if (size <= this.#knownMtu(endpoint.address) && isEchoRequestFrom(this.#ipv4.tunAddress, packet))
+        return this.#send(packet, endpoint)
+      this.#drop('tx_drop_too_big', packet, to)
+      return this.#answer(fragmentationNeeded(mtu), packet, 'tx_frag_needed_sent', this.#mayReportSize)
     }
-    count('tx_fragmented')
-    for (const fragment of fragmentsOf(packet, mtu)) send(fragment, endpoint)
+    this.#count('tx_fragmented')
+    for (const fragment of fragmentsOf(packet, mtu)) this.#send(fragment, endpoint)
   }
 
-  const paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
-  /**
-   * Returns the longest packet in bytes that fits into the kernel's path MTU to a peer (docs/path-mtu.md); Infinity if the path MTU is not
-   * known.
-   */
-  function knownMtu(address: string): number {
-    let bytes = paths.get(address)
-    if (bytes === undefined) paths.set(address, (bytes = addon.pathMtu(config.bindAddress, address)))
-    const mtu = bytes - OUTER_BYTES - headerBytes - trailerBytes
-    return mtu >= LEAST_MTU ? mtu : Infinity
-  }
-
-  const mtuTo = ({ address, limit }: Endpoint): number => Math.min(knownMtu(address), limit)
-
-  function send(packet: Buffer, endpoint: Endpoint): void {
-    socket.send(encapsulation.seal(packet), endpoint.port, endpoint.address, (error) => {
+  /** Sends a packet in a datagram to a peer, and counts it when the kernel has accepted or refused the datagram. */
+  #send(packet: Buffer, endpoint: Endpoint): void {
+    this.#socket.send(this.#encapsulation.seal(packet), endpoint.port, endpoint.address, (error) => {
       if (!error) {
-        count('tx_packets')
-        count('tx_bytes', packet.length)
-        count('tx_messages')
+        this.#count('tx_packets')
+        this.#count('tx_bytes', packet.length)
+        this.#count('tx_messages')
         endpoint.traffic.numbers[0]++
         endpoint.traffic.numbers[1] += packet.length
       } else {
         const { code } = error as NodeJS.ErrnoException
         const reason = code === 'EMSGSIZE' ? 'too_big' : code === 'ENOBUFS' ? 'socket_full' : 'refused'
-        drop(`tx_drop_${reason}`, packet, { peer: parseIpv4(endpoint.address) ?? 0 })
+        this.#drop(`tx_drop_${reason}`, packet, { peer: parseIpv4(endpoint.address) ?? 0 })
       }
     })
   }
 
-  // The following code handles datagrams from peers, whose packets go to the TUN.
-  const unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
-  /** Counts and records the packet, and returns true, if `reason` is set; returns false otherwise. */
-  function isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
-    if (reason === undefined) return false
-    drop(reason, packet, { peer: addresses.from })
-    unknownSenders.set(`${reason} ${addresses.from}`, { ...addresses, reason })
-    return true
-  }
-  socket.on('message', (datagram, { address }) => {
-    count('rx_messages')
-    const bytes = encapsulation.open(datagram)
+  /** Handles a datagram from `address`: checks its packet and writes the packet to the TUN. */
+  #receive(datagram: Buffer, address: string): void {
+    this.#count('rx_messages')
+    const bytes = this.#encapsulation.open(datagram)
     const size = bytes && ipv4PacketBytes(bytes)
     const from = parseIpv4(address) ?? 0
-    if (bytes && filter.verifySource !== 'off' && isIpv6Packet(bytes)) {
+    if (bytes && this.#filter.verifySource !== 'off' && isIpv6Packet(bytes)) {
       const [source, destination] = [readIpv6(bytes, 8), readIpv6(bytes, 24)]
-      return void isRefused(bytes, { from, source, destination }, 'rx_drop_unknown_sender')
+      return void this.#isRefused(bytes, { from, source, destination }, 'rx_drop_unknown_sender')
     }
-    if (!bytes) return drop('rx_drop_malformed', datagram, { peer: from, encapBytes: headerBytes })
-    if (size === undefined) return drop('rx_drop_malformed', bytes, { peer: from })
+    const { headerBytes } = this.#encapsulation
+    if (!bytes) return this.#drop('rx_drop_malformed', datagram, { peer: from, encapBytes: headerBytes })
+    if (size === undefined) return this.#drop('rx_drop_malformed', bytes, { peer: from })
     const packet = bytes.subarray(0, size)
     const malformed = reasonMalformed(packet)
-    if (malformed !== undefined) return drop(malformed, bytes, { peer: from })
+    if (malformed !== undefined) return this.#drop(malformed, bytes, { peer: from })
     const addresses = { from, source: packet.readUInt32BE(12), destination: packet.readUInt32BE(16) }
-    if (isRefused(packet, addresses, reasonToDrop(filter, table, addresses))) return
+    if (this.#isRefused(packet, addresses, reasonToDrop(this.#filter, this.#table, addresses))) return
     if (!decrementTtl(packet)) {
-      drop('rx_drop_ttl', packet, { peer: from })
-      // The ICMP error goes to the peer whose subnet contains the packet's source. It must not go to the datagram's sender, which may be
-      // any host.
-      const sender = packet.readUInt32BE(12)
-      const peer = endpointFor(sender)
-      const error = peer && icmpError(TIME_EXCEEDED, ipv4.tunAddress, packet)
-      if (!error || !mayAnswerPeer(sender, false, performance.now())) return
-      const reply = encapsulation.seal(error)
-      return socket.send(reply, peer.port, peer.address, (failed) => failed ?? count('rx_time_exceeded_sent'))
+      this.#drop('rx_drop_ttl', packet, { peer: from })
+      return this.#answerPeer(packet)
     }
-    const { traffic, limit = Infinity } = endpointFor(addresses.source) ?? {}
+    const { traffic, limit = Infinity } = this.#endpointFor(addresses.source) ?? {}
     if (traffic) {
       traffic.numbers[2]++
       traffic.numbers[3] += size
       traffic.lastReceivedAt = performance.now()
     }
+    const { settings, mtu } = this.#config
     // A peer's SYN limits the segments that this host's containers will send, so its MSS must fit into the tunnel too.
-    if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(config.mtu, knownMtu(address), limit))
-    if (!writeTun(packet)) return drop('rx_drop_tun', packet)
-    count('tun_writes')
-    count('rx_packets')
-    count('rx_bytes', size)
-  })
-  socket.on('error', (error) => reportFault(error))
+    if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(mtu, this.#knownMtu(address), limit))
+    if (!this.#writeTun(packet)) return this.#drop('rx_drop_tun', packet)
+    this.#count('tun_writes')
+    this.#count('rx_packets')
+    this.#count('rx_bytes', size)
+  }
 
-  const buffer = Buffer.alloc(65536)
   /**
-   * Reads a packet from the TUN into `buffer` and returns its length. Returns undefined if no packet waits, or after an error, which is
-   * counted.
+   * Sends an ICMP error about an expired TTL to the peer whose subnet contains the packet's source. The error must not go to the datagram's
+   * sender, which may be any host.
    */
-  function readTun(): number | undefined {
+  #answerPeer(packet: Buffer): void {
+    const sender = packet.readUInt32BE(12)
+    const peer = this.#endpointFor(sender)
+    const error = peer && icmpError(TIME_EXCEEDED, this.#ipv4.tunAddress, packet)
+    if (!error || !this.#mayAnswerPeer(sender, false, performance.now())) return
+    const reply = this.#encapsulation.seal(error)
+    this.#socket.send(reply, peer.port, peer.address, (failed) => failed ?? this.#count('rx_time_exceeded_sent'))
+  }
+
+  /** Counts and records the packet, and returns true, if `reason` is set; returns false otherwise. */
+  #isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
+    if (reason === undefined) return false
+    this.#drop(reason, packet, { peer: addresses.from })
+    this.#unknownSenders.set(`${reason} ${addresses.from}`, { ...addresses, reason })
+    return true
+  }
+
+  /** Writes an ICMP error about a packet from the TUN into the TUN, unless `may` refuses it, and counts it. */
+  #answer(about: IcmpError, packet: Buffer, counter: string, may = this.#mayAnswer): void {
+    const error = icmpError(about, this.#ipv4.networkAddress, packet)
+    if (!error) return
+    const sender = packet.readUInt32BE(12)
+    const isOurs = ipv4NetContains(this.#ipv4.subnet, sender)
+    if (isFromHere(this.#filter, sender) && may(sender, isOurs, performance.now()) && this.#writeTun(error))
+      this.#count(counter)
+  }
+
+  /** Returns the endpoint of the peer whose subnet contains the destination. */
+  #endpointFor(destination: number): Endpoint | undefined {
+    const known = this.#flows.get(destination)
+    if (known) return known
+    const peer = this.#table.find(destination)
+    if (!peer) return undefined
+    const { port, limit = 0 } = peer
+    const host = hostOf(peer)
+    const endpoint = {
+      address: formatAddress(host),
+      port,
+      limit: limit >= ALWAYS_FITS_BYTES ? limit : Infinity,
+      leadsInside: this.#table.find(host) !== undefined,
+      traffic: this.#trafficOf(peer.slot),
+    }
+    this.#flows.set(destination, endpoint)
+    return endpoint
+  }
+
+  #trafficOf(slot = 0): Traffic {
+    return (this.#trafficBySlot[slot] ??= { numbers: [0, 0, 0, 0], lastReceivedAt: undefined })
+  }
+
+  /**
+   * Returns the longest packet in bytes that fits into the kernel's path MTU to a peer (docs/path-mtu.md); Infinity if the path MTU is not
+   * known.
+   */
+  #knownMtu(address: string): number {
+    let bytes = this.#paths.get(address)
+    const [bindAddress = ''] = this.#config.bindAddresses
+    if (bytes === undefined) this.#paths.set(address, (bytes = addon.pathMtu(bindAddress, address)))
+    const { headerBytes, trailerBytes } = this.#encapsulation
+    const mtu = bytes - OUTER_BYTES - headerBytes - trailerBytes
+    return mtu >= LEAST_MTU ? mtu : Infinity
+  }
+
+  /** Returns the longest packet in bytes that may be sent to a peer. */
+  #mtuTo({ address, limit }: Endpoint): number {
+    return Math.min(this.#knownMtu(address), limit)
+  }
+
+  /** Writes a packet to the TUN. Returns false if the kernel refused it. */
+  #writeTun(packet: Buffer): boolean {
     try {
-      return readSync(tun.fd, buffer)
+      writeSync(this.#tun, packet)
+      return true
     } catch (error) {
-      const { code } = error as NodeJS.ErrnoException
-      if (code === 'EAGAIN') return undefined
-      if (code === 'EBADFD') {
-        watcher.stop() // the device was deleted
-        reportFault(error as Error)
-      } else {
-        drop('tx_drop_tun', Buffer.alloc(0)) // the kernel dropped that packet
-      }
-      return undefined
+      if ((error as NodeJS.ErrnoException).code === 'EBADFD') this.#reportFault(error as Error)
+      return false
     }
   }
-  const watcher = addon.watchReadable(tun.fd, () => {
-    for (let reads = 0; reads < READS_PER_TURN; reads++) {
-      const size = readTun()
-      if (size === undefined) return
-      count('tun_reads')
-      forward(buffer.subarray(0, size))
-    }
-  })
 
-  let running = true
-  return {
-    kind: 'dgram',
-    tunName: tun.name,
-    offloads: [],
-    notes: [],
-    details: [],
-    fault,
-    setPeers(records) {
-      table = createPeerTable(decodePeers(records))
-      flows.clear()
-    },
-    changePeers(records) {
-      table.change(decodePeers(records))
-      flows.clear()
-    },
-    counters: () => ({ ...counters }),
-    traffic(slot) {
-      const now = performance.now()
-      const rowOf = ({ numbers, lastReceivedAt }: Traffic): number[] => [
-        ...numbers,
-        lastReceivedAt === undefined ? -1 : now - lastReceivedAt,
-      ]
-      if (slot !== undefined) return Float64Array.from(trafficBySlot[slot] ? rowOf(trafficBySlot[slot]) : [])
-      const all = new Float64Array(trafficBySlot.length * SLOT_NUMBERS)
-      // forEach skips slots that never had traffic, so that their numbers stay 0.
-      trafficBySlot.forEach((each, at) => all.set(rowOf(each), at * SLOT_NUMBERS))
-      return all
-    },
-    drops: (after) => dropLog.read(after),
-    threads: () => ({}),
-    takeUnknownSenders() {
-      const taken = [...unknownSenders.values()]
-      unknownSenders.clear()
-      return taken
-    },
-    async stop() {
-      if (!running) return
-      running = false
-      watcher.stop()
-      await new Promise<void>((resolve) => socket.close(() => resolve()))
-      closeSync(tun.fd)
-    },
+  /** Counts a dropped packet, and keeps its headers for weft's commands. */
+  #drop(reason: string, bytes: Buffer, details?: DropDetails): void {
+    this.#count(reason)
+    this.#dropLog.add(reason, bytes, details)
+  }
+
+  #count(name: string, amount = 1): void {
+    this.#counters[name] = (this.#counters[name] ?? 0n) + BigInt(amount)
   }
 }

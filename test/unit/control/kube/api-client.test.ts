@@ -3,7 +3,7 @@
 import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { afterEach, beforeEach, expect, it, vi } from 'vitest'
-import { createKubeClient, type Ask, type KubeClient } from '../../../../src/control/kube/api-client.ts'
+import { KubeApiClient, type Ask, type KubeClient } from '../../../../src/control/kube/api-client.ts'
 
 const NODES: Ask = { method: 'GET', path: '/api/v1/nodes' }
 const EVENT: Ask = { method: 'POST', path: '/api/v1/namespaces/default/events', body: {}, isDispensable: true }
@@ -25,7 +25,7 @@ beforeEach(async () => {
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   const { port } = server.address() as AddressInfo
-  client = createKubeClient(async () => ({ server: `http://127.0.0.1:${port}` }))
+  client = new KubeApiClient(async () => ({ server: `http://127.0.0.1:${port}` }))
   close = () => {
     client.close()
     server.close()

@@ -4,8 +4,8 @@ import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ask, KubeClient, WatchEvent } from '../../../../src/control/kube/api-client.ts'
 import { annotationNames } from '../../../../src/control/kube/node-lease.ts'
-import { createNodeSource } from '../../../../src/control/kube/node-source.ts'
-import { createOwnNode } from '../../../../src/control/kube/own-node.ts'
+import { NodeSource } from '../../../../src/control/kube/node-source.ts'
+import { OwnNode } from '../../../../src/control/kube/own-node.ts'
 
 const P = 'flannel.alpha.coreos.com'
 const names = annotationNames(P)
@@ -45,7 +45,7 @@ describe('the nodes', () => {
   async function watch(client: KubeClient, after: bigint) {
     const batches: { cursor: bigint; kinds: string[] }[] = []
     const watching = async (): Promise<void> => {
-      for await (const { cursor, changes } of createNodeSource(client, names).watch(after, signal))
+      for await (const { cursor, changes } of new NodeSource(client, names).watch(after, signal))
         batches.push({ cursor, kinds: changes.map(({ kind }) => kind) })
     }
     await expect(watching()).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
@@ -79,14 +79,14 @@ describe('the nodes', () => {
       if (query?.['continue'] === undefined) return first
       throw new WeftError('GAP', 'the continue token is too old')
     })
-    await expect(createNodeSource(client, names).list(signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
+    await expect(new NodeSource(client, names).list(signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })
   })
 
   it.each([10, 400, 5_000])('are listed rarely enough that %d of them cost at most 7 KB a second', (count) => {
     /** The size of one node, which is mostly the images that kubelet reports. */
     const NODE_BYTES = 20_000
-    const source = createNodeSource(apiOf(nothing).client, names)
-    expect((count * NODE_BYTES) / (source.trustedMs!(count) / 1000)).toBeLessThan(7_000)
+    const source = new NodeSource(apiOf(nothing).client, names)
+    expect((count * NODE_BYTES) / (source.trustedMs(count) / 1000)).toBeLessThan(7_000)
   })
 })
 
@@ -100,7 +100,7 @@ it('reports that the network is up until the API server accepts it, once per nod
     if (refuses) throw new WeftError('STORE_UNAVAILABLE', 'busy')
     return {}
   })
-  const own = createOwnNode({ client, names, name: 'a', log })
+  const own = new OwnNode({ client, names, name: 'a', log })
   await own.published(signal)
   for (const count of [1, 2]) {
     await expect(own.ready(signal)).rejects.toMatchObject({ code: 'STORE_UNAVAILABLE' })

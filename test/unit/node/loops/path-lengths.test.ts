@@ -2,7 +2,7 @@
 // has what a node makes of it.
 
 import { describe, expect, it } from 'vitest'
-import { createPathSearch, type Question } from '../../../../src/node/loops/path-lengths.ts'
+import { PathSearch, type Question } from '../../../../src/node/loops/path-lengths.ts'
 
 const OVERHEAD = 28
 const peer = (key: string, address = 1, endpoint = 'e') => ({ key, address, endpoint })
@@ -10,7 +10,7 @@ const peer = (key: string, address = 1, endpoint = 'e') => ({ key, address, endp
 /** A search, and a network that carries packets of a maximum length to the peers that answer. */
 function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
   const net: { passes: number; mtu: number | undefined; answers: boolean } = { passes, mtu, answers: true }
-  const search = createPathSearch(
+  const search = new PathSearch(
     OVERHEAD,
     1_472,
     () => net.mtu,
@@ -203,7 +203,7 @@ describe('the length that reaches a peer', () => {
   it('stays whole where one packet in five is lost, whatever its length', () => {
     let seed = 7
     const random = (): number => (seed = (seed * 48_271) % 2_147_483_647) / 2_147_483_647
-    const search = createPathSearch(OVERHEAD, 1_472, () => 1_472, random)
+    const search = new PathSearch(OVERHEAD, 1_472, () => 1_472, random)
     search.keep(
       ['a', 'b', 'c', 'd', 'e'].map((key) => peer(key)),
       0,
@@ -415,7 +415,7 @@ describe('a search', () => {
 
   it('looks for those of whom the kernel says nothing every ten seconds, and asks five others beside', () => {
     const looked: string[] = []
-    const search = createPathSearch(
+    const search = new PathSearch(
       OVERHEAD,
       1_472,
       (key) => {
@@ -442,7 +442,7 @@ describe('a search', () => {
 
   it('takes those first who wait longest, within a second and over several', () => {
     const randoms = [0, 0.9, 0.1, 0.5]
-    const search = createPathSearch(
+    const search = new PathSearch(
       OVERHEAD,
       1_472,
       () => 1_472,
@@ -463,7 +463,7 @@ describe('a search', () => {
 
   it('takes a second that came before first, though it was set later', () => {
     const randoms = [0, 0.9, 0]
-    const search = createPathSearch(
+    const search = new PathSearch(
       OVERHEAD,
       1_472,
       () => 1_472,

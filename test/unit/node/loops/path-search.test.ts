@@ -4,7 +4,7 @@ import { beforeEach, expect, it, vi } from 'vitest'
 import type { OpenEcho } from '../../../../src/host/echo.ts'
 import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
-import { createPathSearch } from '../../../../src/node/loops/path-lengths.ts'
+import { PathSearch } from '../../../../src/node/loops/path-lengths.ts'
 import {
   dataPaths,
   installRig,
@@ -108,7 +108,7 @@ it('lowers it when less passes', async () => {
 it('starts again when the peer has another endpoint', async () => {
   passes = 1252
   let endpoint = 'one'
-  const search = createPathSearch(
+  const search = new PathSearch(
     28,
     1_472,
     () => 1472,
@@ -188,13 +188,13 @@ it('asks nothing without peers, and nobody where probes are off and the data pat
   await ready()
   await vi.advanceTimersByTimeAsync(300_000)
   expect(sizes()).toEqual([])
-  const search = createPathSearch(28, 1472, () => 1472, Math.random)
+  const search = new PathSearch(28, 1472, () => 1472, Math.random)
   search.keep([], 0)
   expect(search.due(100_000)).toEqual([])
 })
 
 it('asks five of a thousand peers a second at most, by two packets each', () => {
-  const search = createPathSearch(28, 1472, () => 1472, Math.random)
+  const search = new PathSearch(28, 1472, () => 1472, Math.random)
   const address = parseIpv4('10.5.0.64')!
   search.keep(
     Array.from({ length: 1000 }, (_, index) => ({ key: String(index), endpoint: '', address })),

@@ -1,13 +1,13 @@
 // peer-watch.test.ts - the events of a peer, from one check to the next.
 
 import { describe, expect, it } from 'vitest'
-import { createPeerWatch, type Looked } from '../../../../src/node/loops/peer-watch.ts'
+import { PeerWatch, type Looked } from '../../../../src/node/loops/peer-watch.ts'
 import { createPeerEvents, type PeerEvent } from '../../../../src/report/peer-events.ts'
 
 /** A watch at 1,000,000 ms of its clock, and a clock of the day beside it that can be set. */
 function newWatch(events = createPeerEvents()) {
   const time = { now: 1_000_000, day: Date.parse('2026-11-23T03:00:00Z') }
-  const watch = createPeerWatch(events, () => new Date(time.day).toISOString())
+  const watch = new PeerWatch(events, () => new Date(time.day).toISOString())
   let known: Looked = {
     peer: '10.5.2.0/24',
     publicIp: '192.0.2.2',

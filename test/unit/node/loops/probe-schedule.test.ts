@@ -2,13 +2,13 @@
 
 import { describe, expect, it } from 'vitest'
 import type { Address } from '../../../../src/net/address.ts'
-import { ASKED_A_SECOND, createProbes, type Probes } from '../../../../src/node/loops/probe-schedule.ts'
+import { ASKED_A_SECOND, ProbeSchedule } from '../../../../src/node/loops/probe-schedule.ts'
 
 const target = (number: number) => ({ key: `peer ${number}`, address: number })
 const targets = (count: number) => Array.from({ length: count }, (_, number) => target(number + 1))
 
 /** Lets the seconds pass; `answers` says whom it is answered by. Returns whom it asked, second by second. */
-function pass(probes: Probes, fromS: number, toS: number, answers: (address: Address) => boolean): Address[][] {
+function pass(probes: ProbeSchedule, fromS: number, toS: number, answers: (address: Address) => boolean): Address[][] {
   const asked: Address[][] = []
   for (let second = fromS; second < toS; second++) {
     const due = probes.due(second * 1000)
@@ -22,7 +22,7 @@ const all = (): boolean => true
 
 it('asks each peer soon, and then once in the interval, not all at once', () => {
   let seed = 1
-  const probes = createProbes(10_000, () => (seed = (seed * 16807) % 2147483647) / 2147483647)
+  const probes = new ProbeSchedule(10_000, () => (seed = (seed * 16807) % 2147483647) / 2147483647)
   probes.keep(targets(100), 0)
   const asked = pass(probes, 1, 101, all)
   expect(asked.slice(0, 2).flat()).toHaveLength(100)
@@ -40,7 +40,7 @@ it('asks each peer soon, and then once in the interval, not all at once', () => 
 })
 
 it('sends a limited number of probes a second, to each peer less often then', () => {
-  const probes = createProbes(10_000, Math.random)
+  const probes = new ProbeSchedule(10_000, Math.random)
   probes.keep(targets(10_000), 0)
   const asked = pass(probes, 1, 401, all)
   expect(asked.every((each) => each.length <= ASKED_A_SECOND)).toBe(true)
@@ -50,13 +50,13 @@ it('sends a limited number of probes a second, to each peer less often then', ()
 })
 
 it('does so of as many as come in one second', () => {
-  const probes = createProbes(10_000, () => 0.5)
+  const probes = new ProbeSchedule(10_000, () => 0.5)
   probes.keep(targets(200_000), 0)
   expect(pass(probes, 1, 3, all).map((each) => each.length)).toEqual([ASKED_A_SECOND, ASKED_A_SECOND])
 })
 
 it('finds a peer that is gone within 15 s, and one that is back at its next turn', () => {
-  const probes = createProbes(10_000, () => 0.5)
+  const probes = new ProbeSchedule(10_000, () => 0.5)
   probes.keep([target(1)], 0)
   pass(probes, 1, 40, all)
   expect(probes.results().get('peer 1')!.isAnswering).toBe(true)
@@ -71,7 +71,7 @@ it('finds a peer that is gone within 15 s, and one that is back at its next turn
 })
 
 it('takes one lost packet for one, asks again at once, and takes an answer that is late', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   const [first] = probes.due(0)
   probes.answered(first!.sequence, 1, 1, 5)
@@ -84,7 +84,7 @@ it('takes one lost packet for one, asks again at once, and takes an answer that 
 })
 
 it('accepts an answer only from the peer that was probed', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1), target(2)], 0)
   const [first] = probes.due(0)
   probes.answered(first!.sequence, 2, 1, 5)
@@ -93,7 +93,7 @@ it('accepts an answer only from the peer that was probed', () => {
 })
 
 it('forgets who is a peer no more, and begins again with one that has another address', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep(targets(2), 0)
   pass(probes, 0, 1, all)
   const [old] = probes.due(10_000)
@@ -105,7 +105,7 @@ it('forgets who is a peer no more, and begins again with one that has another ad
 
 it('takes a request for lost after a second, not before', () => {
   let random = 0
-  const probes = createProbes(10_000, () => random)
+  const probes = new ProbeSchedule(10_000, () => random)
   probes.keep([target(1)], 0)
   random = 1
   probes.due(0)
@@ -136,7 +136,7 @@ it('takes a request for lost after a second, not before', () => {
 })
 
 it('tells the loss of the last ten, and forgets what was before', () => {
-  const probes = createProbes(1_000, () => 0)
+  const probes = new ProbeSchedule(1_000, () => 0)
   probes.keep([target(1)], 0)
   const losses = (from: number, count: number, isAnswered: boolean): number => {
     for (let second = from; second < from + count; second++)
@@ -152,7 +152,7 @@ it('tells the loss of the last ten, and forgets what was before', () => {
 })
 
 it('takes no outage for loss: neither what was lost before a peer was first heard, nor of one that was away', () => {
-  const probes = createProbes(1_000, () => 0)
+  const probes = new ProbeSchedule(1_000, () => 0)
   probes.keep([target(1)], 0)
   let second = 0
   const after = (answers: string): readonly [boolean, number] => {
@@ -174,7 +174,7 @@ it('takes no outage for loss: neither what was lost before a peer was first hear
 })
 
 it('says the interval of the flag as long as fifty a second are enough', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   expect(probes.intervalMs()).toBe(10_000)
   probes.keep(targets(500), 0)
   expect(probes.intervalMs()).toBe(10_000)
@@ -184,20 +184,20 @@ it('says the interval of the flag as long as fifty a second are enough', () => {
 
 it('begins within the first second, or within an interval that is shorter, and spreads from there', () => {
   const first = (wantedMs: number): number => {
-    const probes = createProbes(wantedMs, () => 0.5)
+    const probes = new ProbeSchedule(wantedMs, () => 0.5)
     probes.keep([target(1)], 1_000)
     for (let now = 1_000; ; now += 10) if (probes.due(now).length > 0) return now
   }
   // A turn counts from the full second on.
   expect([first(10_000), first(100)]).toEqual([2_000, 2_000])
-  const probes = createProbes(10_000, () => 0.5)
+  const probes = new ProbeSchedule(10_000, () => 0.5)
   probes.keep([target(1)], 0)
   const asked = pass(probes, 0, 30, all).flatMap((each, second) => (each.length > 0 ? [second] : []))
   expect(asked).toEqual([1, 6, 16, 26])
 })
 
 it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
-  const probes = createProbes(10_000, () => 0.99999)
+  const probes = new ProbeSchedule(10_000, () => 0.99999)
   probes.keep(targets(3), 0)
   probes.keep(targets(2), 500)
   expect(probes.due(2_000).map(({ sequence, address }) => [sequence, address])).toEqual([
@@ -207,7 +207,7 @@ it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
 })
 
 it('takes an answer for one request alone, however often it comes, and a late one for the newest time', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   const [first] = probes.due(0)
   probes.answered(first!.sequence, 1, 4, 50)
@@ -216,7 +216,7 @@ it('takes an answer for one request alone, however often it comes, and a late on
 })
 
 it('keeps what it knows of those that stay, and asks them no sooner', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   pass(probes, 0, 1, all)
   pass(probes, 1, 2, all) // its place in the interval
@@ -230,7 +230,7 @@ it('keeps what it knows of those that stay, and asks them no sooner', () => {
 })
 
 it('asks nobody who is taken away by itself, and counts it no more', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   for (const { key, address } of targets(501)) probes.look(key, address, 0)
   expect(probes.intervalMs()).toBe(10_020)
   probes.look('peer 1', undefined, 0)
@@ -240,14 +240,14 @@ it('asks nobody who is taken away by itself, and counts it no more', () => {
 
 it('asks those first whose second came first, also when it was not called for a while', () => {
   const randoms = [0, 0.9, 0]
-  const probes = createProbes(10_000, () => randoms.shift() ?? 0.5)
+  const probes = new ProbeSchedule(10_000, () => randoms.shift() ?? 0.5)
   probes.keep(targets(2), 1_500)
   // The first is due at 2400, the second at 1500.
   expect(probes.due(3_000).map(({ address }) => address)).toEqual([2, 1])
 })
 
 it('waits a second for an answer at any time of the day', () => {
-  const probes = createProbes(10_000, () => 0)
+  const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 90_000)
   expect(probes.due(90_000)).toHaveLength(1)
   probes.due(90_999)
@@ -259,7 +259,7 @@ it('waits a second for an answer at any time of the day', () => {
 })
 
 it('probes a doubted peer immediately, except a silent one', () => {
-  const probes = createProbes(10_000, () => 0.5)
+  const probes = new ProbeSchedule(10_000, () => 0.5)
   probes.keep([target(1), target(2)], 0)
   pass(probes, 1, 40, all)
   expect(probes.takeDoubted()).toEqual(new Set())
@@ -279,11 +279,11 @@ it('probes a doubted peer immediately, except a silent one', () => {
 describe('a peer that stays silent', () => {
   const none = (): boolean => false
   /** The seconds at which it is probed. */
-  const requestedAt = (probes: Probes, fromS: number, toS: number, answers = none): number[] =>
+  const requestedAt = (probes: ProbeSchedule, fromS: number, toS: number, answers = none): number[] =>
     pass(probes, fromS, toS, answers).flatMap((each, at) => each.map(() => fromS + at))
   const gapsOf = (seconds: readonly number[]): number[] => seconds.slice(1).map((second, at) => second - seconds[at]!)
-  const silent = (): { readonly probes: Probes; readonly gaps: readonly number[] } => {
-    const probes = createProbes(10_000, () => 0)
+  const silent = (): { readonly probes: ProbeSchedule; readonly gaps: readonly number[] } => {
+    const probes = new ProbeSchedule(10_000, () => 0)
     probes.keep([target(1)], 0)
     return { probes, gaps: gapsOf(requestedAt(probes, 0, 2_000)) }
   }
@@ -300,10 +300,10 @@ describe('a peer that stays silent', () => {
   })
 
   it('with a longer interval than that is probed no more often, and with a limit as often as that says', () => {
-    const rare = createProbes(400_000, () => 0)
+    const rare = new ProbeSchedule(400_000, () => 0)
     rare.keep([target(1)], 0)
     expect(new Set(gapsOf(requestedAt(rare, 0, 8_000)).slice(2))).toEqual(new Set([400]))
-    const limited = createProbes(
+    const limited = new ProbeSchedule(
       10_000,
       () => 0,
       () => 60_000,
@@ -313,7 +313,7 @@ describe('a peer that stays silent', () => {
   })
 
   it('costs a link few broadcasts: a day of one that is gone is fewer than 300 requests', () => {
-    const probes = createProbes(10_000, () => 0)
+    const probes = new ProbeSchedule(10_000, () => 0)
     probes.keep([target(1)], 0)
     expect(requestedAt(probes, 0, 86_400).length).toBeLessThan(310)
   })
@@ -353,7 +353,7 @@ describe('a peer that stays silent', () => {
   })
 
   it('is probed when one that fell silent with it is back: a network that was cut in two is whole soon', () => {
-    const probes = createProbes(10_000, () => 0.5)
+    const probes = new ProbeSchedule(10_000, () => 0.5)
     probes.keep(targets(20), 0)
     pass(probes, 0, 40, all)
     pass(probes, 40, 1_000, none)
@@ -364,7 +364,7 @@ describe('a peer that stays silent', () => {
     pass(probes, second + 1, second + 3, all)
     expect([...probes.results().values()].every(({ isAnswering }) => isAnswering)).toBe(true)
     // A peer that has been silent for much longer is not probed.
-    const mixed = createProbes(10_000, () => 0.5)
+    const mixed = new ProbeSchedule(10_000, () => 0.5)
     mixed.keep(targets(2), 0)
     pass(mixed, 0, 40, (address) => address === 1)
     pass(mixed, 40, 400, (address) => address === 1)

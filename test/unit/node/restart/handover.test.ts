@@ -4,6 +4,7 @@ import { closeSync, fstatSync, openSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
 import { parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import type { Connection, Parcel } from '../../../../src/host/unix-socket.ts'
+import { familyOfText } from '../../../../src/net/address.ts'
 import { earlierRun, type EarlierRun } from '../../../../src/node/restart/earlier-run.ts'
 import { enterHandover, type WantedPath } from '../../../../src/node/restart/handover.ts'
 import { fdsOf, packPaths } from '../../../../src/node/restart/open-path.ts'
@@ -22,20 +23,20 @@ function isOpen(fd: number): boolean {
 
 const wanted: WantedPath = {
   tunName: 'flannel%d',
-  bindAddress: '192.0.2.1',
+  bindAddresses: ['192.0.2.1'],
   port: 8285,
   workers: 2,
   without: ['udp-gso'],
 }
 const path = (tunName = 'flannel0', bindAddress = '192.0.2.1'): OpenPath => ({
   tunName,
-  bindAddress,
+  bindAddresses: [bindAddress],
   port: 8285,
   features: ['tun-csum'],
   without: ['udp-gso'],
   loops: [
-    { tun: open(), socket: open(), sender: open() },
-    { tun: open(), socket: open() },
+    { tun: open(), sockets: { [familyOfText(bindAddress)]: { receiver: open(), sender: open() } } },
+    { tun: open(), sockets: { [familyOfText(bindAddress)]: { receiver: open() } } },
   ],
 })
 
@@ -194,7 +195,7 @@ describe('what fits', () => {
       await handover.opening()
       // Both at once, in whichever order.
       const taken = await Promise.all([
-        handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::1' }),
+        handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddresses: ['fd77::1'] }),
         handover.take({ ...wanted, tunName: 'flannel.1' }),
       ])
       expect(taken.map((each) => each && fdsOf([each]))).toEqual(has.toReversed().map((each) => fdsOf([each])))
@@ -213,7 +214,7 @@ describe('what fits', () => {
     const handover = await enter(before)
     await handover.opening()
     // It has another address by now.
-    expect(await handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddress: 'fd77::a1' })).toBeUndefined()
+    expect(await handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddresses: ['fd77::a1'] })).toBeUndefined()
     expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
     expect(fdsOf([other]).some(isOpen)).toBe(false)
     const taken = await handover.take({ ...wanted, tunName: 'flannel.1' })
@@ -244,7 +245,7 @@ describe('what does not fit', () => {
   it.each<[string, Partial<WantedPath>]>([
     ['another device', { tunName: 'flannel.1' }],
     ['a device of another kind', { tunName: 'flannel.%d' }],
-    ['another address', { bindAddress: '192.0.2.2' }],
+    ['another address', { bindAddresses: ['192.0.2.2'] }],
     ['another port', { port: 9000 }],
     ['other lanes', { workers: 8 }],
     ['other features', { without: [] }],

@@ -6,13 +6,13 @@ import type { OpenPath } from '../../../../src/path/engine/engine.ts'
 
 const path: OpenPath = {
   tunName: 'flannel0',
-  bindAddress: '192.0.2.1',
+  bindAddresses: ['192.0.2.1'],
   port: 8285,
   features: ['tun-csum', 'x'],
   without: ['udp-gso'],
   loops: [
-    { tun: 21, socket: 35, sender: 7 },
-    { tun: 4, socket: 50 },
+    { tun: 21, sockets: { ipv4: { receiver: 35, sender: 7 } } },
+    { tun: 4, sockets: { ipv4: { receiver: 50 } } },
   ],
 }
 const FDS = [21, 35, 7, 4, 50]
@@ -27,8 +27,8 @@ describe('a path on its way', () => {
       {
         ...path,
         loops: [
-          { tun: 0, socket: 1, sender: 2 },
-          { tun: 3, socket: 4 },
+          { tun: 0, sockets: { ipv4: { receiver: 1, sender: 2 } } },
+          { tun: 3, sockets: { ipv4: { receiver: 4 } } },
         ],
       },
     ])
@@ -37,15 +37,15 @@ describe('a path on its way', () => {
       {
         ...path,
         loops: [
-          { tun: 9, socket: 8, sender: 7 },
-          { tun: 6, socket: 5 },
+          { tun: 9, sockets: { ipv4: { receiver: 8, sender: 7 } } },
+          { tun: 6, sockets: { ipv4: { receiver: 5 } } },
         ],
       },
     ])
   })
 
   it('arrives beside another, each with its own, or not at all', () => {
-    const other = { ...path, tunName: 'flannel1', loops: [{ tun: 11, socket: 12 }] }
+    const other = { ...path, tunName: 'flannel1', loops: [{ tun: 11, sockets: { ipv4: { receiver: 12 } } }] }
     const { descriptions, fds } = packPaths([path, other])
     expect(fds).toEqual([...FDS, 11, 12])
     expect(unpackPaths(JSON.parse(JSON.stringify(descriptions)), fds)).toStrictEqual([path, other])
@@ -57,10 +57,10 @@ describe('a path on its way', () => {
   it('arrives with the sockets of both families', () => {
     const both: OpenPath = {
       ...path,
-      otherAddress: 'fd77::1',
+      bindAddresses: ['192.0.2.1', 'fd77::1'],
       loops: [
-        { tun: 21, socket: 35, sender: 7, otherSocket: 8, otherSender: 9 },
-        { tun: 4, socket: 50, otherSocket: 51 },
+        { tun: 21, sockets: { ipv4: { receiver: 35, sender: 7 }, ipv6: { receiver: 8, sender: 9 } } },
+        { tun: 4, sockets: { ipv4: { receiver: 50 }, ipv6: { receiver: 51 } } },
       ],
     }
     const { descriptions, fds } = packPaths([both])
@@ -69,14 +69,17 @@ describe('a path on its way', () => {
       [21, 35, 7, 8, 9, 4, 50, 51],
     ])
     expect(unpackPaths(JSON.parse(JSON.stringify(descriptions)), fds)).toStrictEqual([both])
-    for (const wrong of [{ otherAddress: 7 }, { loops: [{ tun: 0, socket: 1, otherSocket: '2' }] }])
+    for (const wrong of [
+      { bindAddresses: ['192.0.2.1', 7] },
+      { loops: [{ tun: 0, sockets: { ipv4: { receiver: 1 }, ipv6: { receiver: '2' } } }] },
+    ])
       expect(unpackPaths([{ ...descriptions[0]!, ...wrong }], fds)).toEqual([])
   })
 
   it('arrives with the sessions behind all else of its own', () => {
     const all = [
       { ...path, handoverState: 3 },
-      { ...path, tunName: 'flannel1', loops: [{ tun: 11, socket: 12 }] },
+      { ...path, tunName: 'flannel1', loops: [{ tun: 11, sockets: { ipv4: { receiver: 12 } } }] },
     ]
     const { descriptions, fds } = packPaths(all)
     expect([fds, fdsOf(all)]).toEqual([
@@ -93,9 +96,20 @@ describe('a path on its way', () => {
   })
 
   it.each([
-    ...['tunName', 'bindAddress', 'port', 'features', 'without', 'loops'].map((name) => ({ [name]: undefined })),
+    ...['tunName', 'bindAddresses', 'port', 'features', 'without', 'loops'].map((name) => ({ [name]: undefined })),
     { tunName: 7 },
-    { bindAddress: null },
+    { bindAddresses: null },
+    { bindAddresses: '192.0.2.1' },
+    { bindAddresses: [7] },
+    // An earlier build described a path with these members.
+    { bindAddresses: undefined, bindAddress: '192.0.2.1', loops: [{ tun: 0, socket: 1 }] },
+    { loops: [{ tun: 0, socket: 1 }] },
+    { loops: [{ tun: 0, sockets: {} }] },
+    { bindAddresses: [], loops: [{ tun: 0, sockets: {} }] },
+    { bindAddresses: ['192.0.2.1', '192.0.2.2'] },
+    { bindAddresses: ['192.0.2.1', 'fd77::1'] },
+    { bindAddresses: ['fd77::1'] },
+    { loops: [{ tun: 0, sockets: { ipv6: null } }] },
     { port: '8285' },
     { features: 'all' },
     { features: {} },
@@ -104,21 +118,21 @@ describe('a path on its way', () => {
     { without: [1, 'a'] },
     { loops: 'all' },
     { loops: {} },
-    { loops: [{ tun: 0, socket: 1 }, null] },
-    { loops: [{ tun: 0, socket: 1 }, {}] },
-    { loops: [{ tun: 0, socket: '1' }] },
-    { loops: [{ tun: 0, socket: 1, sender: '2' }] },
+    { loops: [{ tun: 0, sockets: { ipv4: { receiver: 1 } } }, null] },
+    { loops: [{ tun: 0, sockets: { ipv4: { receiver: 1 } } }, {}] },
+    { loops: [{ tun: 0, sockets: { ipv4: { receiver: '1' } } }] },
+    { loops: [{ tun: 0, sockets: { ipv4: { receiver: 1, sender: '2' } } }] },
   ])('is none with %j', (wrong) => {
     expect(unpackPaths([{ ...sent(), ...wrong }], FDS)).toEqual([])
   })
 
   it.each([
     [[], []],
-    [[{ tun: 0, socket: 1 }], [7]],
-    [[{ tun: 0, socket: 1 }], [7, 8, 9]],
-    [[{ tun: 1, socket: 0 }], [7, 8]],
-    [[{ tun: 0, socket: 0 }], [7, 8]],
-    [[{ tun: 0, socket: 1, sender: 3 }], [7, 8, 9]],
+    [[{ tun: 0, sockets: { ipv4: { receiver: 1 } } }], [7]],
+    [[{ tun: 0, sockets: { ipv4: { receiver: 1 } } }], [7, 8, 9]],
+    [[{ tun: 1, sockets: { ipv4: { receiver: 0 } } }], [7, 8]],
+    [[{ tun: 0, sockets: { ipv4: { receiver: 0 } } }], [7, 8]],
+    [[{ tun: 0, sockets: { ipv4: { receiver: 1, sender: 3 } } }], [7, 8, 9]],
   ])('of the loops %j does not fit the descriptors %j', (loops, fds) => {
     expect(unpackPaths([{ ...sent(), loops }], fds)).toEqual([])
   })

@@ -4,14 +4,21 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
-import { formatAddress, formatEndpoint, formatNet, type Address } from '../../../../src/net/address.ts'
+import {
+  formatAddress,
+  formatEndpoint,
+  formatNet,
+  type Address,
+  type Addresses,
+  type Family,
+} from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, type Ipv6 } from '../../../../src/net/ipv6.ts'
 import type { DataPaths } from '../../../../src/node/data-paths.ts'
 import { createUdpBackend } from '../../../../src/path/backends/udp.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
 import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
-import { decodePeers, encodePeers } from '../../../../src/path/engine/peers.ts'
+import { decodePeers, encodePeers, hostOf } from '../../../../src/path/engine/peers.ts'
 import { unusableReason } from '../../../../src/path/tunnel/peer-filter.ts'
 import { openPaths } from '../../../support/data-paths.ts'
 import { host, installHost, log, run } from '../../../support/fake-host.ts'
@@ -59,6 +66,7 @@ const startEngine = async (config: EngineConfig): Promise<Engine> => {
     notes: ['a note'],
     details: [],
     fault: new Promise(() => {}),
+    outers: ['ipv4'],
     setPeers: (records) => void (engine.records = records),
     changePeers(records) {
       const table = new Map(decodePeers(engine.records).map((peer) => [formatNet(peer.subnet), peer]))
@@ -145,7 +153,7 @@ describe('open', () => {
       persistent: false,
       inherited: undefined,
       peers: expect.any(Function),
-      bindAddress: '192.0.2.1',
+      bindAddresses: ['192.0.2.1'],
       port: 7890,
       mtu: 1472,
       tunAddress: { ipv4: ip('10.5.72.0') },
@@ -198,7 +206,7 @@ describe('apply', () => {
     const leases = [own, lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3', 'vxlan')]
     await dataPath.apply(new Map(leases.map((entry) => [entry.key, entry])), own.key)
     expect(
-      decodePeers(engine.records).map((peer) => [formatNet(peer.subnet), formatAddress(peer.endpoint), peer.port]),
+      decodePeers(engine.records).map((peer) => [formatNet(peer.subnet), formatAddress(hostOf(peer)), peer.port]),
     ).toEqual([
       ['10.5.1.0/24', '192.0.2.2', 7890],
       ['10.5.2.0/24', '192.0.2.3', 7890],
@@ -251,7 +259,7 @@ describe('both families', () => {
       leases: new Map(leases.map((each) => [each.key, each])),
     })
   const records = () =>
-    decodePeers(engine.records).map(({ subnet, endpoint }) => `${formatNet(subnet)} ${formatAddress(endpoint)}`)
+    decodePeers(engine.records).map((peer) => `${formatNet(peer.subnet)} ${formatAddress(hostOf(peer))}`)
   const apply = async (dataPath: DataPaths, leases: readonly Lease[], ...touched: string[]) => {
     const all = new Map(leases.map((each) => [each.key, each]))
     await dataPath.apply(all, ownOfBoth.key, touched.length > 0 ? new Set(touched) : undefined)
@@ -263,7 +271,7 @@ describe('both families', () => {
     expect([dataPath.mtu, dataPath.families]).toEqual([1452, ['ipv4', 'ipv6']])
     expect(dataPath.probeSource).toEqual({ ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') })
     expect(engine.config).toMatchObject({
-      bindAddress: '192.0.2.1',
+      bindAddresses: ['192.0.2.1'],
       port: 8285,
       mtu: 1452,
       tunAddress: { ipv4: ip('10.5.72.0'), ipv6: parseIpv6('fd00:5:0:72::') },
@@ -292,7 +300,7 @@ describe('both families', () => {
     })
     const ours = { ...here, ...withIpv6(here, 'fd77::1') }
     const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, run, { signal, log })
-    expect([engine.config?.bindAddress, dataPath.mtu]).toEqual([bindAddress, mtu])
+    expect([engine.config?.bindAddresses[0], dataPath.mtu]).toEqual([bindAddress, mtu])
     const differ = await apply(dataPath, [withIpv6(peer, 'fd77::2')])
     const subnets = config.includes('"EnableIPv4":false') ? ['fd00:5:0:1::/64'] : ['10.5.1.0/24', 'fd00:5:0:1::/64']
     expect(differ).toEqual(subnets.map((subnet) => `${subnet} ${to}`))
@@ -300,7 +308,10 @@ describe('both families', () => {
 
   it('reach a peer over the family chosen for it, or over its only address, and packets are accepted over both', async () => {
     const sent: string[] = []
-    const both = { hasOther: true, send: (to: Address, port: number) => void sent.push(formatEndpoint(to, port)) }
+    const both: Partial<Engine> = {
+      outers: ['ipv6', 'ipv4'],
+      send: (to: Address, port: number) => void sent.push(formatEndpoint(to, port)),
+    }
     besides = both
     const config = BOTH.replace('"ProbePathMTU":true', '"Underlay":"ipv6"')
     const at = (each: Lease, ipv4: string | undefined, ipv6: string | undefined): Lease => ({
@@ -312,7 +323,7 @@ describe('both families', () => {
     })
     const ours = { ...ownOfBoth, ...at(ownOfBoth, '192.0.2.1', 'fd77::1') } as OwnLease
     const dataPath = await openPaths(backend(config, undefined, parseIpv6('fd77::1')), ours, run, { signal, log })
-    expect(engine.config).toMatchObject({ bindAddress: 'fd77::1', otherAddress: '192.0.2.1', mtu: 1452 })
+    expect(engine.config).toMatchObject({ bindAddresses: ['fd77::1', '192.0.2.1'], mtu: 1452 })
     const peers = [
       at(of(1, 1, 2), '192.0.2.2', 'fd77::2'),
       at(of(2, 2, 3), '192.0.2.3', undefined),
@@ -320,10 +331,12 @@ describe('both families', () => {
       // No peer can have the address of this node.
       at(of(4, 4, 5), '192.0.2.5', 'fd77::1'),
     ]
+    const addressIn = (hosts: Addresses, family: Family): string =>
+      hosts[family] === undefined ? '-' : formatAddress(hosts[family])
     const ends = () =>
       decodePeers(engine.records).map(
-        ({ subnet, endpoint, other }) =>
-          `${formatNet(subnet)} ${formatAddress(endpoint)} ${other === undefined ? '-' : formatAddress(other)}`,
+        ({ subnet, hosts, outer }) =>
+          `${formatNet(subnet)} ${addressIn(hosts, outer)} ${addressIn(hosts, outer === 'ipv4' ? 'ipv6' : 'ipv4')}`,
       )
     const leases = new Map(peers.map((each) => [each.key, each]))
     await dataPath.apply(leases, ours.key)
@@ -357,12 +370,12 @@ describe('both families', () => {
   })
 
   it.each([
-    ['has no sockets of the other', { hasOther: false }, 'fd77::1', 'fd77::1'],
-    ['has only a link-local address of the other', { hasOther: true }, 'fe80::1', undefined],
-  ])('are sent over one family if the host %s', async (_what, has, address, otherAddress) => {
-    besides = has
+    ['has no sockets of the other', ['ipv4'], 'fd77::1', ['192.0.2.1', 'fd77::1']],
+    ['has only a link-local address of the other', ['ipv4', 'ipv6'], 'fe80::1', ['192.0.2.1']],
+  ] as const)('are sent over one family if the host %s', async (_what, outers, address, bindAddresses) => {
+    besides = { outers }
     const dataPath = await openPaths(backend(BOTH, undefined, parseIpv6(address)), ownOfBoth, run, { signal, log })
-    expect([dataPath.underlays, dataPath.mtu, engine.config?.otherAddress]).toEqual([undefined, 1452, otherAddress])
+    expect([dataPath.underlays, dataPath.mtu, engine.config?.bindAddresses]).toEqual([undefined, 1452, bindAddresses])
   })
 
   it('give a peer one record for each of its subnets', async () => {
@@ -456,7 +469,7 @@ describe('apply with touched keys', () => {
     const dataPath = await open()
     const records = (): string[] =>
       decodePeers(engine.records)
-        .map(({ subnet, endpoint }) => `${formatNet(subnet)} ${formatAddress(endpoint)}`)
+        .map((peer) => `${formatNet(peer.subnet)} ${formatAddress(hostOf(peer))}`)
         .toSorted()
     const at = (subnet: string, address: string, revision: bigint) => ({ ...lease(subnet, address), revision })
     const leases = new Map(

@@ -435,11 +435,13 @@ describe('weftd itself, in the mode auto', () => {
           return [`k${at}`, { key: `k${at}`, subnet: of, attrs: attrsOf }]
         })
         await path.apply(new Map(leases), 'own')
-        return decodePeers(records).map(
-          ({ subnet: of, endpoint, port, other, isFromKnownPort }) =>
-            `${formatNet(of)} ${formatEndpoint(endpoint, port)} ${other === undefined ? '-' : formatAddress(other)}` +
-            (isFromKnownPort ? '' : ', by lanes'),
-        )
+        return decodePeers(records).map(({ subnet: of, hosts, outer, port, isFromKnownPort }) => {
+          const second = hosts[outer === 'ipv4' ? 'ipv6' : 'ipv4']
+          return (
+            `${formatNet(of)} ${formatEndpoint(hosts[outer]!, port)} ` +
+            `${second === undefined ? '-' : formatAddress(second)}${isFromKnownPort ? '' : ', by lanes'}`
+          )
+        })
       },
     }
   }
@@ -451,7 +453,7 @@ describe('weftd itself, in the mode auto', () => {
     offloads: [],
     notes: [],
     details: [],
-    hasOther: true,
+    outers: ['ipv4', 'ipv6'],
     fault: new Promise(() => {}),
     setPeers: () => {},
     changePeers: () => {},
@@ -467,7 +469,7 @@ describe('weftd itself, in the mode auto', () => {
 
   it('has sockets of both families, and sends to each peer over the family that flanneld chooses', async () => {
     const { path, config, ends } = await opened('192.0.2.1 2001:db8::1', TWO)
-    expect(config).toMatchObject({ bindAddress: '192.0.2.1', otherAddress: '2001:db8::1', port: 51_820, mtu: 1420 })
+    expect(config).toMatchObject({ bindAddresses: ['192.0.2.1', '2001:db8::1'], port: 51_820, mtu: 1420 })
     const peers = ['192.0.2.2 2001:db8::2', '10.0.0.3 2001:db8::3', '192.168.0.4 fd77::4', '192.0.2.5', '2001:db8::6']
     expect(await ends(peers)).toEqual([
       '10.5.2.0/24 192.0.2.2:1000 2001:db8::2',
@@ -504,7 +506,7 @@ describe('weftd itself, in the mode auto', () => {
 
   it('has sockets of one family if the host has no global address of the other', async () => {
     const { path, config, ends } = await opened('192.0.2.1 fe80::1', TWO)
-    expect([config.bindAddress, config.otherAddress]).toEqual(['192.0.2.1', undefined])
+    expect(config.bindAddresses).toEqual(['192.0.2.1'])
     expect(await ends(['10.0.0.2 2001:db8::2', '2001:db8::3'])).toEqual([
       '10.5.2.0/24 10.0.0.2:1000 -',
       'fd00:5:0:2::/64 10.0.0.2:1000 -',
@@ -512,7 +514,7 @@ describe('weftd itself, in the mode auto', () => {
     expect(host.lines.filter((line) => line.includes('Lease k1 is not used'))).toHaveLength(2)
     await path.close()
     const alone = await opened('192.0.2.1', { Network: '10.5.0.0/16' })
-    expect([alone.config.bindAddress, alone.config.otherAddress]).toEqual(['192.0.2.1', undefined])
+    expect(alone.config.bindAddresses).toEqual(['192.0.2.1'])
     expect(await alone.ends(['10.0.0.2 2001:db8::2'])).toEqual(['10.5.2.0/24 10.0.0.2:1000 -'])
     await alone.path.close()
   })
@@ -542,7 +544,11 @@ describe('weftd itself, in the mode auto', () => {
   it('does not continue with one family if the sockets of the other fail', async () => {
     let stopped = 0
     const stop = async () => void stopped++
-    const besides = { hasOther: false, notes: ['cannot reach peers from 2001:db8::1: it is taken'], stop }
+    const besides: Partial<Engine> = {
+      outers: ['ipv4'],
+      notes: ['cannot reach peers from 2001:db8::1: it is taken'],
+      stop,
+    }
     await expect(opened('192.0.2.1 2001:db8::1', TWO, besides)).rejects.toMatchObject({
       code: 'PORT_IN_USE',
       message: 'cannot reach peers from 2001:db8::1: it is taken',
@@ -552,11 +558,11 @@ describe('weftd itself, in the mode auto', () => {
 
   it('fails if it cannot bind a new address of the other family, and requests new keys if it can', async () => {
     const bound: string[] = []
-    const bindOther = async (address: string): Promise<void> => {
+    const rebind = async (address: string): Promise<void> => {
       bound.push(address)
       if (bound.length > 1) throw new Error('it is taken')
     }
-    const { path } = await opened('192.0.2.1 2001:db8::1', TWO, { bindOther })
+    const { path } = await opened('192.0.2.1 2001:db8::1', TWO, { rebind })
     await path.resync()
     ipv6 = '2001:db8::2'
     await path.resync()

@@ -5,7 +5,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
 import { parseIpv4Net } from '../../../../src/net/ipv4.ts'
-import { createRouteSync } from '../../../../src/path/device/route-sync.ts'
+import { RouteSync } from '../../../../src/path/device/route-sync.ts'
 import { DirectHops } from '../../../../src/path/tunnel/direct-routing.ts'
 
 it("removes an earlier process's routes to peers through its own device, and keeps the device's own routes", async () => {
@@ -20,7 +20,7 @@ it("removes an earlier process's routes to peers through its own device, and kee
     return args.includes('-j') ? JSON.stringify(routes) : ''
   }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
-  const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: 'flannel.1', run, log })
+  const sync = new RouteSync({ network: parseIpv4Net('10.5.0.0/16')!, ownDevice: 'flannel.1', run, log })
   await sync.apply(new Map())
   expect(batches.join('').match(/route del \S+/g)).toEqual(['route del 10.5.2.0/24'])
 })
@@ -53,7 +53,7 @@ it('replaces a route with several gateways to a peer, which is not the route of 
     return ''
   }
   const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
-  const sync = createRouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
+  const sync = new RouteSync({ network: parseIpv4Net('10.5.0.0/16')!, run, log })
   await sync.apply(new Map([['10.5.2.0/24', { gateway: '192.0.2.2', device: 'eth0' }]]))
   expect(batches.join('')).toContain('route replace 10.5.2.0/24 via 192.0.2.2')
 })
@@ -73,7 +73,7 @@ it('does not replace the route of a bridge: it logs the route once, and adds the
     return ''
   }
   const say = (line: string): void => void lines.push(line)
-  const sync = createRouteSync({
+  const sync = new RouteSync({
     network: parseIpv4Net('10.5.0.0/16')!,
     run,
     log: { info: say, warn: say, error: say, v: () => false },

@@ -4,15 +4,16 @@
 import { expect, it } from 'vitest'
 import { netsOf, parseAddress, parseNet, type Address, type Nets } from '../../../../src/net/address.ts'
 import { isFromHere, reasonToDrop } from '../../../../src/path/engine/filter.ts'
-import { createPeerTable } from '../../../../src/path/engine/peers.ts'
+import { createPeerTable, hostOf } from '../../../../src/path/engine/peers.ts'
 import { isIpv6Packet } from '../../../../src/path/engine/reference/packet.ts'
+import { hostsAt } from '../../../support/peer-hosts.ts'
 
 const ip = (text: string): Address => parseAddress(text)!
 const nets = (...texts: string[]): Nets => netsOf(texts.map((text) => parseNet(text)!))
 const net = { network: nets('10.5.0.0/16', 'fd00:5::/32'), subnet: nets('10.5.1.0/24', 'fd00:5:1::/64') }
 const peer = (subnet: string, endpoint: string) => ({
   subnet: parseNet(subnet)!,
-  endpoint: ip(endpoint),
+  ...hostsAt(ip(endpoint)),
   port: 8285,
 })
 const table = createPeerTable([
@@ -30,7 +31,7 @@ it('finds the peer with the longest prefix, and the later of two peers with one 
     ['fd00:5:2::7', '192.0.2.2'],
     ['fd00:5:2:0:8000::7', '2001:db8::3'],
   ] as const)
-    expect(table.find(ip(address))?.endpoint).toBe(ip(endpoint))
+    expect(hostOf(table.find(ip(address))!)).toBe(ip(endpoint))
   for (const nobodys of ['10.5.3.7', 'fd00:5:3::7', '::a05:207']) expect(table.find(ip(nobodys))).toBeUndefined()
   expect([table.hasEndpointAt(ip('192.0.2.3'), 'ipv4'), table.hasEndpointAt(ip('192.0.2.3'), 'ipv6')]).toEqual([
     true,

@@ -3,7 +3,15 @@
 import { endianness } from 'node:os'
 import fc from 'fast-check'
 import { expect, it } from 'vitest'
-import { familyOf, formatNet, netContains, parseAddress, parseNet, type Net } from '../../../../src/net/address.ts'
+import {
+  familyOf,
+  formatNet,
+  listed,
+  netContains,
+  parseAddress,
+  parseNet,
+  type Net,
+} from '../../../../src/net/address.ts'
 import { ipv4Net, parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { ipv6Net } from '../../../../src/net/ipv6.ts'
 import {
@@ -13,9 +21,10 @@ import {
   PEER_RECORD_BYTES,
   type Peer,
 } from '../../../../src/path/engine/peers.ts'
+import { hostsAt } from '../../../support/peer-hosts.ts'
 
-const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: parseIpv4('192.0.2.2')!, port: 8285 } satisfies Peer
-const six = { subnet: parseNet('fd00:5:2:8000::/49')!, endpoint: parseAddress('2001:db8::2')!, port: 8285 }
+const peer = { subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(parseIpv4('192.0.2.2')!), port: 8285 } satisfies Peer
+const six = { subnet: parseNet('fd00:5:2:8000::/49')!, ...hostsAt(parseAddress('2001:db8::2')!), port: 8285 }
 
 it.each<[string, Partial<Peer>]>([
   ['no optional field', {}],
@@ -25,7 +34,9 @@ it.each<[string, Partial<Peer>]>([
   ['the flag for the well-known port', { isFromKnownPort: true }],
   ['the flag of a removed peer', { isGone: true }],
 ])('a record with %s has exactly the same values after encoding and decoding', (_, more) => {
-  for (const each of [peer, six, { ...peer, endpoint: six.endpoint }, { ...six, endpoint: peer.endpoint }]) {
+  const both = { ...peer, ...hostsAt(parseIpv4('192.0.2.2')!, parseAddress('2001:db8::2')) }
+  const { hosts, outer } = peer
+  for (const each of [peer, six, { ...six, hosts, outer }, both, { ...both, outer: 'ipv6' } as const]) {
     const peers = [peer, { ...each, ...more }, six]
     expect(decodePeers(encodePeers(peers))).toStrictEqual(peers)
   }
@@ -35,7 +46,7 @@ it('has each field at the offset that C++ reads', () => {
   const bytes = Buffer.from(encodePeers([{ ...peer, limit: 0x0102, slot: 0x01020304, encap: Uint8Array.of(7, 8, 9) }]))
   expect(bytes).toHaveLength(PEER_RECORD_BYTES)
   expect(bytes.toString('hex', 0, 12)).toBe('04180400205d01020a050200')
-  expect(bytes.toString('hex', 24, 28)).toBe('c0000202')
+  expect(bytes.toString('hex', 60, 64)).toBe('c0000202')
   expect(bytes.toString('hex', 40, 44)).toBe('07080900')
   const both = Buffer.from(encodePeers([six]))
   expect(both.toString('hex', 0, 8)).toBe('06310600205d0000')
@@ -57,9 +68,12 @@ it('a table after any changes equals a table of the remaining peers', () => {
     .map(([low, bits, v6]): Net =>
       v6 ? ipv6Net(0x0a05_0000n + BigInt(low), 96 + bits) : ipv4Net(0x0a05_0000 + low, bits),
     )
-  const change = fc.record({ subnet, endpoint: fc.constantFrom(1, 2, 3n), isGone: fc.boolean() })
-  const made = ({ isGone, ...rest }: { isGone: boolean } & Pick<Peer, 'subnet' | 'endpoint'>): Peer =>
-    isGone ? { ...rest, port: 8285, isGone } : { ...rest, port: 8285 }
+  const hosts = fc.constantFrom<Peer['hosts']>({ ipv4: 1 }, { ipv4: 2 }, { ipv6: 3n }, { ipv4: 1, ipv6: 3n })
+  const change = fc.record({ subnet, hosts, isGone: fc.boolean() })
+  const made = ({ isGone, ...rest }: { isGone: boolean } & Pick<Peer, 'subnet' | 'hosts'>): Peer => {
+    const peerMade = { ...rest, outer: rest.hosts.ipv4 === undefined ? 'ipv6' : 'ipv4', port: 8285 } as const
+    return isGone ? { ...peerMade, isGone } : peerMade
+  }
   fc.assert(
     fc.property(fc.array(change), fc.array(fc.array(change, { maxLength: 4 })), (first, rounds) => {
       const table = createPeerTable(first.map(made))
@@ -78,8 +92,8 @@ it('a table after any changes equals a table of the remaining peers', () => {
         }
         for (const family of ['ipv4', 'ipv6'] as const) {
           const those = [...all.values()].filter(({ subnet: net }) => familyOf(net) === family)
-          const hosts = new Set(those.map(({ endpoint }) => endpoint))
-          for (const host of [1, 2, 3, 2n, 3n, 4n]) expect(table.hasEndpointAt(host, family)).toBe(hosts.has(host))
+          const known = new Set(those.flatMap((each) => listed(each.hosts)))
+          for (const host of [1, 2, 3, 2n, 3n, 4n]) expect(table.hasEndpointAt(host, family)).toBe(known.has(host))
         }
       }
       put(first.map(made))

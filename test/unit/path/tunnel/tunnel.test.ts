@@ -42,6 +42,8 @@ const engine: Engine = {
   notes: [],
   details: [],
   fault: new Promise(() => {}),
+
+  outers: ['ipv4'],
   setPeers: () => void events.push('engine: set the peers'),
   changePeers: () => void events.push('engine: change the peers'),
   counters: () => ({}),

@@ -5,6 +5,7 @@ import { formatAddress } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { UnknownSender } from '../../../../src/path/engine/filter.ts'
 import { UnknownSenderLog } from '../../../../src/path/tunnel/unknown-senders.ts'
+import { hostsAt } from '../../../support/peer-hosts.ts'
 
 describe('unknown senders', () => {
   const ip = (text: string): number => parseIpv4(text)!
@@ -15,8 +16,8 @@ describe('unknown senders', () => {
     destination: ip(destination),
   })
   const peers = [
-    { subnet: parseIpv4Net('10.5.1.0/24')!, endpoint: ip('192.0.2.2'), port: 8285 },
-    { subnet: parseIpv4Net('10.5.2.0/24')!, endpoint: ip('192.0.2.3'), port: 8285 },
+    { subnet: parseIpv4Net('10.5.1.0/24')!, ...hostsAt(ip('192.0.2.2')), port: 8285 },
+    { subnet: parseIpv4Net('10.5.2.0/24')!, ...hostsAt(ip('192.0.2.3')), port: 8285 },
   ]
   const filter = { network: { ipv4: parseIpv4Net('10.5.0.0/16')! }, subnet: { ipv4: parseIpv4Net('10.5.72.0/24')! } }
   let lines: string[]
@@ -81,7 +82,7 @@ describe('unknown senders', () => {
     ]
     log.report(early)
     expect(lines).toEqual([])
-    log.setPeers(() => [...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
+    log.setPeers(() => [...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, ...hostsAt(ip('192.0.2.4')), port: 8285 }])
     log.report([])
     expect(lines).toEqual(["I Packets that came before their sender's lease was known were dropped: 192.0.2.4"])
     log.setPeers(() => peers)
@@ -112,7 +113,7 @@ describe('unknown senders', () => {
 
   it('are judged by the current leases', () => {
     log.report([sender('unknown_sender', '192.0.2.9', '10.5.3.7')])
-    log.setPeers(() => [...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, endpoint: ip('192.0.2.4'), port: 8285 }])
+    log.setPeers(() => [...peers, { subnet: parseIpv4Net('10.5.3.0/24')!, ...hostsAt(ip('192.0.2.4')), port: 8285 }])
     log.report([])
     expect(lines).toEqual([expect.stringContaining('10.5.3.7 belongs to the node at 192.0.2.4')])
   })

@@ -8,7 +8,7 @@ import { isWeftError } from '../../../../src/base/errors.ts'
 import { lineOf, readRefusal, writeDatagramHeader, type InUse } from '../../../../src/tool/measure/conversation.ts'
 import { connectTo, readLine } from '../../../../src/tool/measure/lines.ts'
 import { listen, type ListenerOptions } from '../../../../src/tool/measure/listener.ts'
-import { beginRun, measure, type Run } from '../../../../src/tool/measure/run.ts'
+import { measure, Run } from '../../../../src/tool/measure/run.ts'
 import { eventually } from '../../../support/event.ts'
 
 const IN_USE: InUse = {
@@ -53,7 +53,7 @@ const start = async (options: Partial<ListenerOptions> = {}): Promise<void> => {
   await eventually(async () => (await connectTo(WAYS.outside, port, LONG_MS)).destroy(), { everyMs: 5 })
 }
 const begin = async (): Promise<Run> => {
-  const run = await beginRun(WAYS, port, WAYS.inside.from)
+  const run = await Run.begin(WAYS, port, WAYS.inside.from)
   if ('refused' in run) throw new Error(run.refused)
   runs.push(run)
   for (const path of ['outside', 'inside'] as const) await run.openEcho(path)
@@ -122,7 +122,7 @@ describe('a run', () => {
   it('has no figures for a path on which no program answers, and continues', async () => {
     await start()
     const ways = { ...WAYS, inside: { ...WAYS.inside, to: '127.0.0.1', from: '127.0.0.8' } } // the listener refuses this source
-    const run = await beginRun(ways, port, WAYS.inside.from)
+    const run = await Run.begin(ways, port, WAYS.inside.from)
     if ('refused' in run) throw new Error(run.refused)
     runs.push(run)
     await expect(run.openEcho('inside')).rejects.toThrow('the connection from 127.0.0.8 belongs to no run')
@@ -137,8 +137,8 @@ describe('a listener', () => {
     await begin()
     const stranger = { outside: { to: '127.0.0.1', from: '127.0.0.9' }, inside: WAYS.inside }
     for (let time = 0; time < 2; time++)
-      expect(await beginRun(stranger, port, '10.5.1.0')).toEqual({ refused: 'it is no peer' })
-    expect(await beginRun(WAYS, port, '10.5.1.0')).toEqual({ refused: 'a run from 127.0.0.1 is under way' })
+      expect(await Run.begin(stranger, port, '10.5.1.0')).toEqual({ refused: 'it is no peer' })
+    expect(await Run.begin(WAYS, port, '10.5.1.0')).toEqual({ refused: 'a run from 127.0.0.1 is under way' })
     const junk = await connectTo(WAYS.outside, port, LONG_MS)
     junk.write('GET / HTTP/1.1\r\n\r\n')
     expect(readRefusal(await readLine(junk, LONG_MS))!.refused).toMatch(/its version of weft bench is not known/)
@@ -161,7 +161,7 @@ describe('a listener', () => {
         return undefined
       },
     })
-    const begun = await Promise.all([1, 2].map(() => beginRun(WAYS, port, WAYS.inside.from)))
+    const begun = await Promise.all([1, 2].map(() => Run.begin(WAYS, port, WAYS.inside.from)))
     for (const run of begun) if (!('refused' in run)) runs.push(run)
     expect(begun.filter((run) => 'refused' in run)).toEqual([{ refused: 'a run from 127.0.0.1 is under way' }])
   })

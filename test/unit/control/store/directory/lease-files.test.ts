@@ -5,7 +5,7 @@ import { existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
-import { createLeaseFiles } from '../../../../../src/control/store/directory/lease-files.ts'
+import { LeaseFiles } from '../../../../../src/control/store/directory/lease-files.ts'
 
 let folder: string
 let made: string[]
@@ -16,7 +16,7 @@ beforeEach(() => {
 afterEach(() => rmSync(folder, { recursive: true }))
 
 async function use(path: string): Promise<void> {
-  const files = createLeaseFiles(path, (each) => made.push(each))
+  const files = new LeaseFiles(path, (each) => made.push(each))
   await files.doing(new AbortController().signal, async () => {}).finally(() => files.close())
 }
 

@@ -2,7 +2,7 @@
 
 import { status } from '@grpc/grpc-js'
 import { afterEach, expect, it, vi } from 'vitest'
-import { createEndpointChoice } from '../../../../../src/control/store/etcd/etcd-choice.ts'
+import { EndpointChoice } from '../../../../../src/control/store/etcd/etcd-choice.ts'
 import type { Endpoint } from '../../../../../src/control/store/etcd/etcd-endpoint.ts'
 
 const endpoints = vi.hoisted(() => [] as Endpoint[])
@@ -31,7 +31,7 @@ async function asked(ask: (endpoint: Endpoint) => Promise<string>): Promise<Set<
   const all = new Set<string>()
   for (let times = 0; times < TIMES; times++) {
     const options = { endpoints: [], certFile: '', keyFile: '', caFile: '' }
-    const choice = createEndpointChoice(new Map(), options, () => {})
+    const choice = new EndpointChoice(new Map(), options, () => {})
     all.add(await choice.at(signal, ask))
     choice.close()
   }
@@ -67,7 +67,7 @@ it.each([
 it('does not repeat a call that etcd itself refused', async () => {
   for (const address of ['first', 'second']) add(address, () => Promise.resolve({}))
   let calls = 0
-  const choice = createEndpointChoice(new Map(), { endpoints: [], certFile: '', keyFile: '', caFile: '' }, () => {})
+  const choice = new EndpointChoice(new Map(), { endpoints: [], certFile: '', keyFile: '', caFile: '' }, () => {})
   const refused = choice.at(signal, () => {
     calls++
     return Promise.reject(refusal(status.INVALID_ARGUMENT, 'etcdserver: key is not provided'))

@@ -6,7 +6,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
 import { hostsOf } from '../../../../../src/control/store/etcd/etcd-endpoint.ts'
 import { plainly, storeError } from '../../../../../src/control/store/etcd/etcd-errors.ts'
-import { createEtcdStore } from '../../../../../src/control/store/etcd/etcd.ts'
+import { EtcdStore } from '../../../../../src/control/store/etcd/etcd.ts'
 import type { Store, StoreBatch } from '../../../../../src/control/store/store.ts'
 import { eventually } from '../../../../support/event.ts'
 import {
@@ -39,8 +39,8 @@ async function member(answer: (call: Call) => Answer | undefined): Promise<MockE
   return started
 }
 
-function open(members: readonly MockEtcd[], more: Partial<Parameters<typeof createEtcdStore>[0]> = {}): Store {
-  const store = createEtcdStore({
+function open(members: readonly MockEtcd[], more: Partial<ConstructorParameters<typeof EtcdStore>[0]> = {}): Store {
+  const store = new EtcdStore({
     endpoints: members.map(({ endpoint }) => endpoint),
     prefix: '/x',
     certFile: '',

@@ -244,14 +244,18 @@ it.each([
 describe('peer records', () => {
   it('have the same values after encoding and decoding', () => {
     const ip = fc.integer({ min: 0, max: 0xffffffff })
+    const hosts = fc.integer({ min: 1, max: 0xffffffff }).map((ipv4) => ({ ipv4 }))
+    const outer = fc.constant('ipv4' as const)
     const peer = fc.record({
       subnet: fc.tuple(ip, fc.integer({ min: 0, max: 32 })).map(([address, length]) => ipv4Net(address, length)),
-      endpoint: ip,
+      hosts,
+      outer,
       port: fc.integer({ min: 0, max: 65535 }),
     })
     const limited = fc.record({
       subnet: peer.map(({ subnet }) => subnet),
-      endpoint: ip,
+      hosts,
+      outer,
       port: fc.constant(8285),
       limit: fc.integer({ min: 1, max: 65535 }),
     })
