@@ -115,7 +115,7 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   return {};
 }
 
-/// Returns the means of loop `i`. Must be called once for each loop, in order.
+/// Returns the descriptors and objects that loop `i` uses. Must be called once for each loop, in order.
 Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counters) {
   const LoopDescriptors& fds = descriptors_.loops[i];
   Drops& tx_drops = drops_.emplace_back(counters, monotonic_us);

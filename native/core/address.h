@@ -65,7 +65,7 @@ struct Net {
 
 constexpr uint8_t kIpVersions[] = {4, 6};
 
-/// A value for each IP family. The families are named by IP version, 4 or 6.
+/// A value for each IP family. The members are named after the IP version, 4 or 6.
 template <typename T>
 struct ByFamily {
   T ipv4 = {}, ipv6 = {};

@@ -161,17 +161,17 @@ export interface Edge {
   readonly sight: Sight
 }
 
-/** The nodes and edges of the network that have problems. Nodes are indices in the list of queried nodes. */
+/** The nodes, and the pairs of nodes (edges), that have problems. Nodes are indices in the list of queried nodes. */
 interface Troubles {
   /** The nodes that no other node reaches, although other nodes can send packets to them. */
   readonly dead: ReadonlySet<number>
-  /** The edges between nodes that are not dead. */
+  /** The edges, that is, pairs of nodes, between nodes that are not dead. */
   readonly living: readonly Edge[]
-  /** The living edges whose probes are lost. */
+  /** The edges between living nodes whose probes get no answer. */
   readonly broken: readonly Edge[]
-  /** The living edges on which too many probes are lost. */
+  /** The edges between living nodes on which too many probes are lost. */
   readonly lossy: readonly Edge[]
-  /** The living edges on which long packets are lost. */
+  /** The edges between living nodes on which long packets are lost. */
   readonly narrow: readonly Edge[]
   /**
    * The nodes that probe a peer with a problem. A node may be impaired only because of that peer, so the states of these nodes are not
@@ -255,7 +255,9 @@ const othersOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
     return type === undefined ? [] : [`${callOf(node)} publishes ${publishers(type)}`]
   })
 
-/** Returns the findings about paths that carry packets, but not all of them. */
+/**
+ * Returns the findings about paths on which only some of the packets are lost: too many probes, or all long packets.
+ */
 const pathFindings = (
   nodes: readonly NetworkNode[],
   { narrow, lossy, living }: Troubles,
@@ -278,7 +280,10 @@ const clocksOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
     return off > CLOCK_MS ? [`${callOf(node)}: ${(Math.abs(ahead) / 1000).toFixed(1)} s ${way} the others`] : []
   })
 
-/** Returns the findings about nodes that returned no view. `node-dead` and `node-cut-off` cover the nodes that are not reached. */
+/**
+ * Returns the findings about nodes that returned no view. The findings `node-dead` and `node-cut-off` cover the nodes
+ * that other nodes do not reach.
+ */
 function silenceFindings(
   queried: readonly QueriedNode[],
   nodes: readonly NetworkNode[],

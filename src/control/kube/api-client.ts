@@ -69,7 +69,7 @@ export interface KubeClient {
 export class KubeApiClient implements KubeClient {
   /** Returns the server's address and credentials. It is called before each request. */
   readonly #access: () => Promise<Access>
-  /** The idle connections that later requests reuse. */
+  /** The HTTP agents, which keep idle connections for later requests. */
   readonly #agents = {
     http: new HttpAgent({ keepAlive: true }),
     https: new HttpsAgent({ keepAlive: true }),
@@ -120,8 +120,8 @@ export class KubeApiClient implements KubeClient {
       clearTimeout(timer)
       timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
       yield []
-      // In a watch the server sends one event per line. An incomplete line at the end is dropped, because the next watch repeats the
-      // event.
+      // In a watch the API server sends one event per line. An incomplete line at the end is dropped, because the next
+      // watch repeats the event.
       let rest = ''
       for await (const chunk of unpacked(response)) {
         const lines = (rest + chunk).split('\n')
@@ -193,12 +193,12 @@ export class KubeApiClient implements KubeClient {
   }
 }
 
-/** Returns the kind of a request, by which the server limits requests. */
+/** Returns the kind of a request. The API server limits each kind of request separately. */
 const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
 
 /**
- * Returns the TLS options of a request. Node.js's HTTP agent reuses a connection only for equal TLS options. So after a change of authority
- * or certificate the next request makes a new connection.
+ * Returns the TLS options of a request. Node.js's HTTP agent reuses a connection only for equal TLS options. So after
+ * the authority or the certificate was changed, the next request makes a new connection.
  */
 const tlsOptions = ({ ca, cert, key, serverName, isInsecure }: Access) => ({
   ...(ca === undefined ? {} : { ca }),

@@ -64,9 +64,9 @@ function versionOf(text: unknown): bigint {
 export class NodeSource implements LeaseSource<bigint> {
   readonly name = 'kubernetes'
   readonly #client: KubeClient
-  /** The names of weft's annotations in this cluster. */
+  /** The names of the annotations that weft uses in this cluster. */
   readonly #names: AnnotationNames
-  /** The subnets of each node, by the node's uid. A text explains why a node's subnets are invalid. */
+  /** The subnets of each node, by the node's uid. If a node's subnets are invalid, a text has the reason instead. */
   readonly #subnets = new Map<string, NodeSubnets | string>()
 
   constructor(client: KubeClient, names: AnnotationNames) {
@@ -143,7 +143,10 @@ export class NodeSource implements LeaseSource<bigint> {
     return leases * RELIST_MS_PER_NODE
   }
 
-  /** Returns the subnets of a complete node, or the reason why they are invalid, and remembers them. */
+  /**
+   * Returns the subnets of a complete node, or the reason why they are invalid. Also stores the result for later
+   * changes of the node.
+   */
   #remember(node: NodeObject): NodeSubnets | string | undefined {
     const { uid = '' } = node.metadata ?? {}
     const found = subnetsOf(node)
@@ -151,7 +154,10 @@ export class NodeSource implements LeaseSource<bigint> {
     return found
   }
 
-  /** Returns the lease of a managed node. `found` are the node's subnets, or the reason why they are invalid. */
+  /**
+   * Returns the lease of a node that flannel or weft manages. `found` are the node's subnets, or the reason why they
+   * are invalid.
+   */
   #entry(node: NodeObject, found: NodeSubnets | string | undefined): Entry {
     return typeof found === 'object'
       ? entryOf(node, found, this.#names)
@@ -177,7 +183,7 @@ export class NodeSource implements LeaseSource<bigint> {
     return { kind: 'put', entry: this.#entry(node, found) }
   }
 
-  /** Returns the change of a deleted node. */
+  /** Returns the change of the leases that a deleted node causes. */
   #gone(node: NodeObject): Change | undefined {
     const found = node.spec ? this.#remember(node) : this.#subnets.get(node.metadata?.uid ?? '')
     return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined

@@ -48,7 +48,7 @@ export interface FollowState {
   held: number
   /** The keys of the leases that are counted by `held`. */
   heldKeys?: readonly string[]
-  /** How many times this node began to keep leases that the source lacks. */
+  /** How many times this node began to keep leases that the store lacks. */
   holds: number
 }
 
@@ -159,7 +159,7 @@ export async function* followLeases<Cursor>(
   }
 }
 
-/** Keeps a listing and a watch of a source running, and merges their results. */
+/** Keeps a listing and a watch of a source of leases running, and merges their results. */
 class LeaseFollower<Cursor> {
   readonly #source: LeaseSource<Cursor>
   /** The interval of listings, in ms. */
@@ -168,13 +168,13 @@ class LeaseFollower<Cursor> {
   readonly #clock: Clock
   /** The state that the status report and the metrics show. */
   readonly #state: FollowState
-  /** The leases that this node accepts. */
+  /** The leases that this node accepts, also while some of them are missing from the source. */
   readonly #view: LeaseView
-  /** The log for repeated failures. */
+  /** The log for failures, which are repeated until they end. */
   readonly #calm: Log
-  /** The running requests. */
+  /** The requests that run concurrently. */
   readonly #tasks: Tasks
-  /** The cursor from which the watch resumes; undefined before the first listing and after a gap. */
+  /** The cursor at which the next watch starts; undefined before the first listing and after a gap. */
   #after: { readonly cursor: Cursor } | undefined
   /** The running listing; undefined between two listings. */
   #listing: Task<Listing<Cursor>> | undefined
@@ -232,7 +232,6 @@ class LeaseFollower<Cursor> {
     }
   }
 
-  /** Ends the running requests. */
   close(): void {
     this.#tasks.close()
   }
@@ -275,7 +274,9 @@ class LeaseFollower<Cursor> {
     this.#listAt = this.#watchAt
   }
 
-  /** Handles the failure of a listing. An answering watch stays open while the failed listing waits for its next attempt. */
+  /**
+   * Handles the failure of a listing. A watch that answers stays open while the failed listing waits to be tried again.
+   */
   #failListing(error: unknown): void {
     if (this.#watch && this.#isWatching && isWeftError(error)) {
       this.#state.failing = true
@@ -288,7 +289,7 @@ class LeaseFollower<Cursor> {
     this.#sayWatchEnded(error)
   }
 
-  /** Publishes the state of the view, and returns one result of followLeases. */
+  /** Publishes the state of the leases, and returns the change as one result of followLeases. */
   #followed(change: ViewChange, isListing: boolean): Followed {
     this.#state.held = this.#view.held
     this.#state.heldKeys = this.#view.heldKeys
@@ -302,8 +303,8 @@ class LeaseFollower<Cursor> {
     const isGap = error.code === 'GAP'
     this.#state.failing = !isGap
     this.#failures++
-    // After a first gap a new listing starts immediately. A source that reports a gap for every watch has to wait as after any other
-    // failure.
+    // After a first gap a new listing starts immediately. If a source reports a gap for every watch, weftd waits before
+    // the next listing, as after any other failure.
     if (isGap && this.#failures === 1) return this.#clock.now()
     const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(this.#failures - 1, 10))
     // The pause is random, so that nodes that lost the same store do not all return at the same time.
@@ -360,7 +361,7 @@ class LeaseFollower<Cursor> {
     return change
   }
 
-  /** Applies the batches of the watch to the view. Returns undefined if they change nothing. */
+  /** Applies the batches of the watch to the leases. Returns undefined if they change nothing. */
   #takeBatches(batches: readonly Batch<Cursor>[]): ViewChange | undefined {
     const last = batches.at(-1)
     if (!last) return undefined
@@ -385,7 +386,7 @@ class LeaseFollower<Cursor> {
       news.flatMap(({ changes }) => changes),
       this.#clock.now(),
     )
-    // If leases are missing, list again as soon as their hold time ends, and not only at the next periodic listing.
+    // If leases are missing, list again as soon as their hold time ends, without waiting for the next periodic listing.
     this.#listAt = Math.min(this.#listAt, this.#clock.now() + (this.#view.waitMs(this.#clock.now()) ?? Infinity))
     return change
   }

@@ -46,19 +46,18 @@ interface Scan {
 export class DirectoryStore implements Store {
   readonly name = 'directory'
   readonly title = 'Lease Directory'
-  /** The path of the directory. */
   readonly #directory: string
   /** Reads and writes the files of the directory. */
   readonly #files: LeaseFiles
   /** How long a lease lives after its last write, in ms. */
   readonly #ttlMs: number
-  /** The interval of the watch's complete scans, in ms. Large directories are scanned less often. */
+  /** The interval, in ms, at which a watch scans the whole directory. Large directories are scanned less often. */
   readonly #rescanMs: number
-  /** The result of the last listing. A watch can start only from this listing, whose revision is its number. */
+  /** The result of the last listing. A watch can start only at the revision of this listing. */
   #listed: Scan = { live: new Map(), files: new Map() }
   /** The revision of the last listing. */
   #listedRevision = 0n
-  /** The last revision that a listing or a change of a watch got. */
+  /** The highest revision that a listing, or a change of a watch, has got. */
   #lastRevision = 0n
 
   constructor(options: DirectoryOptions) {

@@ -41,24 +41,24 @@ export class LeaseFiles {
   readonly #onMade: (path: string) => void
   /** The absolute path of the lease directory. */
   readonly #top: string
-  /** The folder of the lease files. */
+  /** The path of the folder with the lease files. */
   readonly #subnets: string
-  /** The folder of the files that are not complete yet. */
+  /** The path of the folder with the files that are not complete yet. */
   readonly #temporaries: string
-  /** The folder of the claims. */
+  /** The path of the folder with the claims, the texts with the hosts' names. */
   readonly #claims: string
   /**
    * The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
    * process id again, so a random part is needed.
    */
   readonly #identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
-  /** The preparation of the folders; undefined before the first operation and after a failed preparation. */
+  /** The preparation of the folders; undefined before the first operation, and after a preparation that failed. */
   #prepared: Promise<void> | undefined
   /** True after `close`. */
   #isClosed = false
   /** The number of temporary files that this process has created. */
   #temporaryCount = 0
-  /** The files of the claims when `claims` was last called. */
+  /** The files of the claims as `claims` last read them. */
   #claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
   /** If the directory is missing and therefore created, `onMade` gets its path. */
@@ -103,7 +103,7 @@ export class LeaseFiles {
       return await call(() => this.#readFrom(join(this.#subnets, key), key, known))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      // A lease file that cannot be read counts as unchanged.
+      // A lease file that cannot be read now counts as unchanged.
       return known
     }
   }
@@ -201,8 +201,8 @@ export class LeaseFiles {
       return watchDirectory(this.#subnets, (_event, name) => onChange(name)).on('error', onError)
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
-      // The limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share these small limits, so
-      // weftd continues without inotify.
+      // The kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share
+      // these small limits, so weftd continues without inotify.
       if (code === 'EMFILE' || code === 'ENOSPC') return undefined
       throw error
     }
@@ -220,7 +220,7 @@ export class LeaseFiles {
     await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
   }
 
-  /** Creates the missing directories and deletes stale temporary files, once. */
+  /** Creates the missing directories and deletes stale temporary files. Later calls do nothing. */
   #prepare(): Promise<void> {
     this.#prepared ??= (async () => {
       if (await call(() => makeFolder(this.#top))) this.#onMade(this.#top)

@@ -143,18 +143,21 @@ export class EndpointChoice {
   readonly #hosts: Hosts
   /** The file names of the certificates. */
   readonly #options: EndpointOptions
-  /** Ends the caller's streams before connections are closed. */
+  /** Called before connections are closed, to end the caller's streams on them. */
   readonly #onClose: () => void
   /** One entry for each endpoint of `hosts`. */
   #endpoints: Endpoint[]
-  /** The modification times of the certificate files from which `endpoints` were opened. */
+  /** The modification times of the certificate files when the endpoints were opened. */
   #certificates: string
   /** The endpoint that answered last; undefined before the first answer. */
   #chosen: Endpoint | undefined
   /** True after an endpoint has answered a call. */
   #hasAnswered = false
 
-  /** Does not connect. `onClose` is called before connections are closed, so that the caller can end the streams on them. */
+  /**
+   * Creates the endpoint choice without connecting. `onClose` is called before connections are closed, so that the
+   * caller can end the streams on these connections.
+   */
   constructor(hosts: Hosts, options: EndpointOptions, onClose: () => void) {
     this.#hosts = hosts
     this.#options = options
@@ -209,7 +212,10 @@ export class EndpointChoice {
     }
   }
 
-  /** Returns the endpoint that answered last. If it is in `tried`, returns another live endpoint that is not in `tried`. */
+  /**
+   * Returns the endpoint that answered last. If that endpoint is in `tried`, returns another live endpoint that is not
+   * in `tried`.
+   */
   async #choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
     const [only, ...more] = this.#endpoints
     if (only && more.length === 0) return only

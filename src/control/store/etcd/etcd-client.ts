@@ -90,7 +90,7 @@ export class EtcdClient {
   /** Chooses the endpoint for each call. */
   readonly #choice: EndpointChoice
 
-  /** Does not contact etcd. Throws WeftError USAGE if a certificate file cannot be read. */
+  /** Creates the client without contacting etcd. Throws WeftError USAGE if a certificate file cannot be read. */
   constructor(options: EtcdOptions) {
     this.#options = options
     const hosts = hostsOf(options)
@@ -199,7 +199,7 @@ export class EtcdClient {
     }
   }
 
-  /** Returns clients of etcd's services whose calls go to one endpoint after another. */
+  /** Returns clients of etcd's gRPC services whose calls go to one endpoint after another. */
   #callsOf(signal: AbortSignal, timeoutMs: number): EtcdCalls {
     const exec = (service: Service, method: string, payload: unknown): Promise<unknown> =>
       this.#authenticated(signal, (endpoint, metadata, scope) =>

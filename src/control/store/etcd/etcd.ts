@@ -65,7 +65,10 @@ export class EtcdStore implements Store {
   readonly #to: Buffer<ArrayBuffer>
   /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
   #known: ClusterIdentity = {}
-  /** The etcd leases whose write failed, or may have failed. The next write of the same kind reuses them. */
+  /**
+   * The etcd leases that were granted for a write that failed, or may have failed. The next write of the same kind
+   * reuses them.
+   */
   readonly #spare = new Map<Kind, Grant>()
 
   /** Does not contact etcd. Throws WeftError USAGE if a certificate file cannot be read. */
@@ -172,7 +175,8 @@ export class EtcdStore implements Store {
     const range = {
       key: Buffer.from(folder),
       range_end: Buffer.from(folder.replace(/\/$/, '0')),
-      // The server then sends only newer claims. With thousands of nodes nearly all claims are older.
+      // With min_mod_revision etcd sends only claims that were written after `since`. With thousands of nodes nearly
+      // all claims are older.
       ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
     }
     const { header, kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
@@ -253,10 +257,10 @@ export class EtcdStore implements Store {
     try {
       return await write(grant)
     } catch (error) {
-      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new one.
+      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new etcd lease.
       if (isFresh && /lease not found/.test(messageOf(error))) return this.#underLease(kind, signal, write)
-      // Revoke the new etcd lease only if etcd refused the write. After another failure the key may have been written, and revoking would
-      // delete it.
+      // Revoke the new etcd lease only if etcd refused the write. After any other failure etcd may have written the
+      // key, and revoking the lease would delete the key.
       const isRevoked = !isFresh && isRefusal(error) && (await this.#revokeIfBare(grant, signal).catch(() => false))
       if (!isRevoked) this.#spare.set(kind, grant)
       throw error
@@ -289,7 +293,7 @@ export class EtcdStore implements Store {
     return true
   }
 
-  /** Revokes an etcd lease. An etcd lease that does not exist is not an error. */
+  /** Revokes an etcd lease. Succeeds if the etcd lease does not exist. */
   async #revoke({ ID }: Grant, signal: AbortSignal): Promise<void> {
     await this.#client
       .call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID }))
@@ -314,7 +318,9 @@ export class EtcdStore implements Store {
     return this.#putUnder(undefined, compare, key, value, signal)
   }
 
-  /** Like `#putIf`; attaches the key to the etcd lease `grant`, or to no etcd lease if `grant` is undefined. */
+  /**
+   * Writes a key as `#putIf` does, and attaches it to the etcd lease `grant`; to no etcd lease if `grant` is undefined.
+   */
   async #putUnder(
     grant: Grant | undefined,
     compare: readonly Comparison[],
@@ -352,7 +358,10 @@ export class EtcdStore implements Store {
     return { revision, expiresAt: at + leftS * 1000 }
   }
 
-  /** Throws WeftError GAP if the header shows that another cluster answers than the one that was watched until revision `delivered`. */
+  /**
+   * Throws WeftError GAP if the header shows that the answer comes from another cluster than the one that was watched
+   * until revision `delivered`.
+   */
   #checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
     // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal it. The cluster's id or
@@ -405,8 +414,8 @@ export class EtcdStore implements Store {
 }
 
 /**
- * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits these fields in some headers, and etcd3
- * then returns 0.
+ * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits the id and the term in some
+ * headers; the package etcd3 returns 0 for them.
  */
 const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): ClusterIdentity => ({
   ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
