@@ -191,6 +191,8 @@ export interface Mail {
 export interface NativeEngine {
   /** The names of the granted features, without those that have failed or that `ethtool -K` has turned off. */
   readonly offloads: string[]
+  /** The interface name that the TUN has now; undefined after `release` and `stop`. */
+  readonly tunName: string | undefined
   /**
    * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine joins
    * received packets only as far as these switches allow.
@@ -364,7 +366,10 @@ export function runEngine(
 /** Opens a non-blocking TUN without packet information and virtio header, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
-/** Sets whether the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
+/** Returns the interface name that an open TUN has now; empty if the device was deleted. */
+export function tunName(fd: number): string
+
+/** Sets if the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
 /**

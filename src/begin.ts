@@ -14,7 +14,7 @@ import { leasesEqual } from './control/lease/lease.ts'
 import type { Start } from './daemon.ts'
 import { createBell } from './host/bell.ts'
 import { run, type Run } from './host/command.ts'
-import { chooseExternalInterface, resumeExternal, type ExternalInterface } from './host/external-interface.ts'
+import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
@@ -221,6 +221,7 @@ async function externalFor(
     if (found) return found
     throw new WeftError('INTERFACE', `${external.name} has lost the addresses that this node had`)
   }
+  const { chooseExternalInterface } = await import('./host/choose-interface.ts') // loaded only if needed, since packets wait for this code
   const earlier = { addresses: async () => listed(lease.attrs.publicIp), isOwn: () => false }
   return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
 }

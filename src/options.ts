@@ -148,7 +148,7 @@ export function storeKindOf(options: Pick<StoreOptions, 'lease-dir'>): 'director
   return options['lease-dir'] === '' ? 'etcd' : 'directory'
 }
 
-/** Returns the flags that select the external interface, for host/external-interface.ts. */
+/** Returns the flags that select the external interface, for host/choose-interface.ts. */
 export const interfaceWishes = (options: DaemonOptions) => ({
   ifaces: options.iface,
   patterns: options['iface-regex'],

@@ -33,6 +33,10 @@ Napi::Value open_plain_tun(const Napi::CallbackInfo& info) {
   return result;
 }
 
+Napi::Value tun_name_of(const Napi::CallbackInfo& info) {
+  return Napi::String::New(info.Env(), tun_name(info[0].As<Napi::Number>()));
+}
+
 void set_tun_persistent(const Napi::CallbackInfo& info) {
   const Failure failure = set_persistent(info[0].As<Napi::Number>(), info[1].As<Napi::Boolean>());
   if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
@@ -165,6 +169,7 @@ void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>()
 
 void export_host(Napi::Env env, Napi::Object exports) {
   exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
+  exports.Set("tunName", Napi::Function::New<tun_name_of>(env));
   exports.Set("setTunPersistent", Napi::Function::New<set_tun_persistent>(env));
   exports.Set("pathMtu", Napi::Function::New<path_mtu>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));

@@ -9,13 +9,7 @@ import { seldom, type Log } from '../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import { run as runCommand, type Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
-import {
-  addressChange,
-  mtuChange,
-  nameChange,
-  seeExternal,
-  type ExternalInterface,
-} from '../host/external-interface.ts'
+import { addressChange, mtuChange, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
 import { createTurn } from '../host/turn.ts'
 import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Family } from '../net/address.ts'
 import type {
@@ -194,6 +188,8 @@ export class DataPaths {
   #published: ExternalInterface | undefined
   /** Describes a changed address that must be published to the peers; undefined if there is none. */
   #move: string | undefined
+  /** True if the external interface has another name than at the backend's last `prepare`. */
+  #isRenamed = false
   #gone: ByFamily<string> = {}
   #applied: Applied | undefined
   /**
@@ -316,9 +312,10 @@ export class DataPaths {
     return Object.assign({}, this.#gone, ...this.#paths().map((path) => path.gone?.()))
   }
 
-  /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
+  /** True if the daemon must call `renew`, because a family is not carried or the node's address or the interface's name has changed. */
   get isOutdated(): boolean {
     return (
+      this.#isRenamed ||
       this.#move !== undefined ||
       this.#parts.some(({ lacking }) => lacking !== undefined) ||
       this.#paths().some((path) => path.isOutdated)
@@ -386,6 +383,7 @@ export class DataPaths {
     if (this.#isClosed || this.#isAway) return
     const change = this.#changeForAll(before, now)
     if (change !== undefined) return this.#fail(new Error(change))
+    this.#isRenamed = this.#backend.external !== undefined && now.name !== this.#backend.external.name
     this.#lose(
       this.#carried().flatMap(([part]) => {
         const [moved] = boundTo(part.plan).flatMap(
@@ -401,18 +399,15 @@ export class DataPaths {
   }
 
   /**
-   * Describes a change after which all data paths must be opened again: of the MTU, the name of the external interface, or its first
-   * address in a family of which the node lacked a subnet. Existing devices and routes survive a new name, because they refer to the
-   * interface by its index, but new ones would use the old name.
+   * Describes a change after which all data paths must be opened again: of the MTU, or the external interface's first address in a family
+   * of which the node lacked a subnet.
    */
   #changeForAll(before: ExternalInterface, now: ExternalInterface): string | undefined {
     const leased = new Set(this.#parts.map(({ plan }) => plan))
     const idle = this.#plan.filter((plan) => !leased.has(plan)).flatMap(({ families }) => families)
     const came = idle.find((family) => before.address[family] === undefined)
     return (
-      mtuChange(before, now) ??
-      (this.#plan.some(({ external }) => external?.isByName) ? nameChange(before, now) : undefined) ??
-      (came && addressChange(before, now, came)) // the node may get a subnet of this family now
+      mtuChange(before, now) ?? (came && addressChange(before, now, came)) // the node may get a subnet of this family now
     )
   }
 
@@ -441,6 +436,7 @@ export class DataPaths {
       this.#own.attrs = attrs
       if (this.#move !== undefined) this.#log.info(`Publishing a change to the peers: ${this.#move}`)
       this.#move = undefined
+      this.#isRenamed = false
       if (this.#plannedFor) this.#published = this.#backend.external
       for (const path of this.#paths()) await path.renew?.()
       const ended = await this.#closeEnded()

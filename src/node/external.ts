@@ -4,15 +4,9 @@ import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause, type Bell } from '../host/bell.ts'
+import { chooseExternalInterface, chooseForSome, type Earlier } from '../host/choose-interface.ts'
 import { run } from '../host/command.ts'
-import {
-  chooseExternalInterface,
-  chooseForSome,
-  resumeExternal,
-  seeExternal,
-  type Earlier,
-  type ExternalInterface,
-} from '../host/external-interface.ts'
+import { resumeExternal, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
 import { interfaceWishes, type DaemonOptions } from '../options.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'

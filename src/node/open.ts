@@ -8,7 +8,7 @@ import { parseNetworkConfig, type NetworkConfig } from '../control/config/networ
 import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../control/lease/lease.ts'
 import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { isNamedBy } from '../host/links.ts'
+import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
 import { openDataPaths } from './data-paths.ts'
@@ -47,18 +47,25 @@ export interface StartParts {
   readonly onNode: (node: Node) => void
 }
 
+/** Returns the interface without its name, which may change, if its index identifies it. */
+const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
+  external?.index === undefined ? external : { ...external, name: '' }
+
 /** Returns a function that checks whether a resumed node has this network configuration and external interface. */
 export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
   // The last known configuration has no secrets. A configuration with a secret is never resumed.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
   return (resumed: ResumedNode | undefined): resumed is ResumedNode =>
     isDeepStrictEqual(resumed?.config, known) &&
-    isDeepStrictEqual(resumed?.backend.external ?? resumed?.external, external)
+    isDeepStrictEqual(unnamed(resumed?.backend.external ?? resumed?.external), unnamed(external))
 }
 
-/** True if the backend can use this TUN. Any other TUN would block it and keep the route. */
+/**
+ * True if the backend can use this TUN, which may have been renamed since the earlier run. Any other TUN would block the backend and keep
+ * the route.
+ */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
-  tunNames?.some((name) => isNamedBy(name, left)) === true
+  tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
 
 /**
  * Opens the data path for this lease, or continues with the resumed one, and returns the node. `clear` removes obstacles once nothing

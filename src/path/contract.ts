@@ -9,7 +9,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import type { Address, Addresses, ByFamily, Family, Net } from '../net/address.ts'
+import type { Address, Addresses, ByFamily, Family, Net, Nets } from '../net/address.ts'
 import type { BackendType, Settings } from './catalog.ts'
 import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
 import type { OpenPath } from './engine/engine.ts'
@@ -107,8 +107,6 @@ export interface ExternalUse {
   readonly families: readonly Family[]
   /** True if the path must be opened again when such an address changes. Other changed addresses are only published to the peers. */
   readonly isBound: boolean
-  /** True if a device or route of the path refers to the interface by its name, so that all paths are opened again after a renaming. */
-  readonly isByName: boolean
 }
 
 /** The ports, device and families that a data path uses when it is opened, so that a check can tell beforehand if they are available. */
@@ -141,6 +139,8 @@ export interface NeededDevice {
   readonly name: string
   /** The link type in the kernel's terms, such as `vxlan` or `tun`. */
   readonly type: string
+  /** The networks that contain the device's addresses, by which a device of an earlier run is recognised under another name. */
+  readonly networks: Nets
   /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
   readonly replaces: readonly string[] | 'any'
   /** flanneld's error message for an existing device of another type with this name; left out if weft's own message is used. */

@@ -6,6 +6,7 @@ import { seldom, type Log } from '../../base/log.ts'
 import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
 import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
+import { renamed } from '../../host/links.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
 import { openDataPaths, type DataPaths } from '../data-paths.ts'
 import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
@@ -88,7 +89,13 @@ export async function keepForwarding(
 }
 
 async function prepareAgain(node: ForwardingNode): Promise<void> {
+  const before = node.backend.external?.name
   node.attrs = await node.backend.prepare(node.signal)
+  const now = node.backend.external?.name
+  if (before !== undefined && now !== undefined && before !== now) {
+    node.log.info(renamed(before, now))
+    node.learnt.ring() // the file for the next process has the name too
+  }
   if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
 
@@ -132,6 +139,7 @@ async function lookAfter(
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
   let isCalm = false
+  let tunNames = dataPath.tunNames?.join()
   let triedAt = -Infinity
   let besideAt = -Infinity
   let renewing: Promise<void> | undefined
@@ -147,6 +155,8 @@ async function lookAfter(
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
+      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the file for the next process names the TUN
+      tunNames = dataPath.tunNames?.join()
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)

@@ -14,6 +14,7 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
+import type { DataPaths } from '../data-paths.ts'
 import type { Node, NodeParts } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 import { attrsBefore } from './lease.ts'
@@ -171,7 +172,7 @@ async function findInTable(
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
     earlier,
-    ownDevices: [...(backend.devices ?? []), ...(ownership.dataPath?.tunNames ?? [])],
+    ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
     ownPolicies: backend.usesIpsec === true,
@@ -185,6 +186,12 @@ async function findInTable(
   if (!listed) return { found, surroundings }
   const all = { ...surroundings, leases: listed }
   return { found: { ...(await findLeftovers(run, all, others)), needsLeases: false }, surroundings: all }
+}
+
+/** Returns the present names of the data path's devices, which another program may have renamed. */
+function presentDevices(dataPath: DataPaths | undefined): readonly string[] {
+  const { device, devices = {} } = dataPath?.carrier() ?? {}
+  return [...(dataPath?.tunNames ?? []), device, devices.ipv4, devices.ipv6].filter((name) => name !== undefined)
 }
 
 /** Lists the leases in the store, for the time before the node follows them; undefined if the store does not answer. */

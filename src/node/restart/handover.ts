@@ -12,10 +12,10 @@ import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { parseLeaseKey } from '../../control/lease/lease.ts'
 import { pause } from '../../host/bell.ts'
-import { isNamedBy } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import { FAMILIES, familyOfText, formatNet, type Nets } from '../../net/address.ts'
+import { hasBackendName, isNamedBy } from '../../path/catalog.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import type { EarlierRun } from './earlier-run.ts'
 import { serveSuccessors, type Lender } from './lender.ts'
@@ -412,10 +412,14 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
     remedy: `end it${pid ? ` (kill -9 ${pid})` : ''}, then start this one`,
   })
 
+/** True for a TUN with a name that this backend gives, and for a TUN with a name of no backend, because another program has renamed it. */
+const isNameFor = (path: OpenPath, tunName: string): boolean =>
+  isNamedBy(tunName, path.tunName) || !hasBackendName(path.tunName)
+
 /** True if a new path may need this path's device or port. A data path has at most one path for each underlay family. */
 const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boolean => {
   const wanted = new Set(bindAddresses.map(familyOfText))
-  return isNamedBy(tunName, path.tunName) || path.bindAddresses.some((each) => wanted.has(familyOfText(each)))
+  return isNameFor(path, tunName) || path.bindAddresses.some((each) => wanted.has(familyOfText(each)))
 }
 
 /** False if the paths carried another subnet of a wanted family, because their device has the address and the route of that subnet. */
@@ -430,7 +434,7 @@ const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): b
  */
 function fits(path: OpenPath, { tunName, bindAddresses, port, workers, without }: WantedPath): boolean {
   return (
-    isNamedBy(tunName, path.tunName) &&
+    isNameFor(path, tunName) &&
     path.bindAddresses[0] === bindAddresses[0] &&
     path.port === port &&
     path.loops.length === workers &&

@@ -23,7 +23,7 @@ export function createAllocBackend({ config, external: found, run }: BackendPart
       {
         families: familiesOf(config),
         mtu: external.mtu,
-        external: { families: FAMILIES, isBound: true, isByName: false },
+        external: { families: FAMILIES, isBound: true },
         open: async () => openAlloc(),
       },
     ],

@@ -57,7 +57,7 @@ export function createFabricBackend<T extends BackendType>(
       {
         families,
         mtu: external.mtu,
-        external: { families: FAMILIES, isBound: true, isByName: false },
+        external: { families: FAMILIES, isBound: true },
         async open(own, _leases, signal) {
           const path = new FabricPath(keepersFor(own), filtersFor(own))
           await path.checkFirst(signal)

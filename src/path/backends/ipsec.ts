@@ -59,7 +59,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       {
         families: ['ipv4'],
         mtu: external.mtu - overhead - (udpEncap ? UDP_HEADER : 0),
-        external: { families: ['ipv4'], isBound: true, isByName: false },
+        external: { families: ['ipv4'], isBound: true },
         watched: POLICY_CHANGES,
         open,
       },

@@ -6,6 +6,7 @@
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
+import type { FollowedLink } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import { formatAddress, formatNet, type Addresses, type Family, type Net } from '../../net/address.ts'
 import type { DataPath, PathPeer, PathSide } from '../contract.ts'
@@ -15,8 +16,8 @@ import type { PeerFilter } from '../tunnel/peer-filter.ts'
 
 interface KernelFacts {
   readonly families: readonly Family[]
-  /** The name of the device; left out if the backend has none. */
-  readonly device?: string
+  /** The device, which another program may rename; left out if the backend has none. */
+  readonly device?: FollowedLink
   readonly probeSource: Addresses
   /** The filters that decide which leases are peers, one for each family. */
   readonly filters: readonly PeerFilter[]
@@ -27,7 +28,7 @@ export abstract class KernelPath implements DataPath {
   readonly probeSource: Addresses
   readonly fault: Promise<Error> = new Promise(() => {})
   protected readonly filters: readonly PeerFilter[]
-  readonly #device: string | undefined
+  readonly #device: FollowedLink | undefined
   /**
    * Runs the operations one after another, because their callers do not coordinate. Otherwise an older list of peers could be set last, and
    * a repair could report objects as missing while they are being created.
@@ -64,7 +65,7 @@ export abstract class KernelPath implements DataPath {
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
-    return { ...(this.#device === undefined ? {} : { device: this.#device }), engine: 'kernel', features: [] }
+    return { ...(this.#device ? { device: this.#device.name } : {}), engine: 'kernel', features: [] }
   }
 
   counters(): Readonly<Record<string, bigint>> {
@@ -94,7 +95,7 @@ export interface RoutedParts {
   readonly family: Family
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
-  readonly device?: string
+  readonly device?: FollowedLink
   /** This host's address from which the daemon sends probes. */
   readonly probeSource: Net['address']
   readonly filter: PeerFilter

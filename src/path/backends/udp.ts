@@ -72,11 +72,12 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       const { name } = external
       const mtu = external.mtu - overhead
       const families = familiesOf(config).filter((family) => external.publicIp[family] !== undefined)
+      const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
       if (address === undefined) return []
       return [
         {
           ports: [{ family: outer, address: formatAddress(address), port, option: OPTIONS.port.name }],
-          device: { name: TUN_NAME, type: 'tun', replaces: [] },
+          device: { name: TUN_NAME, type: 'tun', networks, replaces: [] },
           sides: families.map((family) => ({ family, network: config[family]?.network, mtu, external: name })),
         },
       ]

@@ -5,15 +5,18 @@ import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink, findLinkAgain, ipJson } from '../../host/links.ts'
-import { formatAddress, type Address, type Net } from '../../net/address.ts'
+import { addDevice, findLink, FollowedLink, ipJson } from '../../host/links.ts'
+import { formatAddress, netsOf, type Address, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
+import { findEarlier, findRenamed } from '../device/flannel-devices.ts'
 import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
 
 interface VxlanOptions {
   readonly name: string
+  /** The device's address, which is the first address of this node's subnet. */
+  readonly own: Address
   readonly vni: number
   readonly port: number
   readonly learning: boolean
@@ -71,8 +74,19 @@ function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | un
 }
 
 async function show(run: Run, name: string): Promise<JsonVxlan | undefined> {
-  if (!(await findLink(run, name))) return undefined
-  return (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
+  return (await findLink(run, name)) ? describe(run, name) : undefined
+}
+
+const describe = async (run: Run, name: string): Promise<JsonVxlan | undefined> =>
+  (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
+
+/**
+ * Returns the name of the kernel's vxlan device of an earlier run, which another program may have renamed since. If there is none, returns
+ * the name that the device will have.
+ */
+export async function vxlanName(run: Run, name: string, vni: number, network: Net): Promise<string> {
+  if (await findLink(run, name)) return name
+  return (await findRenamed(run, 'vxlan', netsOf([network]), vni)) ?? name
 }
 
 /** Returns the MAC of the vxlan device called `name`; undefined if no vxlan device has that name. */
@@ -102,37 +116,43 @@ export async function checkVxlan(run: Run, name: string): Promise<void> {
 
 /** Finds or creates the device and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel does not support vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
-  const device = new VxlanDevice(options, mac, run)
-  await device.open(log)
+  const device = new VxlanDevice(options, mac, run, log)
+  await device.open()
   return device
 }
 
 export class VxlanDevice {
+  /** The device, which another program may rename. */
+  readonly link: FollowedLink
   readonly entries: VxlanEntryTable
   readonly #options: VxlanOptions
   readonly #mac: string
   readonly #run: Run
-  /** The present name of the external interface, which may have been renamed since the device was opened. */
-  #underlay: string
+  readonly #log: Log
+  /** The external interface, to which the kernel binds the device. */
+  readonly #underlay: FollowedLink
   /** The device's MTU, address and link state; undefined before `configure`. */
   #state: DeviceState | undefined
   /** True if `open` created the device. */
   #isMade = false
 
-  constructor(options: VxlanOptions, mac: string, run: Run) {
-    this.entries = new VxlanEntryTable(options.name, options.local, run)
+  constructor(options: VxlanOptions, mac: string, run: Run, log: Log) {
+    this.link = new FollowedLink(options.name)
+    this.entries = new VxlanEntryTable(this.link, options.local, run)
     this.#options = options
     this.#mac = mac
     this.#run = run
-    this.#underlay = options.underlay
+    this.#log = log
+    this.#underlay = new FollowedLink(options.underlay, options.underlayIndex)
   }
 
-  async open(log: Log): Promise<void> {
-    const { name } = this.#options
-    let found = await show(this.#run, name)
+  async open(): Promise<void> {
+    await findEarlier(this.link, this.#run, 'vxlan', [this.#options.own], this.#log)
+    const { index, name } = this.link
+    let found = index === undefined ? undefined : await describe(this.#run, name)
     const other = found && (await this.#differenceNow(found))
     if (other !== undefined) {
-      log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
+      this.#log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
       await this.#removeForAnother()
       found = undefined
     }
@@ -143,22 +163,23 @@ export class VxlanDevice {
 
   /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
   async configure(own: Address, network: Net): Promise<void> {
-    const { name, mtu } = this.#options
-    this.#state = this.#withReasons(deviceState(this.#run, name, mtu, own, network))
+    this.#state = this.#withReasons(deviceState(this.#run, this.link, this.#options.mtu, own, network))
     try {
       await this.#state.configure()
     } catch (error) {
       // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
-      if (this.#isMade) await this.#run('ip', ['link', 'del', name]).catch(() => {})
+      if (this.#isMade) await this.#run('ip', ['link', 'del', this.link.name]).catch(() => {})
       throw error
     }
   }
 
   /** Repairs the device and the entries of these peers, and returns a description of each repair. */
   async resync(peers: readonly VxlanPeer[]): Promise<readonly string[]> {
-    const { name } = this.#options
     const wrong: string[] = []
-    const now = await show(this.#run, name)
+    const isThere = await this.link.follow(this.#run, this.#log)
+    const { name } = this.link
+    const now = isThere && (await describe(this.#run, name))
+    if (!now) this.link.forget()
     const change = now && (await this.#differenceNow(now))
     if (!now || change !== undefined) {
       if (now) await this.#removeForAnother()
@@ -177,8 +198,9 @@ export class VxlanDevice {
   }
 
   async #create(): Promise<void> {
-    const { name, vni, port, learning, gbp, local } = this.#options
-    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', this.#underlay, 'dstport', String(port)]
+    const { vni, port, learning, gbp, local } = this.#options
+    const { name } = this.link
+    const link = ['id', String(vni), 'local', formatAddress(local), 'dev', this.#underlay.name, 'dstport', String(port)]
     const flags = [learning ? 'learning' : 'nolearning', ...(gbp ? ['gbp'] : [])]
     try {
       await addDevice(this.#run, name, 'vxlan', ['address', this.#mac], [...link, ...flags])
@@ -190,6 +212,7 @@ export class VxlanDevice {
         cause: error,
       })
     }
+    await this.link.find(this.#run)
     // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel. The file is missing if
     // IPv6 is disabled.
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
@@ -200,13 +223,8 @@ export class VxlanDevice {
    * not a difference.
    */
   async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
-    const { underlayIndex } = this.#options
-    const { link } = device.linkinfo?.info_data ?? {}
-    if (link !== undefined && link !== this.#underlay && underlayIndex !== undefined) {
-      const is = await findLink(this.#run, link)
-      if (is?.index === underlayIndex) this.#underlay = link
-    }
-    return difference(device, { ...this.#options, underlay: this.#underlay })
+    if (device.linkinfo?.info_data?.link !== this.#underlay.name) await this.#underlay.find(this.#run)
+    return difference(device, { ...this.#options, underlay: this.#underlay.name })
   }
 
   /**
@@ -214,24 +232,25 @@ export class VxlanDevice {
    * new device could not be created.
    */
   async #removeForAnother(): Promise<void> {
-    const { name, underlayIndex } = this.#options
-    const under = await findLinkAgain(this.#run, this.#underlay, underlayIndex)
-    if (!under)
-      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${this.#underlay} is gone`, {
-        remedy: `restore ${this.#underlay}, or restart weftd so that it chooses another interface`,
+    const { name } = this.link
+    if (!(await this.#underlay.find(this.#run)))
+      throw new WeftError('DEVICE', `cannot repair ${name}: the interface ${this.#underlay.name} is gone`, {
+        remedy: `restore ${this.#underlay.name}, or restart weftd so that it chooses another interface`,
       })
-    this.#underlay = under.name
     await this.#run('ip', ['link', 'del', name])
+    this.link.forget()
   }
 
   async #setMac(): Promise<void> {
-    await this.#run('ip', ['link', 'set', 'dev', this.#options.name, 'address', this.#mac])
+    await this.#run('ip', ['link', 'set', 'dev', this.link.name, 'address', this.#mac])
   }
 
   /** Returns the same state, but a failure to configure the device names the owner of the device's name or port. */
   #withReasons(of: DeviceState): DeviceState {
-    const { name, port } = this.#options
-    const listens = { number: port, option: KINDS.vxlan.options.port.name }
-    return { ...of, configure: () => sayingWhoHasIt(this.#run, { name, port: listens }, () => of.configure()) }
+    const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }
+    return {
+      ...of,
+      configure: () => sayingWhoHasIt(this.#run, { name: this.link.name, port }, () => of.configure()),
+    }
   }
 }

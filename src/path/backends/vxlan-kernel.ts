@@ -45,27 +45,32 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
             vxlan: { vni: options.vni, gbp: options.gbp },
           },
         ],
-        device: { name: names[family] ?? '', type: 'vxlan', replaces: 'any' },
+        device: {
+          name: names[family] ?? '',
+          type: 'vxlan',
+          networks: { [family]: config[family]?.network },
+          replaces: 'any',
+        },
         sides: [{ family, mtu: leastMtu(), external: external.name }],
       }
     },
     plan() {
-      const entries: { [F in Family]?: () => VxlanEntries } = {}
-      const watched = entriesOf(...devices)
+      const open: { [F in Family]?: VxlanPath } = {}
+      const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
       // The kernel also reports the changes that this process makes. They are filtered out, because each other change starts a check of all
       // entries.
       const isNews = (line: string): boolean =>
-        watched.matters?.(line) !== false && !listed(entries).some((each) => isAsWanted(line, each()))
+        watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))
       const shared = { ...watched, matters: isNews }
       return families.map((family) => ({
         families: [family],
         mtu: mtus[family],
-        external: { families: [family], isBound: true, isByName: true },
+        external: { families: [family], isBound: true },
         watched: shared,
         async open(own) {
           checkFamily(family, leastMtu(), setup().external)
           const path = await openFamily(family, setup(), parts, own)
-          entries[family] = () => path.entries()
+          open[family] = path
           return path
         },
       }))
@@ -86,34 +91,32 @@ async function openFamily(
     throw new Error(`${family} is none of this node's families`)
   const mtu = mtus[family]
   const link = { local, underlay: external.name, underlayIndex: external.index, port, mtu }
-  const opened = await openVxlanDevice({ name, vni, learning, gbp, ...link }, mac, run, log)
+  const opened = await openVxlanDevice({ name, own: subnet.address, vni, learning, gbp, ...link }, mac, run, log)
   await opened.configure(subnet.address, network)
   const identity = {
     name: 'MAC',
     own: mac,
     of: ({ attrs }: Lease) => vtepMacOf(attrs, family),
-    remedy: `if both hosts exist, delete ${name} on one of the two and restart its daemon`,
+    remedy: `if both hosts exist, delete ${opened.link.name} on one of the two and restart its daemon`,
   }
   const isOneOfTwo = familiesOf(config).length === 2
   const filter = new PeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
-  const parts = { family, network, device: name, probeSource: subnet.address, filter, directRouting, run, log }
-  return new VxlanPath(parts, opened, name, port)
+  const parts = { family, network, device: opened.link, probeSource: subnet.address, filter, directRouting, run, log }
+  return new VxlanPath(parts, opened, port)
 }
 
 /** The data path of a family: a peer without a direct route has a neighbour entry and a forwarding entry in the device. */
 class VxlanPath extends RoutedPath {
   readonly #family: Family
   readonly #opened: VxlanDevice
-  readonly #device: string
   readonly #port: number
   /** The entries that the device should have; undefined after the peers have changed. */
   #wanted: VxlanEntries | undefined
 
-  constructor(parts: RoutedParts, opened: VxlanDevice, device: string, port: number) {
+  constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {
     super(parts)
     this.#family = parts.family
     this.#opened = opened
-    this.#device = device
     this.#port = port
   }
 
@@ -123,7 +126,7 @@ class VxlanPath extends RoutedPath {
   }
 
   protected hopTo(peer: Lease): NextHop {
-    return { gateway: formatAddress(this.sideOf(peer).subnet.address), device: this.#device, onlink: true }
+    return { gateway: formatAddress(this.sideOf(peer).subnet.address), device: this.#opened.link, onlink: true }
   }
 
   protected sideTo(peer: Lease): PathSide {

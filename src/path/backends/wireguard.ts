@@ -18,6 +18,7 @@ import {
   formatEndpoint,
   formatNet,
   isLinkLocal,
+  netsOf,
   netText,
   type Addresses,
   type Family,
@@ -216,7 +217,7 @@ export function createWireguardBackend(options: Parts): Backend {
     return {
       families,
       mtu: mtuNow(),
-      external: { families: [first], isBound: false, isByName: false },
+      external: { families: [first], isBound: false },
       open: (own) => openDevice(NAME, port, families, own),
     }
   }
@@ -227,7 +228,7 @@ export function createWireguardBackend(options: Parts): Backend {
     return {
       families: [family],
       mtu: mtuNow(),
-      external: { families: [family], isBound: isOurs, isByName: false },
+      external: { families: [family], isBound: isOurs },
       async open(own, leases) {
         if (!isOurs) return openDevice(nameIn(family), ports[family], [family], own)
         checkFamily(family, mtuNow(), external)
@@ -249,6 +250,7 @@ export function createWireguardBackend(options: Parts): Backend {
   function partOf(name: string, listenPort: number, carried: readonly Family[]): NeededPart {
     const [first = 'ipv4'] = carried
     const option = (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
+    const networks = netsOf(carried.flatMap((family) => config[family]?.network ?? []))
     const isOurs = carrier === 'userspace'
     const bound = isOurs
       ? outersOf(first).flatMap((family = first) => {
@@ -262,7 +264,9 @@ export function createWireguardBackend(options: Parts): Backend {
         ] as const)
     return {
       ports: bound.map(([family, address]) => ({ family, address, port: listenPort, option })),
-      device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
+      device: isOurs
+        ? { name, type: 'tun', networks, replaces: ['wireguard'] }
+        : { name, type: TYPE, networks, replaces: 'any' },
       sides: carried
         .filter((family) => external.publicIp[family] !== undefined)
         .map((family) => ({ family, network: config[family]?.network, mtu: mtuNow(), external: external.name })),

@@ -30,7 +30,6 @@ type RunningEngine = ReturnType<typeof addon.runEngine>
 /** The engine in C++ threads. Its descriptors can be lent to another process and taken back, which starts the threads again. */
 export class NativeEngine implements Engine {
   readonly kind = 'native'
-  readonly tunName: string
   readonly notes: string[] = []
   readonly details: string[] = []
   readonly fault: Promise<Error>
@@ -46,6 +45,8 @@ export class NativeEngine implements Engine {
   #bindAddresses: readonly string[]
   /** The addresses to which sockets are bound now. */
   #bound: readonly string[]
+  /** The TUN's name when the threads last ran. */
+  #lastName: string
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
   /**
@@ -87,10 +88,14 @@ export class NativeEngine implements Engine {
       throw engineStartError(error, { ...config, bindAddress })
     }
     this.outers = this.#bound.map(familyOfText)
-    this.tunName = (opened ?? (inherited as OpenPath)).tunName
+    this.#lastName = (opened ?? (inherited as OpenPath)).tunName
     if (opened) this.#noteRefusals(opened)
     this.#detailRefusals()
     this.sessions = this.#sessionsOf()
+  }
+
+  get tunName(): string {
+    return (this.#lastName = this.#native.tunName ?? this.#lastName)
   }
 
   get offloads(): readonly string[] {

@@ -19,8 +19,8 @@ import type { Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
-import type { ExternalInterface } from '../../host/external-interface.ts'
-import { findLink, isNamedBy } from '../../host/links.ts'
+import { ExternalWatch, type ExternalInterface } from '../../host/external-interface.ts'
+import { findLink, renamed, type Named } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import {
   FAMILIES,
@@ -35,9 +35,10 @@ import {
   type Addresses,
   type ByFamily,
   type Family,
+  type Net,
 } from '../../net/address.ts'
+import { isNamedBy } from '../catalog.ts'
 import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays, UnknownKey } from '../contract.ts'
-import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
 import {
   adoptTun,
   checkMtu,
@@ -83,9 +84,10 @@ async function refuseRoute(
   mtu: number,
   { family, network }: InnerFamily,
   isOwn: (device: string) => boolean,
+  subnet?: Net,
 ): Promise<void> {
   checkMtu(family, mtu, external.name)
-  await refuseForeignRoute(run, network, isOwn)
+  await refuseForeignRoute(run, network, isOwn, subnet)
 }
 
 /**
@@ -135,8 +137,6 @@ function engineConfig(
 }
 
 export class Tunnel implements DataPath {
-  /** The name of the TUN device. */
-  readonly tunNames: readonly string[]
   /**
    * Resolves if the engine can no longer forward, if the external interface changed, or if the sockets of the second outer family are lost
    * while datagrams are encrypted.
@@ -181,6 +181,8 @@ export class Tunnel implements DataPath {
   readonly #inTurn = createTurn()
   /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
   #isUnapplied = false
+  /** The name of the TUN device as of the last `resync`. */
+  #knownName: string
   /** Resolves `fault` with the reason. */
   #reportFault!: (reason: Error) => void
 
@@ -200,12 +202,12 @@ export class Tunnel implements DataPath {
     this.#peers = peers
     const { external, run, persistence } = parts
     const { keeper } = kind
-    this.tunNames = [engine.tunName]
+    this.#knownName = engine.tunName
     this.families = innerFamilies.all.map(({ family }) => family)
     this.probeSource = innerFamilies.ownAddresses
     this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
     this.#watchedFamilies = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
-    this.#watch = watchExternal(run, external, this.#watchedFamilies, kind.directRouting === true)
+    this.#watch = new ExternalWatch(run, external, this.#watchedFamilies)
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
     this.pathSearch = this.#createPathSearch()
@@ -233,9 +235,10 @@ export class Tunnel implements DataPath {
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
-    // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
-    // checked later, when no other process forwards.
-    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
+    // The route of a device with this backend's name or this node's address is accepted here, because another process may still forward
+    // with that device. It is checked later, when no other process forwards.
+    const isOwn = (name: string): boolean => isNamedBy(tunName, name)
+    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
     peers.takeFirst(leases, own.key)
     const config = engineConfig(parts, kind, innerFamilies, underlay)
@@ -269,7 +272,12 @@ export class Tunnel implements DataPath {
 
   /** True if a family that is not carried, or a changed address of this host, waits for `renew`. */
   get isOutdated(): boolean {
-    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.news !== undefined
+    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.isOutdated
+  }
+
+  /** The present name of the TUN device, which another program may rename. */
+  get tunNames(): readonly string[] {
+    return [this.#engine.tunName]
   }
 
   get lacking(): ByFamily<string> {
@@ -387,8 +395,14 @@ export class Tunnel implements DataPath {
   #createDevice(inner: InnerFamily): TunDevice {
     const { run, log } = this.#parts
     const { scope } = this.#kind
+    const engine = this.#engine
+    const device: Named = {
+      get name() {
+        return engine.tunName
+      },
+    }
     return createTunDevice({
-      name: this.#engine.tunName,
+      device,
       network: inner.network,
       subnet: inner.subnet,
       mtu: this.#kind.mtu,
@@ -418,6 +432,7 @@ export class Tunnel implements DataPath {
 
   async #resync(): Promise<readonly string[]> {
     if (await this.#watch.hasMoved()) return []
+    this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
@@ -428,11 +443,16 @@ export class Tunnel implements DataPath {
     return repaired
   }
 
+  /** Logs a new name of the TUN device. The engine knows the name from its descriptor. */
+  #followName(): void {
+    const { tunName } = this.#engine
+    if (tunName !== this.#knownName) this.#parts.log.info(renamed(this.#knownName, tunName))
+    this.#knownName = tunName
+  }
+
   async #renew(): Promise<void> {
     const { log } = this.#parts
-    const { news } = this.#watch
-    if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
-    this.#watch.markPublished()
+    this.#watch.markPublished(log)
     await this.#rebind(this.#watch.now())
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue

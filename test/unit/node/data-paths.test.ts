@@ -150,7 +150,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
             FAMILIES.map((family) => ({
               families: [family],
               mtu,
-              external: { families: [family], isBound: !isUnbound, isByName: !isUnbound },
+              external: { families: [family], isBound: !isUnbound },
               async open(own, known) {
                 checkFamily(family, mtu, external)
                 return open(family, own, known)

@@ -6,10 +6,11 @@ import type { Secret } from '../../../base/secret.ts'
 import type { NetworkConfig } from '../../../control/config/network-config.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
 import type { Run } from '../../../host/command.ts'
-import { findLink } from '../../../host/links.ts'
+import { FollowedLink } from '../../../host/links.ts'
 import { familiesOf, FAMILY_NAMES, formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
 import type { DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
 import { sayingWhoHasIt } from '../../device/device-refusal.ts'
+import { findEarlier } from '../../device/flannel-devices.ts'
 import { checkMtu, createTunDevice, refuseForeignRoute, type TunDevice } from '../../device/tun-device.ts'
 import { PeerFilter, type PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
@@ -66,22 +67,30 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
     const subnet = lease.subnet[family]
     return network && subnet && isCarried(family) ? [{ family, network, subnet }] : []
   })
-  for (const { network } of nets) await refuseForeignRoute(run, network, (device) => device === name)
+  const link = new FollowedLink(name)
+  await findEarlier(
+    link,
+    run,
+    'wireguard',
+    nets.map(({ subnet }) => subnet.address),
+    log,
+  )
+  for (const { network } of nets) await refuseForeignRoute(run, network, (device) => device === link.name)
   const keys = { keyFile, privateKey, ownKey, psk, keepalive }
-  const opened = await openWireguardDevice({ name, port: port.number, ...keys, run, log: options.calm })
+  const opened = await openWireguardDevice({ link, port: port.number, ...keys, run, log: options.calm })
   const isOneOfTwo = familiesOf(config).length === 2
   const parts = nets.map(({ family, network, subnet }): FamilyPart => {
-    const device = createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log })
+    const device = createTunDevice({ device: link, network, subnet, mtu, scope: 'link', run, log })
     const filter = new PeerFilter<Net>({ ...options.filterOf(family), lease, network, isOneOfTwo, log })
     return { family, subnet, device, filter }
   })
   try {
-    for (const { device } of parts) await sayingWhoHasIt(run, { name, port }, () => device.configure())
+    for (const { device } of parts) await sayingWhoHasIt(run, { name: link.name, port }, () => device.configure())
   } catch (error) {
     await opened.close()
     throw error
   }
-  return new WireguardPath(options, opened, parts, lacking)
+  return new WireguardPath(options, link, opened, parts, lacking)
 }
 
 /**
@@ -108,7 +117,8 @@ class WireguardPath extends KernelPath {
   readonly lacking: ByFamily<string>
   /** True because the kernel sends no rtnetlink messages about keys and peers, so changes of them are only found by regular checks. */
   readonly unreported = true
-  readonly #name: string
+  readonly #link: FollowedLink
+  readonly #log: Log
   readonly #opened: WireguardDevice
   readonly #run: Run
   readonly #parts: readonly FamilyPart[]
@@ -127,19 +137,21 @@ class WireguardPath extends KernelPath {
 
   constructor(
     options: KernelOptions,
+    link: FollowedLink,
     opened: WireguardDevice,
     parts: readonly FamilyPart[],
     lacking: ByFamily<string>,
   ) {
     super({
       families: options.families,
-      device: options.name,
+      device: link,
       probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
       filters: parts.map(({ filter }) => filter),
     })
     this.fault = new Promise((resolve) => (this.#reportFault = resolve))
     this.lacking = lacking
-    this.#name = options.name
+    this.#link = link
+    this.#log = options.log
     this.#opened = opened
     this.#run = options.run
     this.#parts = parts
@@ -148,7 +160,10 @@ class WireguardPath extends KernelPath {
   }
 
   override carrier(): ReturnType<DataPath['carrier']> {
-    return { ...super.carrier(), devices: Object.fromEntries(this.#parts.map(({ family }) => [family, this.#name])) }
+    return {
+      ...super.carrier(),
+      devices: Object.fromEntries(this.#parts.map(({ family }) => [family, this.#link.name])),
+    }
   }
 
   async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
@@ -183,15 +198,15 @@ class WireguardPath extends KernelPath {
   }
 
   protected async repair(): Promise<readonly string[]> {
-    if (!(await findLink(this.#run, this.#name))) {
-      this.#reportFault(new Error(`${this.#name} is gone`))
+    if (!(await this.#link.follow(this.#run, this.#log))) {
+      this.#reportFault(new Error(`${this.#link.name} is gone`))
       return []
     }
     await this.#checkKey()
     const repaired: string[] = []
     for (const { device } of this.#parts) repaired.push(...(await device.resync()))
     const others = await this.#opened.setPeers(this.#peers)
-    return others > 0 ? [...repaired, `${others} settings of ${this.#name} had changed`] : repaired
+    return others > 0 ? [...repaired, `${others} settings of ${this.#link.name} had changed`] : repaired
   }
 
   protected listPeers(): readonly PathPeer[] {

@@ -6,6 +6,7 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { LeaseAttrs } from '../../../../src/control/lease/lease.ts'
 import { managerOf } from '../../../../src/control/lease/store-manager.ts'
 import { createBell } from '../../../../src/host/bell.ts'
+import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
 import type { Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
@@ -217,6 +218,26 @@ it('looks after the family that it has while the other is being opened, which is
   path!.renewing = undefined
   opened()
   await until(() => path!.renewed.length === 2, 5300)
+})
+
+it('follows a new name of the external interface: says it, keeps the data path, and tells the file for the next process', async () => {
+  const hostChanged = createBell()
+  const interfaceOf = (name: string) => ({ name }) as ExternalInterface
+  const renamed = { ...backend, external: interfaceOf('eth0') }
+  const prepare = async () => {
+    if (dataPaths[0]?.lacking) Object.assign(renamed, { external: interfaceOf('uplink0') })
+    return backend.prepare(new AbortController().signal)
+  }
+  start({ backend: Object.assign(renamed, { prepare }) }, hostChanged)
+  await ready()
+  const [path] = dataPaths
+  path!.lacking = { ipv6: 'a reason to prepare again' }
+  hostChanged.ring()
+  await until(() => path!.renewed.length === 1, 300)
+  expect(lines.filter((line) => line.includes('uplink0'))).toEqual([
+    expect.stringContaining('The interface eth0 is called uplink0 now; weftd goes on with it under the new name'),
+  ])
+  expect([dataPaths.length, path!.closed]).toEqual([1, false])
 })
 
 it('says once that an address of the external interface is gone, and that there is one again', async () => {

@@ -241,6 +241,21 @@ describe('what fits', () => {
   })
 })
 
+it('a path whose device was renamed fits, unless another backend gives that name', async () => {
+  for (const [name, fitsWell] of [
+    ['other0', true],
+    ['flannel.1', false],
+  ] as const) {
+    const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, path(name))
+    const handover = await enter(before)
+    await handover.opening()
+    const taken = await handover.take(wanted)
+    expect(taken?.tunName).toBe(fitsWell ? 'other0' : undefined)
+    if (taken) fdsOf([taken]).forEach(closeSync)
+    handover.close(false)
+  }
+})
+
 describe('what does not fit', () => {
   it.each<[string, Partial<WantedPath>]>([
     ['another device', { tunName: 'flannel.1' }],

@@ -25,19 +25,25 @@ installHost()
 let events: string[] = []
 /** True if the session keeper must refuse the peers. */
 let isRefusing = false
+/** The present name of the TUN, which the fake host knows as flannel0. */
+let tunName = 'flannel0'
 beforeEach(() => {
   events = []
   isRefusing = false
+  tunName = 'flannel0'
 })
 
-const run: Run = (file, args, ...rest) => {
+const run: Run = async (file, args, ...rest) => {
   events.push([file, ...args].join(' '))
-  return runOnHost(file, args, ...rest)
+  const known = args.map((word) => (word === tunName ? 'flannel0' : word))
+  return (await runOnHost(file, known, ...rest)).replaceAll('"flannel0"', JSON.stringify(tunName))
 }
 
 const engine: Engine = {
   kind: 'native',
-  tunName: 'flannel0',
+  get tunName() {
+    return tunName
+  },
   offloads: [],
   notes: [],
   details: [],
@@ -145,8 +151,15 @@ it('clears the host only if it inherits nothing, and begins handshakes before it
 })
 
 it('continues on inherited descriptors without a change to the host before packets flow', async () => {
-  const inherited = { tunName: 'flannel0', loops: [], features: [], bindAddress: '192.0.2.1', port: 8285, without: [] }
-  await open(inherited as unknown as OpenPath)
+  const inherited = {
+    tunName: 'flannel0',
+    loops: [],
+    features: [],
+    bindAddresses: ['192.0.2.1'],
+    port: 8285,
+    without: [],
+  }
+  await open(inherited)
   expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
     FOREIGN,
     'ask the predecessor',
@@ -192,4 +205,21 @@ it('refuses a peer with the address that this node publishes now', async () => {
   await tunnel.renew()
   await tunnel.apply(leases, own.key)
   expect(tunnel.peers()).toEqual([])
+})
+
+it('goes on with a renamed TUN: it logs the new name and repairs the TUN under the new name', async () => {
+  const address = [{ local: '192.0.2.1', family: 'inet' }]
+  host.external = JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: address }])
+  const tunnel = await open()
+  expect(await tunnel.resync()).toEqual([])
+  tunName = 'other0'
+  host.lines = []
+  events = []
+  expect(await tunnel.resync()).toEqual([])
+  expect(host.lines).toEqual(['The interface flannel0 is called other0 now; weftd goes on with it under the new name'])
+  expect([tunnel.tunNames, tunnel.carrier().device]).toEqual([['other0'], 'other0'])
+  expect(events.filter((event) => /flannel0|replace|set/.test(event))).toEqual([])
+  host.link = { ...host.link!, flags: [] }
+  expect(await tunnel.resync()).toEqual(['other0 was down'])
+  expect(events).toContain('ip link set dev other0 mtu 1472 txqueuelen 4000 up')
 })
