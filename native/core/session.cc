@@ -24,7 +24,7 @@ void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms)
   auto pair = std::make_unique<Pair>(number, keys, now_ms);
   if (keys.is_initiator) {
     replace_current(std::move(pair));
-    // The response to this host's initiation has arrived, so later messages with the same index are ignored.
+    // The response to this host's initiation has arrived, so from now on ignore further messages with the same index.
     uint32_t& response = expected_[static_cast<size_t>(Expected::kResponse)];
     if (response == keys.own_index) response = 0;
   } else {
@@ -130,7 +130,7 @@ void Session::load(SecretReader& in, const std::function<uint64_t()>& next_numbe
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
   }
-  // accept() takes the pair with the higher number as the newer one. If both ends initiated at the same time, either
+  // accept() takes the pair with the higher number as the newer pair. If both ends initiated at the same time, either
   // pair may be newer, so the two numbers may have to be swapped.
   if (current_ && next_ && current_->made_ms > next_->made_ms) std::swap(current_->number, next_->number);
   staged_.clear();
@@ -228,8 +228,8 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     return accepted;
   }
   if (pair == next_.get()) {
-    // Both ends initiated at the same time, and this host's pair is newer. Each end continues to encrypt with the pair
-    // of its own handshake.
+    // Both ends initiated at the same time, and this host's pair of keys is newer. Each end continues to encrypt with
+    // the pair of its own handshake.
     if (current_ && current_->number > pair->number && current_->is_usable(now_ms))
       previous_ = std::move(next_);
     else

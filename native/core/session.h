@@ -45,8 +45,8 @@ struct SessionLimits {
   static constexpr int64_t kRekeyAfterMs = 120'000, kRejectAfterMs = 180'000, kWipeAfterMs = 3 * kRejectAfterMs;
   static constexpr int64_t kKeepaliveMs = 10'000, kRekeyTimeoutMs = 5'000;
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60, kRejectAfterMessages = UINT64_MAX - 8192;
-  /// The maximum number of packets that wait for the keys of one session, and how long each may wait: long enough for a
-  /// handshake whose first message was lost.
+  /// kMaxStaged is the maximum number of packets that wait for the keys of one session. kStagedMs limits how long each
+  /// packet may wait, which is long enough for a handshake whose first message was lost.
   static constexpr size_t kMaxStaged = 128;
   static constexpr int64_t kStagedMs = 12'000;
   /// The total space before and behind a waiting packet, for the datagram's header and its authentication tag.
@@ -57,7 +57,8 @@ struct SessionLimits {
 class StagedBytes {
  public:
   StagedBytes() = default;
-  /// Takes `bytes` of a limit of `most` bytes, of which `taken` are in use. Returns false if fewer are left.
+  /// Takes `bytes` of a limit of `most` bytes, of which `taken` are in use. Returns false if fewer than `bytes` are
+  /// left.
   static bool take(std::atomic<size_t>& taken, size_t most, size_t bytes, StagedBytes& share) {
     if (taken.fetch_add(bytes, std::memory_order_relaxed) + bytes > most) {
       taken.fetch_sub(bytes, std::memory_order_relaxed);
@@ -93,7 +94,8 @@ struct Staged {
 
 class Session {
  public:
-  /// The answers that this host may expect: to an initiation a response or a cookie, to a response a cookie.
+  /// The answers to handshake messages that this host may expect: to an initiation a response or a cookie, to a
+  /// response a cookie.
   enum class Expected : uint8_t { kResponse, kCookie };
   struct Grant {
     uint64_t counter = 0;
@@ -105,7 +107,7 @@ class Session {
     std::optional<Counter> reason;  ///< the counter of the reason if the packet must be dropped
     bool wants_handshake = false;
     bool has_moved = false;  ///< true if the peer sent from another address than the known one
-    /// true if the peer used the next pair for the first time, so that waiting packets can be sent
+    /// True if the peer has used the next pair of keys for the first time, so that waiting packets can be sent.
     bool is_confirmed = false;
   };
   struct Due {
@@ -121,19 +123,18 @@ class Session {
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys of the session and drops its waiting packets.
   void forget();
-  /// Sets the address to send to, until the peer sends from another one. If `any_port` is true, the source port of data
-  /// packets is ignored, because the peer sends them from any port; only its handshake messages show the port on which
-  /// it listens.
+  /// Sets the address to which datagrams are sent, until the peer sends from another address. If `any_port` is true,
+  /// the source port of data packets is ignored, because the peer sends them from any port; only its handshake messages
+  /// show the port on which it listens.
   void send_to(const SocketAddress& to, bool any_port);
   /// Notes that a handshake message with `own_index` was sent to the peer, whose answer will contain this index.
   void expect(Expected answer, uint32_t own_index);
-  /// True if the session contains nothing that the next engine could use.
   bool is_empty() const;
   /// Saves keys, counters, times and waiting packets for the next engine. The peer's address comes from its record. The
   /// time of the last handshake request is not saved, so the next engine may request a handshake immediately.
   void save(SecretWriter& out) const;
-  /// Loads a session that save() wrote. `in` refuses invalid bytes. `next_number` returns a number for each pair, and
-  /// `take_share` reserves memory for a waiting packet, or returns false.
+  /// Loads a session that save() wrote. `in` refuses invalid bytes. `next_number` returns a number for each pair of
+  /// keys. `take_share` reserves memory for a waiting packet, or returns false if there is none.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 
@@ -142,17 +143,17 @@ class Session {
   SocketAddress to() const;
   /// True if an answer with `own_index` belongs to the last handshake message that this host sent to the peer.
   bool expects(Expected answer, uint32_t own_index) const;
-  /// Returns the counter for the next packet, and puts the key for encryption into `sealing`. `is_granted` is false if
-  /// there is no valid key.
+  /// Returns the counter for the next packet, and puts the encryption key into `sealing`. In the result `is_granted` is
+  /// false if there is no valid key.
   Grant begin_seal(Aead& sealing, bool is_data, int64_t now_ms);
-  /// Keeps a packet until there are keys. Returns false if too many packets wait already.
+  /// Keeps a packet until the session has keys. Returns false if too many packets wait already.
   bool stage(Staged staged);
   /// True if there is a valid key for encryption. The caller must check this again after stage(), because another
   /// thread may have installed keys meanwhile.
   bool may_seal(int64_t now_ms) const;
   std::vector<Staged> take_staged();
   /// Puts the key that a datagram's index names into `opening`. Returns the counter of the reason to drop the datagram,
-  /// or nothing.
+  /// or nothing if the key is valid.
   std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
   /// Notes that a packet has arrived. Must be called only after the packet was authenticated, because it moves the
   /// replay window and the peer's address.
@@ -173,7 +174,8 @@ class Session {
     int64_t made_ms;
     uint64_t next_counter = 0;
     ReplayWindow received;
-    // The value of uses_ when the peer last used this pair. So the pair that was used last has the highest value.
+    // The value of the session's count `uses_` when the peer last used this pair of keys. So the pair that was used
+    // last has the highest value.
     uint64_t used = 0;
     bool is_refreshed = false;  // true if a handshake was already requested because of this pair's age
   };

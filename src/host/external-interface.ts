@@ -358,7 +358,7 @@ export async function resumeExternal(run: Run, known: ExternalInterface): Promis
  * interface does not harm the data path, whose sockets, routes and devices refer to the interface by its index or its address.
  */
 export class ExternalWatch {
-  /** Resolves with an Error that describes the change of the external interface; pending while there is none. */
+  /** Resolves with an Error that describes how the external interface has changed; pending while it has not changed. */
   readonly moved: Promise<Error>
   #resolveMoved!: (reason: Error) => void
   readonly #run: Run

@@ -1,4 +1,5 @@
-// open.ts - opens the data path of a node, or continues with the data path that this process opened from the last known state.
+// open.ts - opens the data path of a node, or continues with the data path that this process opened with the last known
+// state.
 
 import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
@@ -19,31 +20,40 @@ import { untilOurs, type Ownership } from './ownership.ts'
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
-/** The node that forwards with the last known state, and the facts that its data path was opened with. */
+/** The node that forwards with the last known state, and the facts with which its data path was opened. */
 export interface ResumedNode extends ForwardingNode {
   readonly config: NetworkConfig
   readonly external: ExternalInterface
   /** Ends the temporary loop that repairs the data path, because from now on the node's own loop repairs it. */
   hand(): Promise<void>
-  /** Reopens the resumed data path and looks after it again, because the node could not open its own. */
+  /**
+   * Opens the data path of the last known state again and repairs it as before, because the node could not open its
+   * own.
+   */
   again(): Promise<void>
 }
 
-/** The parts that exist before the node. */
+/** The objects that the start has before there is a node. */
 export interface StartParts {
   readonly ownership: Ownership
   readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter' | 'predecessorPid'>
-  /** Returns the backend with an operator's public IP (lease.ts), and always the same result for the same backend. */
+  /**
+   * Returns the backend with the public IP that an operator set (lease.ts). The result is always the same for the same
+   * backend.
+   */
   readonly amend: (backend: Backend) => Backend
-  /** The store's name (storeNameOf). */
+  /** A name that identifies the store (storeNameOf). */
   readonly store: string
-  /** True if the resumed node has the present network configuration and external interface. */
+  /**
+   * True if the node that forwards with the last known state has the present network configuration and external
+   * interface.
+   */
   readonly fits: (resumed: ResumedNode | undefined) => boolean
   /** Checks that a prepared backend can be opened on this host. Throws WeftError with the obstacle. */
   readonly permit: (backend: Backend, host: Omit<NeedsHost, 'run'>) => Promise<void>
-  /** Publishes the missing fact. */
+  /** Publishes the fact for which the start waits. */
   readonly publish?: (waitsFor: string) => void
-  /** Called once with the node. From then on the node answers a newer weftd that wants to take over the data path. */
+  /** Called once with the node. After that the node answers a newer weftd that wants to take over the data path. */
   readonly onNode: (node: Node) => void
 }
 
@@ -51,9 +61,13 @@ export interface StartParts {
 const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
   external?.index === undefined ? external : { ...external, name: '' }
 
-/** Returns a function that checks whether a resumed node has this network configuration and external interface. */
+/**
+ * Returns a function that checks whether a node that forwards with the last known state has this network configuration
+ * and external interface.
+ */
 export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
-  // The last known configuration has no secrets. A configuration with a secret is never resumed.
+  // The last known configuration has no secrets. weftd never forwards with the last known state if the configuration
+  // has a secret.
   const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
   return (resumed: ResumedNode | undefined): resumed is ResumedNode =>
     isDeepStrictEqual(resumed?.config, known) &&
@@ -68,8 +82,8 @@ export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
 
 /**
- * Opens the data path for this lease, or continues with the resumed one, and returns the node. `clear` removes obstacles once nothing
- * forwards any more.
+ * Opens the data path for this lease, or continues with the data path that was opened with the last known state.
+ * Returns the node. `clear` removes obstacles when no process forwards any more.
  */
 export async function openNode(
   parts: NodeParts,
@@ -108,19 +122,21 @@ export async function openNode(
           })
         })
       } catch (error) {
-        // The last known data path forwards, instead of none, while the node tries again to open its own.
+        // While the node tries again to open its own data path, let the last known data path forward, so that packets
+        // are not lost.
         if (isWeftError(error)) await resumed?.again()
         throw error
       }
     }
-    // If there is no data path, a successor has taken it over in the meantime.
+    // If there is no data path any more, a successor has taken it over.
     if (ownership.dataPath) return createNode({ ...parts, backend }, lease, attrs, ownership, view)
   }
 }
 
 /**
- * Reads the leases and the underlay choices of the predecessor, which writes them when it receives `meet`. Also reads those of an ended
- * process whose descriptors are kept, because their sessions and packets belong to these peers. Returns undefined if neither applies.
+ * Reads the leases and the underlay choices that the predecessor writes to the file of the last known state when it
+ * receives `meet`. Also reads those of an ended process whose descriptors are kept, because the sessions and packets in
+ * these descriptors belong to its peers. Returns undefined in any other case.
  */
 async function knownBefore(
   options: NodeParts['options'],

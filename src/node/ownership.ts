@@ -29,31 +29,48 @@ type OwnershipState =
 
 export interface Ownership {
   readonly state: OwnershipState
-  /** True if no other process owns the data path, so that this one may change its device, routes, firewall rules and files. */
+  /**
+   * True if no other process owns the data path, so that this process may change its device, routes, firewall rules and
+   * files.
+   */
   readonly isOurs: boolean
-  /** True while a successor prepares or has taken over. It may have written the node's lease already. */
+  /**
+   * True while a successor is about to take over, or has taken over. The successor may have written the node's lease
+   * already.
+   */
   hasSuccessor: boolean
-  /** The data path that is open here: this process forwards through it, or has lent it. */
+  /** The data path that is open in this process: this process forwards through it, or has lent it to a successor. */
   readonly dataPath: DataPaths | undefined
-  /** Rings when another process changed the state, the data path died, the host changed, or the node has another lease. */
+  /**
+   * Rings when another process changed the ownership, the data path died, the host changed, or the node got another
+   * lease.
+   */
   readonly recheck: Bell
-  /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
+  /**
+   * Opens a data path with `make` if the state is `closed`. If `make` rejects, this function rejects too, and the state
+   * stays `closed`.
+   */
   open(make: () => Promise<DataPaths>): Promise<void>
-  /** Closes the data path. The state is `closed` even if this rejects. */
+  /** Closes the data path. The state is `closed` afterwards, even if this function rejects. */
   close(): Promise<void>
-  /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
+  /**
+   * Stops forwarding, and returns the open paths for a successor. Returns an empty list if there is no path to lend.
+   */
   lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */
+  /**
+   * Stops forwarding, and closes the paths for a successor that opens its own. The device stays. Logs a failure to
+   * close a path.
+   */
   release(): Promise<void>
   takeBack(): Promise<void>
-  /** Stops forwarding for good. Calls `keep` with the open paths if this process forwards; `keep` must close them. */
+  /** Stops forwarding for good. If this process forwards, calls `keep` with the open paths, which `keep` must close. */
   end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void>
 }
 
 export function createOwnership(log: Log, recheck = createBell()): Ownership {
   const inTurn = createTurn()
   let state: OwnershipState = { is: 'closed' }
-  /** Runs a transition that another process forOther for. */
+  /** Runs a state change that another process requested. */
   const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
 
   async function lend(): Promise<readonly OpenPath[]> {
@@ -63,11 +80,11 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
     state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
       const paths = await dataPath.leave()
-      // A data path without paths has died, and its `fault` reports that.
+      // If no paths are returned, the data path has died, and its `fault` reports that.
       state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {
-      // The data path has stopped and cannot be lent, so the loop opens another one.
+      // The data path has stopped and cannot be handed over, so the data path's loop opens another one.
       log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
       state = { is: 'closed' }
@@ -85,7 +102,8 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
       if (!before.dataPath.leave) return await before.dataPath.close()
       closeAll(fdsOf(await before.dataPath.leave()))
     } catch (error) {
-      // This process must be able to continue. The next data path to be opened meets the cause again.
+      // Only log the failure, because this process must be able to continue. Opening the next data path meets the cause
+      // again.
       log.error(`Cannot close the data path: ${describeError(error)}`)
     }
   }
@@ -100,7 +118,8 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
 
   async function end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
-      // The successor has copies of these descriptors. This process may run for a while, and would block device and port.
+      // Close the descriptors. The successor has copies of them, and this process may run for a while, in which it
+      // would block the device and the port.
       if (state.is === 'lent') return closeAll(fdsOf(state.paths))
       if (state.is !== 'forwarding') return
       if (!state.dataPath.leave) return await state.dataPath.close()
@@ -140,7 +159,7 @@ export function createOwnership(log: Log, recheck = createBell()): Ownership {
   }
 }
 
-/** Resolves when no other process owns the data path. Rejects with the signal's reason. */
+/** Resolves when no other process owns the data path. Rejects with the signal's reason when the signal aborts. */
 export async function untilOurs(ownership: Ownership, signal: AbortSignal): Promise<void> {
   while (!ownership.isOurs) await ownership.recheck.wait(signal)
 }

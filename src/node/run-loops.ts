@@ -4,16 +4,16 @@ import { describeError } from '../base/errors.ts'
 import { pause } from '../host/bell.ts'
 import type { Node } from './node.ts'
 
-/** A loop runs until the signal to stop. It ends by throwing. */
+/** A loop of a node. It runs until the stop signal, and ends by throwing. */
 export type Loop = (node: Node) => Promise<never>
 
-/** The first and the longest pause before a failed observing loop is started again. */
+/** The first and the longest pause in ms before an observing loop that failed is started again. */
 const RESTART_MS = 1_000
 const RESTART_MAX_MS = 60_000
 
 /**
- * Resolves never. Rejects when all loops have ended, with the reason of the stop. An essential loop that fails stops the node. An observing
- * loop that fails is started again.
+ * Never resolves. Rejects when all loops have ended, with the reason of the stop. If an essential loop fails, the node
+ * stops. An observing loop that fails is started again.
  */
 export async function runLoops(
   node: Node,
@@ -26,7 +26,10 @@ export async function runLoops(
   throw stopping.signal.reason
 }
 
-/** Returns a loop that starts `loop` again after a failure, each time after a longer pause. After a failure following a long run the pause is the first one again. */
+/**
+ * Returns a loop that starts `loop` again after a failure, each time after a longer pause. If the loop ran for a long
+ * time before it failed, the pause is the shortest one again.
+ */
 const restarted =
   (loop: Loop): Loop =>
   async (node) => {

@@ -35,11 +35,14 @@ export interface Backend {
    * backends are leftovers. Left out by a backend that does not look for leftovers.
    */
   readonly devices?: readonly string[]
-  /** True if routes to peers' subnets through the peers' hosts must stay, because this backend or another program makes them on purpose. */
+  /**
+   * True if weftd must not remove routes to peers' subnets through the peers' hosts, because this backend or another
+   * program makes them on purpose.
+   */
   readonly routesToHosts?: boolean
   /**
-   * True if other programs make all routes to the network, including the route to this node's own subnet. Then weftd removes leftovers only
-   * once, when this node's lease shows that the earlier run used another backend.
+   * True if other programs make all routes to the network, including the route to this node's own subnet. In that case
+   * weftd removes leftovers only once, when this node's lease shows that the earlier run used another backend.
    */
   readonly routesByOthers?: boolean
   /** True if the backend makes IPsec policies in the kernel. */
@@ -59,19 +62,21 @@ export interface Backend {
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
-   * Lists the ports, devices and families that `open` will use, as the last `prepare` found them. The list has one part for each family if
-   * the families are opened separately. `open` succeeds if at least one part is available. Left out by a backend that uses no ports,
-   * devices or families.
+   * Lists the ports, devices and families that `open` will use, in the state that the last `prepare` found. The list
+   * has one part for each family if the families are opened separately. `open` succeeds if at least one part is
+   * available. Left out by a backend that uses no ports, devices or families.
    */
   needs?(): readonly NeededPart[]
   /**
-   * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if the families are
-   * opened separately. The node opens each path, and opens a path that fails again without an effect on the others.
+   * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if
+   * the families are opened separately. The node opens each path. If a path fails, the node opens it again without an
+   * effect on the other paths.
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**
-   * Removes what this node published outside of the host for a lease, such as a route in a cloud. Returns the removed things in words. Called
-   * when the node leaves the network, after the data path was closed. Throws WeftError. Left out if the backend publishes nothing.
+   * Removes the things that this node published outside of the host for a lease, such as a route in a cloud. Returns
+   * their descriptions. Called when the node leaves the network, after the data path was closed. Throws WeftError. Left
+   * out if the backend publishes nothing.
    */
   withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
@@ -80,13 +85,16 @@ export interface Backend {
 export interface PlannedPath {
   /** The families of inner packets. The node opens the path if it has a subnet in at least one of them. */
   readonly families: readonly Family[]
-  /** The longest packet in bytes that containers may send through this path. With several paths the smallest length counts for all. */
+  /**
+   * The length in bytes of the longest packet that containers may send through this path. If there are several paths,
+   * the smallest length applies to all.
+   */
   readonly mtu: number
   /** How the path depends on the external interface; left out if the path watches the external interface itself. */
   readonly external?: ExternalUse
   /**
-   * Kernel objects other than links, addresses and routes that the path uses. When one of them changes, weftd checks and repairs the
-   * path. Paths may share this object.
+   * Kernel objects other than links, addresses and routes that the path uses. When one of these objects changes, weftd
+   * checks and repairs the path. Several paths may refer to the same description.
    */
   readonly watched?: Watched
   /**
@@ -105,7 +113,10 @@ export interface PlannedPath {
 export interface ExternalUse {
   /** The families of the interface's addresses that the path uses. weftd reports if such an address is missing. */
   readonly families: readonly Family[]
-  /** True if the path must be opened again when such an address changes. Other changed addresses are only published to the peers. */
+  /**
+   * True if the path must be opened again when one of these addresses changes. Any other changed address is only
+   * published to the peers.
+   */
   readonly isBound: boolean
 }
 
@@ -128,8 +139,8 @@ export interface NeededPort {
   /** The name of the option in the `Backend` object that sets the port. */
   readonly option: string
   /**
-   * Describes the vxlan device that uses the port; left out for other ports. vxlan devices can share a port if their `gbp` is equal and
-   * their VNIs differ.
+   * The vxlan device that uses the port; left out for other ports. vxlan devices can share a port if their `gbp` is
+   * equal and their VNIs differ.
    */
   readonly vxlan?: { readonly vni: number; readonly gbp: boolean }
 }
@@ -153,7 +164,10 @@ export interface NeededSide {
   readonly family: Family
   /** The network, if the backend routes the whole network to the device; else undefined. */
   readonly network?: Net | undefined
-  /** The longest inner packet in bytes that containers may send, and below it the name of the interface that limits its length. */
+  /**
+   * MTU is the length in bytes of the longest inner packet that containers may send. `external` is the name of the
+   * interface that limits that length.
+   */
   readonly mtu: number
   readonly external: string
 }
@@ -187,8 +201,8 @@ export interface PeerSession {
    */
   readonly attempts?: number | undefined
   /**
-   * Why the last initiation made no keys. `no-answer`: the peer sent no response. `not-authentic`: the response was sealed with another psk
-   * or another key. `bad-key`: no shared secret can be computed from the peer's public key.
+   * Why the last initiation made no keys. `no-answer`: no response came from the peer. `not-authentic`: the response
+   * was sealed with another PSK or another key. `bad-key`: no shared secret can be computed from the peer's public key.
    */
   readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
   /** The number of initiations from the peer that were refused as replays, because their timestamp was not newer than an earlier one. */
@@ -222,7 +236,8 @@ interface Carrier {
   /** The device's name for each family; left out if all families share one device. */
   readonly devices?: ByFamily<string>
   /**
-   * The carrier of the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another program that weftd does not know.
+   * The program that carries the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another
+   * program that weftd does not know.
    */
   readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
   /** The kernel features (offloads) that the engine requested and that are in use now. */
@@ -281,13 +296,14 @@ export interface DataPath {
   /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
   readonly isOutdated?: boolean
   /**
-   * Adapts the open data path to the backend's last `prepare` and to the attributes that the node's lease now publishes. It opens missing
-   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
+   * Adapts the open data path to the backend's last `prepare` and to the attributes that the node's lease now
+   * publishes. Opens missing families and leaves open families unchanged. If a family cannot be opened, logs the
+   * reason, and the family stays missing.
    */
   renew?(): Promise<void>
   /**
-   * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
-   * the keys that may differ from the last call; if it is left out, all keys may differ.
+   * Makes the peers equal to these leases (by lease key), without this node's own lease. Skips and counts unusable
+   * leases. `touched` lists the keys that may differ from the last call; if it is left out, all keys may differ.
    */
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
   /**
@@ -328,7 +344,7 @@ export interface DataPath {
    * does not hang soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>>
-  /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
+  /** Logs problems that are new since the last call, such as unknown senders. The daemon calls it every few seconds. */
   look?(): void
   /**
    * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open descriptors in which packets

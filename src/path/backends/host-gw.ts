@@ -57,7 +57,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     if (!network || local === undefined) throw new Error(`${family} is none of the network's families`)
     const isOneOfTwo = familiesOf(config).length === 2
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
-    // Probes go from host to host, because a host without containers may have no address in its subnet.
+    // Probe from host to host, because a host without containers may have no address in its subnet.
     return new HostGwPath({ family, network, probeSource: local, filter, run, log }, new FollowedLink(name, index))
   }
 }

@@ -1,7 +1,9 @@
-// ipsec.ts - the ipsec backend: strongSwan's charon negotiates keys with each peer, and the kernel or charon carries the ESP packets.
+// ipsec.ts - the ipsec backend: strongSwan's charon negotiates keys with each peer, and the kernel or charon carries
+// the ESP packets.
 //
-// The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the kernel carries the
-// packets, there is no device and no route, because the policies decide which packets are encrypted.
+// The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the
+// kernel carries the packets, weftd makes no device and no route, because the policies decide which packets are
+// encrypted.
 
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
@@ -21,7 +23,7 @@ import { KernelPath } from './kernel-path.ts'
 const TYPE = 'ipsec'
 const NEEDS = `the ${TYPE} backend`
 const { overhead } = KINDS.ipsec
-/** The length of the UDP header in bytes, which the option UDPEncap adds. */
+/** The length in bytes of the UDP header that is added with the option UDPEncap. */
 const UDP_HEADER = 8
 
 export function createIpsecBackend({ config, settings, external: found, run, log }: BackendParts<'ipsec'>): Backend {
@@ -31,7 +33,10 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   let isUserspace: boolean | undefined
   log.info(`IPSec config: UDPEncap=${udpEncap} ESPProposal=${espProposal}`)
 
-  /** Chooses the carrier of the packets: the configured one, or the kernel if it has ESP, otherwise charon. */
+  /**
+   * Chooses whether the kernel or charon carries the packets: the configured one, or else the kernel if it has ESP, or
+   * else charon.
+   */
   async function choose(): Promise<boolean> {
     if (isUserspace !== undefined) return isUserspace
     const chosen = dataPath ? dataPath === 'userspace' : !(await canKernelCarryEsp(run))
@@ -85,8 +90,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       start: (stop) => Charon.start(isUserland, log, stop),
       log,
     })
-    // The guard comes first, so that no packet leaves unencrypted. Afterwards the other guard, which an earlier run with another carrier
-    // may have left, is removed, because it blocks all packets.
+    // Set the guard first, so that no packet leaves unencrypted. Then remove the guard that an earlier run with another
+    // carrier may have left, because it blocks all packets.
     await guard.apply([])
     await (isUserland ? removePolicies(run, own, formatNet(network)) : removeUnreachable(run, network))
     await connections.open(signal)
@@ -96,10 +101,10 @@ export function createIpsecBackend({ config, settings, external: found, run, log
 
 class IpsecPath extends KernelPath {
   readonly #filter: PeerFilter
-  /** Refuses unencrypted packets of the network. */
+  /** Makes the kernel drop unencrypted packets of the network. */
   readonly #guard: IpsecPolicies | UnreachableNetwork
   readonly #connections: IpsecConnections
-  /** The counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
+  /** The packet counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
 
   constructor(filter: PeerFilter, guard: IpsecPolicies | UnreachableNetwork, connections: IpsecConnections) {
@@ -147,7 +152,7 @@ class IpsecPath extends KernelPath {
       .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, way: 'kernel' as const } }))
   }
 
-  /** Like flanneld, weftd keeps the policies, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
+  /** Keep the policies, as flanneld does, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
   protected override async end(): Promise<void> {
     await this.#connections.close()
   }

@@ -57,7 +57,7 @@ export function randomMac(): string {
   return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
 }
 
-/** Describes how the existing device differs from the options; undefined if it does not differ. */
+/** Describes how the existing device differs from the wanted options; undefined if it equals them. */
 function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
   if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
   const { id, local, local6, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}
@@ -101,8 +101,8 @@ export async function vxlanMac(run: Run, name: string): Promise<string | undefin
 const PROBE = { name: 'flannel.probe', vni: 0xff_ffff }
 
 /**
- * Checks that the kernel supports vxlan devices; existing devices do not change. Throws WeftError NO_DEVICE_TYPE if the kernel does not
- * support them.
+ * Checks that the kernel supports vxlan devices, without changing existing devices. Throws WeftError NO_DEVICE_TYPE if
+ * the kernel does not support them.
  */
 export async function checkVxlan(run: Run, name: string): Promise<void> {
   if ((await vxlanMac(run, name)) !== undefined) return
@@ -167,7 +167,7 @@ export class VxlanDevice {
     try {
       await this.#state.configure()
     } catch (error) {
-      // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
+      // Delete a new device that cannot be brought up, because it would mislead an operator who searches for the cause.
       if (this.#isMade) await this.#run('ip', ['link', 'del', this.link.name]).catch(() => {})
       throw error
     }
@@ -213,14 +213,14 @@ export class VxlanDevice {
       })
     }
     await this.link.find(this.#run)
-    // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel. The file is missing if
-    // IPv6 is disabled.
+    // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel.
+    // Ignore an error: the file is missing if IPv6 is disabled.
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
   /**
-   * Describes how the device differs from the options; undefined if it does not differ. If only the external interface was renamed, that is
-   * not a difference.
+   * Describes how the device differs from the wanted options; undefined if it does not. A changed name of the external
+   * interface alone does not count as a difference.
    */
   async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
     if (device.linkinfo?.info_data?.link !== this.#underlay.name) await this.#underlay.find(this.#run)
@@ -228,8 +228,8 @@ export class VxlanDevice {
   }
 
   /**
-   * Deletes the device so that it can be created again. If the external interface is missing, it throws and keeps the device, because the
-   * new device could not be created.
+   * Deletes the device, so that it can be created again. If the external interface is missing, throws and keeps the
+   * device, because a new device could not be created.
    */
   async #removeForAnother(): Promise<void> {
     const { name } = this.link
@@ -245,7 +245,10 @@ export class VxlanDevice {
     await this.#run('ip', ['link', 'set', 'dev', this.link.name, 'address', this.#mac])
   }
 
-  /** Returns the same state, but a failure to configure the device names the owner of the device's name or port. */
+  /**
+   * Returns the device state `of`, but with error messages that name the owner of the device's name or port if
+   * configuring the device fails.
+   */
   #withReasons(of: DeviceState): DeviceState {
     const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }
     return {

@@ -20,8 +20,9 @@ import { entriesOfPeers, isAsWanted, type VxlanEntries, type VxlanPeer } from '.
 type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
 
 /**
- * Checks that the kernel supports vxlan, and returns the carrier. It changes no device in use, because weftd may still carry the packets
- * itself. `setup` returns the result of the last `prepare`. Throws WeftError NO_DEVICE_TYPE if the kernel does not support vxlan.
+ * Checks that the kernel supports vxlan, and returns the kernel as the carrier of the packets. Changes no device,
+ * because an earlier weftd may still carry the packets itself. `setup` returns the result of the last `prepare`. Throws
+ * WeftError NO_DEVICE_TYPE if the kernel does not support vxlan.
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
@@ -35,7 +36,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     needs(family) {
       const { options, port, external } = setup()
       return {
-        // The kernel binds a vxlan port on all addresses of the family.
+        // The kernel binds a vxlan port on all addresses of the family, so the check uses the wildcard address.
         ports: [
           {
             family,
@@ -57,7 +58,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     plan() {
       const open: { [F in Family]?: VxlanPath } = {}
       const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
-      // The kernel also reports the changes that this process makes. They are filtered out, because each other change starts a check of all
+      // Ignore reports about changes that this process made itself, because every other report starts a check of all
       // entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))
@@ -105,12 +106,18 @@ async function openFamily(
   return new VxlanPath(parts, opened, port)
 }
 
-/** The data path of a family: a peer without a direct route has a neighbour entry and a forwarding entry in the device. */
+/**
+ * The data path of one family. For each peer without a direct route, the device has a neighbour entry and a forwarding
+ * entry.
+ */
 class VxlanPath extends RoutedPath {
   readonly #family: Family
   readonly #opened: VxlanDevice
   readonly #port: number
-  /** The entries that the device should have; undefined after the peers have changed. */
+  /**
+   * The entries that the device should have; undefined after the set of peers has changed, until they are computed
+   * again.
+   */
   #wanted: VxlanEntries | undefined
 
   constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {
@@ -138,7 +145,7 @@ class VxlanPath extends RoutedPath {
     return this.#opened.resync(this.#peersIn(this.tunnelled))
   }
 
-  /** Sets the peers' entries before the routes that use them, and removes unused entries afterwards. */
+  /** Sets the peers' entries before the routes that use them. Removes unused entries afterwards. */
   protected override async setRoutes(
     subnets: ReadonlySet<string> | undefined,
     before: ReadonlyMap<string, Lease>,

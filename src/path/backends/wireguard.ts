@@ -42,7 +42,7 @@ const [[, NAME], , [, NAME_V6]] = devices
 /** The default port of the IPv6 device, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
 const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
-/** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
+/** The name of a device that weftd creates and deletes to test whether the kernel supports WireGuard. */
 const TRIED = 'weft-wg-try'
 
 type Mode = Settings<'wireguard'>['mode']
@@ -51,8 +51,8 @@ type Mode = Settings<'wireguard'>['mode']
 type Ports = Readonly<Record<Family, number>>
 
 /**
- * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or port. flanneld's
- * leases contain no port; the result is then this node's own port.
+ * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or
+ * port. flanneld's leases contain no port; for them the result has this node's own port.
  */
 function keyAndPort(
   lease: Lease,
@@ -70,7 +70,10 @@ function keyAndPort(
 
 /** True unless the address is link-local or unique local (RFC 4193). flanneld checks only for unique local addresses. */
 const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
-/** The private IPv4 networks of RFC 1918. flanneld's mode `auto` considers only these private (Go's net.IP.IsPrivate). */
+/**
+ * The private IPv4 networks of RFC 1918. For its mode `auto` flanneld considers only these networks private (Go's
+ * net.IP.IsPrivate).
+ */
 const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
 
 /**
@@ -87,8 +90,9 @@ function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
 }
 
 /**
- * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks one of them. A node with one device
- * listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The IPv6 port in flanneld's lease is then not used.
+ * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks either. A node with
+ * one device for both families listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The
+ * IPv6 port in a flanneld's lease is not used then.
  */
 function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
   const address = lease.attrs.publicIp[outer]
@@ -109,7 +113,7 @@ export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: 
   }
 }
 
-/** The key pair of this node, which does not change while the daemon runs. */
+/** The key pair of this node, which stays the same while the daemon runs. */
 interface OwnKey {
   readonly privateKey: Secret
   readonly publicKey: string
@@ -117,7 +121,7 @@ interface OwnKey {
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
-    /** The cryptographic primitives that weftd needs to carry WireGuard itself but this Node.js lacks. */
+    /** The cryptographic primitives that this Node.js lacks but that weftd needs to carry WireGuard itself. */
     readonly lacks?: readonly string[]
   }
 type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
@@ -134,8 +138,8 @@ export function createWireguardBackend(options: Parts): Backend {
   let keyAtStart: Promise<OwnKey> | undefined
   let changed: string | undefined
   let carrier: Carrier | undefined
-  // The daemon calls `prepare` and `open` again and again while one of two families cannot be carried, so `calm` logs the same warning only
-  // seldom.
+  // Log the same warning only seldom, because the daemon calls `prepare` and `open` again and again while one of two
+  // families cannot be carried.
   const calm = seldom(log)
   const mtuNow = (): number => (givenMtu || external.mtu) - reserved
   const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
@@ -143,8 +147,8 @@ export function createWireguardBackend(options: Parts): Backend {
     isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
   const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
     endOf(peer, outerOf(peer, family), isOneDevice, ports)
-  // True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
-  // NAT lets packets in only to a port that has sent.
+  // True if each forwarding thread may send from its own port. Behind NAT all datagrams must leave from the published
+  // port, because a NAT lets packets in only to a port from which a packet has left.
   const hasLanes = (): boolean =>
     keepalive === 0 &&
     FAMILIES.every(
@@ -238,8 +242,8 @@ export function createWireguardBackend(options: Parts): Backend {
   }
 
   /**
-   * True if the node can have a subnet of the family. If weftd carries the packets itself, the host also needs an address of the family to
-   * send from.
+   * True if the node can have a subnet of the family. If weftd itself carries the packets, the host also needs an
+   * address of the family from which it can send.
    */
   function isHere(family: Family): boolean {
     if (external.publicIp[family] === undefined) return false
@@ -307,8 +311,8 @@ export function createWireguardBackend(options: Parts): Backend {
   }
 
   /**
-   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
-   * otherwise weftd.
+   * Chooses whether the kernel or weftd carries the packets. If the configuration names neither, the kernel does if it
+   * supports WireGuard, otherwise weftd.
    */
   async function choose(): Promise<Carrier> {
     const { name: option } = OPTIONS.dataPath
@@ -342,8 +346,8 @@ export function createWireguardBackend(options: Parts): Backend {
     return {
       type: TYPE,
       alsoUnusable: (peer: Lease): string | undefined =>
-        // If one device carries both families, the datagrams may have another family than the inner packets, so the address in that outer
-        // family is checked.
+        // If one device carries both families, the datagrams may have another family than the inner packets. So check
+        // the address in the family of the datagrams.
         unusableReason(peer, lease, outerOf(peer, family)) ??
         (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
       identity: {

@@ -35,8 +35,8 @@ interface FlannelDevice {
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
 /**
- * Returns the device, in a list, if its link type and its name match a backend's; an empty list otherwise. A name alone does not prove that
- * a backend created the device.
+ * Returns a list with the device if its link type and its name match a backend's; an empty list otherwise. A name alone
+ * does not prove that a backend created the device.
  */
 async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<FlannelDevice[]> {
   const kind = linkinfo?.info_kind ?? ''
@@ -48,8 +48,8 @@ async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }
     !data.external &&
     (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
-  // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunOpen` finds out if a process has it
-  // open.
+  // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunOpen` finds out
+  // whether a process has it open.
   const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
   return [{ name, kind, inUse }]
 }

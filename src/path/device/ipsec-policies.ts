@@ -24,7 +24,7 @@ export interface PolicyPeer {
   readonly host: string
 }
 
-/** Reports the changes of the kernel's policies. */
+/** The command that reports the changes of the kernel's IPsec policies. */
 export const POLICY_CHANGES: Watched = { monitor: ['ip', 'xfrm', 'monitor', 'policy'] }
 
 interface PolicyOptions {
@@ -36,7 +36,7 @@ interface PolicyOptions {
 
 export class IpsecPolicies {
   readonly #options: PolicyOptions
-  /** The wanted policies: the command's words after `ip xfrm policy update`, by the policy's selector. */
+  /** The wanted policies, by selector: for each the words after `ip xfrm policy update`. */
   #wanted: ReadonlyMap<string, string> = new Map()
   /** The selectors of wanted policies that the kernel refused. */
   #refused: ReadonlySet<string> = new Set()
@@ -61,14 +61,15 @@ export class IpsecPolicies {
     return this.#policiesOf(peer).every(([selector]) => this.#wanted.has(selector) && !this.#refused.has(selector))
   }
 
-  /** Changes what differs from the wanted policies. Returns the selectors of the policies that were added. */
+  /** Adds missing policies and removes superfluous ones. Returns the selectors of the policies that were added. */
   async #sync(): Promise<readonly string[]> {
     const { own, network, run, log } = this.#options
     const there = await listPolicies(run)
     const missing = [...this.#wanted].filter(([selector, words]) => there.get(selector) !== words)
     const gone = [...there].filter(([selector]) => !this.#wanted.has(selector))
     const isDone = await runBatch(run, 'ip', [
-      // Policies are added first, so that a packet finds either its own policy or the one that blocks it.
+      // Add policies before removing others, so that every packet finds either its own policy or the policy that blocks
+      // it.
       ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
       ...gone
         .filter(([selector]) => isFor(selector, own, network))
@@ -112,9 +113,9 @@ const template = (from: string, to: string): string =>
   `tmpl src ${from} dst ${to} proto esp reqid ${REQUEST_ID} mode tunnel`
 
 /**
- * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy of another form has the words `other`. iproute2 prints
- * a policy in one line with `-o`, in which `\` stands for a line break, and prints neither the action `allow` nor the default priority of
- * templates.
+ * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy that differs from that form has
+ * the words `other`. With `-o` iproute2 prints a policy in one line, in which `\` stands for a line break. It prints
+ * neither the action `allow` nor the default priority of templates.
  */
 export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
   const output = await run('ip', ['-o', 'xfrm', 'policy', 'list']).catch((error: unknown) => {

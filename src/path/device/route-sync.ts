@@ -20,8 +20,8 @@ import {
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /**
- * The maximum number of refused routes that are tried again one by one to get the kernel's reason; also the maximum number of unknown
- * routes that one log line names.
+ * The maximum number of refused routes that are tried again one by one to get the kernel's reason. Also the maximum
+ * number of unknown routes that one log line names.
  */
 const NAMED = 5
 
@@ -72,9 +72,7 @@ export const ROUTE_WORDS = {
 
 /** Keeps the routes to the peers in the kernel's main table as the backend wants them. */
 export class RouteSync {
-  /** The network that contains the destinations of all routes. */
   readonly #network: Net
-  /** The backend's own device; undefined if the backend routes through the external interface. */
   readonly #ownDevice: Named | undefined
   readonly #run: Run
   readonly #log: Log
@@ -87,7 +85,7 @@ export class RouteSync {
    * replaces these routes.
    */
   #taken: ReadonlySet<string> = new Set()
-  /** True until the first `apply`. */
+  /** True before `apply` was called first. */
   #isFirst = true
 
   constructor({ network, ownDevice, run, log }: RouteSyncOptions) {
@@ -98,8 +96,8 @@ export class RouteSync {
   }
 
   /**
-   * Makes weftd's routes equal `hops`. Routes that the kernel refuses are logged, and `resync` tries them again. With `touched`, only
-   * routes to these destinations differ from the last call, so that only they are read.
+   * Makes weftd's routes equal to `hops`. Logs routes that the kernel refuses; `resync` tries them again. If `touched`
+   * is given, only routes to these destinations differ from the last call, so only these are read.
    */
   async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
     if (touched?.size === 0) return
@@ -171,7 +169,7 @@ export class RouteSync {
     for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
   }
 
-  /** Reads the routes within the network, or only those to the destinations `of`. */
+  /** Reads the main table's routes within the network, or only those to the destinations `of`. */
   async #mainRoutes(of?: ReadonlySet<string>): Promise<Map<string, Route>> {
     return new Map(
       (await (of ? routesExactly(this.#run, familyOf(this.#network), [...of]) : routesWithin(this.#run, this.#network)))
@@ -181,8 +179,8 @@ export class RouteSync {
   }
 
   /**
-   * True if the route leads to a link of this host, that is, without a gateway through a device that is not the backend's own, such as a
-   * bridge.
+   * True if the route leads to a link of this host: it has no gateway, and its device is not the backend's own but, for
+   * example, a bridge.
    */
   #isAnothers(route: Route | undefined): boolean {
     return (
@@ -195,7 +193,8 @@ export class RouteSync {
   }
 
   /**
-   * Records in `taken` which of these destinations have a route that `isAnothers` accepts, and logs those that were not recorded before.
+   * Records in `#taken` which of these destinations have a route for which `#isAnothers` is true. Logs those that were
+   * not recorded before.
    */
   #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
@@ -227,8 +226,8 @@ export class RouteSync {
   }
 
   /**
-   * Passes these lines to `ip -batch` and records which routes the kernel refused. `touched` lists the lines' destinations; if it is left
-   * out, the lines may concern all destinations.
+   * Passes these lines to `ip -batch`, and records which routes the kernel refused. `touched` lists the destinations of
+   * the lines; if it is left out, the lines may concern all destinations.
    */
   async #change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
     if (await runBatch(this.#run, 'ip', lines)) {
@@ -248,8 +247,8 @@ export class RouteSync {
   }
 
   /**
-   * Logs the routes within the network that no peer needs, through devices of peers' routes. An earlier process or another program made
-   * them, so they are not removed.
+   * Logs routes within the network that no peer needs but that use the devices of peers' routes. An earlier process or
+   * another program made them, so they are not removed.
    */
   #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
     const devices = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))

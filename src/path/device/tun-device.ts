@@ -53,7 +53,10 @@ interface TunOptions {
   readonly scope?: 'global' | 'link'
   readonly run: Run
   readonly log: Log
-  /** Returns true if weftd itself made the route to `destination`, a part of the network, that does not use the device. */
+  /**
+   * Returns true if weftd itself made the route to `destination`, a part of the network, although the route does not
+   * use the device.
+   */
   readonly isOwnRoute?: ((destination: string) => boolean) | undefined
 }
 
@@ -118,7 +121,8 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
 }
 
 /**
- * Returns the addresses of the TUN called `name`, and if it has several queues; undefined if there is no such TUN or a process has it open.
+ * Returns the addresses of the TUN called `name`, and whether it has several queues. Returns undefined if there is no
+ * such TUN, or if a process has it open.
  */
 async function findIdleTun(
   run: Run,
@@ -158,7 +162,8 @@ export async function removeFamilies(run: Run, device: string, families: readonl
   for (const family of families) {
     if (!link || !givenTo(link).some((address) => familyOf(address) === family)) continue
     const flag = family === 'ipv4' ? '-4' : '-6'
-    // `ip route` records the protocol `boot` for routes that name none, as weftd's do.
+    // Delete only routes with the protocol `boot`, which `ip route` records for routes that name no protocol, as
+    // weftd's do.
     await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
     await run('ip', [flag, 'address', 'flush', 'dev', device, 'scope', 'global'])
   }
@@ -168,7 +173,10 @@ interface AdoptOptions {
   /** `networks` are the networks to carry, and `subnets` this node's subnets in them. */
   readonly networks: Nets
   readonly subnets: Nets
-  /** The device's name, or a pattern such as `flannel%d`; `last` lists the names of the earlier process's devices. */
+  /**
+   * `name` is the device's name, or a pattern such as `flannel%d`. The member `last` lists the names of the earlier
+   * process's devices.
+   */
   readonly name: string
   readonly last: readonly string[]
   readonly isMultiQueue: boolean
@@ -210,7 +218,10 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
   )
 }
 
-/** Returns the route to network `to` that weftd's own route would replace, because it has the same metric, if it uses a foreign device. */
+/**
+ * Returns the route to network `to` that weftd's own route would replace because it has the same metric. Returns
+ * undefined if there is none, or if it does not use a foreign device.
+ */
 async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<Route | undefined> {
   return (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
 }
@@ -287,8 +298,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
-    // The line leaves gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram: the kernel splits larger
-    // superpackets of containers in software (gso_features_check in net/core/dev.c).
+    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. The kernel
+    // splits larger superpackets of containers in software (gso_features_check in net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
     // For IPv4 the scope must be given, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2, ip/iproute.c).
@@ -323,8 +334,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // The routes are read before the device. If the device goes down between the two commands, its route disappears with it, and only the
-      // device is reported.
+      // Read the routes before the device. If the device goes down between the two commands, its route disappears with
+      // it, and only the device is reported.
       const within = await routesWithin(run, network)
       const link = await findLink(run, device.name)
       if (!link) return []

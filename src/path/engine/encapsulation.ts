@@ -6,7 +6,10 @@
 export type EncapsulationName = 'udp' | 'vxlan' | 'wireguard'
 
 export interface Encapsulation {
-  /** The number of bytes that the encapsulation adds before each packet (`headerBytes`) and after it (`trailerBytes`). */
+  /**
+   * `headerBytes` is the number of bytes that the encapsulation adds before each packet, and `trailerBytes` the number
+   * behind it.
+   */
   readonly headerBytes: number
   readonly trailerBytes: number
   /** Returns the datagram that contains a packet. It is the same Buffer if the encapsulation adds no bytes. */

@@ -68,8 +68,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // A network that contains this node's own address works only if all peers are on links of this host, because a link's route has a
-    // longer prefix than the network's route.
+    // This warning is needed because such a network works only if all peers are on links of this host: a link's route
+    // has a longer prefix than the network's route.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -138,8 +138,8 @@ function engineConfig(
 
 export class Tunnel implements DataPath {
   /**
-   * Resolves if the engine can no longer forward, if the external interface changed, or if the sockets of the second outer family are lost
-   * while datagrams are encrypted.
+   * Resolves with the reason if the data path must be opened again: the engine can no longer forward, the external
+   * interface changed, or the sockets of the second outer family are lost while datagrams are encrypted.
    */
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
@@ -154,9 +154,9 @@ export class Tunnel implements DataPath {
   readonly unknownKeys?: () => readonly UnknownKey[]
   /** Stops forwarding and returns the open descriptors; undefined if the TUN device must not outlive this process. */
   readonly leave?: () => Promise<readonly OpenPath[]>
-  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot. */
+  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot do that. */
   readonly takeBack?: () => Promise<void>
-  /** The configuration, the log and the functions that act on the host. */
+  /** The configuration, the log, and the functions that act on the host. */
   readonly #parts: TunnelParts
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
   readonly #kind: TunnelKind
@@ -166,9 +166,9 @@ export class Tunnel implements DataPath {
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
-  /** Judges the leases, and gives the peers' records to the engine. */
+  /** The object that judges the leases, and gives the peers' records to the engine. */
   readonly #peers: TunnelPeers
-  /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
+  /** For each family of inner packets, the object that configures the TUN device and repairs its configuration. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
   /** The outer families in which a change of this host's address is a fault. */
   readonly #watchedFamilies: readonly Family[]
@@ -211,7 +211,8 @@ export class Tunnel implements DataPath {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
+    // With encryption the session keeper chooses the outer family. The probes that would choose it are sent
+    // unencrypted, and peers would not accept them.
     if (kind.other && engine.outers.length > 1 && !keeper)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (keeper) this.unknownKeys = () => keeper.unknownKeys()
@@ -262,7 +263,7 @@ export class Tunnel implements DataPath {
     try {
       await tunnel.#configureAll(inherited !== undefined)
     } catch (error) {
-      // A device that existed before stays, because the predecessor may have taken it back; a new device is deleted.
+      // Keep a device that existed before, because the predecessor may have taken it back. Delete a new device.
       await (inherited || adopted !== undefined ? engine.stop() : tunnel.#end())
       throw error
     }
@@ -270,7 +271,7 @@ export class Tunnel implements DataPath {
     return tunnel
   }
 
-  /** True if a family that is not carried, or a changed address of this host, waits for `renew`. */
+  /** True if `renew` must be called, because a family is not carried or an address of this host has changed. */
   get isOutdated(): boolean {
     return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.isOutdated
   }
@@ -359,8 +360,8 @@ export class Tunnel implements DataPath {
 
   /** Begins the work with the running engine. */
   #begin(): void {
-    // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
-    // peers return to the first family.
+    // Without sockets of the second outer family, the peers for which the earlier process chose that family would be
+    // unreachable. So return all peers to the first family.
     if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
     this.#kind.keeper?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
@@ -381,7 +382,7 @@ export class Tunnel implements DataPath {
     const absent = FAMILIES.filter((family) => !this.families.includes(family))
     if (isInherited) await removeFamilies(run, this.#engine.tunName, absent)
     await this.#innerFamilies.each((each) => this.#configure(each))
-    // This module is loaded last, because packets wait until the engine runs and the device is configured.
+    // Load this module last, because packets wait until the engine runs and the device is configured.
     const { UnknownSenderLog } = await import('./unknown-senders.ts')
     const filter = {
       ...settings.tunnel,
@@ -436,7 +437,7 @@ export class Tunnel implements DataPath {
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
-    // A missing device is not repaired here, because the engine reports it as a fault.
+    // Do not repair a missing device here, because the engine reports it as a fault.
     await this.#innerFamilies.each(async (inner) => {
       for (const each of [this.#devices.get(inner.family), inner]) repaired.push(...((await each?.resync()) ?? []))
     })
@@ -479,7 +480,10 @@ export class Tunnel implements DataPath {
     this.#beginSessions() // a new engine may run now
   }
 
-  /** Makes the engine read the device's offload settings, which control if received packets are coalesced, and logs a change. */
+  /**
+   * Makes the engine read the device's offload settings, which say whether received packets may be coalesced. Logs a
+   * change.
+   */
   #followSwitches(): void {
     const { tunName } = this.#engine
     const before = this.#engine.offloads
@@ -493,8 +497,8 @@ export class Tunnel implements DataPath {
   }
 
   /**
-   * Adds the session's state to a peer's traffic, under each inner family. A peer has one session, whose byte counts are those of the
-   * traffic.
+   * Adds the state of the peer's session to the peer's traffic, for each inner family. A peer has only one session, so
+   * the byte counts of the session are those of the traffic.
    */
   #withSessions(key: string, traffic: PeerTraffic): PathTraffic {
     const { txBytes, rxBytes } = traffic
@@ -557,7 +561,8 @@ export class Tunnel implements DataPath {
     const { tunName } = this.#engine
     this.#kind.keeper?.stop()
     await this.#engine.stop()
-    // A persistent device survives the engine and must be deleted here, unless the engine stopped because the device was deleted.
+    // Delete the device here, because a persistent device survives the engine. If the engine stopped because the device
+    // was deleted, there is nothing to delete.
     if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])
   }
 }

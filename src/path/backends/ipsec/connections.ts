@@ -1,6 +1,7 @@
 // connections.ts - keeps charon's connections and shared keys equal to the peers, and restarts charon when it ends.
 //
-// The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that nodes of both negotiate the same keys.
+// The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd and
+// a node with flanneld can negotiate keys.
 
 import { describeError, isWeftError, messageOf } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
@@ -11,12 +12,18 @@ import { REQUEST_ID, type PolicyPeer } from '../../device/ipsec-policies.ts'
 import type { Charon } from './charon.ts'
 import type { ViciSection } from './vici-message.ts'
 
-/** The pause before charon is started again after its end, and the longest pause. Each failure doubles it. */
+/**
+ * The pause in ms before charon is started again after its end. Each further failure doubles the pause, up to
+ * LONGEST_RETRY_MS.
+ */
 const FIRST_RETRY_MS = 200
 const LONGEST_RETRY_MS = 10_000
 /** flanneld's proposal for the keys of the IKE connection. */
 const IKE_PROPOSAL = 'aes256-sha256-modp4096'
-/** How long a peer may be silent before charon checks that it lives. flanneld sets no value, and charon then never checks. */
+/**
+ * How long a peer may be silent before charon checks that the peer is alive. flanneld sets no value, and charon never
+ * checks then.
+ */
 const DEAD_PEER_DELAY = '10s'
 
 interface ConnectionOptions {
@@ -24,13 +31,13 @@ interface ConnectionOptions {
   readonly psk: Secret
   readonly espProposal: string
   readonly udpEncap: boolean
-  /** True if charon carries the ESP packets, and so must have the policies too. */
+  /** True if charon carries the ESP packets, so that charon needs the policies too. */
   readonly isUserspace: boolean
   readonly start: (signal: AbortSignal) => Promise<Charon>
   readonly log: Log
 }
 
-/** The state of the keys with a peer. */
+/** The state of the keys that charon negotiated with a peer. */
 export interface PeerKeys {
   readonly txBytes: number
   readonly rxBytes: number
@@ -45,9 +52,9 @@ export class IpsecConnections {
   readonly #closing = new AbortController()
   /** The wanted peers by the name of their connection. */
   #wanted: ReadonlyMap<string, PolicyPeer> = new Map()
-  /** The running charon; undefined while it is started again. */
+  /** The running charon; undefined while charon is being restarted. */
   #charon: Charon | undefined
-  /** Ends when `close` was called. */
+  /** The task that restarts charon; it ends after `close` was called. */
   #running: Promise<void> = Promise.resolve()
 
   constructor(options: ConnectionOptions) {
@@ -55,20 +62,20 @@ export class IpsecConnections {
     this.#calm = seldom(options.log)
   }
 
-  /** Starts charon. Throws WeftError if it cannot be started. Afterwards it is started again whenever it ends. */
+  /** Starts charon. Throws WeftError if that fails. Later charon is started again whenever it ends. */
   async open(signal: AbortSignal): Promise<void> {
     this.#charon = await this.#options.start(signal)
     await this.#load()
     this.#running = this.#run()
   }
 
-  /** Makes charon's connections equal to these peers. A failure is logged, and tried again by `resync`. */
+  /** Makes charon's connections equal to these peers. A failure is logged, and `resync` tries again. */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
     this.#wanted = new Map(peers.map((peer) => [this.#nameFor(peer), peer]))
     await this.#load()
   }
 
-  /** Loads the connections that charon lost. Returns a description of each repair. */
+  /** Loads the connections that charon lost, for example in a restart. Returns a description of each repair. */
   async resync(): Promise<readonly string[]> {
     return (await this.#load()).map((name) => `charon had lost the connection ${name}`)
   }
@@ -77,7 +84,10 @@ export class IpsecConnections {
     return this.#charon !== undefined
   }
 
-  /** Returns the counts of the packets with each peer that has keys, by the peer's subnet. It is empty while charon does not answer. */
+  /**
+   * Returns, by the peer's subnet, the packet counts for each peer that has keys. Returns an empty map while charon
+   * does not answer.
+   */
   async keys(): Promise<ReadonlyMap<string, PeerKeys>> {
     const found = new Map<string, PeerKeys>()
     const associations = await this.#charon?.client.stream('list-sas', 'list-sa', { noblock: 'yes' }).catch(() => [])
@@ -122,7 +132,10 @@ export class IpsecConnections {
     }
   }
 
-  /** Loads the missing connections and removes the superfluous ones. Returns the names of the loaded connections. */
+  /**
+   * Loads the missing connections into charon, and removes superfluous ones. Returns the names of the loaded
+   * connections.
+   */
   #load(): Promise<readonly string[]> {
     return this.#inTurn(async () => {
       const charon = this.#charon
@@ -156,7 +169,8 @@ export class IpsecConnections {
     for (const name of there) {
       if (!name.startsWith(`${own.host}-`) || this.#wanted.has(name)) continue
       await client.request('unload-conn', { name })
-      // Without this request the keys would stay valid. charon refuses it if there are none.
+      // End the connection's associations, because their keys would stay valid otherwise. charon refuses this request
+      // if there are no associations.
       await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
       log.info(`Unloaded connection: ${name}`)
     }
@@ -197,7 +211,7 @@ export class IpsecConnections {
     }
   }
 
-  /** flanneld's name for a connection. */
+  /** Returns flanneld's name for the connection to a peer. */
   #nameFor({ subnet, host }: PolicyPeer): string {
     const { own } = this.#options
     return `${own.host}-${own.subnet}-${subnet}-${host}`
@@ -206,7 +220,7 @@ export class IpsecConnections {
 
 const keyNameOf = (host: string): string => `weft-${host}`
 
-/** Adds the counts of the installed child associations of one IKE association. */
+/** Adds the packet counts of the installed child associations of one IKE association. */
 function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
   const children = Object.values((ike['child-sas'] ?? {}) as ViciSection) as ViciSection[]
   for (const child of children) {

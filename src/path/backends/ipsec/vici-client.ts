@@ -1,14 +1,14 @@
 // vici-client.ts - sends requests to strongSwan's charon over VICI, and receives the answers.
 //
-// charon answers the requests of one connection in their order (strongSwan: src/libcharon/plugins/vici/README.md). A connection that fails
-// once is not used again.
+// charon answers the requests of one connection in their order (strongSwan: src/libcharon/plugins/vici/README.md).
+// After a failure the connection is not used any more.
 
 import { createConnection, type Socket } from 'node:net'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { limited } from '../../../host/bell.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
-/** The packet types (README.md, "Packet types"). */
+/** The packet types of VICI (README.md, "Packet types"). */
 const CMD_REQUEST = 0
 const CMD_RESPONSE = 1
 const CMD_UNKNOWN = 2
@@ -20,7 +20,7 @@ const EVENT = 7
 
 /** The longest packet that charon accepts or sends, in bytes (README.md). */
 const MOST_PACKET = 512 * 1024
-/** The time limit for an answer. charon answers in some milliseconds, because no request waits for a peer. */
+/** The time limit in ms for an answer. charon answers within milliseconds, because no request waits for a peer. */
 const ANSWER_MS = 10_000
 
 interface Waiting {
@@ -30,13 +30,13 @@ interface Waiting {
 
 export class ViciClient {
   readonly #socket: Socket
-  /** Resolves when the connection ends, with the reason. */
+  /** Resolves with the reason when the connection ends. */
   readonly ended: Promise<Error>
-  /** The requests without an answer so far, the oldest first. */
+  /** The requests that charon has not answered yet, the oldest first. */
   readonly #waiting: Waiting[] = []
-  /** The received bytes that do not make a whole packet yet. */
+  /** The received bytes of a packet that is not complete yet. */
   #received: Buffer = Buffer.alloc(0)
-  /** Receives the events of the running `stream`. */
+  /** Called with each event of the running `stream`; undefined if no `stream` runs. */
   #onEvent: ((event: ViciSection) => void) | undefined
 
   private constructor(socket: Socket) {
@@ -59,7 +59,7 @@ export class ViciClient {
     })
   }
 
-  /** Connects to the socket of charon. Rejects with WeftError COMMAND if no process answers there. */
+  /** Connects to charon's socket. Rejects with WeftError COMMAND if no process answers at the socket. */
   static connect(path: string, signal: AbortSignal): Promise<ViciClient> {
     const late = (): WeftError => unreachable(`no answer within ${ANSWER_MS / 1000} s`)
     return limited(

@@ -1,9 +1,5 @@
-// cookie.ts - the two MACs at the end of a WireGuard handshake message, and the cookie.
-//
-// mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that the sender receives
-// packets at its address. Its key is the cookie, which a receiver under load sends to that address. A cookie is a MAC over the sender's
-// address with a secret of the receiver, so the receiver stores nothing about senders. (WireGuard, sections 5.4.4 and 5.4.7 of
-// https://www.wireguard.com/papers/wireguard.pdf.)
+// The keys of mac1 and of the cookie's encryption. Both are derived from the public key of the node that receives the
+// message.
 
 import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
@@ -25,8 +21,8 @@ export const macKeysOf = (publicKey: Uint8Array): MacKeys => ({
 })
 
 /**
- * How long, in ms, a node may use a cookie that it received. It is shorter than SECRET_MS, after which the other node changes the secret,
- * because the cookie was on its way for a while.
+ * How long, in ms, a node may use a cookie that it received. It is shorter than SECRET_MS, after which the other node
+ * changes the secret, because the cookie took some time to arrive.
  */
 export const COOKIE_USE_MS = 115_000
 const SECRET_MS = 120_000
@@ -35,7 +31,7 @@ const COOKIE_BYTES = MAC_BYTES
 /** The length of a cookie reply: type (4 bytes), receiver's index (4 bytes), nonce, encrypted cookie. */
 export const COOKIE_REPLY_BYTES = 8 + XNONCE_BYTES + COOKIE_BYTES + TAG_BYTES
 export const TYPE_COOKIE_REPLY = 3
-/** The offset of the sender's index in handshake messages; in a cookie reply the receiver's index is there. */
+/** The offset of the sender's index in handshake messages; in a cookie reply this offset has the receiver's index. */
 const INDEX = 4
 
 const mac1Of = (message: Uint8Array): Uint8Array =>
@@ -81,7 +77,7 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
   return {
     isProved(message, from, now) {
       const mac2 = message.subarray(message.length - MAC_BYTES)
-      // Messages of a flood usually have an mac2 of zeros, so they are refused before a cookie is computed.
+      // Messages of a flood usually have a mac2 of zeros. Refuse them before a cookie is computed.
       return mac2.some((byte) => byte !== 0) && isEqual(mac2, mac(cookieOf(from, now), beforeMac2(message)))
     },
     reply(message, from, now) {

@@ -10,9 +10,10 @@ import { createBucket } from '../../engine/reference/bucket.ts'
 import type { Cookies, Endpoint } from './cookie.ts'
 
 /**
- * The rate limits of each class of messages. `received`: all messages. `free`: messages that are processed without proof. `requested`:
- * responses that are processed without proof; the limit allows one for each initiation that a node may send, and some forged ones.
- * `proved`: messages with proof. `source`: messages with proof from one address. `cookies`: cookie replies that are sent.
+ * The rate limits of each class of messages. `received`: all messages. `free`: messages that are processed without
+ * proof. `requested`: responses that are processed without proof; the limit allows one response for each initiation
+ * that a node may send, and some forged responses. `proved`: messages with proof. `source`: messages with proof from
+ * one address. `cookies`: cookie replies that are sent.
  */
 export const RATES = {
   received: { perSecond: 1_500, burst: 150 },
@@ -23,8 +24,8 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of addresses whose share is remembered. At the rates above, fewer addresses are expected at a time; messages from
- * further addresses are dropped.
+ * The maximum number of addresses whose rates are remembered. With the rates above, fewer addresses are expected at a
+ * time; messages from further addresses are dropped.
  */
 const MAX_SOURCES = 1_024
 
@@ -37,7 +38,10 @@ interface HandshakeLimiter {
 
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
-/** Returns what counts as one sender: an IPv4 address, or the /64 prefix of an IPv6 address, because one host may have a whole /64. */
+/**
+ * Returns the key under which messages are limited as those of one sender: an IPv4 address, or the /64 prefix of an
+ * IPv6 address, because one host may have a whole /64.
+ */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
 /** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
@@ -47,7 +51,7 @@ export function createHandshakeLimiter(cookies: Cookies, through: keyof typeof R
   const proved = bucketOf(RATES.proved)
   const answered = bucketOf(RATES.cookies)
   const every = 1_000 / RATES.source.perSecond
-  /** The time at which each address may send a whole burst again, in ms of the same clock (bucket.ts). */
+  /** The time at which each address may send a whole burst again, in ms of the caller's clock (bucket.ts). */
   const sources = new Map<Address, number>()
   function mayOfSource(address: Address, now: number): boolean {
     const source = sourceOf(address)

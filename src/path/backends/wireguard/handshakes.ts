@@ -1,21 +1,25 @@
-// handshakes.ts - the WireGuard handshakes with all peers: when an initiation is sent, repeated and given up, which initiations of peers
-// are answered, and the result of each handshake.
+// handshakes.ts - the WireGuard handshakes with all peers: when an initiation is sent, repeated and given up, which
+// initiations of peers are answered, and the result of each handshake.
 //
-// The engine holds the sessions and encrypts packets with their keys. It reports `wanted` when it needs new keys, which a handshake of two
-// messages makes. This node repeats an initiation every five seconds, for at most 90 seconds, until the peer answers. The node that sent
-// the initiation uses the new keys immediately. The node that answered uses them only after the first packet encrypted with them
-// (`confirmed`), because its response may be lost, and the initiation may be a replay.
+// The engine holds the sessions and encrypts packets with their keys. It reports `wanted` when it needs new keys, which
+// a handshake of two messages makes. This node repeats an initiation every five seconds, for at most 90 seconds, until
+// the peer answers. The node that sent the initiation uses the new keys immediately. The node that answered uses them
+// only after the first packet encrypted with them (`confirmed`), because its response may be lost, and the initiation
+// may be a replay.
 //
-// Both nodes may begin a handshake simultaneously. One handshake does not end the other: both nodes get the same two sessions, and the
-// engine accepts packets of both. This node keeps for its initiation only what decrypts the response. So a forged message cannot end the
-// handshake: an invalid response changes nothing, and a valid response is accepted once.
+// Both nodes may begin a handshake simultaneously. One handshake does not end the other: both nodes get the same two
+// sessions, and the engine accepts packets of both. For its own initiation this node keeps only the state that decrypts
+// the response. So a forged message cannot end the handshake: an invalid response changes nothing, and a valid response
+// is accepted once.
 //
-// All peers share one timer (`nextAt`); a peer for which no keys are wanted has no deadline. Received messages are checked in the order of
-// cost: length, whether the message was requested, mac1, the rate limits, and then X25519. No received message makes a function throw.
+// All peers share one timer (`nextAt`); a peer for which no keys are wanted has no deadline. Received messages are
+// checked in the order of cost: length, whether the message was requested, mac1, the rate limits, and then X25519. No
+// received message makes a function throw.
 //
-// The protocol is WireGuard's (https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6). Two things differ from Linux. A peer's
-// initiation does not end ours. If our last initiation is less than five seconds old, the next one is delayed and not dropped. Times are in
-// ms of a monotonic clock, except `wall`, which is in ms since 1970.
+// The protocol is WireGuard's (https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6). Two things differ
+// from Linux. A peer's initiation does not end this node's initiation. If this node's last initiation is less than five
+// seconds old, the next one is delayed and not dropped. Times are in ms of a monotonic clock, except `wall`, which is
+// in ms since 1970.
 
 import { SecretBytes } from '../../../base/secret.ts'
 import type { PeerSession, UnknownKey } from '../../contract.ts'
@@ -62,8 +66,8 @@ export const INITIATION_BYTES = INITIATION_HEAD + firstMessageBytes(STAMP_BYTES)
 export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BYTES
 
 /**
- * The minimum interval in ms between initiations to one peer. A random time of up to JITTER_MS is added, so that two nodes that began
- * simultaneously do not go on doing so.
+ * The minimum interval in ms between initiations to one peer. A random time of up to JITTER_MS is added, so that two
+ * nodes that began simultaneously do not stay in step.
  */
 export const REKEY_TIMEOUT_MS = 5_000
 const JITTER_MS = 333
@@ -71,11 +75,11 @@ const REKEY_ATTEMPT_MS = 90_000
 /** The minimum interval in ms between two accepted initiations of one peer. */
 const ACCEPT_EVERY_MS = 20
 /**
- * The rate limit of this node's own initiations to all peers together. Further initiations wait, so that the start of a large cluster does
- * not block the daemon.
+ * The limit on the rate of this node's own initiations to all peers together. Further initiations wait, so that the
+ * start of a large cluster does not block the daemon.
  */
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
-/** The interval in ms at which the waiting initiations are tried again. */
+/** The interval in ms at which waiting initiations are checked against the rate limit again. */
 const TURN_MS = 20
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
@@ -96,7 +100,7 @@ export interface HandshakePeer {
 
 type Failure = NonNullable<PeerSession['failure']>
 
-/** The state of a peer that the next process needs to continue the handshakes. */
+/** The state of a peer's handshakes that the next process needs to continue the handshakes. */
 export interface HandshakeMemory {
   /** The greatest timestamp in the peer's accepted initiations; -1 if there was none. */
   readonly greatest: bigint
@@ -146,11 +150,14 @@ interface HandshakeParts {
   readonly wall: () => number
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
-  /** Called when an authenticated message of a peer came from a new endpoint, to which this node now sends the peer's datagrams. */
+  /**
+   * Called when an authenticated message of a peer came from a new endpoint. From then on this node sends the peer's
+   * datagrams to that endpoint.
+   */
   readonly roamed: (peer: number, to: Endpoint) => void
   /**
-   * Called when this node stops sending initiations to a peer that did not answer. The engine by itself drops the packets that wait for the
-   * peer, after 12 seconds.
+   * Called when this node stops sending initiations to a peer that did not answer. The engine drops the packets that
+   * wait for the peer by itself, after 12 seconds.
    */
   readonly gaveUp?: (peer: number) => void
   /**
@@ -162,7 +169,7 @@ interface HandshakeParts {
 
 export interface Handshakes {
   readonly publicKey: Uint8Array
-  /** Replaces the set of peers. The handshake state of peers that were in the old set too is kept. */
+  /** Replaces the set of peers. Keeps the handshake state of each peer that was in the old set too. */
   setPeers(peers: readonly HandshakePeer[]): void
   /**
    * Records that the engine needs keys for a peer, because packets wait or the session is old, and starts a handshake if none is running.
@@ -176,15 +183,21 @@ export interface Handshakes {
   confirmed(peer: number, now: number): void
   /** Records that a new engine without keys runs, so that the next handshake with a peer may begin immediately after the previous one. */
   lostKeys(): void
-  /** Returns the state of a peer that the next process needs; undefined for an unknown peer. */
+  /** Returns the state of a peer's handshakes for the next process; undefined for an unknown peer. */
   memoryOf(peer: number): HandshakeMemory | undefined
-  /** Continues with the index secrets, peers and states of an earlier process. It must be called before all other functions. */
+  /**
+   * Continues with the index secrets, peers and states of an earlier process. Must be called before all other
+   * functions.
+   */
   resume(
     indexSecret: number,
     peers: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[],
     indexKey?: Uint8Array,
   ): void
-  /** Excludes timestamps up to this tick, because another process may have used them. From now on this node uses only later ones. */
+  /**
+   * Excludes timestamps up to this tick, because another process may have used them. From now on this node uses only
+   * later timestamps.
+   */
   passed(tick: number): void
   /** The greatest tick that this or an earlier process may have used for a timestamp. */
   readonly lastTick: number
@@ -193,14 +206,15 @@ export interface Handshakes {
   message(from: Endpoint, datagram: Uint8Array, now: number): void
   tick(now: number): void
   /**
-   * Returns the time at which `tick` must be called next; Infinity if nothing is due. Each call of another function may change this time.
+   * Returns the time at which `tick` must be called next; Infinity if there is nothing to do. Each call of another
+   * function may change this time.
    */
   nextAt(): number
   /** Returns the state of the handshakes with a peer; undefined if no peer has this number. */
   stateOf(peer: number): HandshakeState | undefined
   unknownKeys(): readonly UnknownKey[]
   readonly counters: Readonly<Counters>
-  /** Erases all secrets. No function may be called afterwards. */
+  /** Erases all secrets. Afterwards no function may be called. */
   close(): void
 }
 
@@ -296,8 +310,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const ownName = nameOf(own.publicKey)
   const ownMacKeys = macKeysOf(own.publicKey)
   const cookies = createCookies(ownMacKeys, random)
-  // Each type of message has its own limits, so that a flood of initiations does not displace responses. A forged response rarely has an
-  // index for which a response is expected.
+  // Give each type of message its own limits, so that a flood of initiations does not displace responses. A forged
+  // response rarely has an index for which a response is expected.
   const limiters = {
     initiation: createHandshakeLimiter(cookies),
     response: createHandshakeLimiter(cookies, 'requested'),
@@ -306,7 +320,7 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   const stamps = createStamps(parts.keptTick, parts.keepTick)
   const mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
   const deadlines = createDeadlines<Peer>()
-  /** The peers to which an initiation will be sent, in this order, as soon as `mayInitiate` allows it. */
+  /** The peers to which an initiation must be sent, in this order, as soon as `mayInitiate` allows it. */
   const waiting = new Set<Peer>()
   let turnAt = -Infinity
   const peers = new Map<number, Peer>()
@@ -369,7 +383,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
 
   function due(peer: Peer, now: number): void {
     if (peer.dueAt > now || peers.get(peer.number) !== peer) return
-    // If keys are no longer wanted, a handshake that the peer began has made them meanwhile, and this one did not fail.
+    // If keys are no longer wanted, a handshake that the peer began has made them meanwhile, so do not count this
+    // handshake as failed.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forget()
     if (peer.wantedAt === undefined) return
@@ -393,8 +408,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
 
   /**
-   * True if the message must be processed. Otherwise it is counted and, if its sender must first prove its address, answered with a cookie
-   * reply.
+   * True if the message must be processed. Otherwise the message is counted. If its sender must first prove its
+   * address, the message is also answered with a cookie reply.
    */
   function passes(kind: keyof typeof limiters, message: Uint8Array, from: Endpoint, now: number): boolean {
     if (!limiters[kind].mayReceive(now)) {
@@ -470,8 +485,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
   }
 
   /**
-   * Gives the new keys to the engine and erases them here. This must happen before the response is sent, because the peer may send packets
-   * immediately after it.
+   * Gives the new keys to the engine and erases them here. Must be called before the response is sent, because the peer
+   * may send packets immediately after it receives the response.
    */
   function handOver(
     peer: Peer,
@@ -567,10 +582,11 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
     wanted(number, now) {
       const peer = peers.get(number)
       if (!peer?.endpoint || peer.wantedAt !== undefined) return
-      // The engine's report crossed the new keys on their way, so no further handshake is needed.
+      // Ignore the engine's report: it crossed the new keys on their way, so no further handshake is needed.
       if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
       peer.wantedAt = now
-      // If an initiation was sent a short time ago, `due` sends the next one when its deadline passes.
+      // If an initiation was sent a short time ago, do not send another now: `due` sends the next one when its deadline
+      // passes.
       if (peer.dueAt <= now) waiting.add(peer)
       work(now)
     },
@@ -599,8 +615,8 @@ export function createHandshakes(parts: HandshakeParts): Handshakes {
         const { greatest, low, completedAt = -Infinity, at, requestedAt } = memory
         Object.assign(peer, { greatest, low, completedAt, at })
         if (requestedAt === undefined) continue
-        // The other process sent an initiation whose response this process cannot decrypt. So it sends another one, as soon as the peer
-        // accepts a second initiation.
+        // The other process sent an initiation whose response this process cannot decrypt. So send another initiation,
+        // as soon as the peer accepts a second one.
         peer.dueAt = requestedAt + 2 * ACCEPT_EVERY_MS
         deadlines.add(peer, peer.dueAt)
       }

@@ -1,18 +1,19 @@
-// keeper.ts - connects the handshakes to the engine: it passes control messages on, assigns the sessions' numbers, and has the one timer.
+// keeper.ts - connects the handshakes to the engine. It passes control messages on, assigns the sessions' numbers, and
+// runs the only timer.
 //
-// A session keeps its number as long as its peer's key is known, so a rewritten lease, or a second lease of the same host, does not
-// interrupt it. After the key is gone, the number stays unused for a while, because the engine's threads and waiting messages may still
-// refer to it.
+// A session keeps its number as long as its peer's key is known, so a rewritten lease, or a second lease of the same
+// host, does not interrupt it. After the key is gone, the number stays unused for a while, because the engine's threads
+// and waiting messages may still refer to it.
 //
-// A new engine either continues the sessions of the previous engine or has no sessions; then peers notice the loss when they send. After a
-// planned restart the successor has an engine that continues, and a keeper that continues from the result of `pause`: numbers, endpoints
-// and timestamps. The keys are passed from engine to engine, so that exactly one engine has them (native/io/handover_state.h). Unanswered
-// initiations are sent again.
+// A new engine either continues the sessions of the previous engine or has no sessions; in the second case peers notice
+// the loss when they send. After a planned restart the successor has an engine that continues, and a keeper that
+// continues from the result of `pause`: numbers, endpoints and timestamps. The keys are passed from engine to engine,
+// so that exactly one engine has them (native/io/handover_state.h). Unanswered initiations are sent again.
 //
-// Each message costs time, even if it is forged. So the keeper pauses after messages that any host can send, and after reports of moved
-// peers. A packet of an unknown session may be forged, so it leads to a handshake only if the peer that it seems to come from has no keys.
-// The same rule holds for an initiation that was dropped or is invalid. A flood with a peer's address can displace the peer's own
-// initiation, but not the peer's response to our initiation.
+// Each message costs time, even if it is forged. So the keeper pauses after messages that any host can send, and after
+// reports of moved peers. A packet of an unknown session may be forged, so it leads to a handshake only if the peer
+// that it seems to come from has no keys. The same rule holds for an initiation that was dropped or is invalid. A flood
+// with a peer's address can displace the peer's own initiation, but not the peer's response to this node's initiation.
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'
@@ -32,8 +33,9 @@ import { KEY_BYTES } from './x25519.ts'
 /** The maximum number of messages from unknown hosts that are processed before the next pause. */
 const MOST_OF_OTHERS = 64
 /**
- * How long JavaScript reads no control messages after it has processed some, so that a flood of messages uses only a small part of a core.
- * The pause is `times` as long as the processing took, but at least `leastMs` and at most `mostMs` per message or moved peer.
+ * How long JavaScript reads no control messages after it has processed some, so that a flood of messages uses only a
+ * small part of a core. The pause is `times` times as long as the processing took, but at least `leastMs` and at most
+ * `mostMs` per message or moved peer.
  */
 const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */
@@ -44,8 +46,8 @@ const MAX_PAUSE_MS = 500
  */
 const NUMBER_REUSE_MS = 60_000
 /**
- * The length of the data about a peer that the engine reads: the session's number and, at ANY_PORT_OFFSET, whether the peer sends from any
- * port. OWN_END_BYTES is the length of the data about this host.
+ * END_BYTES is the length of the data about a peer that the engine reads: the session's number and, at ANY_PORT_OFFSET,
+ * whether the peer sends from any port. OWN_END_BYTES is the length of the data about this host.
  */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4
@@ -71,15 +73,15 @@ interface KeeperOptions {
   readonly privateKey: Secret
   /** The pre-shared key in base64; empty if there is none. */
   readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
   /**
-   * The file in which the keeper stores the last timestamp of handshakes, so that it survives restarts. No other keeper writes this file.
+   * The file in which this process stores the timestamp of its last handshake, so that the timestamp survives restarts.
+   * No other object writes this file.
    */
   readonly stampFile: string
   /**
-   * True if this host's lease announces that its datagrams may come from any port, so that each thread of the engine can send from its own
-   * port. If false, all datagrams leave from the published port.
+   * True if this host's lease announces that its datagrams may come from any port, so that each thread of the engine
+   * can send from its own port. If it returns false, all datagrams leave from the published port.
    */
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => KeeperPeer | undefined
@@ -94,7 +96,10 @@ export interface Keeper extends SessionKeeper {
 const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const nameOf = ({ address, port }: UdpEndpoint): string => `${address} ${port}`
 
-/** The state that one keeper passes to the next. Its times are in ms of CLOCK_MONOTONIC, which is the same for all processes of a host. */
+/**
+ * The state that this process passes to its successor. Times are in ms of CLOCK_MONOTONIC, which is the same for all
+ * processes of a host.
+ */
 interface Head {
   readonly form: number
   readonly secret: number
@@ -120,7 +125,7 @@ interface Session {
   given: UdpEndpoint
   at: UdpEndpoint
   anyPort: boolean
-  /** The time, in ms of performance.now(), until which the engine has keys that the peer is known to have too. */
+  /** The time, in ms of performance.now(), until which the engine has keys that the peer has surely received too. */
   keyedUntil: number
   leases: readonly string[]
 }
@@ -131,7 +136,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   let indexKey = systemRandomness.bytes(INDEX_KEY_BYTES)
   const sessions = new Map<string, Session>()
   const byNumber = new Map<number, Session>()
-  /** The numbers of removed peers, the oldest first, each with the time from which it may be used again. */
+  /** The numbers of removed peers, the oldest first, each with the time from which the number may be used again. */
   const free: { readonly number: number; readonly from: number }[] = []
   let last = 0
   let engine: EngineSessions | undefined
@@ -170,7 +175,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       }
     },
     roamed: (number, to) => move(byNumber.get(number), to),
-    // The port is not compared, because a flood with the peer's address may come from any port.
+    // Compare only the address and not the port, because a flood with the peer's address may come from any port.
     overlooked: ({ address }, now) => renew(address, () => true, now),
   })
   ownPrivate.wipe()
@@ -231,8 +236,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   /**
-   * Starts handshakes with those peers at this address that have no keys. For peers with keys the message is ignored, because it may be
-   * forged.
+   * Starts handshakes with the peers at this address that have no keys. For a peer with keys the message is ignored,
+   * because it may be forged.
    */
   function renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     byAddress ??= groupedByAddress()
@@ -258,8 +263,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   /**
-   * Restores the state that another keeper passed on. Numbers without a session stay unused for a while, because the engine may still refer
-   * to them.
+   * Restores the state that the previous process passed on. Numbers without a session stay unused for a while, because
+   * the engine may still refer to them.
    */
   function resume(head: Head): void {
     const offset = clockOffset()
@@ -340,7 +345,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       resume(found)
       return true
     },
-    // The messages that this keeper has not taken are saved with the engine's sessions, so the next keeper gets them.
+    // Messages that were not taken from the engine are saved with its sessions, so that the next process gets them.
     pause() {
       engine = undefined
       clearTimeout(timer)
@@ -349,8 +354,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
     },
     begin(sessionsOfEngine) {
       engine = sessionsOfEngine
-      // Another process may have used timestamps since `pause`, for example if this engine is taken back, so the stored timestamp is read
-      // again.
+      // Read the stored timestamp again. Another process may have used timestamps since `pause`, for example if this
+      // process gets its engine back.
       handshakes.passed(readTick(stampFile))
       if (!sessionsOfEngine.areKept) {
         for (const session of sessions.values()) session.keyedUntil = -Infinity
@@ -385,8 +390,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
           byNumber.set(number, made)
           continue
         }
-        // Until the lease allowed any port, the engine followed the port from which the peer sent last, so the endpoint is set to that of
-        // the lease.
+        // Until the lease allowed any port, the engine followed the port from which the peer sent last. So set the
+        // endpoint to that of the lease now.
         const isNews = anyPort && !session.anyPort && session.at.address === address
         session.anyPort = anyPort
         if (isNews || nameOf(session.given) !== nameOf(endpoint)) session.given = session.at = endpoint
@@ -461,7 +466,7 @@ const endpointFrom = ([address, port]: readonly [string, number]): UdpEndpoint =
   port,
 })
 
-/** Reads the tick from the timestamp file; -1 if the file is missing or invalid. */
+/** Reads the last tick from the timestamp file; -1 if the file is missing or invalid. */
 function readTick(file: string): number {
   try {
     const text = readFileSync(file, 'utf8').trim()

@@ -20,7 +20,7 @@ interface KernelOptions {
   readonly config: NetworkConfig
   readonly run: Run
   readonly log: Log
-  /** Logs the same line only seldom, because opening is tried again and again. */
+  /** A log that rarely repeats a line, because opening is tried again and again. */
   readonly calm: Log
   readonly name: string
   /** The families of inner packets. */
@@ -35,12 +35,11 @@ interface KernelOptions {
   /** The public key that belongs to `privateKey`, in base64. */
   readonly ownKey: string
   readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
   /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
   readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined
   readonly filterOf: (family: Family) => Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks if the key file has changed. It is called with each check of the device. */
+  /** Checks if the key file has changed. weftd calls it at each check of the device. */
   readonly check: () => Promise<void>
 }
 
@@ -94,8 +93,8 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
 }
 
 /**
- * Returns why the MTU is too small for the family; undefined if it is large enough. Throws WeftError if no family would be left. When the
- * MTU grows, the device is opened again.
+ * Returns why the MTU is too small for the family; undefined if it is large enough. Throws WeftError if no family would
+ * be left. If the MTU grows later, the device is opened again.
  */
 function reasonToLack(
   family: Family,
@@ -127,7 +126,7 @@ class WireguardPath extends KernelPath {
   #reportFault!: (reason: Error) => void
   /** The peers that the device should have. */
   #peers: readonly WireguardPeer[] = []
-  /** The usable leases of the last `apply`, with the family for which each is used. */
+  /** The usable leases of the last `apply`. Each has the family for which it is used. */
   #applied: readonly (readonly [Lease, Family])[] = []
   /**
    * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind
