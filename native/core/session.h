@@ -129,6 +129,7 @@ class Session {
   void send_to(const SocketAddress& to, bool any_port);
   /// Notes that a handshake message with `own_index` was sent to the peer, whose answer will contain this index.
   void expect(Expected answer, uint32_t own_index);
+  /// True if the session contains nothing that the next engine could use.
   bool is_empty() const;
   /// Saves keys, counters, times and waiting packets for the next engine. The peer's address comes from its record. The
   /// time of the last handshake request is not saved, so the next engine may request a handshake immediately.

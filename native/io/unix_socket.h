@@ -23,6 +23,8 @@ constexpr size_t kMostParcelFds = 253;
 /// The maximum length of the text in one message, in bytes. Sending a longer text fails with EMSGSIZE.
 constexpr size_t kParcelTextBytes = 65536;
 
+/// Sends one datagram with text and descriptors to the Unix socket `name`: a path, or '@' and an abstract name. Does
+/// not block.
 Failure notify(std::string_view name, std::string_view text, std::span<const int> fds);
 
 /// Listens on a Unix socket at a path (SOCK_SEQPACKET). Only this user may connect (mode 0600). An existing socket file

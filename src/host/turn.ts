@@ -1,3 +1,5 @@
+// turn.ts - runs asynchronous work in sequence.
+
 type Turn = <T>(work: () => Promise<T>) => Promise<T>
 
 /** Makes a function that runs asynchronous work in sequence: each work starts when all earlier work has ended or failed. */

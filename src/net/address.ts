@@ -102,6 +102,7 @@ export const byFamily = (addresses: readonly Address[]): Addresses => ({
   ipv4: addresses.find((address) => typeof address === 'number'),
   ipv6: addresses.find((address) => typeof address === 'bigint'),
 })
+/** Returns the first IPv4 network and the first IPv6 network of a list. */
 export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
   ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),

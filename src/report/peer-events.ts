@@ -46,6 +46,7 @@ export interface PeerEvent {
 export interface EventsReport {
   readonly schema: typeof EVENTS_SCHEMA
   readonly at: string
+  /** The events of peers, in the order in which weftd noticed them. */
   readonly events: readonly PeerEvent[]
 }
 

@@ -313,8 +313,8 @@ export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Re
 export const isDrop = (counter: string): boolean => counter.includes('_drop_')
 
 /**
- * The conditions of the path to a peer, worst first: the peer's states, and `silent` (no answer to probes) and `narrow` (long packets are
- * lost).
+ * The conditions of the path to a peer, worst first. They are the peer's states (`PeerState`), and `silent` (no answer
+ * to probes) and `narrow` (long packets are lost).
  */
 const CONDITIONS = ['stored', 'silent', 'narrow', 'programmed', 'answering'] as const
 export type Condition = (typeof CONDITIONS)[number]
@@ -331,8 +331,8 @@ export function conditionOf(
 export const conditionRank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
 /**
- * The conditions of the path to a peer, worst first. They are the peer's states (`PeerState`), and `silent` (no answer
- * to probes) and `narrow` (long packets are lost).
+ * Returns the worst of a peer's paths, by condition and then by loss. If several paths are equally bad, returns the
+ * first of them. Returns undefined for an empty list.
  */
 export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
   const rank = (side: PeerSide): number => conditionRank(conditionOf(side)) * 101 - (side.lossPercent ?? 0)

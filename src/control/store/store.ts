@@ -67,8 +67,10 @@ export interface Store {
   readonly name: string
   /** The name that flanneld's log uses for a subnet manager of this store. */
   readonly title: string
+  /**
+   * Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is none; its remedy says where to write one.
+   */
   config(signal: AbortSignal): Promise<string>
-  /** Writes the JSON text of the network configuration. */
   setConfig(text: string, signal: AbortSignal): Promise<void>
   list(signal: AbortSignal): Promise<StoreListing>
   /**

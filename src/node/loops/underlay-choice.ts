@@ -133,6 +133,7 @@ const begin = (): State => ({
   backAt: -Infinity,
 })
 
+/** True if the last probe over a family was answered. */
 const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 

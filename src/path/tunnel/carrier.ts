@@ -16,6 +16,7 @@ export type PeerChanges = ReadonlyMap<string, Lease | undefined>
 export interface FallbackCarrier {
   /** The name of the carrier in reports. */
   readonly name: NonNullable<PathSide['way']>
+  /** Returns the address to which packets or datagrams for the peer are sent, as text for reports. */
   endpointOf(peer: Lease): string
   /**
    * Returns the traffic by lease key. The result may include peers whose packets another carrier moves. Left out if the

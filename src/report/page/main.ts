@@ -105,6 +105,7 @@ function found(): void {
   setAttribute(document.body, 'data-stale', 'false')
 }
 
+/** Fetches the status once and shows it. Does nothing while the browser's tab is hidden. */
 async function update(): Promise<void> {
   if (document.hidden) return
   let status: Status

@@ -39,6 +39,7 @@ export function peerNamed(status: Status, name: string): PeerStatus | undefined 
   })
 }
 
+/** The maximum number of peers that an error names. */
 const NAMED = 5
 
 const firstLabel = (name: string): string => name.split('.')[0] ?? ''

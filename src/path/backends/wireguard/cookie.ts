@@ -1,5 +1,9 @@
-// The keys of mac1 and of the cookie's encryption. Both are derived from the public key of the node that receives the
-// message.
+// cookie.ts - the two MACs at the end of a WireGuard handshake message, and the cookie.
+//
+// mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that
+// the sender receives packets at its address. Its key is the cookie, which a receiver under load sends to that address.
+// A cookie is a MAC over the sender's address with a secret of the receiver, so the receiver stores nothing about
+// senders. (WireGuard, sections 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
 
 import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
@@ -10,7 +14,10 @@ export interface Endpoint {
   readonly port: number
 }
 
-/** The keys of mac1 and of the cookie's encryption, both derived from the public key of a message's receiver. */
+/**
+ * The keys of mac1 and of the cookie's encryption, both derived from the public key of the node that receives the
+ * message.
+ */
 export interface MacKeys {
   readonly mac1: Uint8Array
   readonly cookie: Uint8Array

@@ -73,6 +73,7 @@ interface KeeperOptions {
   readonly privateKey: Secret
   /** The pre-shared key in base64; empty if there is none. */
   readonly psk: Secret
+  /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
   /**
    * The file in which this process stores the timestamp of its last handshake, so that the timestamp survives restarts.

@@ -35,6 +35,7 @@ interface KernelOptions {
   /** The public key that belongs to `privateKey`, in base64. */
   readonly ownKey: string
   readonly psk: Secret
+  /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
   /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
   readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined

@@ -167,6 +167,7 @@ export interface Sent {
   readonly ephemeral: KeyPair
 }
 
+/** The keys of a session, 32 bytes each. The owner must erase them. */
 interface Keys {
   readonly sendKey: Buffer
   readonly receiveKey: Buffer
