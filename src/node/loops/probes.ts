@@ -43,6 +43,7 @@ export async function probePeers(node: Node): Promise<never> {
   })
   /** The object that finds silent peers whose hosts are up again. */
   const lively = createLively(node)
+  /** The data path whose peers were read last, and the time when all its peers were read, in ms of performance.now(). */
   let given: { readonly dataPath?: DataPaths | undefined; readonly at: number } = { at: 0 }
   try {
     for (;;) {

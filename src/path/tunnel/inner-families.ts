@@ -154,9 +154,12 @@ function tunnelCarrier(family: Family, underlay: Underlay, slots: TrafficSlots):
 }
 
 export class InnerFamilies {
-  /** For each family that the tunnel cannot carry now, the reason. */
+  /**
+   * The families in which the network and this node's lease have a subnet, even if the tunnel cannot carry a family
+   * now.
+   */
   readonly all: readonly InnerFamily[]
-  /** The reason, by family, why the tunnel cannot carry the family now. */
+  /** For each family that the tunnel cannot carry now, the reason. */
   readonly #lacking: { [F in Family]?: string } = {}
   /** A log that rarely repeats a line, for failures that last for days. */
   readonly #calm: Log
