@@ -1763,9 +1763,14 @@ void test_both_families() {
   CHECK(answer(0x0a050100, 4, false) == Both(0, 1) && answer(0x0a050102, 4) == Both(0, 1));
   peers.change(peer(2, false));
   CHECK(answer(0x0a050100, 4) == Both(1, 0) && answer(0x0a050100, 6) == Both(0, 1));
+  // A reply to a peer without an address of that family must go to the address that the peer has.
+  Bytes without_six = peer(2, false);
+  store(&without_six[offsetof(PeerRecord, ipv6)], Address());
+  peers.change(without_six);
+  CHECK(answer(0x0a050100, 6) == Both(1, 0));
   Traffic sum;
   traffic.sum(kSlot, sum);
-  CHECK(sum.tx_packets == row[k_tx_packets] && before == 9 + 8 + 2 && row[k_tx_packets] == before + 1 + 6);
+  CHECK(sum.tx_packets == row[k_tx_packets] && before == 9 + 8 + 2 && row[k_tx_packets] == before + 1 + 7);
 }
 
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
