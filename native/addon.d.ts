@@ -369,7 +369,7 @@ export function openTun(name: string, persistent: boolean): Tun
 /** Returns the interface name that an open TUN has now; empty if the device was deleted. */
 export function tunName(fd: number): string
 
-/** Sets if the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
+/** Sets whether the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
 /**

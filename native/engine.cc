@@ -122,7 +122,7 @@ const std::string& Engine::tun_name() {
   return descriptors_.tun_name;
 }
 
-/// Returns the means of loop `i`. Must be called once for each loop, in order.
+/// Returns the descriptors and objects that loop `i` uses. Must be called once for each loop, in order.
 Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counters) {
   const LoopDescriptors& fds = descriptors_.loops[i];
   Drops& tx_drops = drops_.emplace_back(counters, monotonic_us);

@@ -35,7 +35,10 @@ const HOLD_MS = 5_000
 
 export interface ExternalInterface {
   readonly name: string
-  /** The kernel's index of the interface, which stays the same if the interface is renamed; left out if it is not known. */
+  /**
+   * The kernel's index of the interface, which stays the same if the interface is renamed; left out if the index is not
+   * known.
+   */
   readonly index?: number | undefined
   readonly mtu: number
   /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */

@@ -57,7 +57,7 @@ type Given =
 /** This node's object in the Kubernetes API. */
 export class OwnNode {
   readonly #client: KubeClient
-  /** The names of weft's annotations in this cluster. */
+  /** The names of the annotations that weft uses in this cluster. */
   readonly #names: AnnotationNames
   /** The name of this node in the Kubernetes API. */
   readonly #name: string

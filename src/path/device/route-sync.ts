@@ -37,7 +37,6 @@ export interface NextHop {
 export type NextHops = ReadonlyMap<string, NextHop>
 
 interface RouteSyncOptions {
-  /** The network that contains the destinations of all routes. */
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
   readonly ownDevice?: Named

@@ -71,7 +71,7 @@ export class EtcdStore implements Store {
    */
   readonly #spare = new Map<Kind, Grant>()
 
-  /** Does not contact etcd. Throws WeftError USAGE if a certificate file cannot be read. */
+  /** Creates the client without contacting etcd. Throws WeftError USAGE if a certificate file cannot be read. */
   constructor(options: EtcdOptions) {
     this.#options = options
     this.#client = new EtcdClient(options)
