@@ -366,7 +366,10 @@ export function runEngine(
 /** Opens a non-blocking TUN without packet information and virtio header, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
-/** Returns the interface name that an open TUN has now; empty if the device was deleted. */
+/**
+ * Returns the present interface name of an open TUN, which another program may have renamed; an empty text if the
+ * device was deleted.
+ */
 export function tunName(fd: number): string
 
 /** Sets whether the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */

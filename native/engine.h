@@ -51,7 +51,7 @@ class Engine {
   /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys them from
   /// its next batch on.
   void follow_switches();
-  /// The interface name that the TUN has now. If the TUN was deleted, the last name that it had.
+  /// Returns the interface name that the TUN has now. If the TUN was deleted, returns its last name.
   const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);

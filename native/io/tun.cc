@@ -1,5 +1,5 @@
-// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and queries its name and its switches by
-// ioctls.
+// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and reads the device's name and switches
+// with ioctls.
 #include "tun.h"
 
 #include <errno.h>

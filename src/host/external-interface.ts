@@ -368,9 +368,9 @@ export class ExternalWatch {
   /** The external interface when the data path was opened. */
   readonly #opened: ExternalInterface
   readonly #families: readonly Family[]
-  /** The external interface as of the last `hasMoved`. */
+  /** The state of the external interface as of the last `hasMoved`. */
   #last: ExternalInterface
-  /** The external interface as the node last published it to the peers. */
+  /** The state of the external interface that the node last published to the peers. */
   #published: ExternalInterface
   #gone: ByFamily<string> = {}
 
@@ -417,7 +417,9 @@ export class ExternalWatch {
     return this.#last.name !== this.#published.name || this.#news !== undefined
   }
 
-  /** Describes a changed address in a family that the data path does not use; undefined if there is none. */
+  /**
+   * Describes a changed address in a family that the data path does not use; undefined if no such address has changed.
+   */
   get #news(): string | undefined {
     return FAMILIES.filter((family) => !this.#families.includes(family))
       .map((family) => addressChange(this.#published, this.#last, family))

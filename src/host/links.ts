@@ -188,11 +188,11 @@ export interface Named {
  * again under the same name has another index, and takes the place of the deleted one.
  */
 export class FollowedLink implements Named {
-  /** The name as of the last `find`. */
+  /** The name of the interface when `find` found it last. */
   name: string
-  /** The kernel's index; undefined until `find` has found the interface. */
+  /** The kernel's index of the interface; undefined until `find` has found the interface. */
   index: number | undefined
-  /** The name under which the interface is created again. */
+  /** The name under which the caller creates the interface again after it was deleted. */
   readonly #firstName: string
 
   constructor(name: string, index?: number) {
@@ -216,7 +216,7 @@ export class FollowedLink implements Named {
     this.index = undefined
   }
 
-  /** Finds the interface like `find`, and logs a new name. */
+  /** Finds the interface as `find` does, and logs its name if the name has changed. */
   async follow(run: Run, log: Pick<Log, 'info'>): Promise<Link | undefined> {
     const before = this.name
     const link = await this.find(run)
@@ -225,7 +225,7 @@ export class FollowedLink implements Named {
   }
 }
 
-/** Describes in the log the renaming of an interface that weftd follows. */
+/** Formats the log line about a new name of an interface that weftd follows. */
 export const renamed = (before: string, now: string): string =>
   `The interface ${before} is called ${now} now; weftd goes on with it under the new name`
 

@@ -418,8 +418,8 @@ export class DataPaths {
   }
 
   /**
-   * Describes a change after which all data paths must be opened again: of the MTU, or the external interface's first address in a family
-   * of which the node lacked a subnet.
+   * Describes a change after which all data paths must be opened again: another MTU, or the external interface's first
+   * address in a family of which the node lacked a subnet.
    */
   #changeForAll(before: ExternalInterface, now: ExternalInterface): string | undefined {
     const leased = new Set(this.#parts.map(({ plan }) => plan))

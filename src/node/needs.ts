@@ -109,7 +109,7 @@ async function presentDevice(
   { run }: NeedsHost,
 ): Promise<NeededDevice> {
   const { name, type, networks } = device
-  // Without a device of this type there is nothing to search.
+  // A device of another type cannot be the renamed device of this backend.
   const isRenamed = ({ ifname = '', linkinfo }: JsonDevice): boolean =>
     linkinfo?.info_kind === type && !hasBackendName(ifname)
   if (devices.some(({ ifname = '' }) => isNamedBy(name, ifname)) || !devices.some(isRenamed)) return device

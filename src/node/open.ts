@@ -57,7 +57,7 @@ export interface StartParts {
   readonly onNode: (node: Node) => void
 }
 
-/** Returns the interface without its name, which may change, if its index identifies it. */
+/** Returns the interface without its name if its index identifies it, because the name may change. */
 const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
   external?.index === undefined ? external : { ...external, name: '' }
 

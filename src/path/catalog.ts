@@ -524,6 +524,9 @@ export const isNamedBy = (pattern: string, name: string): boolean => {
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
-/** True for a device whose name weft or flannel gives. A device of weft that another program has renamed has another name. */
+/**
+ * True if the device has a name that weft or flannel gives. A device of weft that another program has renamed has no
+ * such name.
+ */
 export const hasBackendName = (device: string): boolean =>
   Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, device)))

@@ -150,7 +150,10 @@ export interface NeededDevice {
   readonly name: string
   /** The link type in the kernel's terms, such as `vxlan` or `tun`. */
   readonly type: string
-  /** The networks that contain the device's addresses, by which a device of an earlier run is recognised under another name. */
+  /**
+   * The networks that contain the device's addresses. By these addresses a device of an earlier run is recognised under
+   * another name.
+   */
   readonly networks: Nets
   /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
   readonly replaces: readonly string[] | 'any'

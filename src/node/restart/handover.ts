@@ -436,7 +436,10 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
     remedy: `end it${pid ? ` (kill -9 ${pid})` : ''}, then start this one`,
   })
 
-/** True for a TUN with a name that this backend gives, and for a TUN with a name of no backend, because another program has renamed it. */
+/**
+ * True for a TUN whose name comes from this backend. Also true for a TUN whose name comes from no backend, because
+ * another program has renamed it.
+ */
 const isNameFor = (path: OpenPath, tunName: string): boolean =>
   isNamedBy(tunName, path.tunName) || !hasBackendName(path.tunName)
 

@@ -55,7 +55,7 @@ export function createExtensionBackend({
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
-  /** The attributes of the last `prepare`; undefined before it. */
+  /** The attributes that the last `prepare` returned; undefined before `prepare` was called. */
   let attrs: LeaseAttrs | undefined
   const commands = new Commands(settings, run, log)
   return {
@@ -69,7 +69,7 @@ export function createExtensionBackend({
     async prepare(signal): Promise<LeaseAttrs> {
       const { name } = external
       external = await currentExternal(run, external)
-      // The data path stays open after a rename, so the command must not run again.
+      // The data path stays open after the interface was renamed, so the command must not run again.
       if (attrs && external.name !== name) return attrs
       const output = settings.PreStartupCommand.isEmpty
         ? undefined

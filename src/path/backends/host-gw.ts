@@ -64,7 +64,7 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
 
 /** The data path of a family: the next hop of each peer's subnet is the peer's host. */
 class HostGwPath extends RoutedPath {
-  /** The external interface. */
+  /** The external interface, through which the routes lead. */
   readonly #device: FollowedLink
 
   constructor(parts: RoutedParts, device: FollowedLink) {

@@ -49,8 +49,8 @@ interface WireguardTraffic extends PeerTraffic {
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
 /**
- * Creates the device; an existing one is deleted first. Throws WeftError DEVICE or COMMAND; NO_DEVICE_TYPE if the kernel
- * does not support WireGuard.
+ * Creates the device; an existing device with this name is deleted first. Throws WeftError DEVICE or COMMAND;
+ * NO_DEVICE_TYPE if the kernel does not support WireGuard.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
   const { link, keyFile, run } = options

@@ -72,9 +72,10 @@ interface AddressedDevice extends FlannelDevice {
 }
 
 /**
- * Returns the name of a device that an earlier run made and that another program has renamed since; undefined if there is none. The device has
- * the link type of the backend's device, a name that no backend uses, and in the families of `networks` it has addresses, all of them in
- * these networks. `vni` is the VNI of a vxlan device. A TUN that a process has open does not count.
+ * Returns the name of a device that an earlier run made and that another program has renamed since; undefined if there
+ * is none. The device must have the link type of the backend's device and a name that no backend uses. It must have
+ * addresses in the families of `networks`, all of them in these networks. `vni` is the VNI of a vxlan device. A TUN
+ * that a process has open does not count.
  */
 export async function findRenamed(run: Run, type: string, networks: Nets, vni?: number): Promise<string | undefined> {
   for (const link of await ipJson<JsonLink>(run, ['-d', 'address', 'show'])) {
@@ -91,8 +92,9 @@ export async function findRenamed(run: Run, type: string, networks: Nets, vni?: 
 }
 
 /**
- * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`, which no other program's device has,
- * because the caller may delete the device. Logs a new name. Afterwards `device.index` is undefined if there is no such device.
+ * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. No other
+ * program's device has these addresses; that matters because the caller may delete the device. Logs a new name. If
+ * there is no such device, `device.index` is undefined afterwards.
  */
 export async function findEarlier(
   device: FollowedLink,

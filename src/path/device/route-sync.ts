@@ -152,7 +152,9 @@ export class RouteSync {
       .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
   }
 
-  /** Looks up the present names of the interfaces of these routes. Returns true if an interface has a new name. */
+  /**
+   * Looks up the present names of the interfaces that these routes use. Returns true if an interface has a new name.
+   */
   async #followDevices(hops = this.#wanted): Promise<boolean> {
     let isRenamed = false
     for (const device of devicesOf(hops)) {
@@ -163,7 +165,7 @@ export class RouteSync {
     return isRenamed
   }
 
-  /** Remembers the index of each interface while its name is known to be right. */
+  /** Stores the index of each interface now, while its name is known to be right. */
   async #noteDevices(): Promise<void> {
     for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
   }

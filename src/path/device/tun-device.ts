@@ -76,10 +76,10 @@ interface JsonTun {
 }
 
 /**
- * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are right; undefined if
- * there is none. Tries the devices of the last process first, then the device to which the network is routed. It deletes an unused device
- * whose queues or addresses are wrong, because the device would be in the way. A device that another program has renamed is recognised by
- * this node's address.
+ * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are
+ * right; undefined if there is none. Tries the devices of the last process first, then the device to which the network
+ * is routed. Deletes an unused device whose queues or addresses are wrong, because it would be in the way. A device
+ * that another program has renamed is recognised by this node's address.
  */
 export async function adoptTun(
   run: Run,
@@ -88,7 +88,7 @@ export async function adoptTun(
   const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
     .flat()
     .map(({ device }) => device)
-  // The kernel reports a renamed device under a name that matches no pattern.
+  // A renamed device is a candidate too, although its name matches no pattern.
   const isCandidate = (name: string): boolean => isNamedBy(pattern, name) || !hasBackendName(name)
   const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {
@@ -146,8 +146,8 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
 }
 
 /**
- * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. A TUN with a name of no backend needs
- * such an address.
+ * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. A TUN whose name
+ * comes from no backend is deleted only if it has such an address.
  */
 export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
@@ -230,7 +230,10 @@ async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => bo
 const typesNamed = (device: string): readonly string[] =>
   DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, device) ? [type] : []))
 
-/** True for a TUN that has the first address of this node's subnet, so that an earlier process made it, whatever its name is. */
+/**
+ * True for a TUN that has the first address of this node's subnet. Such a TUN was made by an earlier process, whatever
+ * its name is.
+ */
 async function isRenamedTun(run: Run, name: string, subnet: Net | undefined): Promise<boolean> {
   if (!subnet || hasBackendName(name)) return false
   const link = await findLink(run, name)
@@ -247,9 +250,9 @@ function foreignRouteError(to: Net, foreign: Route): WeftError {
 }
 
 /**
- * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route would silently replace
- * it. Before that, it deletes an unused device whose name and type show that another backend left it. If `subnet` is given, a renamed TUN
- * with the first address of this subnet is not foreign.
+ * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route
+ * would silently replace it. Before that, deletes an unused device whose name and type show that another backend left
+ * it. If `subnet` is given, a renamed TUN with the first address of this subnet is not foreign.
  */
 export async function refuseForeignRoute(
   run: Run,

@@ -94,7 +94,10 @@ export interface OpenPath extends Descriptors {
 
 export interface Engine {
   readonly kind: 'native' | 'dgram'
-  /** The name that the TUN has now, because another program may rename it. If the TUN was deleted, its last name. */
+  /**
+   * The name that the TUN has now, because another program may rename it. If the TUN was deleted, the last name that it
+   * had.
+   */
   readonly tunName: string
   readonly offloads: readonly string[]
   /**

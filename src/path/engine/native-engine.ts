@@ -48,7 +48,7 @@ export class NativeEngine implements Engine {
   #bindAddresses: readonly string[]
   /** The addresses to which sockets are bound now. */
   #bound: readonly string[]
-  /** The TUN's name when the threads last ran. */
+  /** The name that the TUN had when the threads last ran. */
   #lastName: string
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine

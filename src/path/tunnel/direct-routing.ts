@@ -89,7 +89,8 @@ export class DirectHops {
       this.#family,
       peers.map((peer) => this.#hostOf(peer)),
     )
-    // The kernel's answers name the interfaces. Hops through the same interface share an object, which follows a new name.
+    // The kernel's answers name the interfaces. Let all hops through the same interface share one object, which follows
+    // a new name of the interface.
     const links = new Map([...this.#hops.values()].map(({ device }) => [device.name, device] as const))
     const linkNamed = (name: string): FollowedLink => {
       const link = links.get(name) ?? new FollowedLink(name)

@@ -236,8 +236,8 @@ export class Tunnel implements DataPath {
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
-    // The route of a device with this backend's name or this node's address is accepted here, because another process may still forward
-    // with that device. It is checked later, when no other process forwards.
+    // Accept the route of a device with this backend's name or this node's address, because another process may still
+    // forward with that device. The device is checked later, when no other process forwards.
     const isOwn = (name: string): boolean => isNamedBy(tunName, name)
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
@@ -444,7 +444,7 @@ export class Tunnel implements DataPath {
     return repaired
   }
 
-  /** Logs a new name of the TUN device. The engine knows the name from its descriptor. */
+  /** Logs a new name of the TUN device. The engine learns the name from the device's descriptor. */
   #followName(): void {
     const { tunName } = this.#engine
     if (tunName !== this.#knownName) this.#parts.log.info(renamed(this.#knownName, tunName))

@@ -73,8 +73,8 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 }
 
 /**
- * True if packets of a family reach peers through this device. The names of the backend's devices count too, because the status names no
- * device of a family that is not carried.
+ * True if packets of a family reach peers through this device. The names of the backend's devices count too, because
+ * the status names no device for a family that is not carried.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,

@@ -118,7 +118,7 @@ export class DgramEngine implements Engine {
   readonly #socket: Socket
   /** The file descriptor of the TUN. */
   readonly #tun: number
-  /** The TUN's name as it was read last. */
+  /** The name of the TUN when it was read last. */
   #lastName: string
   /** Calls `#readPackets` when the TUN has packets. */
   readonly #watcher: ReadWatcher
