@@ -55,8 +55,8 @@ class UnknownSenders {
  private:
   static constexpr size_t kSlotBits = 6;
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  /// The two fields of Slot::turn: in the lowest byte the reason plus one, above it a number that grows with each
-  /// write, so that a reader notices every write.
+  /// The two fields of Slot::turn. The lowest byte has the reason plus one. The bits above it have a number that grows
+  /// with each write, so that a reader notices every write.
   static constexpr uint64_t kReason = 0xff, kTurn = 0x100;
   static_assert(kCounterCount < kReason);
 

@@ -152,7 +152,8 @@ void Sender::refused(const Run& run, int error) {
   learnt_.learn(consequence, taken, *run.endpoint, kOuterBytes + run.datagram_bytes, now_ms());
 }
 
-/// Sends the datagrams of a refused run one by one. Returns true if the kernel accepted at least one of them.
+/// Sends the datagrams of a refused run (datagrams that were joined into one message) one by one. Returns true if the
+/// kernel accepted at least one of them.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
   const int socket = socket_for(run);
@@ -171,7 +172,8 @@ bool Sender::send_singly(const Run& run) {
   return taken;
 }
 
-/// Calls `each` for each datagram of a run, with its pieces (header first) and its size.
+/// Calls `each` for each datagram of a run, that is, of the datagrams in one message, with its pieces (header first)
+/// and its size.
 template <typename Each>
 void Sender::each_datagram(const Run& run, Each each) {
   iovec* iov = &iovecs_[run.first_iovec];

@@ -76,13 +76,13 @@ class Sender {
     const SocketAddress& to() const { return endpoint->hosts.of(version); }
   };
 
-  /// Returns the socket that sends a run: the socket in the run's IP family, with the source port that the run's
-  /// endpoint requires.
+  /// Returns the socket that sends a run, that is, the datagrams of one message. It is the socket in the run's IP
+  /// family, with the source port that the run's endpoint requires.
   int socket_for(const Run& run) const {
     const Sockets& sockets = sockets_.of(run.version);
     return run.endpoint->is_from_known_port ? sockets.known : sockets.sender;
   }
-  /// Returns how many runs from `first` on use the same socket, so that one sendmmsg call can send them.
+  /// Returns how many messages (runs) from `first` on use the same socket, so that one sendmmsg call can send them.
   size_t alike_from(size_t first) const;
 
   void prepare();

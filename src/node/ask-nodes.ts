@@ -37,12 +37,12 @@ const SLOW_MS = 50
 const MOST_UNDER_WAY = 256
 /** The maximum number of peers that are queried, silent peers first. The size of all answers grows with the square of this number. */
 const MOST_ASKED = 500
-/** The maximum length of an answer in bytes. The view of a node with 2,000 peers has a quarter of this length. */
+/** The maximum length of an answer in bytes. The answer of a node with 2,000 peers has a quarter of this length. */
 const MOST_BYTES = 1 << 20
 
 type NetworkOptions = Pick<DaemonOptions, 'status-network' | 'status-token-file'>
 
-/** The URL path at which a node serves its view to other nodes. */
+/** The URL path at which a node serves its state (view) to other nodes. */
 const VIEW_PATH = '/view.json'
 
 /**
@@ -76,8 +76,8 @@ interface Target {
 const FRESH_MS = 1_000
 
 /**
- * Creates the object that queries all nodes; only one such round of queries runs at a time. Returns undefined if nodes
- * do not serve their views (`--status-network 0`).
+ * Creates the object that queries all nodes for their state. It runs only one such query of all nodes at a time.
+ * Returns undefined if nodes do not serve their state to each other (`--status-network 0`).
  */
 export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQuery | undefined {
   if (node.options['status-network'] === 0) return undefined

@@ -27,7 +27,7 @@ import type { Engine, OpenPath } from '../path/engine/engine.ts'
 interface DataPathsParts {
   readonly backend: Pick<Backend, 'plan' | 'external'>
   readonly lease: OwnLease
-  /** The leases, by key, of the peers that are known before `apply` is called first. */
+  /** The leases, by key, of the peers that are known before the first call of `apply`. */
   readonly leases: ReadonlyMap<string, Lease>
   /** The lease keys of the peers that are reached over the second underlay family. */
   readonly others?: readonly string[] | undefined
@@ -185,7 +185,7 @@ export class DataPaths {
   readonly #parts: readonly PathPart[]
   /** This node's lease. The open data paths refer to this object; `renew` replaces its attributes. */
   readonly #own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] }
-  /** The peers that are known before `apply` is called first. */
+  /** The peers that are known before the first call of `apply`. */
   readonly #initial: ReadonlyMap<string, Lease>
   readonly #others: readonly string[] | undefined
   readonly #signal: AbortSignal

@@ -134,7 +134,7 @@ async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Pr
     return undefined
   }
   const isBack = await isReleased({ manager, config, log }, lease, async (signal) => {
-    // Ignore a failure, because a claim that remains in the store does no harm.
+    // Ignore a failure, because a host name (claim) that remains in the store does no harm.
     if (claimed) await manager.unclaim?.(claimed.address, claimed.value, signal)
   })
   if (isBack) log.info('This node has left the network')

@@ -173,7 +173,9 @@ export interface Node extends NodeParts {
   readonly unsearched: Unseen
   /** The keys of leases that were written since the last probes. A written lease shows that the lease's host is up. */
   readonly written: Set<string>
-  /** The claim on the public IP that this node wrote into the store (loops/duplicate-node.ts). */
+  /**
+   * The entry with this host's name that this node wrote into the store, under its public IP (loops/duplicate-node.ts).
+   */
   claimed: { readonly address: string; readonly value: string } | undefined
   /** The name of another host that uses this node's public IP, as that host wrote it into the store. */
   duplicate: string | undefined

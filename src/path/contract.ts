@@ -168,7 +168,7 @@ export interface NeededSide {
   /** The network, if the backend routes the whole network to the device; else undefined. */
   readonly network?: Net | undefined
   /**
-   * MTU is the length in bytes of the longest inner packet that containers may send. `external` is the name of the
+   * `mtu` is the length in bytes of the longest inner packet that containers may send. `external` is the name of the
    * interface that limits that length.
    */
   readonly mtu: number

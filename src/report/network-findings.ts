@@ -27,7 +27,7 @@ export interface QueriedNode {
   readonly subnet: string
   readonly publicIp: string
   readonly kind: AnswerKind
-  /** Why the node returned no view; null if it returned one. */
+  /** Why the node did not return its state; null if it did. */
   readonly why: string | null
   readonly view: NodeView | undefined
   /** The backend type that the node publishes in its lease, if it differs from this host's backend; undefined if the backends are equal. */
@@ -48,10 +48,16 @@ export interface NetworkNode {
   readonly trouble: string | null
   readonly mtu: number | null
   readonly clockAheadMs: number | null
-  /** How many other nodes probe this node; `reachedBy` is how many of them get an answer. Both count only nodes that returned a view. */
+  /**
+   * How many other nodes probe this node; `reachedBy` is how many of them get an answer. Both count only nodes that
+   * returned their state.
+   */
   readonly seenBy: number
   readonly reachedBy: number
-  /** How many other nodes this node probes; `reaches` is how many of them answer. Both are null if this node returned no view. */
+  /**
+   * How many other nodes this node probes; `reaches` is how many of them answer. Both are null if this node did not
+   * return its state.
+   */
   readonly sees: number | null
   readonly reaches: number | null
 }
@@ -281,8 +287,8 @@ const clocksOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
   })
 
 /**
- * Returns the findings about nodes that returned no view. The findings `node-dead` and `node-cut-off` cover the nodes
- * that other nodes do not reach.
+ * Returns the findings about nodes that did not return their state. The findings `node-dead` and `node-cut-off` cover
+ * the nodes that other nodes do not reach.
  */
 function silenceFindings(
   queried: readonly QueriedNode[],

@@ -16,8 +16,8 @@ import type { Change, Entry } from './subnet-manager.ts'
 const FEW_LOSSES = 2
 
 /**
- * The differences between two states of the view. Leases are compared by value. So a lease that was written again with the same value
- * does not count as changed, and its routes stay.
+ * The differences between two states of a node's leases (LeaseView). Leases are compared by value. So a lease that was
+ * written again with the same value does not count as changed, and its routes stay.
  */
 export interface ViewChange {
   readonly added: readonly Lease[]
@@ -43,7 +43,10 @@ const addressesOf = ({ attrs }: Lease): readonly Address[] => listed(attrs.publi
 /** All leases of the network by key, including this node's own. */
 export type PeerView = ReadonlyMap<string, Lease>
 
-/** A node's view of the leases. Times are in ms of the caller's monotonic clock. */
+/**
+ * The leases that a node uses, which may differ from the leases in the store while leases are missing there. Times are
+ * in ms of the caller's monotonic clock.
+ */
 export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()

@@ -325,7 +325,7 @@ class LeaseFollower<Cursor> {
     return isGood
   }
 
-  /** Applies a complete listing to the view, and decides when the next listing starts. */
+  /** Applies a complete listing to the leases that this node uses, and decides when the next listing starts. */
   #takeListing({ cursor, entries }: Listing<Cursor>): ViewChange {
     const now = this.#clock.now()
     this.#state.listedAt = now

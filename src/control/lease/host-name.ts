@@ -19,7 +19,10 @@ export const claimText = (hostname: string, id: string): string => JSON.stringif
 export const shortened = (name: string): string =>
   name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name
 
-/** Returns the host's name in the JSON text of its claim; undefined if the claim has no name. */
+/**
+ * Returns the host's name from a claim, which is JSON text that the host wrote into the store. Returns undefined if the
+ * claim has no name.
+ */
 export function hostNameIn(claim: string): string | undefined {
   if (claim.length > LONGEST_TEXT) return undefined
   try {

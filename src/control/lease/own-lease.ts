@@ -92,7 +92,7 @@ export async function acquireLease(
   options: AcquireOptions,
 ): Promise<OwnLease> {
   const ranges = rangesFor(config, attrs)
-  // Each failed round adds a subnet to `refused`, so the loop ends with a lease or with OUT_OF_SUBNETS.
+  // Each failed attempt adds a subnet to `refused`, so the loop ends with a lease or with OUT_OF_SUBNETS.
   const refused: Net[] = []
   for (;;) {
     options.signal.throwIfAborted()
@@ -123,8 +123,8 @@ interface Acquiring extends AcquireOptions {
   readonly ranges: readonly SubnetRange<Net>[]
   readonly attrs: LeaseAttrs
   /**
-   * The subnets that this node can no longer get, because another node holds them. Each round of the acquisition may
-   * add subnets.
+   * The subnets that this node can no longer get, because another node holds them. Each failed attempt to acquire a
+   * lease may add subnets.
    */
   readonly refused: Net[]
 }

@@ -108,8 +108,8 @@ export interface Store {
    */
   claim(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
   /**
-   * Returns all claims. If `since` is the revision of an earlier answer and the store supports partial answers, returns
-   * only the claims that were written after that revision.
+   * Returns all claims, the texts that hosts store next to the leases. If `since` is the revision of an earlier answer
+   * and the store supports partial answers, returns only the claims that were written after that revision.
    */
   claims(since: bigint | undefined, signal: AbortSignal): Promise<Claims>
   /** Deletes the claim `name`, a text next to the leases, if its value is still `value`. */

@@ -19,8 +19,8 @@ const CLAIM_MS = 60_000
 const DOUBT_MS = 2_000
 const DOUBT_LOOKS = 3
 /**
- * The number of checks without a claim of another host after which weftd assumes that no other host uses this node's
- * public IP. Another host would have written its claim by then.
+ * If this number of checks finds no name (claim) of another host in the store, weftd assumes that no other host uses
+ * this node's public IP. Another host would have written its name by then.
  */
 const CALM_LOOKS = 2
 /**
@@ -82,7 +82,8 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
         break
       }
     }
-    // A successor writes the lease and its own claim, so this process must not check until the successor has gone.
+    // A successor writes the lease and its own name into the store, so this process must not check until the successor
+    // has gone.
     while (node.ownership.hasSuccessor) await pause(signal, DOUBT_MS)
     if (doubts === 0) waitMs = CLAIM_MS
   }

@@ -51,8 +51,8 @@ export async function keepPeers(node: Node): Promise<never> {
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
     }
-    // Compare this node's own lease after every report. A lease that was deleted before the first listing was never in
-    // the view, and new attributes may not be written yet because the store was unreachable.
+    // Compare this node's own lease after every report. A lease that was deleted before the first listing was never
+    // among the known leases, and new attributes may not be written yet because the store was unreachable.
     const own = leases.get(node.lease.key)
     if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
   }

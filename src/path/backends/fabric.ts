@@ -91,7 +91,7 @@ class FabricPath implements DataPath {
   readonly fault: Promise<Error> = new Promise(() => {})
   /**
    * True because the kernel does not report changes of routes outside of this host. So the caller calls `resync` often,
-   * and each keeper decides if a check is due.
+   * and for each route a RouteKeeper decides if a check is due.
    */
   readonly unreported = true
   /** The objects that keep this node's published routes, one for each family. */

@@ -84,7 +84,7 @@ export class RouteSync {
    * replaces these routes.
    */
   #taken: ReadonlySet<string> = new Set()
-  /** True before `apply` was called first. */
+  /** True before the first call of `apply`. */
   #isFirst = true
 
   constructor({ network, ownDevice, run, log }: RouteSyncOptions) {

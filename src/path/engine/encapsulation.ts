@@ -14,7 +14,7 @@ export interface Encapsulation {
   readonly trailerBytes: number
   /** Returns the datagram that contains a packet. It is the same Buffer if the encapsulation adds no bytes. */
   readonly seal: (packet: Buffer) => Buffer
-  /** Returns a view of the packet in a datagram; undefined if the datagram contains none. */
+  /** Returns the packet inside a datagram without copying it; undefined if the datagram contains none. */
   readonly open: (datagram: Buffer) => Buffer | undefined
 }
 

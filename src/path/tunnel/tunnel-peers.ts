@@ -12,7 +12,7 @@ import type { Underlay } from './underlay.ts'
 import type { UnknownSenderLog } from './unknown-senders.ts'
 
 export class TunnelPeers {
-  /** The encapsulation's own data about a peer, and the session keeper. */
+  /** The encapsulation's own data about a peer, and the object that negotiates keys with peers. */
   readonly #kind: Pick<TunnelKind, 'endOf' | 'keeper'>
   /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
@@ -44,8 +44,8 @@ export class TunnelPeers {
   }
 
   /**
-   * Gives the peers to the session keeper. Must be called before peers' records are made, because these contain the
-   * numbers of the sessions.
+   * Gives the peers to the object that negotiates keys. Must be called before peers' records are made, because these
+   * contain the numbers of the sessions.
    */
   informKeeper(): void {
     this.#kind.keeper?.setPeers(this.#innerFamilies.peers())

@@ -148,7 +148,10 @@ export class Tunnel implements DataPath {
   readonly probeSource: Addresses
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
-  /** Chooses the outer family for each peer; undefined if there is only one, or if the session keeper chooses it. */
+  /**
+   * Chooses the outer family for each peer. Undefined if there is only one outer family, or if the key negotiation
+   * chooses it.
+   */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
   readonly unknownKeys?: () => readonly UnknownKey[]
@@ -211,8 +214,8 @@ export class Tunnel implements DataPath {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the session keeper chooses the outer family. The probes that would choose it are sent
-    // unencrypted, and peers would not accept them.
+    // With encryption the object that negotiates keys chooses the outer family. The probes that would choose it are
+    // sent unencrypted, and peers would not accept them.
     if (kind.other && engine.outers.length > 1 && !keeper)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (keeper) this.unknownKeys = () => keeper.unknownKeys()

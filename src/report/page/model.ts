@@ -356,5 +356,5 @@ const POLL_MS = 1000
 /** The maximum fraction of the browser's time for fetching and showing the status. With very many peers the page fetches it less often. */
 const BUSY_SHARE = 0.05
 
-/** Returns the pause in ms before the next fetch, after a round of fetching and showing that took `tookMs`. */
+/** Returns the pause in ms before the next fetch, after fetching and showing the status took `tookMs`. */
 export const pauseAfter = (tookMs: number): number => Math.max(POLL_MS, tookMs / BUSY_SHARE) - tookMs

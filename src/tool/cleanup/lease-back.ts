@@ -21,8 +21,9 @@ import type { DaemonOptions } from '../../options.ts'
 const STORE_MS = 5_000
 
 /**
- * Deletes the node's lease and the claim of its public IP from the store that the flags name. `isHosts` checks whether an address belongs to
- * this host. Returns false if the lease may still be in the store. Logs what it did, and never rejects for a failure of the store.
+ * Deletes the node's lease, and the entry with the host's name for its public IP (the claim), from the store that the
+ * flags name. `isHosts` checks whether an address belongs to this host. Returns false if the lease may still be in the
+ * store. Logs what it did, and never rejects for a failure of the store.
  */
 export async function giveLeaseBack(options: DaemonOptions, log: Log, isHosts = isHostAddress): Promise<boolean> {
   const file = options['subnet-file']

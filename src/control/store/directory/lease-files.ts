@@ -45,7 +45,7 @@ export class LeaseFiles {
   readonly #subnets: string
   /** The path of the folder with the files that are not complete yet. */
   readonly #temporaries: string
-  /** The path of the folder with the claims, the texts with the hosts' names. */
+  /** The path of the folder with the files in which the hosts write their names (claims). */
   readonly #claims: string
   /**
    * The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
@@ -58,7 +58,7 @@ export class LeaseFiles {
   #isClosed = false
   /** The number of temporary files that this process has created. */
   #temporaryCount = 0
-  /** The files of the claims as `claims` last read them. */
+  /** The files with the hosts' names (claims), as `claims` last read them. */
   #claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
   /** If the directory is missing and therefore created, `onMade` gets its path. */
@@ -164,7 +164,7 @@ export class LeaseFiles {
     await call(() => syncDirectory(this.#top))
   }
 
-  /** Replaces the text of the claim `DIR/weft/<name>`, and returns the previous text. */
+  /** Replaces the text of a claim, which is in the file `DIR/weft/<name>`. Returns the previous text. */
   async claim(name: string, value: string): Promise<string | undefined> {
     const path = join(this.#claims, name)
     const before = await call(() => readFile(path, 'utf8')).catch(() => undefined)
@@ -174,7 +174,10 @@ export class LeaseFiles {
     return before
   }
 
-  /** Returns the texts of all claims in `DIR/weft` by name, without those that cannot be read. Reads only the files that changed. */
+  /**
+   * Returns the texts of all claims, which are the files in `DIR/weft`, by file name. Leaves out files that cannot be
+   * read. Reads only files that have changed.
+   */
   async claims(): Promise<ReadonlyMap<string, string>> {
     const names = (await call(() => readdir(this.#claims))).filter((name) => !name.startsWith('.'))
     const found = new Map<string, LeaseFile>()
@@ -188,7 +191,7 @@ export class LeaseFiles {
     return new Map([...found].map(([name, { value }]) => [name, value]))
   }
 
-  /** Deletes the claim `DIR/weft/<name>` if its text is `value`. */
+  /** Deletes the file `DIR/weft/<name>` of a claim if its text is `value`. */
   async unclaim(name: string, value: string): Promise<void> {
     const path = join(this.#claims, name)
     const present = await call(() => readFile(path, 'utf8')).catch(() => undefined)

@@ -26,7 +26,10 @@ const KEEP_ALIVE_TIMEOUT_MS = 6_000
  */
 const SPARE_SHARE = 1 / 24
 
-/** The purposes for which weftd requests an etcd lease: the key of this node's lease, and the key of its claim. */
+/**
+ * The purposes for which weftd requests an etcd lease: the key of this node's lease, and the key with this host's name
+ * (its claim).
+ */
 type Kind = 'subnets' | 'claim'
 
 /** The number of keys whose expiry times are requested simultaneously. */
@@ -175,8 +178,8 @@ export class EtcdStore implements Store {
     const range = {
       key: Buffer.from(folder),
       range_end: Buffer.from(folder.replace(/\/$/, '0')),
-      // With min_mod_revision etcd sends only claims that were written after `since`. With thousands of nodes nearly
-      // all claims are older.
+      // With min_mod_revision etcd sends only the hosts' names (claims) that were written after `since`. With thousands
+      // of nodes nearly all are older.
       ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
     }
     const { header, kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
