@@ -382,6 +382,12 @@ export function setTunPersistent(fd: number, persistent: boolean): void
 export function pathMtu(from: string, to: string): number
 
 /**
+ * Returns the time of the clock of WireGuard's sessions (CLOCK_BOOTTIME), in ms. The clock continues while the host is
+ * suspended, and is the same for all processes of a host.
+ */
+export function sessionMs(): number
+
+/**
  * Calls `onReadable` from the event loop as long as `fd` has unread input (libuv's uv_poll). `fd` must not be a regular
  * file.
  */

@@ -115,13 +115,6 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   return {};
 }
 
-const std::string& Engine::tun_name() {
-  if (descriptors_.loops.empty()) return descriptors_.tun_name;
-  const std::string now = weft::tun_name(descriptors_.loops.front().tun.get());
-  if (!now.empty()) descriptors_.tun_name = now;
-  return descriptors_.tun_name;
-}
-
 /// Returns the descriptors and objects that loop `i` uses. Must be called once for each loop, in order.
 Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counters) {
   const LoopDescriptors& fds = descriptors_.loops[i];
@@ -147,6 +140,13 @@ Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counte
                                 .known = known.receiver.get()};
   }
   return path;
+}
+
+const std::string& Engine::tun_name() {
+  if (descriptors_.loops.empty()) return descriptors_.tun_name;
+  const std::string now = weft::tun_name(descriptors_.loops.front().tun.get());
+  if (!now.empty()) descriptors_.tun_name = now;
+  return descriptors_.tun_name;
 }
 
 void Engine::follow_switches() {

@@ -49,6 +49,10 @@ Napi::Value path_mtu(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), static_cast<double>(probe.ask(to)));
 }
 
+Napi::Value session_clock(const Napi::CallbackInfo& info) {
+  return Napi::Number::New(info.Env(), static_cast<double>(session_us()) / 1'000);
+}
+
 void notify_manager(const Napi::CallbackInfo& info) {
   const std::string socket = info[0].As<Napi::String>();
   const std::string message = info[1].As<Napi::String>();
@@ -173,6 +177,7 @@ void export_host(Napi::Env env, Napi::Object exports) {
   exports.Set("tunName", Napi::Function::New<tun_name_of>(env));
   exports.Set("setTunPersistent", Napi::Function::New<set_tun_persistent>(env));
   exports.Set("pathMtu", Napi::Function::New<path_mtu>(env));
+  exports.Set("sessionMs", Napi::Function::New<session_clock>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));
   exports.Set("openEcho", Napi::Function::New<open_echo_socket>(env));
   exports.Set("sendEcho", Napi::Function::New<send_echo_request>(env));

@@ -5,7 +5,6 @@
 // IP, must not become the node's address.
 
 import { messageOf, WeftError } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
 import {
   ADDRESS_BITS,
   byFamily,
@@ -17,7 +16,6 @@ import {
   isLinkLocal,
   isOneHost,
   listed,
-  onlyOf,
   parseAddress,
   type Address,
   type Addresses,
@@ -264,19 +262,6 @@ function follow(
   return other === undefined || isForNow || !isLeft ? known : other.address
 }
 
-/**
- * Returns a text that says how the external interface differs from `before`: a changed or new address of one of these
- * families, or else a changed MTU. In both cases the data path for `before` must be closed and opened again. Returns
- * undefined if neither changed.
- */
-export const changeOf = (
-  before: ExternalInterface,
-  now: ExternalInterface,
-  families: readonly Family[] = FAMILIES,
-): string | undefined =>
-  families.map((family) => addressChange(before, now, family)).find((change) => change !== undefined) ??
-  mtuChange(before, now)
-
 export function addressChange(before: ExternalInterface, now: ExternalInterface, family: Family): string | undefined {
   const [was, is] = [before.address[family], now.address[family]]
   if (is === undefined || is === was) return undefined
@@ -354,86 +339,4 @@ export async function resumeExternal(run: Run, known: ExternalInterface): Promis
   if (!link) return undefined
   const address = byFamily(listed(known.address).filter((each) => has(link, each)))
   return { ...known, name: link.name, index: link.index, mtu: link.mtu || known.mtu, address }
-}
-
-/**
- * Watches the external interface's addresses in the families of a data path, because the data path uses no others. A new name of the
- * interface does not harm the data path, whose sockets, routes and devices refer to the interface by its index or its address.
- */
-export class ExternalWatch {
-  /** Resolves with an Error that describes how the external interface has changed; pending while it has not changed. */
-  readonly moved: Promise<Error>
-  #resolveMoved!: (reason: Error) => void
-  readonly #run: Run
-  /** The external interface when the data path was opened. */
-  readonly #opened: ExternalInterface
-  readonly #families: readonly Family[]
-  /** The state of the external interface as of the last `hasMoved`. */
-  #last: ExternalInterface
-  /** The state of the external interface that the node last published to the peers. */
-  #published: ExternalInterface
-  #gone: ByFamily<string> = {}
-
-  constructor(run: Run, external: ExternalInterface, families: readonly Family[] = FAMILIES) {
-    this.moved = new Promise<Error>((resolve) => (this.#resolveMoved = resolve))
-    this.#run = run
-    this.#opened = external
-    this.#families = families
-    this.#last = external
-    this.#published = external
-  }
-
-  /**
-   * Checks the external interface. Returns true if the data path must be opened again, because its sockets, routes, MTU and lease match the
-   * interface's earlier state.
-   */
-  async hasMoved(): Promise<boolean> {
-    const { now, gone } = await seeExternal(this.#run, {
-      ...this.#opened,
-      name: this.#last.name,
-      index: this.#last.index,
-    })
-    this.#gone = onlyOf(this.#families, gone)
-    this.#last = now
-    const change = changeOf(this.#opened, now, this.#families)
-    if (change === undefined) return false
-    this.#resolveMoved(new Error(change))
-    return true
-  }
-
-  /**
-   * Returns the families whose address is missing from the external interface as of the last `hasMoved`, each with the reason
-   * (DataPath.gone).
-   */
-  gone(): ByFamily<string> {
-    return this.#gone
-  }
-
-  /**
-   * True if the node must prepare the backend again (DataPath.isOutdated), because the external interface has another name, or another
-   * address in a family that the data path does not use.
-   */
-  get isOutdated(): boolean {
-    return this.#last.name !== this.#published.name || this.#news !== undefined
-  }
-
-  /**
-   * Describes a changed address in a family that the data path does not use; undefined if no such address has changed.
-   */
-  get #news(): string | undefined {
-    return FAMILIES.filter((family) => !this.#families.includes(family))
-      .map((family) => addressChange(this.#published, this.#last, family))
-      .find((change) => change !== undefined)
-  }
-
-  /** Returns the external interface as of the last `hasMoved`. */
-  now(): ExternalInterface {
-    return this.#last
-  }
-
-  /** Records that the node published the state of the last `hasMoved` to the peers, and logs a changed address. */
-  markPublished(log: Pick<Log, 'info'>): void {
-    if (this.#news !== undefined) log.info(`Publishing a change to the peers: ${this.#news}`)
-    this.#published = this.#last
-  }
 }

@@ -9,8 +9,7 @@ import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
 import { run as runCommand } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { raiseSession } from '../host/session-priority.ts'
-import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
+import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
 import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
@@ -23,7 +22,7 @@ import type { Inheritable } from './restart/handover.ts'
  * this is.
  */
 export async function createSubnetManager(
-  options: DaemonOptions,
+  options: StoreOptions,
   log: Log,
   signal: AbortSignal,
 ): Promise<SubnetManager> {
@@ -46,7 +45,7 @@ export async function createSubnetManager(
 }
 
 /** Creates the store that the flags name, without contacting it. */
-export async function createStore(options: StoreOptions, log: Log): Promise<Store> {
+export async function createStore(options: KeyStoreOptions, log: Log): Promise<Store> {
   switch (storeKindOf(options)) {
     case 'directory': {
       const { DirectoryStore } = await import('../control/store/directory/directory.ts')
@@ -63,7 +62,7 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
   }
 }
 
-async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
+async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
   // Ignore a user name in the URL of an endpoint, as flanneld does.
   const endpoints = String(options['etcd-endpoints']).split(',')
@@ -125,7 +124,7 @@ export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): voi
 export async function createBackend(
   config: NetworkConfig,
   external: ExternalInterface,
-  options: DaemonOptions,
+  options: EngineOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
   inheritable: Inheritable,
@@ -167,7 +166,7 @@ function knownType(type: string): BackendType {
   throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }
 
-function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inheritable: Inheritable): Persistence {
+function persistenceOf({ engine, persist, workers, without }: EngineOptions, inheritable: Inheritable): Persistence {
   const isNative = engine === 'native'
   return {
     persist,
@@ -180,7 +179,7 @@ function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inh
 }
 
 async function startEngineOf(
-  { engine, workers, nice, without, 'poll-us': pollUs }: DaemonOptions,
+  { engine, workers, nice, without, 'poll-us': pollUs }: EngineOptions,
   config: EngineConfig,
 ): Promise<Engine> {
   if (engine === 'dgram') {
@@ -188,6 +187,9 @@ async function startEngineOf(
     return DgramEngine.start(config)
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
-  if (engine === 'native' && nice !== 0) raiseSession(nice)
-  return new NativeEngine(config, { workers, nice, pollUs, without })
+  const started = new NativeEngine(config, { workers, nice, pollUs, without })
+  // The first packet does not wait for the priority.
+  if (engine === 'native' && nice !== 0)
+    void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
+  return started
 }

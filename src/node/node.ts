@@ -1,4 +1,6 @@
-// node.ts - the state of a node, which the node's loops share.
+// node.ts - the node. There is one object from the first millisecond of the process to its last, and all loops share it.
+//
+// At first the node knows nothing. It gets its facts from the file of the last known state (begin.ts), and from the store (daemon.ts).
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -10,8 +12,9 @@ import { createBell, type Bell } from '../host/bell.ts'
 import type { ReadSysctl } from '../host/choose-interface.ts'
 import type { Run } from '../host/command.ts'
 import type { OpenEcho } from '../host/echo.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
 import type { ByFamily, Family, Nets } from '../net/address.ts'
-import type { DaemonOptions } from '../options.ts'
+import type { NodeOptions } from '../options.ts'
 import type { Backend } from '../path/contract.ts'
 import type { OtherDaemon } from '../path/device/leftovers.ts'
 import type { Firewall } from '../path/firewall/firewall.ts'
@@ -20,7 +23,8 @@ import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
 import type { ProbeSchedule } from './loops/probe-schedule.ts'
-import type { Ownership } from './ownership.ts'
+import { Ownership } from './ownership.ts'
+import type { LastKnown, Next } from './restart/last-known.ts'
 
 /** The interval in ms at which a loop checks its part of the node if no event makes it check earlier. */
 export const RESYNC_MS = 5_000
@@ -30,23 +34,34 @@ export const RESYNC_MS = 5_000
  */
 export const LATE_MS = 1_000
 
-/** The objects from which a node is made. */
-export interface NodeParts {
-  readonly options: Pick<
-    DaemonOptions,
-    | 'subnet-file'
-    | 'subnet-lease-renew-margin'
-    | 'fail-static-hold'
-    | 'ip-masq'
-    | 'probe-interval'
-    | 'status-network'
-    | 'status-token-file'
-  >
-  readonly manager: SubnetManager
+/** The parts that a node has from the first millisecond of its process. */
+interface NodeBase {
+  readonly options: NodeOptions
+  /** The name of the store (storeNameOf). */
+  readonly store: string
+  readonly log: Log
+  /** Stops the process. */
+  readonly stopping: AbortController
+  /** The service manager, if it asked for notifications. */
+  readonly notifier?: Notifier | undefined
+}
+
+/** The facts by which a node forwards. They come from the file of the last known state at first, and from the store later. */
+export interface PathFacts {
   readonly config: NetworkConfig
   readonly backend: Backend
-  /** The name of the external interface that was chosen at the start. */
-  readonly externalName?: string
+  /** The external interface that was chosen at the start. */
+  readonly external?: ExternalInterface | undefined
+  lease: OwnLease
+  /** The attributes that the lease must have; the next renewal writes them. */
+  attrs: LeaseAttrs
+  /** The facts for the file of the last known state; left out with `--persist=false`. */
+  readonly next?: Next | undefined
+}
+
+/** The parts that a node has from the time when it knows its store. */
+interface Membership {
+  readonly manager: SubnetManager
   /** Checks whether this node had an address earlier, because a lease with that public IP may be the node's own. */
   readonly isMine?: IsMine
   /**
@@ -67,34 +82,12 @@ export interface NodeParts {
   readonly readSysctl?: ReadSysctl
   /** Returns the memory that only the start needed to the kernel. */
   readonly giveBackMemory?: () => void
-  readonly log: Log
-  readonly signal: AbortSignal
   /** The object through which the HTTP server gets the node's state. */
   readonly health?: Health
-  /** The facts for the file of the last known state; left out with `--persist=false`. */
-  readonly next?: Next | undefined
-  /** The service manager, if it asked for notifications. */
-  readonly notifier?: Notifier | undefined
 }
 
-/**
- * The part of the last known state that does not change while the process runs, and the paths of the files that the
- * next weftd reads.
- */
-export interface Next {
-  /** The text of the network configuration without its secrets, and the name of the store from which it came. */
-  readonly config: string
-  readonly store: string
-  /** The flags about the external interface, as text (wishesText). */
-  readonly wishes: string
-  /**
-   * The paths of the file of the last known state (node/restart/last-known.ts) and of the file with the peers' events.
-   */
-  readonly lastKnown: string
-  readonly events: string
-  /** Resolves when no earlier process writes the files of the last known state and of the events any more. */
-  readonly free: Promise<void>
-}
+/** The facts that the start finds before the node takes its lease. */
+export type NodeParts = Membership & Omit<PathFacts, 'lease' | 'attrs'>
 
 /**
  * The lease keys of the applied peers that a loop has not handled yet. If `keys` is undefined, the loop must handle all
@@ -116,11 +109,12 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
   return keys
 }
 
-export interface Node extends NodeParts {
+/** The state that the loops of a node share. */
+interface NodeState {
   readonly ownership: Ownership
-  lease: OwnLease
-  /** The attributes that the lease must have; the next renewal writes them. */
-  attrs: LeaseAttrs
+  readonly signal: AbortSignal
+  /** The last known state of the store, as the file had it at the start; undefined if there was none. */
+  known: LastKnown | undefined
   /** All accepted leases, including this node's own. */
   view: PeerView
   /**
@@ -132,8 +126,8 @@ export interface Node extends NodeParts {
   ownApplied: string | undefined
   /** How far this node follows the leases in the store (FollowState). */
   readonly following: FollowState
-  /** The time, by performance.now(), when the node was created. */
-  readonly since: number
+  /** The time, by performance.now(), when the node joined its network. */
+  since: number
   /** Rings when the store has another value for this node's own lease than this node wrote. */
   readonly leaseDoubt: Bell
   /** Rings when this node's own lease was lost, because the network configuration may be gone too. */
@@ -147,8 +141,14 @@ export interface Node extends NodeParts {
   isConfigOther: boolean
   /** Rings when the last known state has changed, so that it must be written to its file. */
   readonly learnt: Bell
-  /** The MTU of the data path in bytes when the node was created. */
-  readonly mtuAtStart: number | undefined
+  /** The MTU of the data path when the node joined its network. */
+  mtuAtStart: number | undefined
+  /** The lease for which the data path was opened last. */
+  pathLease: OwnLease | undefined
+  /** The loop of the data path, once it runs. It runs from the time when the node forwards first. */
+  keepingPath: Promise<never> | undefined
+  /** True once all loops run. */
+  isRunning: boolean
   /** The number of repairs that weftd made since the node was created. */
   repaired: number
   /** The time, by performance.now(), since when the data path has lacked each missing family. */
@@ -195,21 +195,31 @@ export interface Node extends NodeParts {
   readonly cameAt: Map<string, number>
 }
 
-export function createNode(
-  parts: NodeParts,
-  lease: OwnLease,
-  attrs: LeaseAttrs,
-  ownership: Ownership,
-  view: PeerView,
-): Node {
+/** A node that may not know all facts yet. */
+export interface NewNode extends NodeBase, NodeState, Partial<PathFacts>, Partial<Membership> {}
+
+/** A node that knows enough to forward. */
+export interface ForwardingNode extends NodeBase, NodeState, PathFacts, Partial<Membership> {}
+
+/** A node that has joined its network, so that all loops can run. */
+export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
+
+/** True if a node knows the facts with which it forwards, or tries to. */
+export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
+
+/** Creates the node of this process, which knows no facts yet. */
+export function createNode(base: NodeBase, ownership = new Ownership(base.log)): NewNode {
   return {
-    ...parts,
+    ...base,
     ownership,
-    lease,
-    attrs,
-    view,
+    signal: base.stopping.signal,
+    known: undefined,
+    view: new Map(),
     unapplied: undefined,
     ownApplied: undefined,
+    pathLease: undefined,
+    keepingPath: undefined,
+    isRunning: false,
     repaired: 0,
     lackingSince: new Map(),
     leftOut: '',
@@ -217,7 +227,7 @@ export function createNode(
     isPublished: false,
     isReady: false,
     threads: new Map(),
-    cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
+    cameAt: new Map(),
     probes: undefined,
     lengths: {},
     memory: undefined,
@@ -226,7 +236,7 @@ export function createNode(
     unforwarded: [],
     rulesTrouble: undefined,
     claimed: undefined,
-    mtuAtStart: ownership.dataPath?.mtu,
+    mtuAtStart: undefined,
     unprobed: { keys: undefined },
     unsearched: { keys: undefined },
     written: new Set(),
@@ -241,4 +251,11 @@ export function createNode(
     names: new Map(),
     newcomers: createBell(),
   }
+}
+
+/** Gives a node that forwards the parts that its loops need. */
+export function joinNetwork(node: ForwardingNode, membership: Membership): Node {
+  for (const key of node.view.keys()) node.cameAt.set(key, Date.now())
+  const { ownership } = node
+  return Object.assign(node, membership, { mtuAtStart: ownership.dataPath?.mtu, since: performance.now() })
 }

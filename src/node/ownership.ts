@@ -1,7 +1,8 @@
 // ownership.ts - whether this process owns the host's data path. It is one state with these transitions:
 //
-//   closed      no data path is open here, and one may be opened   open -> forwarding
-//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released
+//   closed      no data path is open here, and one may be opened   open -> forwarding, replace -> forwarding
+//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released,
+//                                                                   replace -> forwarding
 //   lent        a successor forwards through the open path, which   takeBack -> forwarding, release -> released
 //               is open in both processes
 //   released    a successor forwards through a path of its own,     takeBack -> closed
@@ -27,139 +28,175 @@ type OwnershipState =
   | { readonly is: 'released' }
   | { readonly is: 'ended' }
 
-export interface Ownership {
-  readonly state: OwnershipState
-  /**
-   * True if no other process owns the data path, so that this process may change its device, routes, firewall rules and
-   * files.
-   */
-  readonly isOurs: boolean
+export class Ownership {
   /**
    * True while a successor is about to take over, or has taken over. The successor may have written the node's lease
    * already.
    */
-  hasSuccessor: boolean
-  /** The data path that is open in this process: this process forwards through it, or has lent it to a successor. */
-  readonly dataPath: DataPaths | undefined
+  hasSuccessor = false
   /**
-   * Rings when another process changed the ownership, the data path died, the host changed, or the node got another
-   * lease.
+   * Rings when another process changed the state, the data path died, the host changed, or the node has another lease. Only the loop of the
+   * data path waits for it.
    */
   readonly recheck: Bell
+  readonly #log: Log
+  readonly #inTurn = createTurn()
+  /** The bells of the callers that wait until this process owns the data path again. */
+  readonly #waiting = new Set<Bell>()
+  #state: OwnershipState = { is: 'closed' }
+
+  constructor(log: Log, recheck = createBell()) {
+    this.#log = log
+    this.recheck = recheck
+  }
+
+  get state(): OwnershipState {
+    return this.#state
+  }
+
+  /**
+   * True if no other process owns the data path, so that this process may change its device, routes, firewall rules and
+   * files.
+   */
+  get isOurs(): boolean {
+    return this.#state.is === 'closed' || this.#state.is === 'forwarding'
+  }
+
+  /** The data path that is open in this process: this process forwards through it, or has lent it to a successor. */
+  get dataPath(): DataPaths | undefined {
+    return 'dataPath' in this.#state ? this.#state.dataPath : undefined
+  }
+
+  /** Resolves when no other process owns the data path. Rejects with the signal's reason when the signal aborts. */
+  async untilOurs(signal: AbortSignal): Promise<void> {
+    const bell = createBell()
+    this.#waiting.add(bell)
+    try {
+      while (!this.isOurs) await bell.wait(signal)
+    } finally {
+      this.#waiting.delete(bell)
+    }
+  }
+
   /**
    * Opens a data path with `make` if the state is `closed`. If `make` rejects, this function rejects too, and the state
    * stays `closed`.
    */
-  open(make: () => Promise<DataPaths>): Promise<void>
-  /** Closes the data path. The state is `closed` afterwards, even if this function rejects. */
-  close(): Promise<void>
+  open(make: () => Promise<DataPaths>): Promise<void> {
+    return this.#inTurn(async () => {
+      if (this.#state.is === 'closed') this.#state = { is: 'forwarding', dataPath: await make() }
+    })
+  }
+
+  /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
+  replace(make: () => Promise<DataPaths>): Promise<void> {
+    return this.#inTurn(async () => {
+      // A data path that cannot be closed is left to the next one, which meets the cause again.
+      await this.#close().catch((error: unknown) =>
+        this.#log.error(`Cannot close the data path: ${describeError(error)}`),
+      )
+      if (this.#state.is === 'closed') this.#state = { is: 'forwarding', dataPath: await make() }
+    })
+  }
+
+  /** Closes the data path, or does nothing if `only` is another one. The state is `closed` even if this rejects. */
+  close(only?: DataPaths): Promise<void> {
+    return this.#inTurn(() => this.#close(only))
+  }
+
   /**
    * Stops forwarding, and returns the open paths for a successor. Returns an empty list if there is no path to lend.
    */
-  lend(): Promise<readonly OpenPath[]>
+  lend(): Promise<readonly OpenPath[]> {
+    return this.#forOther(() => this.#lend())
+  }
+
   /**
    * Stops forwarding, and closes the paths for a successor that opens its own. The device stays. Logs a failure to
    * close a path.
    */
-  release(): Promise<void>
-  takeBack(): Promise<void>
+  release(): Promise<void> {
+    return this.#forOther(() => this.#release())
+  }
+
+  takeBack(): Promise<void> {
+    return this.#forOther(() => this.#takeBack())
+  }
+
   /** Stops forwarding for good. If this process forwards, calls `keep` with the open paths, which `keep` must close. */
-  end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void>
-}
+  end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
+    return this.#inTurn(() => this.#end(keep))
+  }
 
-export function createOwnership(log: Log, recheck = createBell()): Ownership {
-  const inTurn = createTurn()
-  let state: OwnershipState = { is: 'closed' }
-  /** Runs a state change that another process requested. */
-  const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
+  /** Runs a transition that another process asked for. */
+  #forOther<T>(work: () => Promise<T>): Promise<T> {
+    const ring = (): void => [this.recheck, ...this.#waiting].forEach((bell) => bell.ring())
+    return this.#inTurn(() => work().finally(ring))
+  }
 
-  async function lend(): Promise<readonly OpenPath[]> {
-    if (state.is !== 'forwarding') return []
-    const { dataPath } = state
-    if (!dataPath.leave || !dataPath.takeBack) return []
-    state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
+  async #close(only?: DataPaths): Promise<void> {
+    if (this.#state.is !== 'forwarding' || (only && this.#state.dataPath !== only)) return
+    const { dataPath } = this.#state
+    this.#state = { is: 'closed' }
+    await dataPath.close()
+  }
+
+  async #lend(): Promise<readonly OpenPath[]> {
+    if (this.#state.is !== 'forwarding') return []
+    const { dataPath } = this.#state
+    const { handover } = dataPath
+    if (!handover?.isLendable) return []
+    this.#state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
-      const paths = await dataPath.leave()
+      const paths = await handover.leave()
       // If no paths are returned, the data path has died, and its `fault` reports that.
-      state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
+      this.#state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {
       // The data path has stopped and cannot be handed over, so the data path's loop opens another one.
-      log.error(`The data path cannot be handed over: ${describeError(error)}`)
+      this.#log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
-      state = { is: 'closed' }
+      this.#state = { is: 'closed' }
       return []
     }
   }
 
-  async function release(): Promise<void> {
-    const before = state
+  async #release(): Promise<void> {
+    const before = this.#state
     if (before.is === 'ended') return
-    state = { is: 'released' }
+    this.#state = { is: 'released' }
     try {
       if (before.is === 'lent') return closeAll(fdsOf(before.paths))
       if (before.is !== 'forwarding') return
-      if (!before.dataPath.leave) return await before.dataPath.close()
-      closeAll(fdsOf(await before.dataPath.leave()))
+      const { dataPath } = before
+      if (!dataPath.handover) return await dataPath.close()
+      closeAll(fdsOf(await dataPath.handover.leave()))
     } catch (error) {
       // Only log the failure, because this process must be able to continue. Opening the next data path meets the cause
       // again.
-      log.error(`Cannot close the data path: ${describeError(error)}`)
+      this.#log.error(`Cannot close the data path: ${describeError(error)}`)
     }
   }
 
-  async function takeBack(): Promise<void> {
-    if (state.is === 'released') return void (state = { is: 'closed' })
-    if (state.is !== 'lent') return
-    const { dataPath } = state
-    await dataPath.takeBack?.()
-    state = { is: 'forwarding', dataPath }
+  async #takeBack(): Promise<void> {
+    if (this.#state.is === 'released') return void (this.#state = { is: 'closed' })
+    if (this.#state.is !== 'lent') return
+    const { dataPath } = this.#state
+    await dataPath.handover?.takeBack()
+    this.#state = { is: 'forwarding', dataPath }
   }
 
-  async function end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
+  async #end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
       // Close the descriptors. The successor has copies of them, and this process may run for a while, in which it
       // would block the device and the port.
-      if (state.is === 'lent') return closeAll(fdsOf(state.paths))
-      if (state.is !== 'forwarding') return
-      if (!state.dataPath.leave) return await state.dataPath.close()
-      await keep(await state.dataPath.leave())
+      if (this.#state.is === 'lent') return closeAll(fdsOf(this.#state.paths))
+      if (this.#state.is !== 'forwarding') return
+      const { dataPath } = this.#state
+      if (!dataPath.handover) return await dataPath.close()
+      await keep(await dataPath.handover.leave())
     } finally {
-      state = { is: 'ended' }
+      this.#state = { is: 'ended' }
     }
   }
-
-  return {
-    hasSuccessor: false,
-    get state() {
-      return state
-    },
-    get isOurs() {
-      return state.is === 'closed' || state.is === 'forwarding'
-    },
-    get dataPath() {
-      return 'dataPath' in state ? state.dataPath : undefined
-    },
-    recheck,
-    open: (make) =>
-      inTurn(async () => {
-        if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
-      }),
-    close: () =>
-      inTurn(async () => {
-        if (state.is !== 'forwarding') return
-        const { dataPath } = state
-        state = { is: 'closed' }
-        await dataPath.close()
-      }),
-    lend: () => forOther(lend),
-    release: () => forOther(release),
-    takeBack: () => forOther(takeBack),
-    end: (keep) => inTurn(() => end(keep)),
-  }
-}
-
-/** Resolves when no other process owns the data path. Rejects with the signal's reason when the signal aborts. */
-export async function untilOurs(ownership: Ownership, signal: AbortSignal): Promise<void> {
-  while (!ownership.isOurs) await ownership.recheck.wait(signal)
 }

@@ -3,11 +3,9 @@
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
-import { withoutSecrets } from '../../control/config/hidden.ts'
 import { pause } from '../../host/bell.ts'
-import { eventsFile, interfaceWishes, type DaemonOptions } from '../../options.ts'
-import type { Next, Node } from '../node.ts'
-import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
+import type { ForwardingNode, Node } from '../node.ts'
+import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
 
 /**
  * REST_MS is the pause in ms after each write of the file. REST_MS_A_LEASE is added to the pause for each lease. With
@@ -16,29 +14,13 @@ import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
-/** The parts of a node that are written to the file of the last known state. */
-export type KnownParts = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'ownership'> & {
-  readonly backend?: Pick<Node['backend'], 'external' | 'withdraw'>
-}
-
-/** Returns the facts for the file of the last known state; undefined with `--persist=false`. */
-export function nextFor(options: DaemonOptions, config: string, free = Promise.resolve()): Next | undefined {
-  if (!options.persist) return undefined
-  const files = { lastKnown: lastKnownFile(options), events: eventsFile(options) }
-  const wishes = wishesText(options)
-  return { config: withoutSecrets(config), store: storeNameOf(options), wishes, ...files, free }
-}
-
-/** Returns the flags about the external interface as text, for comparison with those of another process. */
-export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))
-
-const turns = new WeakMap<KnownParts, Promise<void>>()
+const turns = new WeakMap<ForwardingNode, Promise<void>>()
 
 /**
  * Writes the file of the last known state, with the descriptions of the paths that the service manager keeps. Writes
  * run one after another, so that the last one wins. Rejects with the file system's error.
  */
-export function writeKnown(node: KnownParts, paths?: unknown): Promise<void> {
+export function writeKnown(node: ForwardingNode, paths?: unknown): Promise<void> {
   const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, paths))
   turns.set(
     node,
@@ -48,7 +30,7 @@ export function writeKnown(node: KnownParts, paths?: unknown): Promise<void> {
 }
 
 async function write(
-  { next, lease, attrs, view, backend, ownership: { dataPath } }: KnownParts,
+  { next, lease, attrs, view, backend, ownership: { dataPath } }: ForwardingNode,
   paths: unknown,
 ): Promise<void> {
   // While the data path is down, the file keeps the previous state, for a process that starts meanwhile.
@@ -56,7 +38,7 @@ async function write(
   const { tunNames } = dataPath
   // If the kernel carries the packets, it forwards without weftd, so the next process needs no state. But `weft
   // cleanup` needs the file if the backend published a route.
-  const isForCleanup = tunNames === undefined && backend?.withdraw !== undefined
+  const isForCleanup = tunNames === undefined && backend.withdraw !== undefined
   if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
@@ -67,7 +49,7 @@ async function write(
     ...(isForCleanup ? { isForCleanup } : {}),
     paths,
     others: dataPath.underlays?.others(),
-    external: backend?.external,
+    external: backend.external,
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,
     leases: view.values(),

@@ -16,7 +16,7 @@ import {
   type Surroundings,
 } from '../../path/device/leftovers.ts'
 import type { DataPaths } from '../data-paths.ts'
-import type { Node, NodeParts } from '../node.ts'
+import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 import { attrsBefore } from './lease.ts'
 
@@ -74,7 +74,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
  * has no lease, or if the new backend makes its own routes. Must be called before the lease is written.
  */
 export async function earlierAttrs(
-  { backend, manager, log, signal }: Pick<NodeParts, 'backend' | 'manager' | 'log' | 'signal'>,
+  { backend, manager, log, signal }: Pick<Node, 'backend' | 'manager' | 'log' | 'signal'>,
   { publicIp, backendType }: LeaseAttrs,
 ): Promise<LeaseAttrs | undefined> {
   if (!backend.routesByOthers) return undefined
@@ -88,7 +88,7 @@ export async function earlierAttrs(
  * process forwards here. Throws WeftError DEVICE if a leftover cannot be removed.
  */
 export async function clearEarlier(
-  parts: Pick<NodeParts, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
+  parts: Pick<Node, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
   lease: OwnLease,
   before: LeaseAttrs | undefined,
 ): Promise<void> {
@@ -112,8 +112,8 @@ export async function clearEarlier(
 }
 
 async function clear(
-  parts: Pick<NodeParts, 'backend' | 'config' | 'options' | 'manager' | 'log' | 'signal'>,
-  { run, earlier, others = othersOf(parts.options) }: NonNullable<NodeParts['leftovers']>,
+  parts: Pick<Node, 'backend' | 'config' | 'options' | 'manager' | 'log' | 'signal'>,
+  { run, earlier, others = othersOf(parts.options) }: Leftovers,
   lease: OwnLease,
   type: string,
 ): Promise<void> {

@@ -49,20 +49,20 @@ export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'w
 }
 
 /** The part of a hand-over that a backend uses. */
-export type Inheritable = Pick<Handover<unknown>, 'tunNames' | 'take'>
+export type Inheritable = Pick<Handover, 'tunNames' | 'take'>
 
-export interface HandoverParts<R> {
+export interface HandoverParts {
   readonly rendezvous: Rendezvous
-  readonly lender: Omit<Lender, 'lock' | 'kill'>
+  readonly lender: Omit<Lender, 'lock' | 'kill' | 'lend' | 'release' | 'takeBack'>
+  /** The data path of this process, which a successor gets. */
+  readonly dataPath: Pick<Lender, 'lend' | 'release'> & { takeBack(): Promise<void> }
   /** Reads the data paths that the earlier run of weftd left on this host. */
   readonly earlierRun: () => Promise<EarlierRun>
   /**
    * Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may
    * succeed.
    */
-  readonly resume: (inheritable: Inheritable) => Promise<R | 'nothing' | 'failed'>
-  /** Checks that this process may replace a running daemon. Throws WeftError DEVICE. */
-  readonly check: (about: About) => void
+  readonly resume: (inheritable: Inheritable) => Promise<'forwards' | 'nothing' | 'failed'>
   readonly log: Log
   readonly stopping: AbortController
 }
@@ -71,17 +71,17 @@ export interface HandoverParts<R> {
  * Takes the lock, or connects to the process that has it. Resolves when it is known which process forwards: this
  * process, if it has a last known state, or another process.
  */
-export async function enterHandover<R>(parts: HandoverParts<R>): Promise<Handover<R>> {
+export async function enterHandover(parts: HandoverParts): Promise<Handover> {
   const handover = new Handover(parts)
   await handover.enter()
   return handover
 }
 
-/** How this process gets the data path. `R` is the type of the node that forwards with the last known state. */
-export class Handover<R> {
+/** The way of this process to the data path. */
+export class Handover {
   /** Resolves when no other daemon owns the data path, the ports or the sockets. */
   readonly free: Promise<void>
-  private readonly parts: HandoverParts<R>
+  private readonly parts: HandoverParts
   private readonly oneByOne = createTurn()
   private readonly opens: Promise<void>
   private lock: Lock | undefined
@@ -91,7 +91,6 @@ export class Handover<R> {
   private untaken: readonly OpenPath[] = []
   /** The subnets for which the inherited paths were opened; undefined if they are not known. */
   private subnetsBefore: Nets | undefined
-  private resumedNow: R | undefined
   /** The task that tries to forward with the last known state, until the node opens its own data path. */
   private standing: Promise<void> = Promise.resolve()
   private wasSuccessor = false
@@ -107,7 +106,7 @@ export class Handover<R> {
   private setFree!: () => void
   private open!: () => void
 
-  constructor(parts: HandoverParts<R>) {
+  constructor(parts: HandoverParts) {
     this.parts = parts
     this.free = new Promise((resolve) => (this.setFree = resolve))
     this.opens = new Promise((resolve) => (this.open = resolve))
@@ -121,11 +120,6 @@ export class Handover<R> {
   /** True if another daemon owned the data path when this process started. */
   get isSuccessor(): boolean {
     return this.wasSuccessor
-  }
-
-  /** The node that forwards with the last known state; undefined if there is none. */
-  get resumed(): R | undefined {
-    return this.resumedNow
   }
 
   /** True if the data path returns to the predecessor when this process ends now. */
@@ -167,18 +161,14 @@ export class Handover<R> {
     return this.oneByOne(() => this.takeNext(wanted))
   }
 
-  /**
-   * Stops waiting for the end of the predecessor, and stops trying to forward with the last known state. Returns the
-   * node that forwards with the last known state.
-   */
-  async opening(): Promise<R | undefined> {
+  /** Stops waiting for the predecessor's end and trying to resume. */
+  async opening(): Promise<void> {
     this.isOpening = true
     this.open()
     await this.standing
     // This request also makes the predecessor write its current state to the file.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
-    return this.resumed
   }
 
   /** Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager kept. */
@@ -245,20 +235,22 @@ export class Handover<R> {
   }
 
   private lender(): Lender {
-    const { lender, rendezvous } = this.parts
+    const { lender, dataPath, rendezvous, log } = this.parts
     return {
       ...lender,
       lend: () => {
         this.isShared = true
-        return lender.lend()
+        return dataPath.lend()
       },
       release: () => {
         this.isShared = true
-        return lender.release()
+        return dataPath.release()
       },
       takeBack: async (why) => {
         this.lock?.sign()
-        await lender.takeBack(why)
+        log.warn(`The weftd that was taking over ${why}; forwarding again`)
+        await dataPath.takeBack()
+        await lender.write()
       },
       lock: () => this.lock?.fd,
       kill: (pid) => rendezvous.kill(pid),
@@ -310,13 +302,14 @@ export class Handover<R> {
       found.close()
       return undefined
     }
-    try {
-      this.parts.check(about)
-    } catch (error) {
-      found.close()
-      throw error
-    }
-    return found
+    const { store } = this.parts.lender.about()
+    if (about.store === store) return found
+    found.close()
+    throw new WeftError(
+      'DEVICE',
+      `another weftd runs on this host for the store ${about.store}; this one's is ${store}`,
+      { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
+    )
   }
 
   /** Called when this process has the lock, or is connected to the process that has it. */
@@ -334,9 +327,7 @@ export class Handover<R> {
   }
 
   private async resume(): Promise<void> {
-    const result = await this.parts.resume(this)
-    this.isUnresumed = result === 'failed'
-    this.resumedNow = typeof result === 'string' ? undefined : result
+    this.isUnresumed = (await this.parts.resume(this)) === 'failed'
   }
 
   /**

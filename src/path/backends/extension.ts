@@ -229,10 +229,6 @@ class ExtensionPath implements DataPath {
     return { peers_unusable: BigInt(skipped), command_failures: BigInt(this.#failures) }
   }
 
-  threads(): Readonly<Record<string, number>> {
-    return {}
-  }
-
   close(): Promise<void> {
     this.#closing.abort(new Error('the data path is closed'))
     return this.#next(async () => {})

@@ -11,7 +11,7 @@ import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
 import { checkFamily } from '../device/tun-device.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
-import { RoutedPath, type RoutedParts } from './kernel-path.ts'
+import { RoutedPath, type RoutedParts } from './routed-path.ts'
 
 const TYPE = 'host-gw'
 const PUBLIC_FLAG: Readonly<Record<Family, string>> = { ipv4: '--public-ip', ipv6: '--public-ipv6' }

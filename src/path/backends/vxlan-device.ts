@@ -1,118 +1,17 @@
 // vxlan-device.ts - the kernel's vxlan device, configured as by flannel (pkg/backend/vxlan/device.go).
 
-import { randomBytes } from 'node:crypto'
 import { writeFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink, FollowedLink, ipJson } from '../../host/links.ts'
-import { formatAddress, netsOf, type Address, type Net } from '../../net/address.ts'
+import { addDevice, FollowedLink } from '../../host/links.ts'
+import { formatAddress, type Address, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import { deviceState, type DeviceState } from '../device/device-state.ts'
-import { findEarlier, findRenamed } from '../device/flannel-devices.ts'
+import { findEarlier } from '../device/flannel-devices.ts'
 import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
-
-interface VxlanOptions {
-  readonly name: string
-  /** The device's address, which is the first address of this node's subnet. */
-  readonly own: Address
-  readonly vni: number
-  readonly port: number
-  readonly learning: boolean
-  readonly gbp: boolean
-  /**
-   * The outer source address of datagrams; all peers are reached over its family. `underlay` names the external interface, which has this
-   * address.
-   */
-  readonly local: Address
-  readonly underlay: string
-  /**
-   * The kernel's index of the external interface to which the device is bound, by which a renamed interface is recognised; left out if it
-   * is not known.
-   */
-  readonly underlayIndex?: number | undefined
-  readonly mtu: number
-}
-
-interface JsonVxlan {
-  address?: string
-  linkinfo?: {
-    info_kind?: string
-    info_data?: {
-      id?: number
-      local?: string
-      local6?: string
-      link?: string
-      port?: number
-      learning?: boolean
-      gbp?: boolean
-    }
-  }
-}
-
-/** Returns a random MAC with the bits of a locally administered unicast address (IEEE 802, the two low bits of the first byte). */
-export function randomMac(): string {
-  const bytes = [...randomBytes(6)].map((byte, index) => (index === 0 ? (byte & 0xfc) | 0x02 : byte))
-  return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
-}
-
-/** Describes how the existing device differs from the wanted options; undefined if it equals them. */
-function difference({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
-  if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
-  const { id, local, local6, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}
-  const pairs = [
-    ['VNI', id, options.vni],
-    ['local address', local ?? local6, formatAddress(options.local)],
-    ['interface', link, options.underlay],
-    ['port', port, options.port],
-    ['learning', learning, options.learning],
-    ['GBP', gbp, options.gbp],
-  ] as const
-  const other = pairs.find(([, is, wanted]) => is !== wanted)
-  return other && `${other[0]}: ${String(other[1])} vs ${String(other[2])}`
-}
-
-async function show(run: Run, name: string): Promise<JsonVxlan | undefined> {
-  return (await findLink(run, name)) ? describe(run, name) : undefined
-}
-
-const describe = async (run: Run, name: string): Promise<JsonVxlan | undefined> =>
-  (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
-
-/**
- * Returns the name of the kernel's vxlan device of an earlier run, which another program may have renamed since. If there is none, returns
- * the name that the device will have.
- */
-export async function vxlanName(run: Run, name: string, vni: number, network: Net): Promise<string> {
-  if (await findLink(run, name)) return name
-  return (await findRenamed(run, 'vxlan', netsOf([network]), vni)) ?? name
-}
-
-/** Returns the MAC of the vxlan device called `name`; undefined if no vxlan device has that name. */
-export async function vxlanMac(run: Run, name: string): Promise<string | undefined> {
-  const found = await show(run, name)
-  return found?.linkinfo?.info_kind === 'vxlan' ? found.address : undefined
-}
-
-/**
- * A device that `checkVxlan` creates and deletes. Its VNI is larger than the VNI of any flannel network, so that it conflicts with none.
- */
-const PROBE = { name: 'flannel.probe', vni: 0xff_ffff }
-
-/**
- * Checks that the kernel supports vxlan devices, without changing existing devices. Throws WeftError NO_DEVICE_TYPE if
- * the kernel does not support them.
- */
-export async function checkVxlan(run: Run, name: string): Promise<void> {
-  if ((await vxlanMac(run, name)) !== undefined) return
-  try {
-    await addDevice(run, PROBE.name, 'vxlan', [], ['id', String(PROBE.vni), 'dstport', '0'])
-  } catch (error) {
-    if (!isWeftError(error, 'COMMAND')) throw error // any other refusal shows that the kernel knows the type
-  }
-  if (await findLink(run, PROBE.name)) await run('ip', ['link', 'del', PROBE.name])
-}
+import { describeVxlan, differenceOf, type JsonVxlan, type VxlanOptions } from './vxlan-link.ts'
 
 /** Finds or creates the device and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel does not support vxlan. */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
@@ -149,7 +48,7 @@ export class VxlanDevice {
   async open(): Promise<void> {
     await findEarlier(this.link, this.#run, 'vxlan', [this.#options.own], this.#log)
     const { index, name } = this.link
-    let found = index === undefined ? undefined : await describe(this.#run, name)
+    let found = index === undefined ? undefined : await describeVxlan(this.#run, name)
     const other = found && (await this.#differenceNow(found))
     if (other !== undefined) {
       this.#log.warn(`"${name}" already exists with incompatible configuration: ${other}; recreating device`)
@@ -178,7 +77,7 @@ export class VxlanDevice {
     const wrong: string[] = []
     const isThere = await this.link.follow(this.#run, this.#log)
     const { name } = this.link
-    const now = isThere && (await describe(this.#run, name))
+    const now = isThere && (await describeVxlan(this.#run, name))
     if (!now) this.link.forget()
     const change = now && (await this.#differenceNow(now))
     if (!now || change !== undefined) {
@@ -224,7 +123,7 @@ export class VxlanDevice {
    */
   async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
     if (device.linkinfo?.info_data?.link !== this.#underlay.name) await this.#underlay.find(this.#run)
-    return difference(device, { ...this.#options, underlay: this.#underlay.name })
+    return differenceOf(device, { ...this.#options, underlay: this.#underlay.name })
   }
 
   /**

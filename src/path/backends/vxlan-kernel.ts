@@ -5,17 +5,16 @@
 
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { entriesOf } from '../../host/events.ts'
-import { familiesOf, formatAddress, formatEndpoint, listed, type Family, type Net } from '../../net/address.ts'
+import { familiesOf, listed, type Family, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
-import type { PathSide } from '../contract.ts'
-import type { NextHop } from '../device/route-sync.ts'
 import { checkFamily } from '../device/tun-device.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
-import { RoutedPath, type RoutedParts } from './kernel-path.ts'
 import { peersOf, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
-import { checkVxlan, openVxlanDevice, type VxlanDevice } from './vxlan-device.ts'
-import { entriesOfPeers, isAsWanted, type VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
+import { openVxlanDevice } from './vxlan-device.ts'
+import { isAsWanted } from './vxlan-entries.ts'
+import { checkVxlan } from './vxlan-link.ts'
+import { VxlanPath } from './vxlan-path.ts'
 
 type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
 
@@ -104,82 +103,4 @@ async function openFamily(
   const filter = new PeerFilter<Net>({ ...peersOf(family), lease, network, isOneOfTwo, log, identity })
   const parts = { family, network, device: opened.link, probeSource: subnet.address, filter, directRouting, run, log }
   return new VxlanPath(parts, opened, port)
-}
-
-/**
- * The data path of one family. For each peer without a direct route, the device has a neighbour entry and a forwarding
- * entry.
- */
-class VxlanPath extends RoutedPath {
-  readonly #family: Family
-  readonly #opened: VxlanDevice
-  readonly #port: number
-  /**
-   * The entries that the device should have; undefined after the set of peers has changed, until they are computed
-   * again.
-   */
-  #wanted: VxlanEntries | undefined
-
-  constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {
-    super(parts)
-    this.#family = parts.family
-    this.#opened = opened
-    this.#port = port
-  }
-
-  /** Returns the neighbour and forwarding entries that the device should have. */
-  entries(): VxlanEntries {
-    return (this.#wanted ??= entriesOfPeers(this.#peersIn(this.tunnelled)))
-  }
-
-  protected hopTo(peer: Lease): NextHop {
-    return { gateway: formatAddress(this.sideOf(peer).subnet.address), device: this.#opened.link, onlink: true }
-  }
-
-  protected sideTo(peer: Lease): PathSide {
-    const { host, subnet } = this.sideOf(peer)
-    return { endpoint: formatEndpoint(host, this.#port), probe: subnet.address, way: 'kernel' }
-  }
-
-  protected override repairDevice(): Promise<readonly string[]> {
-    return this.#opened.resync(this.#peersIn(this.tunnelled))
-  }
-
-  /** Sets the peers' entries before the routes that use them. Removes unused entries afterwards. */
-  protected override async setRoutes(
-    subnets: ReadonlySet<string> | undefined,
-    before: ReadonlyMap<string, Lease>,
-  ): Promise<void> {
-    const { entries: table } = this.#opened
-    this.#wanted = undefined
-    if (!subnets) {
-      await table.putMissing(this.#peersIn(this.tunnelled))
-      await super.setRoutes(subnets, before)
-      return table.keepOnly(this.#peersIn(this.tunnelled))
-    }
-    if (!(await table.put(this.#peersIn(this.tunnelled, subnets))))
-      await table.putMissing(this.#peersIn(this.tunnelled))
-    await super.setRoutes(subnets, before)
-    const old = entriesOfPeers(this.#peersIn(before, subnets))
-    const had = await table.remove({
-      addresses: new Map([...old.addresses].filter(([address]) => !this.entries().addresses.has(address))),
-      macs: new Map([...old.macs].filter(([mac]) => !this.entries().macs.has(mac))),
-    })
-    if (!had) await table.keepOnly(this.#peersIn(this.tunnelled))
-  }
-
-  #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {
-    return [...subnets].flatMap((subnet) => {
-      const peer = peers.get(subnet)
-      return peer ? [this.#peerOf(peer)] : []
-    })
-  }
-
-  #peerOf(peer: Lease): VxlanPeer {
-    return {
-      address: formatAddress(this.sideOf(peer).subnet.address),
-      host: this.hostOf(peer),
-      mac: vtepMacOf(peer.attrs, this.#family) ?? '',
-    }
-  }
 }

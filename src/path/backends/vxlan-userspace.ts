@@ -11,7 +11,7 @@ import { checkFamily } from '../device/tun-device.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { Tunnel } from '../tunnel/tunnel.ts'
 import { namesOf, peersOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
-import { vxlanMac } from './vxlan-device.ts'
+import { vxlanMac } from './vxlan-link.ts'
 
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
 

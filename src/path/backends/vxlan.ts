@@ -16,8 +16,8 @@ import type { Backend } from '../contract.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
 import { namesOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
-import { randomMac, vxlanMac, vxlanName } from './vxlan-device.ts'
 import { prepareKernelVxlan } from './vxlan-kernel.ts'
+import { randomMac, vxlanMac, vxlanName } from './vxlan-link.ts'
 import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 
 const { outside } = KINDS.vxlan

@@ -69,15 +69,13 @@ export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
 
-/** Keeps the routes to the peers in the kernel's main table as the backend wants them. */
 export class RouteSync {
   readonly #network: Net
   readonly #ownDevice: Named | undefined
   readonly #run: Run
   readonly #log: Log
-  /** The routes that the last `apply` requested. */
   #wanted: NextHops = new Map()
-  /** The requested routes that the kernel refused. */
+  /** The wanted routes that the kernel refused. */
   #refused: NextHops = new Map()
   /**
    * The destinations that already have a route to a link of this host, made by another program or by the kernel for a bridge. weftd never
@@ -116,7 +114,7 @@ export class RouteSync {
       const ours = known.get(destination)
       const isOurs =
         (ours && isThere(routes.get(destination), ours)) || (device === this.#ownDevice?.name && gateway !== undefined)
-      return isOurs && !this.#wanted.has(destination)
+      return isOurs && !hops.has(destination)
     })
     this.#noteTaken(routes, where)
     const adding = this.#missing(routes, where)
@@ -143,7 +141,8 @@ export class RouteSync {
   /** Restores missing routes and returns a description of each restored route. */
   async resync(): Promise<readonly string[]> {
     const routes = await this.#mainRoutes()
-    if (this.#missing(routes).length > 0) await this.#followDevices() // the kernel's routes follow a new name by themselves
+    // The kernel's routes follow a new name by themselves.
+    if (this.#missing(routes).length > 0) await this.#followDevices()
     this.#noteTaken(routes)
     const lost = this.#missing(routes)
     await this.#change(linesFor(lost))
@@ -152,30 +151,11 @@ export class RouteSync {
       .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
   }
 
-  /**
-   * Looks up the present names of the interfaces that these routes use. Returns true if an interface has a new name.
-   */
-  async #followDevices(hops = this.#wanted): Promise<boolean> {
-    let isRenamed = false
-    for (const device of devicesOf(hops)) {
-      const before = device.name
-      await device.find(this.#run)
-      isRenamed ||= device.name !== before
-    }
-    return isRenamed
-  }
-
-  /** Stores the index of each interface now, while its name is known to be right. */
-  async #noteDevices(): Promise<void> {
-    for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
-  }
-
-  /** Reads the main table's routes within the network, or only those to the destinations `of`. */
   async #mainRoutes(of?: ReadonlySet<string>): Promise<Map<string, Route>> {
+    const family = familyOf(this.#network)
+    const routes = await (of ? routesExactly(this.#run, family, [...of]) : routesWithin(this.#run, this.#network))
     return new Map(
-      (await (of ? routesExactly(this.#run, familyOf(this.#network), [...of]) : routesWithin(this.#run, this.#network)))
-        .filter(({ metric }) => metric === USUAL_METRIC[familyOf(this.#network)])
-        .map((each) => [each.destination, each]),
+      routes.filter(({ metric }) => metric === USUAL_METRIC[family]).map((each) => [each.destination, each]),
     )
   }
 
@@ -194,8 +174,7 @@ export class RouteSync {
   }
 
   /**
-   * Records in `#taken` which of these destinations have a route for which `#isAnothers` is true. Logs those that were
-   * not recorded before.
+   * Records in `#taken` which of these destinations have a route that `#isAnothers` accepts, and logs those that were not recorded before.
    */
   #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
@@ -208,13 +187,29 @@ export class RouteSync {
         `The route to ${destination}, a peer's subnet, leads to ${routes.get(destination)?.device} on this host, and weftd keeps this route: ` +
           'packets to that peer do not reach it; remove the device or program with that subnet on this host, or give the peer another subnet',
       )
-    this.#taken = new Set([
-      ...[...this.#taken].filter((each) => this.#wanted.has(each) && !looked.includes(each)),
-      ...theirs,
-    ])
+    const unlooked = [...this.#taken].filter((each) => this.#wanted.has(each) && !looked.includes(each))
+    this.#taken = new Set([...unlooked, ...theirs])
   }
 
-  /** Returns the wanted routes to the destinations `where` that `routes` lacks, except those whose place another program's route has. */
+  /**
+   * Looks up the present names of the interfaces that these routes use. Returns true if an interface has a new name.
+   */
+  async #followDevices(of = this.#wanted): Promise<boolean> {
+    let isRenamed = false
+    for (const device of devicesOf(of)) {
+      const before = device.name
+      await device.find(this.#run)
+      isRenamed ||= device.name !== before
+    }
+    return isRenamed
+  }
+
+  /** Stores the index of each interface now, while its name is known to be right. */
+  async #noteDevices(): Promise<void> {
+    for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
+  }
+
+  /** Returns the wanted routes that the kernel lacks, among these destinations. */
   #missing(
     routes: ReadonlyMap<string, Route>,
     where: Iterable<string> = this.#wanted.keys(),
@@ -252,18 +247,18 @@ export class RouteSync {
    * another program made them, so they are not removed.
    */
   #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
-    const devices = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))
+    const names = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))
     const strange = [...routes.values()].filter(
       ({ destination, gateway, device }) =>
         gateway !== undefined &&
         device !== this.#ownDevice?.name &&
-        devices.has(device) &&
+        names.has(device) &&
         !this.#wanted.has(destination),
     )
-    const names = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
+    const some = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
     if (strange.length > 0)
       this.#log.warn(
-        `Routes into the network that belong to no node: ${names.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
+        `Routes into the network that belong to no node: ${some.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
           'remove them with `ip route del` unless they are wanted',
       )
   }

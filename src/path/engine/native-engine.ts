@@ -48,10 +48,10 @@ export class NativeEngine implements Engine {
   #bindAddresses: readonly string[]
   /** The addresses to which sockets are bound now. */
   #bound: readonly string[]
-  /** The name that the TUN had when the threads last ran. */
-  #lastName: string
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
+  /** The name that the TUN had when the threads last ran. */
+  #lastName: string
   /**
    * The sums of the counters of this object's earlier threads. New threads start after each `takeBack`, and their own counters start at 0.
    */

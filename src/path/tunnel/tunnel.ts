@@ -6,11 +6,11 @@
 //   2. It judges the known leases, and gives a traffic slot to each peer.
 //   3. It takes over the open descriptors of the predecessor, if there is a predecessor. From here on no process forwards, and packets wait
 //      in the descriptors.
-//   4. The session keeper continues the predecessor's sessions, and gets the peers.
+//   4. The session manager continues the predecessor's sessions, and gets the peers.
 //   5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended, and refuses all
 //      foreign devices.
 //   6. It starts the engine with the peers. Packets flow from here on if the TUN of an earlier process is still configured.
-//   7. The session keeper begins: it sends handshakes, and answers the handshakes of peers.
+//   7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
 //   8. It configures the TUN: MTU, address, route. Packets flow from here on through a new TUN.
 //   9. It loads the code that logs unknown senders.
 
@@ -19,7 +19,7 @@ import type { Log } from '../../base/log.ts'
 import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
-import { ExternalWatch, type ExternalInterface } from '../../host/external-interface.ts'
+import type { ExternalInterface } from '../../host/external-interface.ts'
 import { findLink, renamed, type Named } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import {
@@ -31,14 +31,25 @@ import {
   formatNet,
   netAround,
   netContains,
-  onlyOf,
   type Addresses,
   type ByFamily,
   type Family,
   type Net,
 } from '../../net/address.ts'
 import { isNamedBy } from '../catalog.ts'
-import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays, UnknownKey } from '../contract.ts'
+import type {
+  Adapting,
+  Counting,
+  DataPath,
+  HandoverSide,
+  Handshakes,
+  Observing,
+  PathPeer,
+  PathSearching,
+  PathTraffic,
+  Probing,
+  Underlays,
+} from '../contract.ts'
 import {
   adoptTun,
   checkMtu,
@@ -116,7 +127,7 @@ async function adoptDevice(
 /** Returns the engine's options, except the options that depend on an earlier process and the peers. */
 function engineConfig(
   { settings, persistence }: TunnelParts,
-  { encapsulation, ownEnd, port, mtu, keeper }: TunnelKind,
+  { encapsulation, ownEnd, port, mtu, sessionManager }: TunnelKind,
   innerFamilies: InnerFamilies,
   underlay: Underlay,
 ): Omit<EngineConfig, 'tunName'> {
@@ -124,7 +135,7 @@ function engineConfig(
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
     persistent: persistence.persist,
-    ...(keeper ? { onMail: () => keeper.onMail() } : {}),
+    ...(sessionManager ? { onMail: () => sessionManager.onMail() } : {}),
     bindAddresses: underlay.addresses.map(formatAddress),
     port,
     mtu,
@@ -136,29 +147,26 @@ function engineConfig(
   }
 }
 
-export class Tunnel implements DataPath {
+export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /**
-   * Resolves with the reason if the data path must be opened again: the engine can no longer forward, the external
-   * interface changed, or the sockets of the second outer family are lost while datagrams are encrypted.
+   * Resolves if the engine can no longer forward, or if the sockets of the second outer family are lost while datagrams are encrypted.
    */
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
   readonly families: readonly Family[]
-  /** The addresses of the TUN device, from which the daemon sends probes to peers. */
-  readonly probeSource: Addresses
+  /** Has the addresses of the TUN device as the source of probes. */
+  readonly probing: Probing
+  readonly adapting: Adapting = this
+  readonly counting: Counting = this
+  readonly observing: Observing = this
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
-  /**
-   * Chooses the outer family for each peer. Undefined if there is only one outer family, or if the key negotiation
-   * chooses it.
-   */
+  /** Chooses the outer family for each peer; undefined if there is only one, or if the session manager chooses it. */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
-  readonly unknownKeys?: () => readonly UnknownKey[]
-  /** Stops forwarding and returns the open descriptors; undefined if the TUN device must not outlive this process. */
-  readonly leave?: () => Promise<readonly OpenPath[]>
-  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot do that. */
-  readonly takeBack?: () => Promise<void>
+  readonly handshakes?: Handshakes
+  /** Passes the open descriptors on; undefined if the TUN device must not outlive this process. */
+  readonly handover?: HandoverSide
   /** The configuration, the log, and the functions that act on the host. */
   readonly #parts: TunnelParts
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
@@ -173,10 +181,6 @@ export class Tunnel implements DataPath {
   readonly #peers: TunnelPeers
   /** For each family of inner packets, the object that configures the TUN device and repairs its configuration. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
-  /** The outer families in which a change of this host's address is a fault. */
-  readonly #watchedFamilies: readonly Family[]
-  /** Finds changes of the external interface. */
-  readonly #watch: ExternalWatch
   /**
    * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
    * objects as missing while they are being created, and `close` could close descriptors that are being passed on.
@@ -203,24 +207,26 @@ export class Tunnel implements DataPath {
     this.#innerFamilies = innerFamilies
     this.#underlay = underlay
     this.#peers = peers
-    const { external, run, persistence } = parts
-    const { keeper } = kind
+    const { persistence } = parts
+    const { sessionManager } = kind
     this.#knownName = engine.tunName
     this.families = innerFamilies.all.map(({ family }) => family)
-    this.probeSource = innerFamilies.ownAddresses
+    this.probing = { source: innerFamilies.ownAddresses }
     this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
-    this.#watchedFamilies = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
-    this.#watch = new ExternalWatch(run, external, this.#watchedFamilies)
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
-    this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
+    this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the object that negotiates keys chooses the outer family. The probes that would choose it are
-    // sent unencrypted, and peers would not accept them.
-    if (kind.other && engine.outers.length > 1 && !keeper)
+    // With encryption the session manager chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be
+    // accepted.
+    if (kind.other && engine.outers.length > 1 && !sessionManager)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
-    if (keeper) this.unknownKeys = () => keeper.unknownKeys()
-    if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
-    if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
+    if (sessionManager) this.handshakes = sessionManager
+    if (persistence.persist)
+      this.handover = {
+        isLendable: engine.takeBack !== undefined,
+        leave: () => this.#inTurn(() => this.#leave()),
+        takeBack: () => this.#inTurn(async () => this.#takeBack()),
+      }
   }
 
   /**
@@ -235,7 +241,7 @@ export class Tunnel implements DataPath {
     overOther: readonly string[] = [],
   ): Promise<Tunnel> {
     const { external, startEngine, persistence } = parts
-    const { tunName, port, keeper } = kind
+    const { tunName, port, sessionManager } = kind
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
@@ -250,8 +256,8 @@ export class Tunnel implements DataPath {
     const inherited = await persistence.inherit({ tunName, bindAddresses, port, subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
-    const keepsSessions = head && keeper?.inherit(head)
-    peers.informKeeper()
+    const keepsSessions = head && sessionManager?.inherit(head)
+    peers.informSessionManager()
     const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
     const engine = await startEngine({
       ...config,
@@ -274,9 +280,9 @@ export class Tunnel implements DataPath {
     return tunnel
   }
 
-  /** True if `renew` must be called, because a family is not carried or an address of this host has changed. */
+  /** True if a family that is not carried waits for `renew`. */
   get isOutdated(): boolean {
-    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.isOutdated
+    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
   }
 
   /** The present name of the TUN device, which another program may rename. */
@@ -288,8 +294,8 @@ export class Tunnel implements DataPath {
     return this.#innerFamilies.lacking
   }
 
-  renew(): Promise<void> {
-    return this.#inTurn(() => this.#renew())
+  renew(external: ExternalInterface): Promise<void> {
+    return this.#inTurn(() => this.#renew(external))
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
@@ -310,10 +316,6 @@ export class Tunnel implements DataPath {
 
   close(): Promise<void> {
     return this.#inTurn(() => this.#end())
-  }
-
-  gone(): ByFamily<string> {
-    return onlyOf(this.#watchedFamilies, this.#watch.gone())
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
@@ -366,19 +368,19 @@ export class Tunnel implements DataPath {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be
     // unreachable. So return all peers to the first family.
     if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
-    this.#kind.keeper?.listen((key) => this.#peers.redirect(key))
+    this.#kind.sessionManager?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
   }
 
   #beginSessions(): void {
-    if (this.#engine.sessions) this.#kind.keeper?.begin(this.#engine.sessions)
+    if (this.#engine.sessions) this.#kind.sessionManager?.begin(this.#engine.sessions)
   }
 
   async #configureAll(isInherited: boolean): Promise<void> {
     const { run, log, settings } = this.#parts
-    const { keeper, other, port } = this.#kind
+    const { sessionManager, other, port } = this.#kind
     // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
-    if (keeper && other !== undefined && this.#engine.outers.length === 1)
+    if (sessionManager && other !== undefined && this.#engine.outers.length === 1)
       throw new WeftError('PORT_IN_USE', this.#engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
@@ -391,7 +393,7 @@ export class Tunnel implements DataPath {
       ...settings.tunnel,
       network: this.#innerFamilies.networks,
       subnet: this.#innerFamilies.subnets,
-      provesSender: keeper !== undefined,
+      provesSender: sessionManager !== undefined,
     }
     this.#peers.logUnknownSenders(new UnknownSenderLog(filter, log))
   }
@@ -435,7 +437,6 @@ export class Tunnel implements DataPath {
   }
 
   async #resync(): Promise<readonly string[]> {
-    if (await this.#watch.hasMoved()) return []
     this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
@@ -454,10 +455,9 @@ export class Tunnel implements DataPath {
     this.#knownName = tunName
   }
 
-  async #renew(): Promise<void> {
+  async #renew(external: ExternalInterface): Promise<void> {
     const { log } = this.#parts
-    this.#watch.markPublished(log)
-    await this.#rebind(this.#watch.now())
+    await this.#rebind(external)
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
@@ -477,7 +477,7 @@ export class Tunnel implements DataPath {
     const local = this.#underlay.rebind(address)
     if (local === undefined) return
     await this.#engine.rebind(formatAddress(local)).catch((error: unknown) => {
-      if (this.#kind.keeper) this.#reportFault(new Error(messageOf(error)))
+      if (this.#kind.sessionManager) this.#reportFault(new Error(messageOf(error)))
       else this.#parts.log.warn(messageOf(error))
     })
     this.#beginSessions() // a new engine may run now
@@ -506,7 +506,7 @@ export class Tunnel implements DataPath {
   #withSessions(key: string, traffic: PeerTraffic): PathTraffic {
     const { txBytes, rxBytes } = traffic
     const sessions = this.#innerFamilies.withPeer(key).flatMap(([{ family }, peer]) => {
-      const state = this.#kind.keeper?.stateOf(peer)
+      const state = this.#kind.sessionManager?.stateOf(peer)
       return state ? [[family, { ...state, txBytes, rxBytes }] as const] : []
     })
     return sessions.length > 0 ? { ...traffic, sessions: Object.fromEntries(sessions) } : traffic
@@ -550,7 +550,7 @@ export class Tunnel implements DataPath {
 
   async #leave(): Promise<readonly OpenPath[]> {
     const engine = this.#engine
-    const path = await (engine.lend ? engine.lend(this.#kind.keeper?.pause()) : engine.stop())
+    const path = await (engine.lend ? engine.lend(this.#kind.sessionManager?.pause()) : engine.stop())
     return path ? [path] : []
   }
 
@@ -562,7 +562,7 @@ export class Tunnel implements DataPath {
   async #end(): Promise<void> {
     const { run, persistence } = this.#parts
     const { tunName } = this.#engine
-    this.#kind.keeper?.stop()
+    this.#kind.sessionManager?.stop()
     await this.#engine.stop()
     // Delete the device here, because a persistent device survives the engine. If the engine stopped because the device
     // was deleted, there is nothing to delete.

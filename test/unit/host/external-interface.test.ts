@@ -7,9 +7,10 @@ import { chooseExternalInterface, type InterfaceWishes } from '../../../src/host
 import type { Run } from '../../../src/host/command.ts'
 import {
   AddressHold,
-  changeOf,
+  addressChange,
   currentExternal,
   externalText,
+  mtuChange,
   readExternalText,
   resumeExternal,
   seeExternal,
@@ -17,7 +18,7 @@ import {
   type ExternalInterface,
 } from '../../../src/host/external-interface.ts'
 import type { Link, LinkAddress } from '../../../src/host/links.ts'
-import { addressText, formatAddress, type Addresses, type Family } from '../../../src/net/address.ts'
+import { addressText, FAMILIES, formatAddress, type Addresses, type Family } from '../../../src/net/address.ts'
 import { formatIpv4, parseIpv4 } from '../../../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../../../src/net/ipv6.ts'
 
@@ -917,8 +918,9 @@ describe('currentExternal with both families', () => {
     [of('fd00::7'), of('fd00::8'), 'the address of eth0 changed from fd00::7 to fd00::8'],
     [before, { ...before, mtu: 1400 }, 'the MTU of eth0 changed from 1500 to 1400'],
     [before, { ...before, publicIp: addresses('192.0.2.9', 'fd00::9') }, undefined],
-  ])('changeOf names the difference: case %#', (was, is, change) => {
-    expect(changeOf(was, is)).toBe(change)
+  ])('names the difference: case %#', (was, is, change) => {
+    const changes = FAMILIES.flatMap((family) => addressChange(was, is, family) ?? [])
+    expect(changes[0] ?? mtuChange(was, is)).toBe(change)
   })
 })
 

@@ -4,10 +4,11 @@ import { beforeEach, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
-import type { SessionKeeper } from '../../../../src/path/tunnel/session-keeper.ts'
+import type { SessionManager } from '../../../../src/path/tunnel/session-manager.ts'
 import type { TunnelKind } from '../../../../src/path/tunnel/tunnel-options.ts'
 import { Tunnel } from '../../../../src/path/tunnel/tunnel.ts'
 import { host, installHost, log, run as runOnHost } from '../../../support/fake-host.ts'
@@ -23,7 +24,7 @@ const leases = new Map([[peer.key, peer]])
 
 installHost()
 let events: string[] = []
-/** True if the session keeper must refuse the peers. */
+/** True if the session manager must refuse the peers. */
 let isRefusing = false
 /** The present name of the TUN, which the fake host knows as flannel0. */
 let tunName = 'flannel0'
@@ -61,21 +62,21 @@ const engine: Engine = {
   stop: async () => void events.push('engine: stop'),
 }
 
-const keeper: SessionKeeper = {
+const sessionManager: SessionManager = {
   inherit: () => true,
-  begin: () => void events.push('keeper: begin'),
+  begin: () => void events.push('sessionManager: begin'),
   pause: () => new Uint8Array(),
   onMail: () => {},
   setPeers(peers) {
-    events.push(`keeper: ${peers.size} peers`)
+    events.push(`sessionManager: ${peers.size} peers`)
     if (isRefusing) throw new Error('refused')
   },
   endpointOf: ({ attrs }) => ({ address: attrs.publicIp.ipv4 ?? 0, port: 8285 }),
   isFromKnownPort: () => false,
   stateOf: () => undefined,
   unknownKeys: () => [],
-  listen: () => void events.push('keeper: listen'),
-  stop: () => void events.push('keeper: stop'),
+  listen: () => void events.push('sessionManager: listen'),
+  stop: () => void events.push('sessionManager: stop'),
 }
 
 const kind: TunnelKind = {
@@ -86,23 +87,25 @@ const kind: TunnelKind = {
   tunName: 'flannel%d',
   port: 8285,
   mtu: 1472,
-  keeper,
+  sessionManager,
   clear: async () => void events.push("clear the kernel's device"),
 }
 
+const address = { ipv4: parseIpv4('192.0.2.1')! }
+const external: ExternalInterface = {
+  name: 'eth0',
+  mtu: 1500,
+  address,
+  publicIp: address,
+  named: { address: { ipv4: false }, publicIp: { ipv4: false } },
+}
+
 const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
-  const ipv4 = parseIpv4('192.0.2.1')!
   return Tunnel.open(
     {
       config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
       settings: { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } },
-      external: {
-        name: 'eth0',
-        mtu: 1500,
-        address: { ipv4 },
-        publicIp: { ipv4 },
-        named: { address: { ipv4: false }, publicIp: { ipv4: false } },
-      },
+      external,
       startEngine: async ({ peers }) => {
         host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
         events.push(`engine: start with ${decodePeers(peers!()).length} peer`)
@@ -139,13 +142,13 @@ it('clears the host only if it inherits nothing, and begins handshakes before it
   expect(events).toEqual([
     FOREIGN,
     'ask the predecessor',
-    'keeper: 1 peers',
+    'sessionManager: 1 peers',
     "clear the kernel's device",
     FOREIGN, // looks for a TUN of an earlier process
     FOREIGN,
     'engine: start with 1 peer',
-    'keeper: listen',
-    'keeper: begin',
+    'sessionManager: listen',
+    'sessionManager: begin',
     ...CONFIGURE,
   ])
 })
@@ -163,10 +166,10 @@ it('continues on inherited descriptors without a change to the host before packe
   expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
     FOREIGN,
     'ask the predecessor',
-    'keeper: 1 peers',
+    'sessionManager: 1 peers',
     'engine: start with 1 peer',
-    'keeper: listen',
-    'keeper: begin',
+    'sessionManager: listen',
+    'sessionManager: begin',
     ...CONFIGURE,
   ])
 })
@@ -174,26 +177,17 @@ it('continues on inherited descriptors without a change to the host before packe
 it('runs its operations one at a time, and lists no peers until an apply succeeds', async () => {
   const tunnel = await open()
   events = []
-  host.external = JSON.stringify([
-    {
-      ifindex: 2,
-      ifname: 'eth0',
-      mtu: 1500,
-      flags: ['UP'],
-      addr_info: [{ family: 'inet', local: '192.0.2.1', prefixlen: 24, scope: 'global' }],
-    },
-  ])
   isRefusing = true
   const [checked, bad] = await Promise.allSettled([tunnel.resync(), tunnel.apply(leases, own.key)])
   isRefusing = false
   expect(checked).toEqual({ status: 'fulfilled', value: [] })
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })
-  expect(events.indexOf('keeper: 1 peers')).toBe(events.length - 1) // after all commands of the check
+  expect(events.indexOf('sessionManager: 1 peers')).toBe(events.length - 1) // after all commands of the check
   expect(events.length).toBeGreaterThan(2)
   expect(tunnel.peers()).toEqual([])
   events = []
   await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
-  expect(events).toEqual(['keeper: 1 peers', 'engine: set the peers', 'keeper: stop', 'engine: stop'])
+  expect(events).toEqual(['sessionManager: 1 peers', 'engine: set the peers', 'sessionManager: stop', 'engine: stop'])
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
 })
 
@@ -202,7 +196,7 @@ it('refuses a peer with the address that this node publishes now', async () => {
   const tunnel = await open(undefined, now)
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
   now.attrs = peer.attrs
-  await tunnel.renew()
+  await tunnel.renew(external)
   await tunnel.apply(leases, own.key)
   expect(tunnel.peers()).toEqual([])
 })
