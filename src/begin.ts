@@ -104,9 +104,10 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
 }
 
 /**
- * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if the node has to wait
- * for the store, because no state is known, or the state has expired or is from another store or host. Returns `failed` if the host
- * prevents forwarding at the moment. Logs the reason. If the node forwards, it has the facts of the file, and its data path is kept right.
+ * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if
+ * the node has to wait for the store, because no state is known, or the state has expired or is from another store or
+ * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason. If the node forwards, it has
+ * the facts of the file of the last known state, and its data path is kept open and repaired.
  */
 async function resume(
   node: NewNode,
@@ -140,7 +141,7 @@ async function resume(
     notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(node, known.config)
     Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
-    // The loop's code is loaded only once packets pass.
+    // Load the loop's code only now, when packets already pass.
     void import('./node/loops/data-path.ts')
       .then(({ keepDataPath }) => keepDataPath(node as ForwardingNode))
       .catch((error: unknown) => stopping.abort(error))

@@ -46,33 +46,36 @@ struct SessionKeys {
   Key send, receive;
 };
 
-/// The limits of keys and packets, each with its source: the white paper, or weft itself. The limits of handshakes are
-/// in src/path/backends/wireguard/limits.ts.
+/// The limits of WireGuard's keys and of waiting packets, each with its source: the white paper, or weft itself. The
+/// limits of handshakes are in src/path/backends/wireguard/limits.ts.
 struct SessionLimits {
-  /// The age at which a pair is erased, so that it neither encrypts nor decrypts (Reject-After-Time, sections 6.1 and
-  /// 6.2).
+  /// The age in ms at which a pair of keys is erased, so that it neither encrypts nor decrypts (Reject-After-Time;
+  /// white paper, sections 6.1 and 6.2).
   static constexpr int64_t kRejectAfterMs = 180'000;
-  /// The number of packets that a pair may encrypt, and the limit of the counters that it decrypts
-  /// (Reject-After-Messages, sections 6.1 and 6.2).
+  /// The number of packets that a pair of keys may encrypt, and the limit of the counters that it decrypts
+  /// (Reject-After-Messages; white paper, sections 6.1 and 6.2).
   static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
-  /// The age of a pair from which its initiator requests new keys when it sends a packet (Rekey-After-Time, section
-  /// 6.2). The responder does not, so that the ends do not initiate simultaneously.
+  /// The age in ms of a pair of keys from which its initiator requests new keys when it sends a packet
+  /// (Rekey-After-Time; white paper, section 6.2). The responder requests none, so that the two ends do not initiate
+  /// simultaneously.
   static constexpr int64_t kRekeyAfterMs = 120'000;
-  /// The number of packets after which a pair requests new keys (Rekey-After-Messages, section 6.2).
+  /// The number of packets after which new keys are requested (Rekey-After-Messages; white paper, section 6.2).
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60;
-  /// The age of a pair from which its initiator requests new keys when it receives a packet (section 6.2:
-  /// Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
+  /// The age in ms of a pair of keys from which its initiator requests new keys when it receives a packet (white paper,
+  /// section 6.2: Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
   static constexpr int64_t kRefreshAfterMs = 165'000;
-  /// How long after received data a keepalive is sent if no packet was sent meanwhile (Keepalive-Timeout, section 6.5).
+  /// The time in ms from received data to a keepalive, which is sent if no packet was sent meanwhile
+  /// (Keepalive-Timeout; white paper, section 6.5).
   static constexpr int64_t kKeepaliveMs = 10'000;
-  /// How long after sent data new keys are requested if no packet was received meanwhile (section 6.5:
-  /// Keepalive-Timeout plus Rekey-Timeout).
+  /// The time in ms from sent data to a request for new keys, which is made if no packet was received meanwhile (white
+  /// paper, section 6.5: Keepalive-Timeout plus Rekey-Timeout).
   static constexpr int64_t kSilenceMs = 15'000;
-  /// The interval at which a session repeats its request for a handshake. JavaScript limits the initiations.
+  /// The interval in ms at which a session repeats its request for a handshake. JavaScript limits the rate of
+  /// initiations.
   static constexpr int64_t kRequestEveryMs = 5'000;
   /// The maximum number of packets that wait for the keys of one session (kernel, messages.h: MAX_STAGED_PACKETS).
   static constexpr size_t kMaxStaged = 128;
-  /// How long a packet waits for keys: long enough for a handshake whose first two messages were lost.
+  /// How long, in ms, a packet waits for keys. It is long enough for a handshake whose first two messages were lost.
   static constexpr int64_t kStagedMs = 12'000;
   /// The total space before and behind a waiting packet, for the datagram's header and its authentication tag.
   static constexpr size_t kAroundBytes = 32;
@@ -142,8 +145,8 @@ class Session {
   /// or nothing if the key is valid.
   std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
   /// Notes that a packet has arrived. Must be called only after the packet was authenticated, because it moves the
-  /// replay window and the peer's address. `number` is that of the pair that decrypted the packet; the index would not
-  /// suffice, because another pair may have got it meanwhile.
+  /// replay window and the peer's address. `number` is the number of the pair that decrypted the packet. The pair's
+  /// index would not suffice, because another pair may have got the same index meanwhile.
   Accepted accept(uint64_t number, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
   /// Checks the session's timers and returns the actions that are due. `keepalive_ms` is the interval of silence after
   /// which a keepalive is sent; 0 means never.
@@ -181,7 +184,7 @@ class Session {
   bool any_port_ = false;
   std::array<uint32_t, 2> expected_{};  // the index that each kind of answer must have; 0 if none is expected
   std::vector<Staged> staged_;          // the packets that wait for keys, the oldest first
-  // Times in ms of session_ms(). 0 stands for never.
+  // The following times are in ms of session_ms(); 0 means never.
   int64_t requested_ms_ = 0;   // when a handshake was last requested
   int64_t passed_ms_ = 0;      // when an authenticated packet was last sent or received
   int64_t unanswered_ms_ = 0;  // when the first data was sent that the peer has not replied to

@@ -188,7 +188,7 @@ async function startEngineOf(
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
   const started = new NativeEngine(config, { workers, nice, pollUs, without })
-  // The first packet does not wait for the priority.
+  // Set the priority later, so that the first packet does not wait for it.
   if (engine === 'native' && nice !== 0)
     void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
   return started

@@ -76,9 +76,9 @@ class PathPart {
   lacking: string | undefined
   /** The number of entries that this path has in the list `next` of `drops`. */
   places = 0
-  /** The running check, or a completed check whose result `takeCheck` has not returned yet. */
+  /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
-  /** The running transfer of peers. */
+  /** The running transfer of peers to the data path. */
   #transfer: Promise<void> | undefined
   /**
    * The lease keys that may differ from the peers that the path got last. `all` means that every key may differ;
@@ -127,7 +127,8 @@ class PathPart {
   async #transferAll(wanted: () => Applied | undefined): Promise<void> {
     const { path } = this
     try {
-      // A failed path may complete a transfer after another path was opened, which then has transfers of its own.
+      // A failed path may complete a transfer after another path was opened. Then stop, because the new path has its
+      // own transfers.
       while (this.path === path && this.#pending !== undefined) {
         const touched = this.#pending === 'all' ? undefined : this.#pending
         this.#pending = undefined
@@ -184,7 +185,7 @@ export class DataPaths {
    * pending.
    */
   readonly fault: Promise<Error>
-  /** Plans the data paths, and knows the external interface as of the last `prepare`. */
+  /** The backend, which plans the data paths and knows the external interface as of the last `prepare`. */
   readonly #backend: DataPathsParts['backend']
   /** The data paths that the backend planned, including those for which the node has no subnet. */
   readonly #plan: readonly PlannedPath[]
@@ -206,7 +207,7 @@ export class DataPaths {
   readonly #next = createTurn()
   /** Resolves `fault`. */
   #reportFault!: (reason: Error) => void
-  /** The external interface for which the paths were planned. */
+  /** The external interface for which the data paths were planned. */
   readonly #plannedFor: ExternalInterface
   /** The external interface as this node last published it to the peers. */
   #published: ExternalInterface
@@ -216,16 +217,19 @@ export class DataPaths {
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
-  /** The peers of the last `apply`; undefined before the first one. */
+  /** The peers of the last `apply`; undefined before the first call. */
   #applied: Applied | undefined
   /**
    * True if the last check of a path failed or has not ended. The daemon then checks more often, because changes of the
    * path's device may be unnoticed.
    */
   #isUnseen = false
-  /** True after `fault` has resolved. Then the list is not checked any more, because the caller opens all data paths again. */
+  /**
+   * True after `fault` has resolved. The data paths are not checked any more then, because the caller opens all of them
+   * again.
+   */
   #hasFailed = false
-  /** True after `close` was called. Then no data path is opened or repaired any more. */
+  /** True after `close` was called. No data path is opened or repaired any more then. */
   #isClosed = false
   /**
    * True between `leave`, which passed the descriptors on, and `takeBack`. Meanwhile another process may forward with
@@ -296,7 +300,7 @@ export class DataPaths {
     return this.#carried().map(([, path]) => path)
   }
 
-  /** The carried data paths whose packets an engine of weftd carries, each with its part. */
+  /** Returns the open data paths whose packets an engine of weft carries, each with its part of the plan. */
   #observed(): readonly (readonly [PathPart, Observing])[] {
     return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
   }
@@ -628,7 +632,7 @@ export class DataPaths {
     for (const [, observing] of this.#observed()) observing.look()
   }
 
-  /** Passes the open paths on to the next process; undefined if `close` keeps the devices too. */
+  /** Passes the open data paths on to the next process; undefined if `close` keeps the devices too. */
   get handover(): HandoverSide | undefined {
     if (!this.#can('handover')) return undefined
     return {
@@ -675,7 +679,7 @@ export class DataPaths {
     }
   }
 
-  /** True if all carried paths have this facet. */
+  /** True if all open data paths have this optional member. */
   #can(what: keyof DataPath): boolean {
     return this.#paths().every((path) => path[what] !== undefined)
   }

@@ -39,7 +39,10 @@ export async function endDataPath(node: NewNode, reason: unknown): Promise<void>
   })
 }
 
-/** Resolves when the loop of the data path has ended, because it must not use a data path that ends. Must be called after the stop. */
+/**
+ * Resolves when the loop in loops/data-path.ts has ended, because that loop must not use a data path that ends. Must be
+ * called after the stop.
+ */
 const loopEnded = async ({ keepingPath }: NewNode): Promise<void> => keepingPath?.catch(() => {})
 
 /**

@@ -92,7 +92,10 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
   return retry({ ...task, onFailure }, waiter).finally(() => clearTimeout(late))
 }
 
-/** Runs a part of the start. After a failure tries again if the node forwards with the last known state, or opens that data path again. */
+/**
+ * Runs a part of the start. If it fails while the node forwards with the last known state, or tries to, runs it again;
+ * otherwise rejects.
+ */
 export function whileForwarding<T>(
   node: NewNode,
   find: () => Promise<T>,

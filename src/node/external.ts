@@ -59,8 +59,8 @@ export async function findExternal(
 }
 
 /**
- * Returns the external interface of the node that forwards with the last known state. If the node does not forward, returns the last known
- * interface, if the flags are the same.
+ * Returns the external interface of the node that forwards with the last known state. If the node does not forward,
+ * returns the last known interface, provided that the flags are the same.
  */
 export async function externalBefore(node: NewNode): Promise<ExternalInterface | undefined> {
   if (canForward(node)) return node.backend.external ?? node.external

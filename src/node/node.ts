@@ -1,6 +1,7 @@
-// node.ts - the node. There is one object from the first millisecond of the process to its last, and all loops share it.
+// node.ts - the node. One object represents it during the whole life of the process, and all loops share this object.
 //
-// At first the node knows nothing. It gets its facts from the file of the last known state (begin.ts), and from the store (daemon.ts).
+// At first the node knows nothing. It gets its facts from the file of the last known state (begin.ts), and later from
+// the store (daemon.ts).
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -34,19 +35,22 @@ export const RESYNC_MS = 5_000
  */
 export const LATE_MS = 1_000
 
-/** The parts that a node has from the first millisecond of its process. */
+/** The parts that a node has from the start of its process. */
 interface NodeBase {
   readonly options: NodeOptions
-  /** The name of the store (storeNameOf). */
+  /** A name that identifies the store (storeNameOf). */
   readonly store: string
   readonly log: Log
-  /** Stops the process. */
+  /** Aborted to stop the process. */
   readonly stopping: AbortController
   /** The service manager, if it asked for notifications. */
   readonly notifier?: Notifier | undefined
 }
 
-/** The facts by which a node forwards. They come from the file of the last known state at first, and from the store later. */
+/**
+ * The facts that a node needs to forward. At first they come from the file of the last known state, later from the
+ * store.
+ */
 export interface PathFacts {
   readonly config: NetworkConfig
   readonly backend: Backend
@@ -59,7 +63,7 @@ export interface PathFacts {
   readonly next?: Next | undefined
 }
 
-/** The parts that a node has from the time when it knows its store. */
+/** The parts that a node has as soon as it knows its store. */
 interface Membership {
   readonly manager: SubnetManager
   /** Checks whether this node had an address earlier, because a lease with that public IP may be the node's own. */
@@ -86,7 +90,7 @@ interface Membership {
   readonly health?: Health
 }
 
-/** The facts that the start finds before the node takes its lease. */
+/** The facts that the start finds before the node acquires its lease. */
 export type NodeParts = Membership & Omit<PathFacts, 'lease' | 'attrs'>
 
 /**
@@ -113,7 +117,7 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 interface NodeState {
   readonly ownership: Ownership
   readonly signal: AbortSignal
-  /** The last known state of the store, as the file had it at the start; undefined if there was none. */
+  /** The last known state of the store, as the file had it when the process started; undefined if there was none. */
   known: LastKnown | undefined
   /** All accepted leases, including this node's own. */
   view: PeerView
@@ -126,7 +130,7 @@ interface NodeState {
   ownApplied: string | undefined
   /** How far this node follows the leases in the store (FollowState). */
   readonly following: FollowState
-  /** The time, by performance.now(), when the node joined its network. */
+  /** The time, in ms of performance.now(), when the node joined its network. */
   since: number
   /** Rings when the store has another value for this node's own lease than this node wrote. */
   readonly leaseDoubt: Bell
@@ -141,11 +145,14 @@ interface NodeState {
   isConfigOther: boolean
   /** Rings when the last known state has changed, so that it must be written to its file. */
   readonly learnt: Bell
-  /** The MTU of the data path when the node joined its network. */
+  /** The MTU of the data path, in bytes, when the node joined its network. */
   mtuAtStart: number | undefined
-  /** The lease for which the data path was opened last. */
+  /** The lease for which the data path was last opened. */
   pathLease: OwnLease | undefined
-  /** The loop of the data path, once it runs. It runs from the time when the node forwards first. */
+  /**
+   * The promise of the loop in loops/data-path.ts; undefined before that loop runs. The loop runs from the time when
+   * the node forwards first.
+   */
   keepingPath: Promise<never> | undefined
   /** True once all loops run. */
   isRunning: boolean
@@ -204,7 +211,7 @@ export interface ForwardingNode extends NodeBase, NodeState, PathFacts, Partial<
 /** A node that has joined its network, so that all loops can run. */
 export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
 
-/** True if a node knows the facts with which it forwards, or tries to. */
+/** True if a node knows the facts that it needs to forward. */
 export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
 
 /** Creates the node of this process, which knows no facts yet. */
@@ -253,7 +260,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
   }
 }
 
-/** Gives a node that forwards the parts that its loops need. */
+/** Gives a node that forwards the parts that its other loops need. */
 export function joinNetwork(node: ForwardingNode, membership: Membership): Node {
   for (const key of node.view.keys()) node.cameAt.set(key, Date.now())
   const { ownership } = node

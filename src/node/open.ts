@@ -1,4 +1,4 @@
-// open.ts - opens the data path for the facts of the store, or goes on with the one that is open.
+// open.ts - opens the data path with the facts from the store, or continues with the data path that is already open.
 
 import { isDeepStrictEqual } from 'node:util'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
@@ -13,7 +13,10 @@ import { canForward, type ForwardingNode, type NewNode, type NodeParts, type Pat
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
-/** Opens data paths for these facts. `others` lists the lease keys of the peers that are reached over the second underlay family. */
+/**
+ * Opens data paths with these facts. `others` lists the lease keys of the peers that are reached over the second
+ * underlay family.
+ */
 export const openPath = (
   { view: leases, signal, log }: NewNode,
   { backend, lease, attrs }: PathFacts,
@@ -41,8 +44,9 @@ export const isFor = (
   isDeepStrictEqual(unnamed(node.backend.external ?? node.external), unnamed(external))
 
 /**
- * Gives the node the facts of the store. Goes on with the open data path if it fits, or opens another one. `clear` removes obstacles once
- * nothing forwards any more. If the data path cannot be opened, the node keeps the facts that it had.
+ * Gives the node the facts from the store. Continues with the open data path if it fits these facts, or opens another
+ * one. `clear` removes obstacles when no process forwards any more. If the data path cannot be opened, the node keeps
+ * its earlier facts.
  */
 export async function openNode(
   node: NewNode,

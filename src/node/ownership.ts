@@ -35,8 +35,8 @@ export class Ownership {
    */
   hasSuccessor = false
   /**
-   * Rings when another process changed the state, the data path died, the host changed, or the node has another lease. Only the loop of the
-   * data path waits for it.
+   * Rings when another process changed the ownership, the data path died, the host changed, or the node got another
+   * lease. Only the loop in loops/data-path.ts waits for it.
    */
   readonly recheck: Bell
   readonly #log: Log
@@ -88,10 +88,13 @@ export class Ownership {
     })
   }
 
-  /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
+  /**
+   * Opens a data path with `make` in place of the open one, and logs a failure to close the open one. Otherwise works
+   * as `open`.
+   */
   replace(make: () => Promise<DataPaths>): Promise<void> {
     return this.#inTurn(async () => {
-      // A data path that cannot be closed is left to the next one, which meets the cause again.
+      // Only log a failure to close the data path, because opening the next data path meets the cause again.
       await this.#close().catch((error: unknown) =>
         this.#log.error(`Cannot close the data path: ${describeError(error)}`),
       )
@@ -99,7 +102,10 @@ export class Ownership {
     })
   }
 
-  /** Closes the data path, or does nothing if `only` is another one. The state is `closed` even if this rejects. */
+  /**
+   * Closes the data path; does nothing if `only` is given and is not the open data path. The state is `closed`
+   * afterwards, even if this function rejects.
+   */
   close(only?: DataPaths): Promise<void> {
     return this.#inTurn(() => this.#close(only))
   }
@@ -128,7 +134,7 @@ export class Ownership {
     return this.#inTurn(() => this.#end(keep))
   }
 
-  /** Runs a transition that another process asked for. */
+  /** Runs a state change that another process requested. */
   #forOther<T>(work: () => Promise<T>): Promise<T> {
     const ring = (): void => [this.recheck, ...this.#waiting].forEach((bell) => bell.ring())
     return this.#inTurn(() => work().finally(ring))

@@ -87,7 +87,7 @@ function leasesOf(options: StoreOptions): string {
   }
 }
 
-/** Publishes the fact that a node waits for before it joins its network: in the status, and to the service manager. */
+/** Publishes, in the status and to the service manager, which fact a node waits for before it joins its network. */
 export function reportWaiting(
   node: NewNode,
   health: Health,

@@ -23,7 +23,10 @@ export async function runLoops(node: Node, essential: readonly Loop[], observing
   throw stopping.signal.reason
 }
 
-/** Waits for a step of the start that only warns. As with an observing loop, its failure stops nothing. */
+/**
+ * Waits for a step of the start that only observes and warns. If the step fails, logs that and continues, as after a
+ * failure of an observing loop.
+ */
 export const observed = (step: Promise<void>, { log, signal }: Pick<Node, 'log' | 'signal'>): Promise<void> =>
   step.catch((error: unknown) => {
     signal.throwIfAborted()

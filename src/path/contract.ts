@@ -90,7 +90,7 @@ export interface PlannedPath {
    * the smallest length applies to all.
    */
   readonly mtu: number
-  /** Left out if the path does not depend on the external interface. */
+  /** How the path depends on the external interface; left out if it does not. */
   readonly external?: ExternalUse
   /**
    * Kernel objects other than links, addresses and routes that the path uses. When one of these objects changes, weftd
@@ -283,7 +283,7 @@ export interface Underlays {
   send(key: string, by: Family, packet: Uint8Array): void
 }
 
-/** An open data path. Its facets, which are optional, are interfaces that a data path has as a whole or not at all. */
+/** An open data path. Each optional member is an interface that a data path implements completely or not at all. */
 export interface DataPath {
   /** The families that the data path can carry, even if a family is missing now. */
   readonly families: readonly Family[]
@@ -304,19 +304,22 @@ export interface DataPath {
   /** Lists the applied peers, without the skipped ones and those that could not be set. */
   peers(): readonly PathPeer[]
   counters(): Readonly<Record<string, bigint>>
-  /** Left out if the daemon cannot probe peers. */
+  /** The source of probes; left out if the daemon cannot probe peers. */
   readonly probing?: Probing
-  /** Left out if an open path never has to adapt to a change of the host. */
+  /** Adapts the open path to changes of the host; left out if that is never necessary. */
   readonly adapting?: Adapting
-  /** Left out if the traffic is not counted per peer. */
+  /** Counts the traffic; left out if the traffic is not counted per peer. */
   readonly counting?: Counting
-  /** Left out if weftd's engine does not carry the packets. */
+  /** Observes weftd's engine; left out if the engine does not carry the packets. */
   readonly observing?: Observing
-  /** Left out if the data path does not see handshakes. */
+  /** Reports handshakes; left out if the data path does not see handshakes. */
   readonly handshakes?: Handshakes
-  /** Left out if there is only one family of the underlay, or if weftd does not choose the family. */
+  /**
+   * Chooses the underlay's family for each peer; left out if there is only one family, or if weftd does not choose the
+   * family.
+   */
   readonly underlays?: Underlays
-  /** Left out if `close` keeps the device too. */
+  /** Passes the open path on to the next process; left out if `close` keeps the device too. */
   readonly handover?: HandoverSide
 }
 
@@ -333,8 +336,9 @@ export interface Adapting {
   /** True if the node must call `renew`, because a family that `renew` can open is not carried. */
   readonly isOutdated: boolean
   /**
-   * Adapts the open data path to the external interface, and to the attributes that the node's lease now publishes. It opens missing
-   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
+   * Adapts the open data path to the external interface, and to the attributes that the node's lease now publishes.
+   * Opens missing families and leaves open families unchanged. If a family cannot be opened, logs the reason, and the
+   * family stays missing.
    */
   renew(external: ExternalInterface): Promise<void>
 }
@@ -345,19 +349,19 @@ export interface Counting {
   traffic(): Promise<ReadonlyMap<string, PathTraffic>>
 }
 
-/** The part of a data path by which an engine of weftd is observed. */
+/** The part of a data path that shows the state of weftd's engine. */
 export interface Observing {
   /** The names of the engine's TUN devices. */
   readonly tunNames: readonly string[]
   readonly pathSearch: PathSearching
-  /** Returns the peer with this lease key; undefined if it is not applied. */
+  /** Returns the peer with this lease key; undefined if the data path does not have the peer. */
   peer(key: string): PathPeer | undefined
   /**
    * Returns the longest packet of a family that reaches this peer's host without fragmentation; undefined unless the known path MTU makes
    * it shorter than the MTU of the containers.
    */
   pathMtu(peer: Lease, family: Family): number | undefined
-  /** Returns the last dropped packets with their headers (see Engine.drops). */
+  /** Returns the packets that were dropped last, with their headers (see Engine.drops). */
   drops(after?: readonly number[]): ReturnType<Engine['drops']>
   /**
    * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
@@ -368,9 +372,11 @@ export interface Observing {
   look(): void
 }
 
-/** The part of a data path that receives handshakes of encryption. */
+/** The part of a data path that knows the handshakes of an encryption. */
 export interface Handshakes {
-  /** Returns a sample of the public keys in handshakes that belong to no peer, each with its last handshake. */
+  /**
+   * Returns a sample of the public keys in handshakes that belong to no peer, each with the time of its last handshake.
+   */
   unknownKeys(): readonly UnknownKey[]
 }
 
@@ -379,8 +385,8 @@ export interface HandoverSide {
   /** True if the next process can continue with the descriptors of `leave`, and this process after it with `takeBack`. */
   readonly isLendable: boolean
   /**
-   * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open descriptors in which packets
-   * wait meanwhile; returns none if they cannot be passed on.
+   * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open
+   * descriptors in which packets wait meanwhile; returns an empty list if they cannot be passed on.
    */
   leave(): Promise<readonly OpenPath[]>
   /** Forwards again with the descriptors that `leave` returned. */

@@ -28,8 +28,9 @@ export interface PredecessorState {
 }
 
 /**
- * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port, rejects as
- * `serveHealth` does. If this process forwards already, logs the failure instead and tries again, because packets do not need the port.
+ * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port,
+ * rejects as `serveHealth` does. If this process already forwards, logs the failure instead of rejecting, and tries
+ * again, because packets do not need the port.
  */
 export async function serveStatus(
   places: ServedPlaces,
@@ -58,7 +59,7 @@ export async function serveStatus(
       await atPort()
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // If the predecessor has just ended, the kernel may not have freed its port yet.
+      // Try again if the predecessor has just ended, because the kernel may not have freed its port yet.
       const isFreed = error.code === 'PORT_IN_USE' && before.isSuccessor && !(await before.predecessor())
       if (!isFreed && !isForwarding) throw error
       later.push(atPort)

@@ -15,7 +15,7 @@ const GONE_MS = 5_000
 
 interface FoundConfig {
   readonly config: NetworkConfig
-  /** The text that the configuration was read from, without its secrets. */
+  /** The text from which the configuration was parsed, without its secrets. */
   readonly configText: string
 }
 

@@ -31,12 +31,15 @@ const CALM_MS = 30_000
 const REPAIRS_A_MINUTE = 60
 
 /**
- * Keeps the data path right. The loop runs once for a node: from the time when the node forwards with the last known state, or from the time
- * when all loops run. It stops when the node stops, and leaves the data path open.
+ * Keeps the data path open and repaired. This loop runs once for a node: from the time when the node forwards with the
+ * last known state, or when all loops start. It stops when the node stops, and leaves the data path open.
  */
 export const keepDataPath = (node: ForwardingNode): Promise<never> => (node.keepingPath ??= keep(node))
 
-/** Repairs the data path, and opens another one when that is necessary. Then a running node publishes its changed lease and MTU. */
+/**
+ * Repairs the data path, or opens another one if that is necessary. If all loops run, also publishes a changed lease or
+ * MTU.
+ */
 async function keep(node: ForwardingNode): Promise<never> {
   const { ownership, log, signal } = node
   let diedYoung = 0
@@ -172,7 +175,7 @@ async function lookAfter(
     // Wait only a limited time, so that a family that opens slowly does not delay the checks of the other family.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
-    // Starting and ending containers change the host all the time, so leftovers are searched at most once per RESYNC_MS.
+    // Search leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the time.
     const isDue = performance.now() - searchedAt >= RESYNC_MS
     if (isDue) {
       searchedAt = performance.now()

@@ -85,9 +85,9 @@ export function attrsBefore(manager: Node['manager'], log: Log) {
 const amendments = new WeakMap<Backend, Backend>()
 
 /**
- * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store.
- * If the store does not answer a later call, that call uses the store's last answer, so that a data path can be opened again. For the same
- * backend the result is the same.
+ * Returns the backend with another `prepare`, which publishes the public IP that an operator set for this node. The
+ * first call waits for the store. If the store does not answer a later call, that call uses the store's last answer, so
+ * that a data path can be opened again. Returns the same result for the same backend.
  */
 export function amended(backend: Backend, manager: Node['manager'], log: Log): Backend {
   if (!manager.amend) return backend

@@ -54,7 +54,7 @@ export type Inheritable = Pick<Handover, 'tunNames' | 'take'>
 export interface HandoverParts {
   readonly rendezvous: Rendezvous
   readonly lender: Omit<Lender, 'lock' | 'kill' | 'lend' | 'release' | 'takeBack'>
-  /** The data path of this process, which a successor gets. */
+  /** The functions that pass the data path of this process on to a successor. */
   readonly dataPath: Pick<Lender, 'lend' | 'release'> & { takeBack(): Promise<void> }
   /** Reads the data paths that the earlier run of weftd left on this host. */
   readonly earlierRun: () => Promise<EarlierRun>
@@ -77,7 +77,7 @@ export async function enterHandover(parts: HandoverParts): Promise<Handover> {
   return handover
 }
 
-/** The way of this process to the data path. */
+/** How this process gets the data path, and later passes it on. */
 export class Handover {
   /** Resolves when no other daemon owns the data path, the ports or the sockets. */
   readonly free: Promise<void>
@@ -161,7 +161,7 @@ export class Handover {
     return this.oneByOne(() => this.takeNext(wanted))
   }
 
-  /** Stops waiting for the predecessor's end and trying to resume. */
+  /** Stops waiting for the end of the predecessor, and stops trying to forward with the last known state. */
   async opening(): Promise<void> {
     this.isOpening = true
     this.open()

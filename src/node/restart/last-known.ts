@@ -166,7 +166,10 @@ export interface Next {
   readonly free: Promise<void>
 }
 
-/** `config` is the network configuration's text without its secrets. Returns undefined with `--persist=false`. */
+/**
+ * Returns the facts for the file of the last known state; undefined with `--persist=false`. `config` is the network
+ * configuration's text without its secrets.
+ */
 export function nextFor(
   { options, store }: { readonly options: NodeOptions; readonly store: string },
   config: string,
@@ -178,7 +181,10 @@ export function nextFor(
   return { config, store, wishes, ...files, free }
 }
 
-/** Returns the external interface of the earlier run; undefined if it is not known, or if the flags about it have changed. */
+/**
+ * Returns the external interface of the earlier run. Returns undefined if the interface is not known, or if the flags
+ * that choose it have changed.
+ */
 export const externalOf = ({ external, wishes }: LastKnown, options: NodeOptions): ExternalInterface | undefined =>
   wishes === wishesText(options) ? external : undefined
 

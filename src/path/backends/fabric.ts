@@ -61,7 +61,8 @@ export function createFabricBackend<T extends BackendType>(
         families,
         mtu: external.mtu,
         external: { families: FAMILIES, isBound: true },
-        // No kernel reports a change of the routes. So the node calls `resync` often, and a keeper decides if a check is due.
+        // The kernel does not report changes of routes outside of this host. So the node calls `resync` often, and for
+        // each route a RouteKeeper decides if a check is due.
         isUnreported: true,
         async open(own, _leases, signal) {
           const path = new FabricPath(keepersFor(own), filtersFor(own))

@@ -14,7 +14,10 @@ interface KernelFacts {
   readonly families: readonly Family[]
   /** The device, which another program may rename; left out if the backend has none. */
   readonly device?: FollowedLink
-  /** This host's address in each family, from which the daemon sends probes; empty if the daemon cannot probe peers. */
+  /**
+   * This host's address in each family, from which the daemon sends probes to peers; empty if the daemon cannot probe
+   * peers.
+   */
   readonly probeSource: Addresses
   /** The filters that decide which leases are peers, one for each family. */
   readonly filters: readonly PeerFilter[]
@@ -23,7 +26,10 @@ interface KernelFacts {
 export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
   readonly probing: Probing
-  /** Stays pending unless a backend replaces it, because the kernel's objects can be repaired. */
+  /**
+   * Stays pending unless a backend replaces it, because objects in the kernel can be repaired without opening the data
+   * path again.
+   */
   readonly fault: Promise<Error> = new Promise(() => {})
   /** The filters that decide which leases are peers, one for each family. */
   protected readonly filters: readonly PeerFilter[]

@@ -30,7 +30,7 @@ export interface RoutedParts {
  */
 export abstract class RoutedPath extends KernelPath {
   readonly #family: Family
-  /** Decides which leases are peers. */
+  /** The filter that decides which leases are peers. */
   readonly #filter: PeerFilter
   /** The routes to the peers' subnets. */
   readonly #routes: RouteSync

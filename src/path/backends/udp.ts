@@ -86,7 +86,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     plan() {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()
-      // When this host gets an address in the other outer family, the data path is opened again.
+      // The outer family in which this host has no address yet. When the host gets one, the data path is opened again.
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
       const families = familiesOf(config)
       const carried = { families, outer, other, overheadOf } as const

@@ -1,4 +1,4 @@
-// vxlan-path.ts - the data path of a family that the kernel's vxlan device carries.
+// vxlan-path.ts - the data path of one family whose packets the kernel's vxlan device carries.
 
 import type { Lease } from '../../control/lease/lease.ts'
 import { formatAddress, formatEndpoint, type Family } from '../../net/address.ts'

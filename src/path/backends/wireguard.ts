@@ -45,7 +45,8 @@ type Parts = BackendParts<'wireguard'> &
 
 export function createWireguardBackend(options: Parts): Backend {
   const backend = new WireguardBackend(options)
-  // Each member is the object's own, because the daemon copies a backend to replace one member (node/loops/lease.ts).
+  // Make each member a property of this object itself, because the daemon copies a backend to replace one member
+  // (node/loops/lease.ts).
   return {
     name: TYPE,
     devices: backend.devices,
@@ -78,12 +79,12 @@ class WireguardBackend {
   readonly #ports: Ports
   readonly #key: OwnKeyFile
   /**
-   * Logs the same warning only seldom, because the daemon calls `prepare` and `open` again and again while one of two families cannot be
-   * carried.
+   * A log that rarely repeats a line, because the daemon calls `prepare` and `open` again and again while one of two
+   * families cannot be carried.
    */
   readonly #calm: Log
   #external: ExternalInterface
-  /** The carrier of the packets; undefined before the first `prepare`. */
+  /** Whether the kernel or weftd carries the packets; undefined before the first `prepare`. */
   #carrier: Carrier | undefined
 
   constructor(options: Parts) {
@@ -216,9 +217,9 @@ class WireguardBackend {
     }
   }
 
-  /** Returns the addresses, with their families, at which the device for these families receives datagrams. */
+  /** Returns the addresses at which the device for these families receives datagrams, each with its family. */
   #boundBy(carried: readonly Family[]): readonly (readonly [Family, string])[] {
-    // The kernel binds the port on all addresses of both families.
+    // The kernel binds the port on all addresses of both families, so use the wildcard addresses.
     if (this.#carrier !== 'userspace')
       return [
         ['ipv4', '0.0.0.0'],

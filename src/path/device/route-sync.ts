@@ -141,7 +141,8 @@ export class RouteSync {
   /** Restores missing routes and returns a description of each restored route. */
   async resync(): Promise<readonly string[]> {
     const routes = await this.#mainRoutes()
-    // The kernel's routes follow a new name by themselves.
+    // Look up the interfaces' present names only if routes are missing, because the kernel's routes follow a new name
+    // by themselves.
     if (this.#missing(routes).length > 0) await this.#followDevices()
     this.#noteTaken(routes)
     const lost = this.#missing(routes)
@@ -174,7 +175,8 @@ export class RouteSync {
   }
 
   /**
-   * Records in `#taken` which of these destinations have a route that `#isAnothers` accepts, and logs those that were not recorded before.
+   * Records in `#taken` which of these destinations have a route for which `#isAnothers` is true. Logs those that were
+   * not recorded before.
    */
   #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
@@ -209,7 +211,7 @@ export class RouteSync {
     for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
   }
 
-  /** Returns the wanted routes that the kernel lacks, among these destinations. */
+  /** Returns the wanted routes to these destinations that the kernel lacks. */
   #missing(
     routes: ReadonlyMap<string, Route>,
     where: Iterable<string> = this.#wanted.keys(),

@@ -12,7 +12,7 @@ import type { Underlay } from './underlay.ts'
 import type { UnknownSenderLog } from './unknown-senders.ts'
 
 export class TunnelPeers {
-  /** The encapsulation's own data about a peer, and the session manager. */
+  /** The encapsulation's own data about a peer, and the object that negotiates keys with peers. */
   readonly #kind: Pick<TunnelKind, 'endOf' | 'sessionManager'>
   /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
@@ -43,7 +43,10 @@ export class TunnelPeers {
     this.#slots.keep(this.#innerFamilies.keys())
   }
 
-  /** Gives the peers to the session manager. Peers' records contain the numbers of their sessions, so the session manager must be first. */
+  /**
+   * Gives the peers to the object that negotiates keys. Must be called before peers' records are made, because these
+   * contain the numbers of the sessions.
+   */
   informSessionManager(): void {
     this.#kind.sessionManager?.setPeers(this.#innerFamilies.peers())
   }

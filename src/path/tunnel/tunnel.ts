@@ -149,23 +149,27 @@ function engineConfig(
 
 export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /**
-   * Resolves if the engine can no longer forward, or if the sockets of the second outer family are lost while datagrams are encrypted.
+   * Resolves with the reason if the data path must be opened again: the engine can no longer forward, or the sockets of
+   * the second outer family are lost while datagrams are encrypted.
    */
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
   readonly families: readonly Family[]
-  /** Has the addresses of the TUN device as the source of probes. */
+  /** The source of probes, which is the TUN device's address in each family. */
   readonly probing: Probing
   readonly adapting: Adapting = this
   readonly counting: Counting = this
   readonly observing: Observing = this
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
-  /** Chooses the outer family for each peer; undefined if there is only one, or if the session manager chooses it. */
+  /**
+   * Chooses the outer family for each peer. Undefined if there is only one outer family, or if the key negotiation
+   * chooses it.
+   */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
   readonly handshakes?: Handshakes
-  /** Passes the open descriptors on; undefined if the TUN device must not outlive this process. */
+  /** Passes the open descriptors on to the next process; undefined if the TUN device must not outlive this process. */
   readonly handover?: HandoverSide
   /** The configuration, the log, and the functions that act on the host. */
   readonly #parts: TunnelParts
@@ -216,8 +220,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the session manager chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be
-    // accepted.
+    // With encryption the object that negotiates keys chooses the outer family. The probes that would choose it are
+    // sent unencrypted, and peers would not accept them.
     if (kind.other && engine.outers.length > 1 && !sessionManager)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (sessionManager) this.handshakes = sessionManager
@@ -280,7 +284,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return tunnel
   }
 
-  /** True if a family that is not carried waits for `renew`. */
+  /** True if `renew` must be called, because a family is not carried. */
   get isOutdated(): boolean {
     return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
   }

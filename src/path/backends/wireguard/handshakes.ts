@@ -33,7 +33,7 @@ import { KEY_BYTES } from './x25519.ts'
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
 interface HandshakeParts extends LocalNodeParts {
-  /** The tick that was stored last (tai64n.ts), and the function that stores one. */
+  /** The tick of the last timestamp that was stored (tai64n.ts). The function below stores one. */
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
   /**
@@ -52,11 +52,17 @@ export interface HandshakeMemory {
    * index of a continued session again.
    */
   readonly low: number
-  /** The time of the last handshake that made keys in use; undefined if there was none, or if the keys are lost. */
+  /**
+   * The time of the last handshake that made keys in use, in ms of the session clock; undefined if there was none, or
+   * if the keys are lost.
+   */
   readonly completedAt: number | undefined
   /** The time, in ms since 1970, of the last handshake that made keys in use; undefined if there was none. */
   readonly at: number | undefined
-  /** The time of an initiation that the peer has not answered yet; undefined if there is none. */
+  /**
+   * The time of an initiation that the peer has not answered yet, in ms of the session clock; undefined if there is
+   * none.
+   */
   readonly requestedAt: number | undefined
 }
 
@@ -135,7 +141,7 @@ export class Handshakes {
     if (peer) this.#node.roam(peer, to)
   }
 
-  /** Returns the endpoint to which datagrams to a peer are sent; undefined for an unknown peer. */
+  /** Returns the endpoint to which this node sends datagrams for a peer; undefined for an unknown peer. */
   endpointOf(number: number): Endpoint | undefined {
     return this.#node.peers.get(number)?.endpoint
   }
@@ -150,12 +156,15 @@ export class Handshakes {
     else this.#admission.refuse()
   }
 
-  /** Does what is due at this time. */
+  /** Sends the initiations that are due at the time `now`, and gives up those that got no response. */
   tick(now: number): void {
     this.#initiator.tick(now)
   }
 
-  /** Returns the time at which `tick` must be called next; Infinity if nothing is due. Each call of another function may change it. */
+  /**
+   * Returns the time at which `tick` must be called next; Infinity if there is nothing to do. Each call of another
+   * function may change this time.
+   */
   nextAt(): number {
     return this.#initiator.nextAt()
   }

@@ -52,7 +52,7 @@ export interface FamilyPart {
 
 export class WireguardPath extends KernelPath implements Counting {
   readonly counting: Counting = this
-  /** Lists the families for which the MTU is too small. When the MTU grows, the data path is opened again. */
+  /** The families for which the MTU is too small now. When the MTU grows, the data path is opened again. */
   readonly adapting: Adapting
   override readonly fault: Promise<Error>
   readonly #link: FollowedLink
