@@ -34,8 +34,8 @@ struct Outer {
 
 class Sender {
  public:
-  /// `header_bytes` and `trailer_bytes` are not counted as traffic. `max_room_bytes` is the maximum that a call of
-  /// room() may request.
+  /// `header_bytes` and `trailer_bytes` are the lengths of the encapsulation's header and trailer, which do not count
+  /// as traffic. `max_room_bytes` is the largest size that may be passed to room().
   Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
          Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
 

@@ -536,7 +536,7 @@ export class DataPaths {
     }
   }
 
-  /** Lists the applied peers, without the skipped ones and those that could not be set. */
+  /** Lists the peers that the data paths have. Leaves out leases that are unusable, and peers that could not be set. */
   peers(): readonly PathPeer[] {
     return mergePeers(this.#paths().map((path) => path.peers()))
   }

@@ -301,7 +301,7 @@ export interface DataPath {
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   close(): Promise<void>
   carrier(): Carrier
-  /** Lists the applied peers, without the skipped ones and those that could not be set. */
+  /** Lists the peers that the data path has. Leaves out leases that are unusable, and peers that could not be set. */
   peers(): readonly PathPeer[]
   counters(): Readonly<Record<string, bigint>>
   /** The source of probes; left out if the daemon cannot probe peers. */
