@@ -41,8 +41,8 @@ struct KeptDrop {
 
 class Drops {
  public:
-  /// kSlots: how many of the last drops are kept, and the burst that may be kept at once. kEveryUs: the interval at
-  /// which further drops are kept.
+  /// kSlots is the number of most recent drops that are kept. A burst of as many drops is kept in full. kEveryUs is the
+  /// interval, in microseconds, at which further drops are kept.
   static constexpr uint64_t kSlots = 256;
   static constexpr int64_t kEveryUs = 1'000;
 

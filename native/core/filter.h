@@ -34,7 +34,7 @@ struct FilterOptions {
   }
 };
 
-/// Checks the packets of one thread.
+/// Decides which packets from peers may enter. Each thread uses its own object.
 class Filter {
  public:
   Filter(const FilterOptions& options, UnknownSenders* unknown_senders)

@@ -21,7 +21,7 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `encap_bytes` is the length of the encapsulation's header, which Dropped records.
+  /// `encap_bytes` is the length of the encapsulation's header, which is stored with each dropped packet.
   Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* drops);
 
   /// Receives a batch of messages without blocking, and returns their number; 0 if no message waits.

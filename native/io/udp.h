@@ -23,8 +23,8 @@ struct Sockets {
   int sender = -1;    ///< sends from a port of the loop's own, or is `receiver`
   /// The socket that sends from the well-known port, for peers that reply to the source port of datagrams. It is
   /// `receiver`, except for WireGuard. With WireGuard all loops send from the first loop's socket, because all threads
-  /// share the packet counter of a session: a fair queue (fq) serves sockets by turns, so packets from several sockets
-  /// would arrive out of order.
+  /// share the packet counter of a session: a fair queue (fq) serves sockets alternately, so packets from several
+  /// sockets would arrive out of order.
   int known = -1;
 };
 

@@ -4,7 +4,6 @@ import type { Log } from '../base/log.ts'
 
 const LOGGED_A_MINUTE = 6
 
-/** Counts and logs the repairs of one loop. */
 export interface RepairLog {
   add(repaired: string): void
   /** The number of repairs in the last minute. */

@@ -33,7 +33,6 @@ const SHORT_MS = 5_000
  */
 const RELIST_MS_PER_NODE = 3_000
 
-/** One page of a listing of nodes. */
 interface NodeList {
   readonly version: bigint
   /** The token by which the next page is requested; empty on the last page. */

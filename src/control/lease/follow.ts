@@ -236,7 +236,6 @@ class LeaseFollower<Cursor> {
     this.#tasks.close()
   }
 
-  /** Starts a listing if one is due. */
   #startListing(now: number): void {
     if (this.#listing || now < this.#listAt) return
     if (this.#isTrusted(now)) {

@@ -13,7 +13,10 @@ export interface LeaseAttrs {
   readonly publicIp: Addresses
   /** The type of the node's backend, such as `vxlan`. Empty for the types udp and alloc, because flannel publishes no type for them. */
   readonly backendType: string
-  /** The data of the node's backend for IPv4, and next for IPv6. Each is a JSON value as in the store; undefined if the store has none. */
+  /**
+   * The data of the node's backend for IPv4. `backendV6Data` has the data for IPv6. Each is a JSON value as in the
+   * store; undefined if the store has none.
+   */
   readonly backendData?: unknown
   readonly backendV6Data?: unknown
 }

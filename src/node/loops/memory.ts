@@ -99,7 +99,7 @@ function placeIn(view: Node['view'], key: string, family: Family) {
   return { peer: formatNet(net), publicIp: formatAddress(address), family }
 }
 
-// --- The last hour.
+// The following functions and the class Sampler record the last hour.
 
 interface Totals {
   readonly at: number
@@ -206,7 +206,7 @@ class Sampler {
   }
 }
 
-// --- The file.
+// The following functions keep the events in a file.
 
 /** Keeps the events in a file for the next process. Failures are only logged. */
 function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: PeerEvents) {

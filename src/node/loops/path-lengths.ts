@@ -130,7 +130,7 @@ export class PathSearch {
   >()
   /** The keys of the peers whose result has changed since the last call of `takeNews`. */
   #news = new Set<string>()
-  /** The sequence number of the next probe. */
+  /** The sequence number of the next echo request. */
   #next: number
 
   constructor(overhead: number, wanted: number, knownMtu: (key: string) => number | undefined, random: () => number) {
@@ -179,7 +179,6 @@ export class PathSearch {
     return questions
   }
 
-  /** Evaluates an answer to an echo request. */
   answered(sequence: number, from: Address, now: number): void {
     const { peer, search, at } = this.#waiting.get(sequence) ?? {}
     // Ignore an answer from an address to which no request was sent, because it proves nothing.

@@ -210,7 +210,6 @@ export class ProbeSchedule {
     return requests
   }
 
-  /** Evaluates the answer to a probe. */
   answered(sequence: number, from: Address, roundTripMs: number, now: number): void {
     const peer = this.#waiting.get(sequence)?.peer ?? this.#lost.get(sequence)
     // Ignore an answer from an address that was not probed, because it proves nothing.

@@ -8,7 +8,7 @@ import type { LastKnown } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 
 export interface EarlierRun {
-  /** The TUN devices of the earlier run. */
+  /** The names of the TUN devices that the earlier run had. */
   readonly tunNames: readonly string[]
   /** The subnets for which the earlier run opened its data paths; undefined if they are not known. */
   readonly subnets?: Nets | undefined

@@ -112,7 +112,7 @@ export class Handover {
     this.opens = new Promise((resolve) => (this.open = resolve))
   }
 
-  /** The TUN devices of the earlier run. */
+  /** The names of the TUN devices that the earlier run had. */
   get tunNames(): readonly string[] {
     return this.earlierRun?.tunNames ?? []
   }

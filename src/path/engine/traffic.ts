@@ -36,7 +36,6 @@ export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: numbe
 const isAge = (at: number): boolean => at % SLOT_NUMBERS === SLOT_NUMBERS - 1
 const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
-/** The slot of a peer. */
 interface Slot {
   readonly slot: number
   /** The time in ms of the clock `now` when the peer got the slot; `before` below has the slot's numbers at that time. */

@@ -48,7 +48,6 @@ type Comparison =
   | { readonly target: 'Mod'; readonly mod_revision: string }
   | { readonly target: 'Value'; readonly value: Buffer }
 
-/** A store in etcd v3. */
 export class EtcdStore implements Store {
   readonly name = 'etcd'
   readonly title = 'Etcd Local Manager'

@@ -7,7 +7,7 @@ import type { ApiClient } from './api-client.ts'
 import { readMetadata, readMetadataJson } from './metadata.ts'
 import type { CloudKeys } from './tc3.ts'
 
-/** How long, in ms, before they expire access keys are renewed. */
+/** Access keys are renewed this time, in ms, before their expiry. */
 const EARLY_MS = 300_000
 
 type Names = readonly [id: string, secret: string, token?: string]
