@@ -104,7 +104,10 @@ export interface DroppedPacket {
   readonly length: number
   /** The address of the other host: the sender or the receiver of the datagram; 0 if it is not known. */
   readonly peer: Address
-  /** The length of the encapsulation's header at the beginning of `headers`; 0 if the engine had removed the header. */
+  /**
+   * The length in bytes of the encapsulation's header at the beginning of `headers`; 0 if the engine had removed the
+   * header.
+   */
   readonly encapBytes: number
   /** The first bytes of the dropped packet, at most `layout.drops.headerBytes`. */
   readonly headers: Uint8Array

@@ -24,10 +24,10 @@ constexpr IcmpError too_big(size_t mtu) { return {{3, 4}, {2, 0}, static_cast<ui
 /// The ICMP and ICMPv6 types of an echo request.
 constexpr uint8_t kEchoRequest = 8, kEchoRequest6 = 128;
 
-/// The minimum MTU of an IPv6 link (RFC 8200 section 5), which is also the maximum length of an ICMPv6 error.
+/// The minimum MTU of an IPv6 link in bytes (RFC 8200 section 5), which is also the maximum length of an ICMPv6 error.
 constexpr size_t kLeastIpv6Mtu = 1280;
 constexpr size_t kMaxIcmpErrorBytes = kLeastIpv6Mtu;
-/// The maximum length of an ICMP error about an IPv4 packet (RFC 1812 section 4.3.2.3).
+/// The maximum length in bytes of an ICMP error about an IPv4 packet (RFC 1812 section 4.3.2.3).
 constexpr size_t kMaxIpv4ErrorBytes = 576;
 
 /// True if an ICMP error about the packet may be sent. False for an ICMP error, for every fragment but the first, and

@@ -14,8 +14,8 @@ namespace weft {
 struct Message {
   uint8_t* bytes;  ///< the first byte that was not taken yet; valid until the receiver's next batch
   size_t size;
-  /// The length of each joined datagram except the last (UDP_GRO); 0 if the kernel joined none. If another kernel of
-  /// this machine sent a superpacket unsegmented, the value is the segment size of that superpacket. Only the
+  /// The length in bytes of each joined datagram except the last (UDP_GRO); 0 if the kernel joined none. If another
+  /// kernel of this machine sent a superpacket unsegmented, the value is the segment size of that superpacket. Only the
   /// encapsulation can distinguish the two cases.
   size_t joined_bytes;
   Ecn ecn = kNotEct;  ///< the ECN mark of the outer header; the kernel joins only datagrams with equal marks

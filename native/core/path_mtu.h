@@ -11,7 +11,7 @@ namespace weft {
 
 class PathMtu {
  public:
-  /// The shortest interval between two queries of the kernel; a query costs two system calls.
+  /// The shortest interval in ms between two queries of the kernel; a query costs two system calls.
   static constexpr int64_t kAskEveryMs = 500;
   /// A packet of this size in bytes always fits: with the outer headers it does not exceed the smallest path MTU that
   /// Linux accepts (net.ipv4.route.min_pmtu, 552).

@@ -77,7 +77,7 @@ struct SessionLimits {
   static constexpr size_t kMaxStaged = 128;
   /// How long, in ms, a packet waits for keys. It is long enough for a handshake whose first two messages were lost.
   static constexpr int64_t kStagedMs = 12'000;
-  /// The total space before and behind a waiting packet, for the datagram's header and its authentication tag.
+  /// The total space in bytes before and behind a waiting packet, for the datagram's header and its authentication tag.
   static constexpr size_t kAroundBytes = 32;
 };
 

@@ -21,7 +21,7 @@ constexpr size_t kNonceBytes = 12;
 Key::Key(const uint8_t* bytes) { std::copy_n(bytes, kBytes, bytes_.begin()); }
 Key::~Key() { explicit_bzero(bytes_.data(), bytes_.size()); }
 
-/// The functions of openssl/evp.h that are used. OpenSSL's opaque types are void here.
+/// The functions of openssl/evp.h that this file uses. OpenSSL's opaque types are declared as void.
 struct Aead::Library {
   void* (*new_context)();
   void (*free_context)(void*);

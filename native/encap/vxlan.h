@@ -62,7 +62,7 @@ class Vxlan {
   static constexpr size_t kMacBytes = 6, kVniBytes = 3;
   static constexpr uint8_t kHasVni = 8;
   static constexpr uint16_t kIpv4Type = 0x0800, kIpv6Type = 0x86dd;
-  /// The minimum MTU of an IPv6 link (RFC 8200 section 5).
+  /// The minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
   static constexpr size_t kLeastMtu = 1280;
   static constexpr size_t kVni = 4, kDestination = 8, kSource = 14, kEtherType = 20;
 

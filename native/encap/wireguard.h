@@ -27,7 +27,7 @@ class Wireguard {
   static constexpr size_t kTrailerBytes = Aead::kTagBytes;
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
-  /// The interval at which timers are checked. The protocol's shortest timer is five seconds, so 500 ms are exact
+  /// The interval in ms at which timers are checked. The protocol's shortest timer is five seconds, so 500 ms are exact
   /// enough.
   static constexpr int kTickMs = 500;
 
@@ -173,7 +173,7 @@ class Wireguard {
   /// message.
   enum Type : uint32_t { kNone, kInitiation, kResponse, kCookieReply, kData };
   static constexpr size_t kLeastBytes = kHeaderBytes + kTrailerBytes;
-  /// A thread's copy of a key is wiped if it was not used for this time. The time equals WireGuard's interval for
+  /// A thread's copy of a key is wiped if it was not used for this time in ms. The time equals WireGuard's interval for
   /// passive keepalives, so the key of a session in use stays.
   static constexpr int64_t kRestMs = SessionLimits::kKeepaliveMs;
 

@@ -13,8 +13,8 @@ namespace weft {
 
 namespace {
 
-/// The space for the two control messages of a received message: the size of the datagrams that the kernel joined, and
-/// the TOS or traffic class.
+/// The space in bytes for the two control messages of a received message: the size of the datagrams that the kernel
+/// joined, and the TOS or traffic class.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(int));
 
 /// Returns how many messages the socket has dropped since it was opened. Another engine may have opened it.

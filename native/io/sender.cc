@@ -13,7 +13,7 @@ namespace weft {
 
 namespace {
 
-/// The space for the two control messages of a message: the size of its datagrams, and the ECN mark.
+/// The space in bytes for the two control messages of a message: the size of its datagrams, and the ECN mark.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int));
 
 msghdr header_for(const SocketAddress& to, iovec* iovecs, size_t count) {

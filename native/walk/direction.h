@@ -21,7 +21,7 @@ struct Path {
   ByFamily<Sockets> sockets = {};
   ByFamily<Address> tun_address = {};  ///< the TUN's own addresses, which ICMP errors to peers have as their source
   /// The source addresses of ICMP errors that are written into the TUN. The IPv4 address must not be this host's own,
-  /// because the kernel drops packets from its own address.
+  /// because the kernel drops packets whose source is an address of the host.
   ByFamily<Address> network_address = {};
   Features* features = nullptr;
   CounterRow counters = CounterRow(nullptr);

@@ -68,7 +68,7 @@ class PathPart {
   readonly families: readonly Family[]
   /** The text before error messages and names of threads, which names the data path; empty if the node has only one. */
   readonly prefix: string
-  /** The open data path; undefined if there is none. A path that has failed stays here until it is closed. */
+  /** The open data path; undefined if there is none. A path that has failed stays in this member until it is closed. */
   path: DataPath | undefined
   /** The external interface for which `path` was opened. */
   external: ExternalInterface | undefined

@@ -15,8 +15,7 @@ import { engineStartError } from '../path/engine/start-error.ts'
 export interface NeedsHost {
   readonly run: Run
   /**
-   * The process id of the running predecessor; 0 if a predecessor runs but its id is not known here; undefined if none
-   * runs.
+   * The process id of the running predecessor; 0 if a predecessor runs but its id is not known; undefined if none runs.
    */
   readonly predecessor?: number | undefined
   /** True if this process or its predecessor forwards, so that devices and routes in use are this node's. */
@@ -224,7 +223,7 @@ async function requirePort(
   const listens =
     wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => String(port)))
   // Without the program `wg` the port of the WireGuard device is not known, and the device may have this port. A
-  // predecessor in another container may have the port too, but is not visible here.
+  // predecessor in another container may have the port too, but is not visible from this container.
   if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
 }
 

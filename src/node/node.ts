@@ -158,7 +158,7 @@ interface NodeState {
   isRunning: boolean
   /** The number of repairs that weftd made since the node was created. */
   repaired: number
-  /** The time, by performance.now(), since when the data path has lacked each missing family. */
+  /** For each missing family, the time since when the data path has lacked it, in ms of performance.now(). */
   readonly lackingSince: Map<Family, number>
   /** The families that subnet.env omits although the node has a subnet of them, as text. */
   leftOut: string

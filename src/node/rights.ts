@@ -42,7 +42,7 @@ export async function requireRights(
   { name, tunNames }: Pick<Backend, 'name' | 'tunNames'>,
   host = HOST,
 ): Promise<void> {
-  // If other programs make the routes, skip the check, because the rights of those programs are not known here.
+  // If other programs make the routes, skip the check, because weftd does not know the rights of those programs.
   if (kindOf(name)?.routes === 'none') return
   // If the status cannot be read, a missing right is noticed later, when the kernel refuses an operation.
   const status = await host.status().catch(() => '')

@@ -35,7 +35,7 @@ export interface HistoryReport {
   readonly at: string
   readonly stepSeconds: number
   readonly node: Series<NodeSample>
-  /** The length of one step in `peer`, which is longer than a step of the node. */
+  /** The length in seconds of one step in `peer`. It is longer than a step of the node. */
   readonly peerStepSeconds: number
   /** The history of the peer that the request named; null if weftd has no history of it. */
   readonly peer: Series<PeerSample> | null

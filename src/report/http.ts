@@ -41,7 +41,7 @@ const LIMITS = {
   connectionsCheckingInterval: 2_000,
   keepAliveTimeout: 5_000,
 }
-/** After this time without a byte in either direction the server closes a connection. */
+/** The server closes a connection after this time, in ms, without a byte in either direction. */
 const SILENT_MS = 30_000
 const MOST_CONNECTIONS = 128
 

@@ -240,7 +240,7 @@ export interface NodeReport extends State {
     /** For each family, the address that is missing from the external interface; null if none is missing. */
     readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** The MTU that the data path had when the node started; null if there is no node. */
+    /** The MTU in bytes that the data path had when the node started; null if there is no node. */
     readonly mtuAtStart: number | null
     /** The name of the data path's device for the first family. */
     readonly device: string | null

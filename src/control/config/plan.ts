@@ -68,7 +68,7 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   }
 }
 
-/** The MTU of most external interfaces, by which the MTUs of two configurations are compared. */
+/** The MTU in bytes of most external interfaces, by which the MTUs of two configurations are compared. */
 const USUAL_MTU = 1500
 
 /** Returns the MTU of the containers if the external interface has the usual MTU; undefined if the backend does not reduce it. */

@@ -92,7 +92,7 @@ export function decodeAll(entries: readonly StoreEntry[]): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of entries) {
     const lease = decodeOrUndefined(entry)
-    // Entries that cannot be decoded are skipped here. LeaseView logs them.
+    // Skip entries that cannot be decoded. LeaseView logs them.
     if (lease) leases.push({ ...lease, entry })
   }
   return leases

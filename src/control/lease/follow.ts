@@ -350,8 +350,8 @@ class LeaseFollower<Cursor> {
       this.#watchAt = now
     }
     if (this.#watch) this.#failures = 0
-    // The wait before the first listing by this timer is random, so that nodes that started together, or lost the same store, do not list
-    // together.
+    // Make the wait before the first listing by this timer random, so that nodes that started together, or lost the
+    // same store, do not list together.
     const waitMs = this.#after ? this.#relistMs : this.#random() * this.#relistMs
     this.#listAt = now + Math.min(waitMs, this.#view.waitMs(now) ?? Infinity)
     if (!this.#after || wentBack || this.#source.isAfter(cursor, this.#after.cursor)) this.#after = { cursor }

@@ -85,7 +85,7 @@ export async function earlierAttrs(
 /**
  * Removes the devices and routes that the backend of an earlier run left. It is called for a backend whose routes other
  * programs make, because later weftd cannot tell their devices and routes from leftovers. Must be called while no
- * process forwards here. Throws WeftError DEVICE if a leftover cannot be removed.
+ * process forwards on this host. Throws WeftError DEVICE if a leftover cannot be removed.
  */
 export async function clearEarlier(
   parts: Pick<Node, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,

@@ -121,7 +121,7 @@ export class PathSearch {
   readonly #come: Known[] = []
   /** The number of peers at the beginning of `#come` that were already handled. */
   #taken = 0
-  /** The length of the longest packet that reaches each peer with a narrow path, by lease key. */
+  /** The length in bytes of the longest packet that reaches each peer with a narrow path, by lease key. */
   readonly #limits = new Map<string, number>()
   /** The requests that wait for an answer, by sequence number. */
   readonly #waiting = new Map<

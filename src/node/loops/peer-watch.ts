@@ -45,7 +45,7 @@ type Since = { readonly now: number } | { readonly day: number }
 interface State {
   publicIp: string
   silent: Since | undefined
-  /** The time when this process first saw that the peer was silent. */
+  /** The time, in ms of a monotonic clock, when this process first saw that the peer was silent. */
   silentHere: number | undefined
   isOneWay: boolean
   narrow: Since | undefined

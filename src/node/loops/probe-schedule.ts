@@ -90,7 +90,7 @@ const NOTHING_KNOWN = {
   unansweredSince: undefined,
 }
 
-/** The time at which a peer must be probed next. */
+/** The time, in ms of the caller's clock, at which a peer must be probed next. */
 interface Turn {
   readonly key: string
   readonly at: number

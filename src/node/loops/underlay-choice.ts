@@ -72,7 +72,7 @@ const KNOWN_MS = PATIENCE_MS + 2_000
 
 interface State {
   by: Underlay
-  /** The time since when each family has answered every probe. */
+  /** For each family, the time since when it has answered every probe, in ms of the caller's clock. */
   readonly since: Record<Underlay, number | undefined>
   /**
    * The time in ms for which the first family must answer before it is chosen again. `backAt` is the time when it was

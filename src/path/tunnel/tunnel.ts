@@ -258,7 +258,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const config = engineConfig(parts, kind, innerFamilies, underlay)
     const { bindAddresses, subnet: subnets } = config
     const inherited = await persistence.inherit({ tunName, bindAddresses, port, subnets })
-    // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
+    // If descriptors were inherited, no process forwards from now on, and packets wait in the descriptors until the
+    // engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
     const keepsSessions = head && sessionManager?.inherit(head)
     peers.informSessionManager()
@@ -445,7 +446,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
-    // Do not repair a missing device here, because the engine reports it as a fault.
+    // Do not repair a missing device, because the engine reports it as a fault.
     await this.#innerFamilies.each(async (inner) => {
       for (const each of [this.#devices.get(inner.family), inner]) repaired.push(...((await each?.resync()) ?? []))
     })
@@ -568,8 +569,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const { tunName } = this.#engine
     this.#kind.sessionManager?.stop()
     await this.#engine.stop()
-    // Delete the device here, because a persistent device survives the engine. If the engine stopped because the device
-    // was deleted, there is nothing to delete.
+    // Delete a persistent device, because it survives the engine. If the engine stopped because the device was deleted,
+    // there is nothing to delete.
     if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])
   }
 }

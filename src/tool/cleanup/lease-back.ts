@@ -98,7 +98,10 @@ export async function giveLeaseBack(
   }
 }
 
-/** Deletes the claims by which hosts with the same public IP notice each other, and which hold the host's name. */
+/**
+ * Deletes the entries with the host's name (claims), by which hosts with the same public IP notice each other, from the
+ * store.
+ */
 async function unclaim(store: Store, owners: readonly string[], signal: AbortSignal): Promise<void> {
   const { values } = await store.claims(undefined, signal)
   for (const address of owners) {

@@ -19,7 +19,7 @@ const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? u
 
 /**
  * The possible reasons why each check cannot run, by the check's name; the first reason that applies is reported. A
- * check that is not listed here needs only a weftd that has a node.
+ * check that this table does not list needs only a weftd that has a node.
  */
 const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   firewall: [

@@ -116,8 +116,8 @@ export class EtcdClient {
 
   /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
   async openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch> {
-    // The watches that etcd confirmed. A watch that is confirmed just after its endpoint was abandoned is not returned, so it must be
-    // ended here.
+    // The watches that etcd has confirmed. A watch that is confirmed just after its endpoint was abandoned is not
+    // returned to the caller, so this function must end it.
     const opened: OpenWatch[] = []
     let watch: OpenWatch | undefined
     try {

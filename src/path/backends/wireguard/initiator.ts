@@ -34,7 +34,7 @@ export class Initiator {
   /** The peers to which an initiation must be sent, in this order, as soon as `#mayInitiate` allows it. */
   readonly #waiting = new Set<Peer>()
   readonly #mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
-  /** The time at which the peers in `#waiting` are tried again. */
+  /** The time, in ms of the session clock, at which the peers in `#waiting` are tried again. */
   #turnAt = -Infinity
   /** The peers by their `dueAt`. */
   readonly #deadlines = createDeadlines<Peer>()

@@ -47,7 +47,10 @@ export class Peer extends Remote {
 
   // The following members are the initiator's state, which initiator.ts changes.
 
-  /** The time at which the engine first wanted the keys that are still missing; undefined if no keys are wanted. */
+  /**
+   * The time, in ms of the session clock, at which the engine first wanted the keys that are still missing; undefined
+   * if no keys are wanted.
+   */
   wantedAt: number | undefined
   /** The initiation that the peer has not answered; undefined if there is none. */
   pending: Pending | undefined

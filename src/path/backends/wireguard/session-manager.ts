@@ -34,9 +34,9 @@ import { TimestampFile } from './timestamp-file.ts'
 import { KEY_BYTES } from './x25519.ts'
 
 /**
- * END_BYTES is the length of the data about a peer that the engine reads: the session's number and, at ANY_PORT_OFFSET,
- * whether the peer sends from any port. OWN_END_BYTES is the length of the data about this host, whose offsets are in
- * native/encap/wireguard.h.
+ * END_BYTES is the length in bytes of the data about a peer that the engine reads: the session's number and, at
+ * ANY_PORT_OFFSET, whether the peer sends from any port. OWN_END_BYTES is the length in bytes of the data about this
+ * host, whose offsets are in native/encap/wireguard.h.
  */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4

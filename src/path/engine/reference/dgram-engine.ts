@@ -41,7 +41,7 @@ import {
 const FLOW_CACHE_ENTRIES = 4096
 /** The number of packets that are read from the TUN before the event loop handles other events. */
 const READS_PER_TURN = 64
-/** The requested size of the socket's receive buffer. The kernel grants at most net.core.rmem_max. */
+/** The requested size in bytes of the socket's receive buffer. The kernel grants at most net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
 const UNKNOWN_SENDERS = 64
 const PATHS = 4096

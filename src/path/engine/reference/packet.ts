@@ -21,7 +21,7 @@ const OPTION_LOOSE_ROUTE = 131
 const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
-/** The maximum length of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
+/** The maximum length in bytes of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
 const MAX_ICMP_ERROR_BYTES = 576
 /**
  * ICMP_BURST and ICMP_EVERY_MS limit the rate of ICMP errors to all senders together, as in native/core/icmp.h: a burst
