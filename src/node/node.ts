@@ -84,7 +84,7 @@ interface Membership {
   readonly openEcho?: OpenEcho
   /** Reads the kernel's settings. If left out, the node does not check them. */
   readonly readSysctl?: ReadSysctl
-  /** Returns the memory that only the start needed to the kernel. */
+  /** Returns to the kernel the memory that only the start needed. */
   readonly giveBackMemory?: () => void
   /** The object through which the HTTP server gets the node's state. */
   readonly health?: Health

@@ -13,7 +13,7 @@ type Environment = Readonly<Record<string, string | undefined>>
 
 /** How long a token from the metadata server is valid, in seconds. */
 const TOKEN_S = 300
-/** Access keys are renewed this time, in ms, before their expiry. */
+/** How many ms before their expiry access keys are renewed. */
 const EARLY_MS = 300_000
 
 export interface ExpiringKeys {
