@@ -25,7 +25,7 @@ import { WEFT_TOKEN } from '../support/kube-admin.ts'
 import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
 
-/** The pause between two pieces of a stream, so that they arrive separately. */
+/** The pause in ms between two pieces of a stream, so that the pieces arrive separately. */
 const PIECES_MS = 10
 /** The long run cuts at every byte, the short one at every seventh. */
 const STEP = process.env['WEFT_LONG'] === '1' ? 1 : 7
@@ -218,7 +218,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
 
   it('sends little: heartbeats cost only their metadata', async () => {
     await follow()
-    // As many bytes as kubelet writes for images and other status.
+    // Make a node as large as kubelet does with its images and other status.
     const images = Array.from({ length: 50 }, (_, at) => ({
       names: [`registry.example/image-${at}@sha256:${'0'.repeat(64)}`],
     }))

@@ -1,4 +1,5 @@
-// fabric.test.ts - Type `http` with real daemons and packets: a third host routes each node's subnet, as the nodes tell it by HTTP.
+// fabric.test.ts - Type `http` with real daemons and packets: a third host routes each node's subnet, as the nodes
+// request by HTTP.
 
 import type { ChildProcess } from 'node:child_process'
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'

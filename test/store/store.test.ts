@@ -79,7 +79,7 @@ interface Bed {
   put(key: string, text: string): Promise<void>
   putBytes(key: string, bytes: Buffer): Promise<void>
   remove(key: string): Promise<void>
-  /** Makes a lease expire now. */
+  /** Makes a lease expire immediately. */
   expire(key: string): Promise<void>
   /** Writes a lease that never expires, as an operator does. */
   reserve(key: string, text: string): Promise<void>

@@ -68,7 +68,7 @@ export abstract class FakeFabric {
   #nextId = 1
   protected address = ''
 
-  /** The name of the type. */
+  /** The backend type that the publisher serves, such as `aws-vpc`. */
   abstract readonly type: string
   /** The longest secret in the requests, which no log line may have. */
   abstract readonly secrets: readonly string[]

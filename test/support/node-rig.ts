@@ -50,7 +50,7 @@ interface FakeDataPath {
   /** Reports the traffic with each peer in place of the data path, after a delay. */
   counting: (() => Promise<PathTraffic>) | undefined
   unknownKeys: readonly UnknownKey[]
-  /** The packets without a route. */
+  /** The number of packets without a route. */
   dropped: bigint
   /** The limits that the node set, one entry per call. */
   readonly limits: [string, number][][]

@@ -6,7 +6,7 @@ import { expect, it } from 'vitest'
 
 const source = join(import.meta.dirname, '../../src')
 
-/** All that importing these files loads at once: files of ours, and what is not ours. */
+/** Returns all that importing these files loads immediately: weft's own files, and other modules. */
 function loaded(...entries: readonly string[]) {
   const own = new Set<string>()
   const others = new Set<string>()

@@ -63,7 +63,7 @@ const viewOf = (number: number): NodeView => ({
 })
 const tell = (number: number, response: ServerResponse): void => void response.end(JSON.stringify(viewOf(number)))
 
-/** This node, which is number 1, and peers with the numbers after it. */
+/** Returns this node, which is number 1, with peers of the numbers after it. */
 function nodeWith(peers: readonly number[], tokenFile = '', at = port): Node {
   const leaseOf = (number: number) => ({
     key: key(number),

@@ -165,7 +165,7 @@ it('opens a missing family again immediately after a check of the host, and then
   hostChanged.ring()
   await until(() => path!.renewed.length === 1, 300)
   expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
-  // Peers have to know.
+  // The changed address must be published to the peers.
   await until(() => [...store.entries.values()].some(({ value: text }) => text.includes('"PublicIPv6":"::2"')), 100)
   // A change of the host that the try itself causes does not cause the next try.
   for (let times = 0; times < 20; times++) {

@@ -44,7 +44,7 @@ it('finds within seconds who comes with its public IP, writes its lease and answ
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(5 * MINUTE_MS)
-  // As another weftd does it.
+  // The entry that another weftd with the same public IP writes.
   const twin = '{"Hostname":"twin","ID":"2"}'
   store.put(own(), ours)
   await claim(twin)

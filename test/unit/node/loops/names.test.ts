@@ -19,7 +19,7 @@ const others = (): readonly string[] => OTHERS.filter((key) => key !== own())
 it('are those of the peers, soon after they come; a flanneld has none', async () => {
   start()
   await ready()
-  // It writes its name once it has its lease.
+  // The host writes its name after it has its lease.
   store.put(others()[0]!, value('192.0.2.2'))
   store.put(others()[1]!, value('192.0.2.3'))
   await vi.advanceTimersByTimeAsync(500)

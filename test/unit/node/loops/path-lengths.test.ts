@@ -285,7 +285,7 @@ describe('an answer', () => {
       const { search, questions } = inDoubt()
       search.keep(after, 4_500)
       search.answered(questions[0]!.sequence, 7, 4_600)
-      // It is searched like a new peer.
+      // The peer must be searched like a new peer.
       expect(search.due(5_000).map(({ bytes }) => bytes)).toEqual(after.map(() => 1_472))
     }
   })

@@ -290,7 +290,7 @@ describe('a peer that stays silent', () => {
 
   it('is probed ten times at the usual interval, then after 20, 40, 80, 160 s, and every 300 s from there', () => {
     const { probes, gaps } = silent()
-    // The second is at once; the place in the interval is that of the first.
+    // The second probe must follow immediately; the first probe determines the place in the interval.
     expect(gaps.slice(0, 9)).toEqual(
       [1, 10, 10, 10, 10, 10, 10, 10, 10].map((gap, at) => (at === 1 ? expect.any(Number) : gap)),
     )
@@ -326,7 +326,7 @@ describe('a peer that stays silent', () => {
     probes.wake('peer 1', 2_405_000, 2_404_000)
     expect(requestedAt(probes, 2_405, 2_406, all)).toEqual([2_405])
     expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 0 })
-    // From there on as ever.
+    // From this time on the peers must be probed at the usual interval.
     expect(gapsOf(requestedAt(probes, 2_406, 2_500, all)).every((gap) => gap === 10)).toBe(true)
     expect(probes.resting()).toEqual([])
   })

@@ -28,7 +28,7 @@ vi.mock('../../../../src/node/loops/path-search.ts', async () => {
 installRig()
 
 const opened: { source: string; asked: string[]; closed: boolean }[] = []
-/** Every address but these answers. */
+/** The addresses that do not answer. */
 let silent: string[] = []
 const openEcho: OpenEcho = (source, onAnswer) => {
   const echo = { source: formatAddress(source), asked: [] as string[], closed: false }
@@ -233,7 +233,7 @@ it.each<[string, () => void]>([
   await inTurns(() => asked() >= 13)
   if (sign.startsWith('this host')) setGone({ ipv4: 'eth0 has lost its address' })
   let turns = 0
-  // It was probed just now, so its next probe is due later.
+  // The peer was probed just now, so its next probe is due later.
   await inTurns(() => ++turns > 20)
   const before = asked()
   expect(before).toBeLessThanOrEqual(14)

@@ -121,7 +121,7 @@ describe('a peer', () => {
   })
 })
 
-// --- Two hosts.
+// The following tests simulate two hosts.
 
 type Way = `${'a' | 'b'} ${Underlay}`
 const WAYS: readonly Way[] = ['a first', 'a other', 'b first', 'b other']

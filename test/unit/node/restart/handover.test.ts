@@ -186,7 +186,7 @@ describe('what fits', () => {
         ? enter(before)
         : enter(undefined, earlierRun(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
       await handover.opening()
-      // Both at once, in whichever order.
+      // Take two paths at the same time; the order does not matter.
       const taken = await Promise.all([
         handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddresses: ['fd77::1'] }),
         handover.take({ ...wanted, tunName: 'flannel.1' }),
@@ -206,7 +206,7 @@ describe('what fits', () => {
     const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, fit, other)
     const handover = await enter(before)
     await handover.opening()
-    // It has another address by now.
+    // The new process has another address by now.
     expect(await handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddresses: ['fd77::a1'] })).toBeUndefined()
     expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
     expect(fdsOf([other]).some(isOpen)).toBe(false)

@@ -29,7 +29,7 @@ const FAKES: readonly (readonly [name: string, make: () => FakeFabric])[] = [
 const SUBNET = '10.5.1.0/24'
 const never = new AbortController().signal
 
-/** Virtual time: a wait passes at once. */
+/** A clock with virtual time, in which a wait takes no real time. */
 interface Clock {
   now: number
 }
