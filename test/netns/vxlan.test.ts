@@ -575,7 +575,7 @@ describe('who carries it', () => {
     for (const address of [podA.address, podA.ipv6!]) await reach(podB.namespace, address)
   })
 
-  it('is the kernel if it can, and nobody if it must and cannot', async ({ skip }) => {
+  it('is the kernel if it can, and none if the kernel is required but cannot', async ({ skip }) => {
     await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]

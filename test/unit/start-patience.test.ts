@@ -89,7 +89,7 @@ it('ends where nothing forwards and by a defect, but not while the data path is 
   expect(await started).toBe('a node')
 })
 
-it('goes on with a check of the host that fails, and logs why', async () => {
+it('continues after a check of the host failed, and logs why', async () => {
   const step = Promise.reject(new Error('`ip` printed half a line'))
   await observed(step, { log, signal: stopping.signal })
   expect(lines.join('\n')).toMatch(/E A check of this host failed, and the start goes on: .*half a line/)

@@ -197,7 +197,7 @@ it('queries some of very many nodes, and forgets what they report about the othe
   expect(report.findings).toEqual([])
 })
 
-it('of 250 nodes that hang waits for all at once, and ends with the daemon', async () => {
+it('of 250 nodes that hang waits for all of them together, and ends with the daemon', async () => {
   answer = () => {}
   const peers = Array.from({ length: 250 }, (_, at) => at + 2)
   const asking = ask(nodeWith(peers))

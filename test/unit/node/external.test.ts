@@ -144,7 +144,7 @@ describe('the external interface', () => {
     expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
   })
 
-  it('says which earlier address it goes on with, or waits for', async () => {
+  it('logs the earlier address with which it continues, or for which it waits', async () => {
     host.hasRoute = true
     const { options } = parseFlags(FLAGS, [])
     const lines: string[] = []

@@ -154,7 +154,7 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
   await over
 })
 
-it('has one loop for its data path, which goes on with the one that the store led to, and publishes nothing yet', async () => {
+it('has one loop for its data path, which continues with the data path that the facts of the store gave, and publishes nothing yet', async () => {
   const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
   const loop = keepDataPath(node)

@@ -106,7 +106,7 @@ describe('a data path that can be lent', () => {
     expect([calls, areOpen()]).toEqual([['leave', 'take back', 'leave'], false])
   })
 
-  it('goes to whoever keeps it at the end, once; one that is lent is closed here alone', async () => {
+  it('is passed on at the end only once; a lent path is closed only in this process', async () => {
     const first = lendable()
     const ownership = new Ownership(recorder().log)
     await ownership.open(async () => first.dataPath)
@@ -224,7 +224,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
   }
 })
 
-it('one that has nothing to lend is at once ours again, for a loop that waited for that', async () => {
+it('belongs to this process again immediately if it has nothing to lend, and wakes a loop that waited for that', async () => {
   const ownership = new Ownership(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void

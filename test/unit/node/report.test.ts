@@ -55,7 +55,7 @@ it('has the node, its lease and its data path', async () => {
   })
 })
 
-it('tells peers that are only stored from those that the data path has', async () => {
+it('distinguishes peers that are only stored from peers that the data path has', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()

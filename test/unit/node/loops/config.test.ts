@@ -7,7 +7,7 @@ import { installRig, dataPaths, lines, nodeStatus, ready, start, store, until } 
 
 installRig()
 
-it('names a network configuration that is not the one in use, each once, and goes on', async () => {
+it('logs each network configuration that differs from the one in use once, and continues', async () => {
   start()
   await ready()
   const named = (): string[] =>

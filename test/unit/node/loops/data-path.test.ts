@@ -38,7 +38,7 @@ import {
 
 installRig()
 
-it('gives it no peers before the store has told them: what it goes on with stays as it is', async () => {
+it('gets no peers before the store has answered, so its present peers stay', async () => {
   const manager = managerOf(store)
   const list = (signal: AbortSignal): Promise<never> =>
     new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason as Error)))
@@ -181,7 +181,7 @@ it('opens a missing family again immediately after a check of the host, and then
   expect([dataPaths.length, path!.closed]).toEqual([1, false])
 })
 
-it('tells a look after a second that it is late', async () => {
+it('resolves `late` for a check after a second', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -221,7 +221,7 @@ it('looks after the family that it has while the other is being opened, which is
   await until(() => path!.renewed.length === 2, 5300)
 })
 
-it('follows a new name of the external interface: says it, keeps the data path, and tells the file for the next process', async () => {
+it('follows a new name of the external interface: logs it, keeps the data path, and writes it to the file for the next process', async () => {
   const hostChanged = createBell()
   const interfaceOf = (name: string) => ({ name }) as ExternalInterface
   const renamed = { ...backend, external: interfaceOf('eth0') }
@@ -258,7 +258,7 @@ it('says once that an address of the external interface is gone, and that there 
   expect([dataPaths.length, dataPaths[0]!.closed]).toEqual([1, false])
 })
 
-it('goes on with the family that it has while the host cannot be prepared for the other', async () => {
+it('continues with one family while the host cannot be prepared for the other', async () => {
   let isBroken = false
   const failing: typeof backend = {
     ...backend,
@@ -392,7 +392,7 @@ describe('with an amendment that an operator made in the store of the leases', (
     expect(opened.map(({ publicIp }) => publicIp.ipv4)).toEqual([given, given, parseIpv4('198.51.100.8')])
   })
 
-  it('remembers what was said of each family, and nothing of one that nobody said anything of', async () => {
+  it('remembers the events of each family, and nothing about a family without events', async () => {
     const addresses = [1n, 2n, 2n].map((ipv6) => ({ ipv4: parseIpv4('192.0.2.1')!, ipv6 }))
     const manager = { ...managerOf(store), amend: async (publicIp: Addresses) => ({ ...publicIp, ipv4: given }) }
     const prepare = async () => ({ publicIp: addresses.shift()!, backendType: '' })
@@ -431,7 +431,7 @@ it('writes subnet.env at once where the data path that is opened again takes oth
   expect(logged(/Repaired: .*subnet.env/)).toBe(false)
 })
 
-it('leaves one alone that is lent: what is wrong with it is for whoever has it, until it is back', async () => {
+it('does not repair a lent path until it is taken back', async () => {
   const lease = {
     key: '10.5.0.64-26',
     subnet: { ipv4: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } },

@@ -132,7 +132,7 @@ it('says once an hour that its lease cannot be written but lives on, and writes 
   expect(said()).toBe(after)
 })
 
-it('goes on forwarding when its subnet is taken and no other is free, until one is', async () => {
+it('continues to forward if its subnet is taken and no other is free, until one becomes free', async () => {
   start()
   await ready()
   for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
@@ -224,7 +224,7 @@ it.each<[what: string, write: (key: string) => void, isTheirs: (key: string) => 
   expect(store.entries.size).toBe(1)
 })
 
-it('takes its subnet again though a successor prepares, where nobody of this node has a lease', async () => {
+it('acquires its subnet again although a successor prepares, if no process of this node has a lease', async () => {
   start()
   await ready()
   const key = own()

@@ -116,7 +116,7 @@ describe('what another backend left', () => {
     expect([readiness(), routes]).toEqual([true, []])
   })
 
-  it('keeps the node from being ready while somebody puts it back at once', async () => {
+  it('keeps the node from being ready while another program restores it immediately', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     routes.push(toPeer())
     whileListing = () => void (routes = [toPeer()])
@@ -233,7 +233,7 @@ describe('a route that only more leases could explain, while the store is away',
     return node.pastPath.map(({ what }) => what)
   }
 
-  it('keeps a node from being ready that knows no lease, and none that goes on as last known', async () => {
+  it('keeps a node without a lease from being ready, but not a node that forwards with the last known state', async () => {
     expect(await judged(new Map())).toEqual(['routes into the network cannot be judged yet'])
     expect(await judged(new Map([[known.key, known]]))).toEqual([])
   })
@@ -315,7 +315,7 @@ describe('a host that cannot be checked', () => {
 })
 
 describe('a route past the data path that weft did not make', () => {
-  it('of a backend that seals makes the node impaired and not ready, and no more once it is gone', async () => {
+  it('of a backend that encrypts makes the node impaired and not ready until the route is gone', async () => {
     const doubt = createBell()
     store.put('10.5.0.192-26', value('192.0.2.2'))
     start({ backend: sealed, leftovers }, doubt)

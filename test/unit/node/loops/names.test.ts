@@ -81,7 +81,7 @@ it('stay as they were while the store is away', async () => {
   expect(await names()).toEqual(['host2'])
 })
 
-it('come with the leases where the source tells them so', async () => {
+it('come with the leases if the source has them', async () => {
   const manager = managerOf(store)
   const renamed = (entry: Entry): Entry =>
     entry.lease ? { ...entry, lease: { ...entry.lease, name: 'node2' } } : entry

@@ -153,7 +153,7 @@ describe('a path', () => {
 describe('the length that reaches a peer', () => {
   const lengthAt = (rig: ReturnType<typeof newSearch>) => rig.search.lengths().get('a')
 
-  it('is whole since the first answer, and not known before', () => {
+  it('is whole since the first answer, and unknown before it', () => {
     const rig = newSearch()
     rig.search.keep([peer('a')], 0)
     expect(lengthAt(rig)).toBeUndefined()
@@ -161,7 +161,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toEqual({ isWhole: true, bytes: 1_472, since: 0 })
   })
 
-  it('is not whole as soon as something less passes, then which it is, then whole again; each since when', () => {
+  it('becomes narrow as soon as a shorter packet passes, then has a length, then is whole again, each with its time', () => {
     const rig = newSearch({ passes: 1_252 })
     rig.search.keep([peer('a')], 0)
     rig.run(0, 4_000)
@@ -200,7 +200,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toBeUndefined()
   })
 
-  it('stays whole where one packet in five is lost, whatever its length', () => {
+  it('stays whole if one packet in five of any length is lost', () => {
     let seed = 7
     const random = (): number => (seed = (seed * 48_271) % 2_147_483_647) / 2_147_483_647
     const search = new PathSearch(OVERHEAD, 1_472, () => 1_472, random)
@@ -256,7 +256,7 @@ describe('an answer', () => {
     expect(search.due(7_000).map(({ bytes }) => bytes)).toEqual([1_252])
   })
 
-  it('that comes to every other small one says nothing of the length, however often it is tried', () => {
+  it('to only every second small request proves nothing about the length, however often it is tried', () => {
     const { search } = newSearch()
     search.keep([peer('a')], 0)
     let small = 0
@@ -271,7 +271,7 @@ describe('an answer', () => {
     expect([search.limits().size, search.lengths().size]).toEqual([0, 0])
   })
 
-  it('that comes late, after two more questions, is as good', () => {
+  it('that comes late, after two more requests, counts too', () => {
     const { search, questions } = inDoubt()
     search.answered(questions[0]!.sequence, 7, 4_900)
     expect(search.due(5_000)).toEqual([])
@@ -335,7 +335,7 @@ describe('many peers', () => {
     ])
   })
 
-  it('have numbers of 16 bits, none of two questions at once', () => {
+  it('have 16-bit sequence numbers, no two requests at the same time the same', () => {
     const { search } = newSearch({ random: 0.99999 })
     search.keep(
       ['a', 'b', 'c', 'd', 'e'].map((key) => peer(key)),
@@ -346,7 +346,7 @@ describe('many peers', () => {
 })
 
 describe('a search', () => {
-  it('that finds no more than before looks for more half a minute later, and only confirms meanwhile', () => {
+  it('that finds no greater length tries a greater one half a minute later, and only confirms meanwhile', () => {
     const { search, asked, run } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 55_000)

@@ -54,7 +54,7 @@ async function open(known: (key: string) => number | undefined = () => 1472): Pr
 }
 const limits = () => dataPaths[0]!.limits
 
-it('asks a path that is whole by one packet each ten seconds, and limits nothing', async () => {
+it('probes a path that carries long packets once every ten seconds, and sets no limit', async () => {
   await open()
   await vi.advanceTimersByTimeAsync(10 * 60_000)
   expect(new Set(sent.map(({ bytes }) => bytes))).toEqual(new Set([1472]))
@@ -173,7 +173,7 @@ it('reports what reaches each peer, also if the data path does not use it', asyn
   expect((await nodeStatus()).peers).toMatchObject({ answering: 0, narrow: 0 })
 })
 
-it('asks nothing without peers, and nobody where probes are off and the data path does not go by it', async () => {
+it('searches nothing without peers, or if probes are off and the data path does not use the result', async () => {
   store.put(PEER, value('192.0.2.2'))
   start({ openEcho }, undefined, { options: { 'probe-interval': 0 } })
   await ready()

@@ -140,7 +140,7 @@ describe('a peer that falls silent', () => {
   })
 })
 
-it('tells where a peer moved from, once', () => {
+it('reports once from where a peer moved', () => {
   const rig = newWatch()
   rig.answers()
   rig.look({ publicIp: '192.0.2.7' })

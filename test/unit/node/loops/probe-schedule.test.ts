@@ -20,7 +20,7 @@ function pass(probes: ProbeSchedule, fromS: number, toS: number, answers: (addre
 }
 const all = (): boolean => true
 
-it('asks each peer soon, and then once in the interval, not all at once', () => {
+it('probes each new peer soon, and then once per interval, at different times', () => {
   let seed = 1
   const probes = new ProbeSchedule(10_000, () => (seed = (seed * 16807) % 2147483647) / 2147483647)
   probes.keep(targets(100), 0)
@@ -70,7 +70,7 @@ it('finds a peer that is gone within 15 s, and one that is back at its next turn
   expect(probes.results().get('peer 1')!.isAnswering).toBe(true)
 })
 
-it('takes one lost packet for one, asks again at once, and takes an answer that is late', () => {
+it('counts one lost packet as one, probes again immediately, and accepts a late answer', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   const [first] = probes.due(0)
@@ -135,7 +135,7 @@ it('takes a request for lost after a second, not before', () => {
   expect(probes.results().get('peer 1')!.unansweredSince).toBe(22_000)
 })
 
-it('tells the loss of the last ten, and forgets what was before', () => {
+it('reports the loss of the last ten probes, and forgets earlier ones', () => {
   const probes = new ProbeSchedule(1_000, () => 0)
   probes.keep([target(1)], 0)
   const losses = (from: number, count: number, isAnswered: boolean): number => {
@@ -229,7 +229,7 @@ it('keeps what it knows of those that stay, and asks them no sooner', () => {
   }
 })
 
-it('asks nobody who is taken away by itself, and counts it no more', () => {
+it('neither probes nor counts a peer that was removed by itself', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   for (const { key, address } of targets(501)) probes.look(key, address, 0)
   expect(probes.intervalMs()).toBe(10_020)
@@ -352,7 +352,7 @@ describe('a peer that stays silent', () => {
     expect(requestedAt(other, 2_400, 2_402)).toEqual([])
   })
 
-  it('is probed when one that fell silent with it is back: a network that was cut in two is whole soon', () => {
+  it('is probed when a peer that fell silent at the same time answers again', () => {
     const probes = new ProbeSchedule(10_000, () => 0.5)
     probes.keep(targets(20), 0)
     pass(probes, 0, 40, all)

@@ -84,7 +84,7 @@ it('asks from the address that the node has, after it moved too', async () => {
   ])
 })
 
-it('goes on when the kernel will not send, and tells that nothing came', async () => {
+it('continues if the kernel refuses to send, and reports that no answer came', async () => {
   opened.length = 0
   store.put('10.5.0.192-26', value('192.0.2.2'))
   start({ openEcho })
@@ -121,7 +121,7 @@ it('waits for an address that is not there yet', async () => {
   expect([tries, dataPaths.length, parseIpv4(opened[0]!.source)]).toEqual([3, 1, expect.any(Number)])
 })
 
-it('asks whom a later change made a peer, and nobody that went', async () => {
+it('probes a peer that a later change added, and no peer that was removed', async () => {
   opened.length = 0
   silent = []
   start({ openEcho })

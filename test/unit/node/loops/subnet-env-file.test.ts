@@ -175,7 +175,7 @@ describe('subnet.env', () => {
     expect(error).toMatch(/^E Couldn't fetch previous FLANNEL_SUBNET from subnet file at FILE: EISDIR/)
   })
 
-  it('tells the network of an earlier run, and is silent about what is odd of it', async () => {
+  it('returns the network of an earlier run, and logs nothing about an odd one', async () => {
     const path = join(folder, 'subnet.env')
     const network = async (text: string): Promise<string | undefined> => {
       writeFileSync(path, `${text}\nFLANNEL_SUBNET=10.1.74.1/24\n`)

@@ -25,7 +25,7 @@ import {
 
 installRig()
 
-it('goes on when subnet.env cannot be written, and says it is not ready', async () => {
+it('continues if subnet.env cannot be written, and is not ready', async () => {
   mkdirSync(subnetFile())
   start()
   await until(() => logged(/^W Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))

@@ -153,7 +153,7 @@ describe('what fits', () => {
     successor.close(false)
   })
 
-  it('is closed if it belongs to another store, or if the backend takes none of it', async () => {
+  it('is closed if it belongs to another store, or if the backend uses no part of it', async () => {
     const [others, own] = [packPaths([path()]).fds, packPaths([path()])]
     earlierRun(others, { tunNames: ['flannel0'], store: 'etcd /x' }, 'etcd /y')
     expect(others.some(isOpen)).toBe(false)

@@ -94,7 +94,7 @@ it('has the MTU of the interface, peers, and a route of each family', async () =
   }
 })
 
-it('opens while the API hangs, and a slow check delays nobody', async () => {
+it('opens while the API hangs, and a slow check delays no other operation', async () => {
   const fabric = await new FakeSwitch(join(folder, 'credential')).start()
   const { parts } = partsOf('http', fabric.backend())
   await fabric.close()

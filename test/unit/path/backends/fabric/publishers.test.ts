@@ -182,7 +182,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(fabric.changes).toEqual([`put ${SUBNET}`])
   })
 
-  it('names a missing permission, and goes on once it is there', async () => {
+  it('names a missing permission, and continues when the permission was granted', async () => {
     fabric = await make().start()
     fabric.isReadOnly = true
     const { keeper, checkLater, lines } = keeperOf(1)
