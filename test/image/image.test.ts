@@ -33,7 +33,7 @@ afterAll(async () => {
   await workshop?.close()
 }, 5 * MINUTE)
 
-/** Returns the folder of the image's files, and their paths. */
+/** Returns the folder with the image's files, and the paths of the files. */
 async function tree(): Promise<{ folder: string; paths: string[] }> {
   const folder = (await podman('image', 'mount', IMAGE)).trim()
   return { folder, paths: readdirSync(folder, { recursive: true, encoding: 'utf8' }) }

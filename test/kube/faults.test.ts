@@ -256,7 +256,7 @@ describe('a watch', () => {
       if (url.searchParams.get('watch') !== 'true') return response.end(JSON.stringify(recorded.list))
       const after = Number(url.searchParams.get('resourceVersion'))
       const rest = recorded.watch.filter((line) => versionIn(line) > after || line.includes('BOOKMARK'))
-      // Chunks as the server's HTTP sends them: one event each.
+      // The chunks in which the server's HTTP library sends the events: one event each.
       const bytes = Buffer.concat([
         Buffer.from('HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n'),
         ...rest.map((line) => Buffer.from(`${(line.length + 1).toString(16)}\r\n${line}\n\r\n`)),

@@ -344,7 +344,7 @@ describe('while weftd runs', () => {
       const refused = `weft cleanup: weftd still runs (pid ${daemon.process.pid}); stop it first, and then clean up\n`
       expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: refused })
 
-      // A process whose name is hidden, as in a container, is found because it holds the device.
+      // `weft cleanup` finds a process whose name is hidden, as in a container, because the process holds the device.
       expect(await daemon.stop()).toBe(0)
       const other = join(lab.folder, 'overlay')
       copyFileSync(join(packageRoot, 'bin/weftd'), other)

@@ -110,7 +110,7 @@ describe("beside the kernel's device", () => {
         const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
         expect(bitsPerSecond).toBeGreaterThan(0)
         await server.stop()
-        // The peer must answer to the address from which it receives.
+        // The peer must send its answers to the address from which it receives.
         expect(await endpoints()).toEqual([`${a.address}:51820`, `${c.address}:51820`])
       }
     },

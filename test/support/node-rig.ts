@@ -267,7 +267,7 @@ export const subnetFile = (): string => join(folder, 'subnet.env')
 const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
 export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
 
-/** The node that `start` makes differs in these from a node that runs alone. */
+/** The differences between a node that `start` makes and a node that runs alone. */
 interface Differences {
   readonly options?: Partial<NewNode['options']>
   readonly handover?: typeof ALONE

@@ -1,4 +1,5 @@
-// begin.test.ts - what is loaded before a daemon forwards, and before `weft status` asks: counted, since it is time in which packets are lost.
+// begin.test.ts - counts what Node.js loads before a daemon forwards, and before `weft status` sends its query, because
+// packets are lost while it loads.
 
 import { readFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'

@@ -1,4 +1,4 @@
-// options.test.ts - flanneld's flags and ours, their environment variables, and what each may be.
+// options.test.ts - flanneld's flags and weft's own flags, their environment variables, and their valid values.
 
 import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'

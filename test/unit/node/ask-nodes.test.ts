@@ -1,4 +1,5 @@
-// ask-nodes.test.ts - asking all nodes, whatever they do: each has an address of loopback, and one program answers at all of them.
+// ask-nodes.test.ts - queries all nodes, whatever they answer. Each node has its own loopback address, and one program
+// answers at all of these addresses.
 
 import { once } from 'node:events'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
@@ -20,7 +21,7 @@ let folder: string
 let server: ReturnType<typeof createServer>
 let port: number
 let sockets: Set<Socket>
-/** The answers of the nodes, by number. */
+/** Answers a request to the node with this number. */
 let answer: (number: number, request: IncomingMessage, response: ServerResponse) => void
 let asked: number[]
 let stopping: AbortController
@@ -104,7 +105,7 @@ it('asks each from its own address at theirs', async () => {
   expect(from).toEqual(new Set([2, 3].map((number) => `127.7.0.1 /view.json 127.7.0.${number}:${port} undefined`)))
 })
 
-/** Each by the number of the node that does it. */
+/** Each fault of an answer, with the text and the reason that the report must have. */
 const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => void, string, RegExp][] = [
   ['says nothing', () => {}, 'silent', /^no answer within 1.5 s$/],
   ['hangs behind the head', (response) => response.writeHead(200).flushHeaders(), 'silent', /no answer within/],

@@ -1,5 +1,5 @@
-// open.test.ts - a node comes to forward: while a successor takes what forwards as last known, which is for another lease; or with the peers
-// that a weftd before it had.
+// open.test.ts - how a node starts to forward: with the peers of an earlier weftd, or while a successor takes over a
+// data path that was opened for another lease from the last known state.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -41,7 +41,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const own = { fault: new Promise(() => {}) } as DataPath
   await ownership.open(async () => stale)
   await ownership.lend()
-  // The first successor has gone, and the next one asks before all is taken back.
+  // The first successor has ended. The next one requests the data path before this node has taken everything back.
   const taking = ownership.takeBack()
   const lending = ownership.lend()
 

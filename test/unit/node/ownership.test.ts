@@ -1,4 +1,5 @@
-// ownership.test.ts - who has the data path: each state, what leads from it, and what cannot be closed, or has nothing to lend.
+// ownership.test.ts - the states of the data path's owner and the changes between them, and data paths that cannot be
+// closed or have nothing to lend.
 
 import { closeSync, fstatSync, mkdtempSync, openSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -20,7 +21,7 @@ function recorder() {
   return { lines, log: { info: say, warn: say, error: say, v: () => false } }
 }
 
-/** A data path of an engine's, which can be lent, and what was done to it. */
+/** Returns a data path with an engine that can be lent, and the calls that it got. */
 function lendable() {
   const calls: string[] = []
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
@@ -51,7 +52,7 @@ function lendable() {
 }
 
 describe('a data path that can be lent', () => {
-  /** How each state is come to. */
+  /** Brings an ownership into each state. */
   const STATES: Readonly<Record<string, (ownership: Ownership) => Promise<unknown>>> = {
     closed: async () => {},
     forwarding: (ownership) => ownership.open(async () => lendable().dataPath),
@@ -71,7 +72,7 @@ describe('a data path that can be lent', () => {
     takeBack: (ownership: Ownership) => ownership.takeBack(),
     end: (ownership: Ownership) => ownership.end(async () => {}),
   }
-  /** A transition that is not here changes nothing. */
+  /** The state that each operation leads to. An operation that is not listed changes nothing. */
   const LEADS_TO: Readonly<Record<string, Readonly<Record<string, string>>>> = {
     closed: { open: 'forwarding', replace: 'forwarding', release: 'released', end: 'ended' },
     forwarding: { close: 'closed', lend: 'lent', release: 'released', end: 'ended' },

@@ -167,7 +167,7 @@ it('opens a missing family again immediately after a check of the host, and then
   expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
   // The changed address must be published to the peers.
   await until(() => [...store.entries.values()].some(({ value: text }) => text.includes('"PublicIPv6":"::2"')), 100)
-  // A change of the host that the try itself causes does not cause the next try.
+  // A change of the host that the attempt itself causes must not cause the next attempt.
   for (let times = 0; times < 20; times++) {
     hostChanged.ring()
     await vi.advanceTimersByTimeAsync(200)
@@ -347,7 +347,7 @@ it('publishes the new attributes of a data path that is opened again immediately
     throw new WeftError('STORE_UNAVAILABLE', 'no listing is needed for that')
   }
   dataPaths[1]!.die('and its key with it')
-  // In no virtual time to speak of: it does not wait for a listing, nor for the renewal.
+  // The new key must be published within 100 ms, so weftd waits neither for a listing nor for the renewal.
   await until(() => published().some((text) => text.includes('"PublicKey":"second"')), 100)
 })
 

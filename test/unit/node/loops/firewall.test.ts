@@ -153,7 +153,7 @@ it('ends a node that starts, and no node that forwards already, if the rules can
   start({ firewall: { rules: { raise, ensure }, resyncMs: 1000 } })
   expect(await ended).toBe(failure)
 
-  // Everything else has gone on by the time at which this one fails.
+  // The firewall fails only after all other parts of the node have started.
   const raiseLate = () => pause(stopping.signal, 12_000).then(raise)
   restart()
   start({ firewall: { rules: { raise: raiseLate, ensure }, resyncMs: 1000 } })

@@ -1,4 +1,4 @@
-// lease.test.ts - when a node renews its lease, and what it does when it was lost.
+// lease.test.ts - when a node renews its lease, and what it does after it lost the lease.
 
 import { readFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
@@ -86,7 +86,7 @@ it('renews its lease in time though the clock was ahead by hours only while the 
   start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 60_000 } })
   await ready()
   const { revision } = store.entries.get(own())!
-  // The store gave it a day, measured with each of the clocks.
+  // The store gave the lease for a day. The test lets a day pass on both clocks.
   await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
   expect(store.entries.get(own())!.revision).not.toBe(revision)
 })
@@ -156,7 +156,7 @@ it('asks less and less often for a subnet if none is free, because each try list
     return list(signal)
   }
   await vi.advanceTimersByTimeAsync(600_000)
-  // One a minute beside: that of who follows the leases.
+  // The node that follows the leases lists them once a minute in addition.
   expect(lists).toBeLessThan(10 + 600 / 15 + 8)
   const free = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== dataPaths[0]!.subnet)!
   store.remove(free)
@@ -187,7 +187,7 @@ it.each([
   await ready()
   const key = own()
   store.put(key, text)
-  // In no virtual time to speak of: neither the minute's listing nor the renewal is what notices it.
+  // Within 1 ms of virtual time neither a listing nor the renewal can notice the change, so the watch does.
   await until(() => store.entries.get(key)!.value === ours, 1)
   expect(lines).toContain(
     `W The value of this node's own key ${key} is not what it wrote, and is overwritten: ${JSON.stringify(text)}`,

@@ -192,7 +192,7 @@ describe('what another backend left', () => {
     start({ backend: sealed, leftovers }, doubt)
     await ready()
     await vi.advanceTimersByTimeAsync(10_000)
-    // The successor takes the path while this one is looking, and makes its device.
+    // The successor takes the data path while this node searches for leftovers, and then makes its own device.
     whileListing = async () => {
       whileListing = () => {}
       void ownership.release()
@@ -246,7 +246,7 @@ describe('the queries for each family, and to the kernel', () => {
     attrs: { publicIp: { ipv4: 0xc0_00_02_00 + number }, backendType: '' },
   })
   const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
-  /** The words of a node that follows two leases, on a host whose `ip` prints this. */
+  /** Returns the log lines of a node that follows two leases, on a host whose `ip` command prints these objects. */
   async function said(ip: (command: string) => object[]): Promise<readonly string[]> {
     const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const [own, other] = [lease(1), lease(2)]

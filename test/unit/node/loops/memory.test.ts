@@ -70,7 +70,7 @@ async function open(events: string, free?: Promise<void>): Promise<void> {
   await becomes((peers) => peers.answering === 1)
 }
 
-/** Waits until the status says so. */
+/** Waits until the status fulfils this condition. */
 async function becomes(isSo: (peers: NonNullable<Awaited<ReturnType<typeof nodeStatus>>['peers']>) => boolean) {
   let done = false
   await inTurns(() => {

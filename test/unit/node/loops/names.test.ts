@@ -13,7 +13,7 @@ const OTHERS = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'] as const
 const claim = (address: string, text: string): Promise<unknown> => store.claim(address, text, stopping.signal)
 const named = (hostname: string): string => JSON.stringify({ Hostname: hostname, ID: '1' })
 const names = async (): Promise<readonly unknown[]> => (await nodeStatus()).peers!.list.map(({ name }) => name)
-/** Two keys that this node has not. */
+/** The keys of two leases that this node does not have. */
 const others = (): readonly string[] => OTHERS.filter((key) => key !== own())
 
 it('are those of the peers, soon after they come; a flanneld has none', async () => {

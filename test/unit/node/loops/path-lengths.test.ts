@@ -1,5 +1,5 @@
-// path-lengths.test.ts - whom the search for the longest packet asks, when and with what size, by the question; node/loops/path-search.test.ts
-// has what a node makes of it.
+// path-lengths.test.ts - when the search for the longest packet sends requests, to which peer, and of what size.
+// node/loops/path-search.test.ts tests how a node uses the results.
 
 import { describe, expect, it } from 'vitest'
 import { PathSearch, type Question } from '../../../../src/node/loops/path-lengths.ts'
@@ -22,7 +22,7 @@ function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
     search,
     asked,
     sizes: () => asked.map(([, bytes]) => bytes).filter((bytes) => bytes > 0),
-    /** Asks once a second from one time to another. */
+    /** Sends the requests that are due in each second between two times in ms. */
     run: (from: number, to: number): void => {
       for (let now = from; now <= to; now += 1_000)
         for (const { sequence, bytes, address } of search.due(now)) {
@@ -218,7 +218,7 @@ describe('the length that reaches a peer', () => {
 })
 
 describe('an answer', () => {
-  /** The first question about a, after five of which no answer came. */
+  /** Returns the requests about peer a up to the point at which five of them have no answer. */
   function inDoubt() {
     const rig = newSearch()
     rig.search.keep([peer('a', 7)], 0)
@@ -232,7 +232,7 @@ describe('an answer', () => {
     const small = questions.find(({ bytes }) => bytes === 0)!
     search.answered(small.sequence, 8, 4_100)
     search.answered(small.sequence + 1_000, 7, 4_100)
-    // Nobody answered: it is left alone for ten seconds.
+    // The peer did not answer, so no request is sent to it for ten seconds.
     expect(search.due(5_000)).toEqual([])
     expect(search.due(14_999)).toEqual([])
     expect(search.due(15_000)).toHaveLength(1)
@@ -275,7 +275,7 @@ describe('an answer', () => {
     const { search, questions } = inDoubt()
     search.answered(questions[0]!.sequence, 7, 4_900)
     expect(search.due(5_000)).toEqual([])
-    // Ten seconds after the answer, from the full second on.
+    // The next request is due ten seconds after the answer, rounded up to a full second.
     expect(search.due(14_999)).toEqual([])
     expect(search.due(15_000).map(({ bytes }) => bytes)).toEqual([1_472])
   })
@@ -310,7 +310,7 @@ describe('many peers', () => {
       0,
     )
     expect(search.due(0).map(({ key }) => key)).toEqual(['a', 'b', 'c', 'd', 'e'])
-    // Nobody answered: those five are in the midst of it.
+    // No peer answered, so the search for the first five peers is not finished.
     expect(search.due(1_000).map(({ key }) => key)).toEqual(['a', 'a', 'b', 'b', 'c', 'c', 'd', 'd', 'e', 'e'])
     search.keep(
       ['f', 'g'].map((key) => peer(key)),
@@ -322,12 +322,12 @@ describe('many peers', () => {
   it('are begun within a second of each other, and those that stay are not started again', () => {
     const { search } = newSearch({ random: 0.5 })
     search.keep([peer('a')], 1_000)
-    // A turn counts from the full second on.
+    // A search starts at the next full second.
     expect(search.due(1_999)).toEqual([])
     expect(search.due(2_000)).toHaveLength(1)
     search.keep([peer('a'), peer('b', 2)], 2_100)
     expect(search.due(2_999)).toEqual([])
-    // The second question about a comes with a small one; the first has none.
+    // The second request to peer a has a small request beside it; the first request has none.
     expect(search.due(3_000).map(({ key, bytes }) => [key, bytes])).toEqual([
       ['a', 1_472],
       ['a', 0],
@@ -457,7 +457,7 @@ describe('a search', () => {
       ['a', 'b', 'c', 'd', 'e'].map((key) => peer(key)),
       1_500,
     )
-    // a at 1900, b at 1100, c at 1500; d at 2400, e at 1500.
+    // The times in ms at which the peers are due: a at 1900, b at 1100, c at 1500, d at 2400, e at 1500.
     expect(search.due(3_000).map(({ key }) => key)).toEqual(['b', 'c', 'e', 'a', 'd'])
   })
 
@@ -470,7 +470,7 @@ describe('a search', () => {
       () => randoms.shift()!,
     )
     search.keep([peer('a'), peer('b')], 1_500)
-    // a at 2400, b at 1500.
+    // The times in ms at which the peers are due: a at 2400, b at 1500.
     expect(search.due(3_000).map(({ key }) => key)).toEqual(['b', 'a'])
   })
 

@@ -72,7 +72,7 @@ it('finds the longest that passes within seconds, and sets it', async () => {
     logged(/W Packets of more than 1252 bytes do not reach 10\.5\.0\.64-26, and no router on the path reports it/),
   ).toBe(true)
   expect(sent.at(-1)!.at - sent[0]!.at).toBeLessThan(15_000)
-  // Five and three times what is too long, once what passes.
+  // Weftd sends five requests, and later three, of a size that is too long, and one of a size that arrives.
   expect(sizes()).toEqual([1472, 1472, 1472, 1472, 1472, 1252, 1392, 1392, 1392, 1372, 1372, 1372])
 })
 
@@ -195,7 +195,7 @@ it('asks five of a thousand peers a second at most, by two packets each', () => 
   for (let now = 0; now < 300_000; now += 1000) {
     const questions = search.due(now)
     most = Math.max(most, questions.length)
-    // All that is small is answered.
+    // Answer all small requests.
     for (const { sequence, bytes } of questions) if (bytes === 0) search.answered(sequence, address, now)
   }
   expect(most).toBe(10)

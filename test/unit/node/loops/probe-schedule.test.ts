@@ -7,7 +7,10 @@ import { ASKED_A_SECOND, ProbeSchedule } from '../../../../src/node/loops/probe-
 const target = (number: number) => ({ key: `peer ${number}`, address: number })
 const targets = (count: number) => Array.from({ length: count }, (_, number) => target(number + 1))
 
-/** Lets the seconds pass; `answers` says whom it is answered by. Returns whom it asked, second by second. */
+/**
+ * Runs the seconds between two times. `answers` says which addresses answer. Returns the probed addresses for each
+ * second.
+ */
 function pass(probes: ProbeSchedule, fromS: number, toS: number, answers: (address: Address) => boolean): Address[][] {
   const asked: Address[][] = []
   for (let second = fromS; second < toS; second++) {
@@ -125,7 +128,7 @@ it('takes a request for lost after a second, not before', () => {
   })
   expect(probes.due(10_999)).toEqual([])
   const [third] = probes.due(11_000)
-  // The first loss of a row is reported, until there is an answer.
+  // Only the first of consecutive losses is reported, until an answer comes.
   probes.due(12_000)
   expect(probes.results().get('peer 1')).toMatchObject({ at: 12_000, unansweredSince: 0 })
   probes.answered(third!.sequence, third!.address, 1_500, 12_500)
@@ -166,7 +169,7 @@ it('takes no outage for loss: neither what was lost before a peer was first hear
     return [isAnswering, lossPercent]
   }
   expect(after('xxa')).toEqual([true, 0])
-  // Three in a row may be loss.
+  // Three lost probes in a row may be random loss.
   expect(after('aaaxxxa')).toEqual([true, 30])
   expect(after('xxxx')[0]).toBe(false)
   expect(after('a')).toEqual([true, 0])
@@ -242,7 +245,7 @@ it('asks those first whose second came first, also when it was not called for a 
   const randoms = [0, 0.9, 0]
   const probes = new ProbeSchedule(10_000, () => randoms.shift() ?? 0.5)
   probes.keep(targets(2), 1_500)
-  // The first is due at 2400, the second at 1500.
+  // The first peer is due at 2400 ms, the second at 1500 ms.
   expect(probes.due(3_000).map(({ address }) => address)).toEqual([2, 1])
 })
 
@@ -266,7 +269,7 @@ it('probes a doubted peer immediately, except a silent one', () => {
   expect(pass(probes, 40, 60, (address) => address !== 2).flat()).toContain(2)
   expect(probes.takeDoubted()).toEqual(new Set(['peer 2']))
   expect(probes.takeDoubted()).toEqual(new Set())
-  // The rest of its interval does not matter, and a silent peer is probed at its own pace.
+  // A probe may be requested at any time in the interval. A silent peer is still probed at its own rate.
   pass(probes, 60, 61, () => false)
   for (let second = 61; second < 64; second++) {
     for (const number of [1, 2, 3]) probes.soon(`peer ${number}`, second * 1000)

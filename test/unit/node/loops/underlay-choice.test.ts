@@ -1,5 +1,5 @@
-// underlay-choice.test.ts - by which family a peer is reached, by what answers; and two hosts that choose, each by itself, over a network
-// whose families fail at random.
+// underlay-choice.test.ts - the choice of the family over which a peer is reached, from the answers to probes. In a
+// simulation two hosts choose independently, over a network whose families fail at random.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -161,7 +161,10 @@ function twoHosts(passes: (way: Way) => boolean, seed: number) {
 }
 
 describe('two hosts', () => {
-  /** Two lost requests and the look that follows them: an interval until the first is sent, and two seconds for each to be given up. */
+  /**
+   * The time in ms for two lost requests and the next check: an interval until the first request is sent, and two
+   * seconds until each counts as lost.
+   */
   const WITHIN_MS = EVERY_MS + 5_000
 
   it.each<[name: string, broken: readonly Way[]]>([
@@ -219,9 +222,9 @@ describe('two hosts', () => {
           !all.some((fault) => fault.way === way && now >= fault.at * 1000 && now < (fault.at + fault.for) * 1000)
         const works = (which: Underlay): boolean => passes(`a ${which}`) && passes(`b ${which}`)
         const network = twoHosts(passes, seed)
-        /** The time since when each family has worked, or not, without a break. */
+        /** The time in ms since which each family has worked, or has failed, without interruption. */
         const since = { first: { works: true, at: 0 }, other: { works: true, at: 0 } }
-        /** The last time when neither worked. */
+        /** The last time in ms at which neither family worked. */
         let neitherAt = -Infinity
         for (; now < 4_200_000; now += 1000) {
           for (const which of ['first', 'other'] as const)
@@ -234,7 +237,7 @@ describe('two hosts', () => {
           if (isSteady && (since.first.works || since.other.works))
             for (const { by } of network.hosts) expect(since[by].works).toBe(true)
         }
-        // Each change follows one of the network's, or goes back.
+        // Each change of a host's choice follows a change of the network, or returns to the earlier family.
         for (const { changes } of network.hosts) expect(changes.length).toBeLessThanOrEqual(4 * all.length)
       }),
       { numRuns: 40 },

@@ -186,7 +186,7 @@ describe('what fits', () => {
         ? enter(before)
         : enter(undefined, earlierRun(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
       await handover.opening()
-      // Take two paths at the same time; the order does not matter.
+      // Takes both paths at the same time, because their order does not matter.
       const taken = await Promise.all([
         handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddresses: ['fd77::1'] }),
         handover.take({ ...wanted, tunName: 'flannel.1' }),

@@ -1,4 +1,4 @@
-// rendezvous.test.ts - the lock of a subnet file, and what is removed of it.
+// rendezvous.test.ts - the lock for a subnet file, and the files that are removed with it.
 
 import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
