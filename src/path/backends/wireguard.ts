@@ -270,7 +270,7 @@ class WireguardBackend {
     if (this.#carrier === 'userspace') {
       const [outer] = this.#outersOf(first)
       const { address } = this.#external
-      // When this host gets an address in the other outer family, the data path is opened again.
+      // The outer family in which this host has no address yet. When the host gets one, the data path is opened again.
       const awaited =
         this.#options.settings.mode === 'auto' ? families.filter((each) => address[each] === undefined) : []
       return {

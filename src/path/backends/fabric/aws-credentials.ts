@@ -13,7 +13,7 @@ type Environment = Readonly<Record<string, string | undefined>>
 
 /** How long a token from the metadata server is valid, in seconds. */
 const TOKEN_S = 300
-/** How many ms before their expiry access keys are renewed. */
+/** weftd renews access keys this number of ms before they expire. */
 const EARLY_MS = 300_000
 
 export interface ExpiringKeys {

@@ -9,7 +9,7 @@ import { readMetadataJson } from './metadata.ts'
 
 const SCOPE = 'https://www.googleapis.com/auth/compute'
 const GRANT = 'urn:ietf:params:oauth:grant-type:jwt-bearer'
-/** How many ms before its expiry a token is renewed. */
+/** weftd renews a token this number of ms before it expires. */
 const EARLY_MS = 120_000
 /** The lifetime, in seconds, that is requested for a token; Google allows at most one hour. */
 const LIFETIME_S = 3600

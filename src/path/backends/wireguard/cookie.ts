@@ -61,7 +61,7 @@ export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Arr
 export interface Cookies {
   isProved(message: Uint8Array, from: Endpoint, now: number): boolean
   reply(message: Uint8Array, from: Endpoint, now: number): Buffer
-  /** Erases the secret of the cookies. */
+  /** Erases the secret from which this node's cookies are made. */
   wipe(): void
 }
 
