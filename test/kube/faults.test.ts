@@ -141,7 +141,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('that asks for a pause gets no request during it', async () => {
+  it('that requests a pause gets no request during the pause', async () => {
     const asked: number[] = []
     api.fault = () => {
       asked.push(performance.now())

@@ -277,7 +277,7 @@ describe('weft cleanup', () => {
     })
   })
 
-  it('empties but keeps a chain that another rule jumps to, and says so', async () => {
+  it('empties but keeps a chain that another rule jumps to, and reports it', async () => {
     await feed(CURRENT, 'iptables-nft-restore', '--noflush')
     await here('iptables-nft', '-t', 'nat', '-A', 'POSTROUTING', '-o', 'eth1', '-j', 'FLANNEL-POSTRTG')
     const done = await cleanup()

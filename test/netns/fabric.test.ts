@@ -129,7 +129,7 @@ describe('http', () => {
     expect(await routesOfSwitch()).toBe('')
   })
 
-  it('leaves the route of another node, and says which it is', async () => {
+  it('keeps the route of another node, and names that route', async () => {
     await startSwitch()
     const [one, two] = hosts
     const daemon = await ready(one)

@@ -317,7 +317,7 @@ it.each<[what: string, end: (r: ReturnType<typeof rig>) => void, why: string]>([
   expect(r.errors).toEqual([])
 })
 
-it('fails as a whole with the last carried family', async () => {
+it('fails entirely with the last carried family', async () => {
   const r = rig()
   const path = await r.open()
   r.faults.ipv4!(new Error('first'))

@@ -96,7 +96,7 @@ describe('a device', () => {
   })
 
   const tun = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: ['wireguard'] } } as const
-  it('that the data path deletes or goes on with is none', async () => {
+  it('that the data path deletes or keeps is not a problem', async () => {
     await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'wireguard' }]))
     await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'tun', data: { type: 'tun' }, isUp: false }]))
   })

@@ -96,7 +96,7 @@ async function forwarding(dataPath: DataPaths, lines: string[] = []) {
 const FAKE = { fault: new Promise(() => {}), apply: async () => {}, close: async () => {} } as unknown as DataPath
 const handover = { isOnLoan: false, tunNames: [] }
 
-it('goes on with the open data path if the store confirms the facts of the file', async () => {
+it('keeps the open data path if the store confirms the facts of the file', async () => {
   const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const parts = {
@@ -110,7 +110,7 @@ it('goes on with the open data path if the store confirms the facts of the file'
   expect([node.ownership.dataPath === old, node.lease.revision]).toEqual([true, 7n])
 })
 
-it('goes on with a data path that followed the address of this host while the store did not answer', async () => {
+it('keeps a data path that followed the address of this host while the store did not answer', async () => {
   const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }

@@ -95,7 +95,7 @@ describe('a data path that can be lent', () => {
     },
   )
 
-  it('is lent, taken back, and released: all is closed then, the device left', async () => {
+  it('is lent, taken back, and released, which closes everything and keeps the device', async () => {
     const { calls, path, dataPath, areOpen } = lendable()
     const ownership = new Ownership(recorder().log)
     await ownership.open(async () => dataPath)
@@ -151,7 +151,7 @@ describe('a data path that can be lent', () => {
     fdsOf([stuck.path]).forEach((fd) => closeSync(fd))
   })
 
-  it('comes back for each one that waits for it', async () => {
+  it('wakes each caller that waits for its return', async () => {
     const ownership = new Ownership(recorder().log)
     await ownership.open(async () => lendable().dataPath)
     await ownership.lend()

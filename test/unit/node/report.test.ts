@@ -198,7 +198,7 @@ it('reports the session with a peer, and the keys of unknown senders', async () 
   })
 })
 
-it('says which peers are kept though the store lacks them', async () => {
+it('reports which peers are kept although the store lacks them', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()

@@ -217,7 +217,7 @@ describe('without the programs', () => {
 })
 
 describe('without the rights', () => {
-  it.concurrent.for(HOSTED)('%s ends with 1 and says that it needs root', async (name, { skip }) => {
+  it.concurrent.for(HOSTED)('%s ends with exit code 1 and reports that it needs root', async (name, { skip }) => {
     const why = await namespaces()
     skip(why !== undefined, why)
     const { code, stdout, stderr } = await runIn({ PATH }, 'unshare', '--user', ...task(name))

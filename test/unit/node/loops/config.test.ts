@@ -7,7 +7,7 @@ import { installRig, dataPaths, lines, nodeStatus, ready, start, store, until } 
 
 installRig()
 
-it('logs each network configuration that differs from the one in use once, and continues', async () => {
+it('names a network configuration that is not the one in use, each once, and continues', async () => {
   start()
   await ready()
   const named = (): string[] =>
@@ -21,7 +21,7 @@ it('logs each network configuration that differs from the one in use once, and c
   expect(dataPaths).toHaveLength(1)
 })
 
-it('says that it is gone when the lease is gone too, and that it is there again', async () => {
+it('reports that it is missing when the lease is missing too, and that it is back', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(61_000)

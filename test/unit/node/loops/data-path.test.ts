@@ -241,7 +241,7 @@ it('follows a new name of the external interface: logs it, keeps the data path, 
   expect([dataPaths.length, path!.closed]).toEqual([1, false])
 })
 
-it('says once that an address of the external interface is gone, and that there is one again', async () => {
+it('reports once that an address of the external interface is missing, and once that it is back', async () => {
   start()
   await ready()
   const said = (): string[] => lines.filter((line) => /lost its address|has an IPv6 address/.test(line))
@@ -300,7 +300,7 @@ it('looks again in five seconds after a report: what came right behind it may no
   await until(() => logged(/^W Repaired: flannel0 was down/), 0)
 })
 
-it('says only the first of many repairs, and looks less often when somebody undoes them', async () => {
+it('logs only the first of many repairs, and checks less often if another program undoes them', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -316,7 +316,7 @@ it('says only the first of many repairs, and looks less often when somebody undo
   await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
 })
 
-it('opens one again whose predecessor cannot be closed, and says why', async () => {
+it('opens a data path again after one that cannot be closed, and reports the reason', async () => {
   start()
   await ready()
   dataPaths[0]!.stuck = new WeftError('COMMAND', '`ip link del` failed: no answer within 10 s')
@@ -406,7 +406,7 @@ describe('with an amendment that an operator made in the store of the leases', (
     expect(lines.filter((line) => line.includes('the last known one is used'))).toHaveLength(1)
   })
 
-  it('waits for it at the start: nobody knows yet whether there is one', async () => {
+  it('waits for the store at the start, because it is unknown whether an amendment exists', async () => {
     answer = () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away'))
     startAmended()
     await vi.advanceTimersByTimeAsync(60_000)

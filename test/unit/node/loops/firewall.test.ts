@@ -55,7 +55,7 @@ it('repairs the rules at a pace of their own: however many there were, the devic
   }
 })
 
-it('counts the repairs of one family while the rules of the other cannot be set, which is said once', async () => {
+it('counts the repairs of one family while the rules of the other cannot be set, which is reported once', async () => {
   const failures = [new WeftError('COMMAND', 'no nat', { remedy: 'load it' })]
   const rules = { raise: async () => {}, ensure: async () => ({ repaired: ['rules of FLANNEL-FWD'], failures }) }
   start({ firewall: { rules, resyncMs: 1000 } })
@@ -65,7 +65,7 @@ it('counts the repairs of one family while the rules of the other cannot be set,
   expect(lines.filter((line) => line.includes('no nat'))).toEqual(['E no nat; load it'])
 })
 
-it('hands over what there is of each family: the networks, those of an earlier run, and the subnets of the lease', async () => {
+it('passes the networks of each family, those of an earlier run, and the subnets of the lease', async () => {
   const raise = vi.fn<(subnet: Nets) => Promise<void>>(async () => {})
   vi.mocked(createFirewall).mockReturnValue({ raise, ensure: async () => ({ repaired: [], failures: [] }) })
   const defaults = Object.fromEntries(Object.entries(FLAGS).map(([name, flag]) => [name, flag.default])) as unknown
@@ -123,7 +123,7 @@ it("leaves the rules to a successor, but not for ever to one that waits, and loo
   await vi.advanceTimersByTimeAsync(120_000)
   expect(ensured).toBe(before)
 })
-it('delays nothing while the rules cannot be set: peers, subnet.env and readiness go on, and the log says so', async () => {
+it('delays neither peers nor subnet.env nor readiness while the rules cannot be set, and reports that', async () => {
   let set!: () => void
   const rules = {
     raise: () => new Promise<void>((resolve) => (set = resolve)),

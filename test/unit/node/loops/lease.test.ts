@@ -106,7 +106,7 @@ it('tries to renew again after a second, then less and less often, for as long a
   expect(logged(/Lease renewed/)).toBe(true)
 })
 
-it('says once an hour that its lease cannot be written but lives on, and writes it as soon as it can', async () => {
+it('reports once an hour that its lease cannot be written but stays valid, and writes it as soon as possible', async () => {
   start()
   await ready()
   const update = store.update.bind(store)
@@ -144,7 +144,7 @@ it('continues to forward if its subnet is taken and no other is free, until one 
   await until(() => dataPaths.at(-1)!.subnet === free, 5_000)
 })
 
-it('asks less and less often for a subnet if none is free, because each try lists all leases', async () => {
+it('requests a subnet less and less often if none is free, because each attempt lists all leases', async () => {
   start()
   await ready()
   for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))

@@ -86,7 +86,7 @@ const toPeer = (protocol?: string): HostRoute => ({
 const isReadyFile = (): boolean => existsSync(subnetFile())
 
 describe('what another backend left', () => {
-  it('goes before the node is ready: devices, and routes by hosts, whose leases only the store knows at the start', async () => {
+  it('are removed before the node is ready: devices, and routes through hosts whose leases only the store has at the start', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     links.push(
       { ifname: 'flannel.1', kind: 'vxlan', address: '10.5.0.64' },

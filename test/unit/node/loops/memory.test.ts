@@ -144,7 +144,7 @@ it.each([
   expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 0 })
 })
 
-it('writes nothing while the previous process does, and then goes on from the last events of that process', async () => {
+it('writes nothing while the previous process writes, and then continues from the last events of that process', async () => {
   const path = join(folder, 'events')
   writeFileSync(path, eventsText([event({})]))
   let free!: () => void

@@ -16,7 +16,7 @@ const names = async (): Promise<readonly unknown[]> => (await nodeStatus()).peer
 /** The keys of two leases that this node does not have. */
 const others = (): readonly string[] => OTHERS.filter((key) => key !== own())
 
-it('are those of the peers, soon after they come; a flanneld has none', async () => {
+it('are known for each peer soon after it appears, but not for a flanneld', async () => {
   start()
   await ready()
   // The host writes its name after it has its lease.

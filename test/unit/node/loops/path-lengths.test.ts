@@ -34,7 +34,7 @@ function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
 }
 
 describe('a path', () => {
-  it('that is whole is tried once with the longest packet, and again ten seconds later, not before', () => {
+  it('that carries the longest packet is probed with it once, and again after ten seconds, not earlier', () => {
     const { search, asked, run } = newSearch()
     search.keep([peer('a')], 0)
     run(0, 9_000)
@@ -59,7 +59,7 @@ describe('a path', () => {
     expect(search.limits().get('a')).toBe(limit)
   })
 
-  it('is not limited where only what is smaller than any path is answered', () => {
+  it('gets no limit if only packets below the lowest length limit are answered', () => {
     const { search, run } = newSearch({ passes: 547 })
     search.keep([peer('a')], 0)
     run(0, 200_000)
@@ -78,7 +78,7 @@ describe('a path', () => {
     expect(asked).toEqual([...times(5, 0, 1_472), [5_000, 1_252], ...times(3, 6_000, 1_392), ...times(3, 9_000, 1_372)])
   })
 
-  it('is tried with its limit each ten seconds, and with more half a minute after it was found', () => {
+  it('is probed with its limit every ten seconds, and with more half a minute after the limit was found', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -94,7 +94,7 @@ describe('a path', () => {
     expect([asked.at(-1), search.limits().size]).toEqual([[found + 30_000, 1_472], 0])
   })
 
-  it('whose limit holds no more is lowered, and raised no sooner than half a minute after that', () => {
+  it('whose limit no longer passes gets a lower one, which is raised after half a minute at the earliest', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -109,7 +109,7 @@ describe('a path', () => {
     expect(search.limits().size).toBe(0)
   })
 
-  it('of a peer that is silent altogether says nothing: it keeps its limit, and is tried again ten seconds later', () => {
+  it('to a silent peer keeps its limit, and is probed again ten seconds later', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -132,7 +132,7 @@ describe('a path', () => {
     expect(search.limits().get('a')).toBe(1_252)
   })
 
-  it('is started again when the kernel says another length while it is searched, and left out if it says none', () => {
+  it('is searched from the start if the kernel reports another length meanwhile, and not at all if it reports none', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 1_000)
@@ -153,7 +153,7 @@ describe('a path', () => {
 describe('the length that reaches a peer', () => {
   const lengthAt = (rig: ReturnType<typeof newSearch>) => rig.search.lengths().get('a')
 
-  it('is whole since the first answer, and unknown before it', () => {
+  it('is `whole` after the first answer, and unknown before it', () => {
     const rig = newSearch()
     rig.search.keep([peer('a')], 0)
     expect(lengthAt(rig)).toBeUndefined()
@@ -161,7 +161,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toEqual({ isWhole: true, bytes: 1_472, since: 0 })
   })
 
-  it('becomes narrow as soon as a shorter packet passes, then has a length, then is whole again, each with its time', () => {
+  it('becomes `narrow` when a shorter packet passes, then has a length, then is `whole` again, each with its time', () => {
     const rig = newSearch({ passes: 1_252 })
     rig.search.keep([peer('a')], 0)
     rig.run(0, 4_000)
@@ -185,7 +185,7 @@ describe('the length that reaches a peer', () => {
     expect(rig.search.limits().size).toBe(0)
   })
 
-  it('is not known where nothing but small requests is answered: somebody drops long ones', () => {
+  it('is unknown if only small requests are answered, because long ones may be dropped on purpose', () => {
     const rig = newSearch({ passes: 500 })
     rig.search.keep([peer('a')], 0)
     rig.run(0, 200_000)
@@ -200,7 +200,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toBeUndefined()
   })
 
-  it('stays whole if one packet in five of any length is lost', () => {
+  it('stays `whole` if one packet in five is lost, whatever its length', () => {
     let seed = 7
     const random = (): number => (seed = (seed * 48_271) % 2_147_483_647) / 2_147_483_647
     const search = new PathSearch(OVERHEAD, 1_472, () => 1_472, random)
@@ -238,13 +238,13 @@ describe('an answer', () => {
     expect(search.due(15_000)).toHaveLength(1)
   })
 
-  it('to each small question says that the peer is there, and that what is longer does not pass', () => {
+  it('to each small request shows that the peer is up and that longer packets do not pass', () => {
     const { search, questions } = inDoubt()
     for (const { bytes, sequence } of questions) if (bytes === 0) search.answered(sequence, 7, 4_100)
     expect(search.due(5_000).map(({ bytes }) => bytes)).toEqual([1_252])
   })
 
-  it('that is missing to a small one too has the longest asked twice more: the path loses packets of any length', () => {
+  it('that is missing for a small request too leads to two more probes of the longest, because the path loses packets of any length', () => {
     const { search, questions } = inDoubt()
     const [, ...small] = questions.filter(({ bytes }) => bytes === 0)
     for (const { sequence } of small) search.answered(sequence, 7, 4_100)
@@ -280,7 +280,7 @@ describe('an answer', () => {
     expect(search.due(15_000).map(({ bytes }) => bytes)).toEqual([1_472])
   })
 
-  it('to a peer that is gone, or has another address, says nothing', () => {
+  it('from a peer that is gone or has another address is ignored', () => {
     for (const after of [[], [peer('a', 7, 'another')], [peer('a', 8)]]) {
       const { search, questions } = inDoubt()
       search.keep(after, 4_500)
@@ -292,7 +292,7 @@ describe('an answer', () => {
 })
 
 describe('many peers', () => {
-  it('are tried less often each: of a hundred one every 30 s', () => {
+  it('are probed less often each: every 30 s with a hundred peers', () => {
     const { search, asked, run } = newSearch()
     search.keep(
       Array.from({ length: 100 }, (_, at) => peer(String(at))),
@@ -303,7 +303,7 @@ describe('many peers', () => {
     expect(asked.length).toBeLessThan(2_100)
   })
 
-  it('get five requests a second, those with a running search first, then those that wait longest', () => {
+  it('get five requests a second in total: first those with a running search, then those that have waited longest', () => {
     const { search } = newSearch()
     search.keep(
       ['a', 'b', 'c', 'd', 'e', 'f', 'g'].map((key) => peer(key)),
@@ -319,7 +319,7 @@ describe('many peers', () => {
     expect(search.due(2_000).map(({ key }) => key)).toEqual(['f', 'g'])
   })
 
-  it('are begun within a second of each other, and those that stay are not started again', () => {
+  it('are first probed within a second of each other, and remaining peers are not started again', () => {
     const { search } = newSearch({ random: 0.5 })
     search.keep([peer('a')], 1_000)
     // A search starts at the next full second.
@@ -355,7 +355,7 @@ describe('a search', () => {
     expect(asked.map(([, bytes]) => bytes)).toEqual([1_252, 1_252])
   })
 
-  it('keeps a limit while only what is smaller than any path is answered', () => {
+  it('keeps a limit while only packets below the lowest length limit are answered', () => {
     const { search, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 30_000)
@@ -364,7 +364,7 @@ describe('a search', () => {
     expect(search.limits().get('a')).toBe(1_252)
   })
 
-  it('in whose midst the peer falls silent says nothing', () => {
+  it('during which the peer falls silent has no result', () => {
     const { search, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 3_000)
@@ -398,7 +398,7 @@ describe('a search', () => {
     expect(rig.search.limits().size).toBe(0)
   })
 
-  it('asks nothing of a peer that went before its turn, nor twice of one that moved', () => {
+  it('sends nothing to a peer that was removed before its turn, and nothing twice to a peer that moved', () => {
     const { search } = newSearch({ random: 0.5 })
     search.keep([peer('a'), peer('b')], 0)
     search.look('a', undefined, 100)
@@ -413,7 +413,7 @@ describe('a search', () => {
     ])
   })
 
-  it('looks for those of whom the kernel says nothing every ten seconds, and asks five others beside', () => {
+  it('checks every ten seconds the peers whose length the kernel does not report, and probes five others meanwhile', () => {
     const looked: string[] = []
     const search = new PathSearch(
       OVERHEAD,
@@ -440,7 +440,7 @@ describe('a search', () => {
     expect(looked.filter((key) => key.startsWith('x'))).toEqual(['x1', 'x2', 'x3'])
   })
 
-  it('takes those first who wait longest, within a second and over several', () => {
+  it('prefers the peers that have waited longest, within a second and over several', () => {
     const randoms = [0, 0.9, 0.1, 0.5]
     const search = new PathSearch(
       OVERHEAD,
@@ -461,7 +461,7 @@ describe('a search', () => {
     expect(search.due(3_000).map(({ key }) => key)).toEqual(['b', 'c', 'e', 'a', 'd'])
   })
 
-  it('takes a second that came before first, though it was set later', () => {
+  it('prefers the peer with the earlier time, even if that time was set later', () => {
     const randoms = [0, 0.9, 0]
     const search = new PathSearch(
       OVERHEAD,
@@ -474,7 +474,7 @@ describe('a search', () => {
     expect(search.due(3_000).map(({ key }) => key)).toEqual(['b', 'a'])
   })
 
-  it('believes the answer of a peer beside one that moved', () => {
+  it('accepts the answer of a peer while another one moves', () => {
     const { search } = newSearch()
     search.keep([peer('a', 1), peer('b', 2)], 0)
     const [, b] = search.due(0)

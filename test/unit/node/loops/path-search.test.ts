@@ -76,7 +76,7 @@ it('finds the longest that passes within seconds, and sets it', async () => {
   expect(sizes()).toEqual([1472, 1472, 1472, 1472, 1472, 1252, 1392, 1392, 1392, 1372, 1372, 1372])
 })
 
-it('raises it half a minute later, when longer ones pass again; before, it asks whether it still is so', async () => {
+it('raises it half a minute later if longer packets pass again, and only confirms it before', async () => {
   passes = 1252
   await open()
   await until(() => limits().length > 0, 20_000)
@@ -184,7 +184,7 @@ it('searches nothing without peers, or if probes are off and the data path does 
   expect(search.due(100_000)).toEqual([])
 })
 
-it('asks five of a thousand peers a second at most, by two packets each', () => {
+it('probes at most five of a thousand peers a second, with two packets each', () => {
   const search = new PathSearch(28, 1472, () => 1472, Math.random)
   const address = parseIpv4('10.5.0.64')!
   search.keep(

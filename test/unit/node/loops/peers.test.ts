@@ -162,7 +162,7 @@ it('gives missing peers only to the part that lacks them, and checks all parts w
   expect([node.unapplied, node.unprobed.keys, node.unsearched.keys]).toEqual([undefined, undefined, undefined])
 })
 
-it('looks at all where its own lease was another one when peers were given last', async () => {
+it('judges all peers again if its own lease has changed since the last call', async () => {
   const given: (readonly [ownKey: string, touched: readonly string[] | undefined])[] = []
   const path = {
     apply: async (_leases: unknown, ...[ownKey, touched]: [string, ReadonlySet<string>?]) =>

@@ -42,7 +42,7 @@ it('probes each new peer soon, and then once per interval, at different times', 
   })
 })
 
-it('sends a limited number of probes a second, to each peer less often then', () => {
+it('limits the number of probes a second by probing each peer less often', () => {
   const probes = new ProbeSchedule(10_000, Math.random)
   probes.keep(targets(10_000), 0)
   const asked = pass(probes, 1, 401, all)
@@ -52,7 +52,7 @@ it('sends a limited number of probes a second, to each peer less often then', ()
   expect(probes.results().size).toBe(10_000)
 })
 
-it('does so of as many as come in one second', () => {
+it('limits the number of probes a second even if 200,000 peers are due in the same second', () => {
   const probes = new ProbeSchedule(10_000, () => 0.5)
   probes.keep(targets(200_000), 0)
   expect(pass(probes, 1, 3, all).map((each) => each.length)).toEqual([ASKED_A_SECOND, ASKED_A_SECOND])
@@ -95,7 +95,7 @@ it('accepts an answer only from the peer that was probed', () => {
   expect(probes.results().size).toBe(0)
 })
 
-it('forgets who is a peer no more, and begins again with one that has another address', () => {
+it('forgets removed peers, and starts again with a peer that has another address', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep(targets(2), 0)
   pass(probes, 0, 1, all)
@@ -106,7 +106,7 @@ it('forgets who is a peer no more, and begins again with one that has another ad
   expect(probes.results().size).toBe(0)
 })
 
-it('takes a request for lost after a second, not before', () => {
+it('counts a request as lost after a second, not earlier', () => {
   let random = 0
   const probes = new ProbeSchedule(10_000, () => random)
   probes.keep([target(1)], 0)
@@ -154,7 +154,7 @@ it('reports the loss of the last ten probes, and forgets earlier ones', () => {
   expect(losses(21, 2, true)).toBe(0)
 })
 
-it('takes no outage for loss: neither what was lost before a peer was first heard, nor of one that was away', () => {
+it('does not count an outage as loss, neither before the first answer of a peer nor while it is down', () => {
   const probes = new ProbeSchedule(1_000, () => 0)
   probes.keep([target(1)], 0)
   let second = 0
@@ -176,7 +176,7 @@ it('takes no outage for loss: neither what was lost before a peer was first hear
   expect(after('xa')).toEqual([true, 10])
 })
 
-it('says the interval of the flag as long as fifty a second are enough', () => {
+it('uses the interval of the flag while fifty probes a second suffice', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   expect(probes.intervalMs()).toBe(10_000)
   probes.keep(targets(500), 0)
@@ -199,7 +199,7 @@ it('begins within the first second, or within an interval that is shorter, and s
   expect(asked).toEqual([1, 6, 16, 26])
 })
 
-it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
+it('uses 16-bit sequence numbers, and does not probe a removed peer', () => {
   const probes = new ProbeSchedule(10_000, () => 0.99999)
   probes.keep(targets(3), 0)
   probes.keep(targets(2), 500)
@@ -209,7 +209,7 @@ it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
   ])
 })
 
-it('takes an answer for one request alone, however often it comes, and a late one for the newest time', () => {
+it('counts an answer once, however often it arrives, with the time of its first arrival', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   const [first] = probes.due(0)
@@ -218,7 +218,7 @@ it('takes an answer for one request alone, however often it comes, and a late on
   expect(probes.results().get('peer 1')).toMatchObject({ roundTripMs: 4, at: 50, lossPercent: 0 })
 })
 
-it('keeps what it knows of those that stay, and asks them no sooner', () => {
+it('keeps the results of the remaining peers, and does not probe them earlier', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   pass(probes, 0, 1, all)
@@ -241,7 +241,7 @@ it('neither probes nor counts a peer that was removed by itself', () => {
   expect(probes.due(0).map(({ key }) => key)).not.toContain('peer 1')
 })
 
-it('asks those first whose second came first, also when it was not called for a while', () => {
+it('probes first the peers that were due first, also after a pause', () => {
   const randoms = [0, 0.9, 0]
   const probes = new ProbeSchedule(10_000, () => randoms.shift() ?? 0.5)
   probes.keep(targets(2), 1_500)
@@ -302,7 +302,7 @@ describe('a peer that stays silent', () => {
     expect(probes.resting()).toEqual(['peer 1'])
   })
 
-  it('with a longer interval than that is probed no more often, and with a limit as often as that says', () => {
+  it('is not probed more often if the interval is longer, and at the limited rate if there is a limit', () => {
     const rare = new ProbeSchedule(400_000, () => 0)
     rare.keep([target(1)], 0)
     expect(new Set(gapsOf(requestedAt(rare, 0, 8_000)).slice(2))).toEqual(new Set([400]))

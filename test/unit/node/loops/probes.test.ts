@@ -69,7 +69,7 @@ it('distinguishes stored, programmed and answering peers, and probes again when 
   expect(now.list[0]!.state).toBe('programmed')
 })
 
-it('asks from the address that the node has, after it moved too', async () => {
+it('probes from the present address of the node, also after a change', async () => {
   opened.length = 0
   start({ openEcho })
   await ready()

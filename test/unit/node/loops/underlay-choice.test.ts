@@ -74,7 +74,7 @@ describe('a peer', () => {
     expect(by(103_001, 103_002)).toBe('other')
   })
 
-  it('that answers over neither keeps its family, and goes back immediately if the other fails and the first answers', () => {
+  it('that answers over neither family keeps its family, and returns immediately if the other family fails and the first answers', () => {
     const choices = begin()
     const by = (first: Probed, other: Probed, now: number): Underlay => choices.choose('a', { first, other }, now)
     expect(by(answering(9_000), answering(9_000), 9_000)).toBe('first')
@@ -84,7 +84,7 @@ describe('a peer', () => {
     expect(by(answering(40_000), silent(43_001, 28_000), 44_000)).toBe('first')
   })
 
-  it('goes back when the first has answered for three intervals without a loss', () => {
+  it('returns to the first family after three intervals without a loss', () => {
     const choices = begin()
     const at = (now: number, first: Probed): Underlay => choices.choose('a', { first, other: answering(now) }, now)
     expect(at(1_000, answering(1_000))).toBe('first')
@@ -206,7 +206,7 @@ describe('two hosts', () => {
     }
   })
 
-  it('change seldom where a family comes and goes, and have one that works whenever one has for three intervals', () => {
+  it('change rarely if a family fails repeatedly, and use a working family whenever one has worked for three intervals', () => {
     const faults = fc.array(
       fc.record({
         way: fc.constantFrom(...WAYS),

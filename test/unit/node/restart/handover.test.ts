@@ -111,7 +111,7 @@ async function enter(predecessor?: ReturnType<typeof running>, kept: EarlierRun 
 }
 
 describe('what fits', () => {
-  it('is taken from the one that runs, with the lock, which is ended when this one is the node', async () => {
+  it('is taken with the lock from the running process, which is ended when this process is the node', async () => {
     const has = path()
     const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, has)
     const handover = await enter(before)
@@ -201,7 +201,7 @@ describe('what fits', () => {
     },
   )
 
-  it('is taken beside one that does not, which is closed at both ends', async () => {
+  it('is taken even if another path does not fit, which is closed at both ends', async () => {
     const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
     const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, fit, other)
     const handover = await enter(before)

@@ -44,7 +44,7 @@ it('is not had by a file that its owner has removed meanwhile', () => {
   lock.close()
 })
 
-it('names no process of another PID namespace, whose number is somebody else here', () => {
+it('names no process of another PID namespace, because its number means another process here', () => {
   const lock = rendezvous.tryLock()!
   expect(rendezvous.owner()).toBe(process.pid)
   writeFileSync(handoverLock(options()), `${process.pid} pid:[1]\n`)

@@ -551,7 +551,7 @@ describe('the doctor', () => {
       Object.fromEntries(
         diagnose({ ...sound, ...facts }).map(({ check, findings }) => [check, findings?.map(({ name }) => name)]),
       )
-    it('checks everything that weftd left, and says whether the kernel still forwards', () => {
+    it('checks everything that weftd left, and reports whether the kernel still forwards', () => {
       const states = statesOf(dead(ours, { unit: 'systemd says: failed since Mon', answers: new Map() }))
       expect(states).toMatchObject({
         daemon: Array(3).fill('daemon-silent'),

@@ -92,7 +92,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(fabric.changes).toEqual([])
   })
 
-  it('puts a route again that somebody removed', async () => {
+  it('adds a route again that another program removed', async () => {
     fabric = await make().start()
     const { keeper, checkLater } = keeperOf(1)
     await keeper.check()
