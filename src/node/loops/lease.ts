@@ -10,8 +10,8 @@ import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 /**
- * How long, in ms, weftd waits for the store's answer about a public IP set by an operator, if it can use an earlier
- * answer instead.
+ * The time in ms for which weftd waits for the store's answer about a public IP set by an operator, if weftd can use an
+ * earlier answer instead.
  */
 const AMEND_MS = 1_000
 /**

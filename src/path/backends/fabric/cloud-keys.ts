@@ -7,7 +7,7 @@ import type { ApiClient } from './api-client.ts'
 import { readMetadata, readMetadataJson } from './metadata.ts'
 import type { CloudKeys } from './tc3.ts'
 
-/** How many ms before their expiry access keys are renewed. */
+/** weftd renews access keys this number of ms before they expire. */
 const EARLY_MS = 300_000
 
 type Names = readonly [id: string, secret: string, token?: string]
