@@ -5,8 +5,8 @@
 // do no I/O (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for
 // native/core and native/encap. A mutant that no test notices survives. test/mutants.json lists the known survivors
 // with reasons. The command fails if a mutant survives without an entry there, if the tests of an area notice less than
-// LEAST_PERCENT of its mutants, or if an entry matches no survivor. An area that has not changed is not run again;
-// their results are in build/mutants.
+// LEAST_PERCENT of its mutants, or if an entry matches no survivor. An area that has not changed is not run again; its
+// result is kept in build/mutants.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
