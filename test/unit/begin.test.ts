@@ -24,7 +24,7 @@ function loaded(...entries: readonly string[]) {
   return { own: [...own], others: [...others].toSorted() }
 }
 
-it('weftd loads 55 files and no package before it forwards as last known, and no HTTP', () => {
+it('weftd loads 55 files, no package and no HTTP module before it forwards with the last known state', () => {
   const first = ['weftd.ts', 'base/log.ts', 'report/events.ts', 'report/notify.ts', 'begin.ts']
   const { own, others } = loaded(...first, 'path/backends/udp.ts', 'path/engine/native-engine.ts')
   expect(own).toContain('host/external-interface.ts') // that it finds what is loaded

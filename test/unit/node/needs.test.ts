@@ -124,7 +124,7 @@ describe('a port', () => {
   })
 })
 
-it('a program that is missing is one that the data path cannot do without', async () => {
+it('a missing program that the data path requires ends the start', async () => {
   await expect(requireNeeds(needs({ programs: ['wg'] }), hostOf([]))).rejects.toThrow('wg is not installed')
 })
 

@@ -25,7 +25,7 @@ const leaseOf = (key: string): OwnLease => {
   return { key, subnet: parseLeaseKey(key)!, attrs, expiresAt: undefined, revision: 0n }
 }
 
-it('is opened for the own lease once what was lent meanwhile has come back', async () => {
+it('is opened for the own lease after the lent data path has come back', async () => {
   const ownership = new Ownership(log)
   const calls: string[] = []
   let back!: () => void
@@ -125,7 +125,7 @@ it('keeps a data path that followed the address of this host while the store did
   expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, now])
 })
 
-it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
+it('keeps the facts of the file, and forwards with them again, if the data path for the facts of the store cannot be opened', async () => {
   const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
   const over = keepDataPath(node).catch(() => {})

@@ -73,7 +73,7 @@ it('a name that many hosts have proves nothing', async () => {
   expect(await earlier.addresses()).toEqual([])
 })
 
-it('a store that does not let it list the names of hosts ends no start: the names are not known', async () => {
+it('a store that refuses to list the names of hosts does not end the start', async () => {
   const lines: string[] = []
   const told = { ...log, warn: (line: string) => void lines.push(line) }
   const leases = [leaseOf('10.5.1.0-24', '10.0.0.1'), leaseOf('10.5.2.0-24', '10.0.0.2')]

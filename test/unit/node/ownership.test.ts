@@ -162,7 +162,7 @@ describe('a data path that can be lent', () => {
     await Promise.all(waiting)
   })
 
-  it('does one thing after another: what was released before it was opened is not opened', async () => {
+  it('runs its operations in order: a data path that was released before it was opened is not opened', async () => {
     const ownership = new Ownership(recorder().log)
     let opened = 0
     const releasing = ownership.release()

@@ -63,7 +63,7 @@ it('opens the data path again when it died, with all peers, and closes the old o
   await until(() => dataPaths.length === 3)
 })
 
-it('waits a second before it opens one that died at once twice, and between tries', async () => {
+it('waits a second before it opens a data path that died twice immediately, and between attempts', async () => {
   start()
   await ready()
   dataPaths[0]!.die('at once')
@@ -104,7 +104,7 @@ it.each([
   expect(dataPaths[0]!.repaired).toEqual([])
 })
 
-it('looks again in five seconds where peers could not be set', async () => {
+it('tries again after five seconds if peers could not be set', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(20_000)
@@ -200,7 +200,7 @@ it('resolves `late` for a check after a second', async () => {
   expect(said).toEqual(['begun', 'late'])
 })
 
-it('looks after the family that it has while the other is being opened, which is not begun again meanwhile', async () => {
+it('checks the open family while the other one is being opened, which is not started twice', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -275,7 +275,7 @@ it('continues with one family while the host cannot be prepared for the other', 
   expect([dataPaths.length, dataPaths[0]!.closed, dataPaths[0]!.renewed.length]).toEqual([1, false, 0])
 })
 
-it('looks at the device within a quarter of a second when the host reports a change, and so once for many', async () => {
+it('checks the device within a quarter of a second after the host reports a change, and once for many changes', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -288,7 +288,7 @@ it('looks at the device within a quarter of a second when the host reports a cha
   }
 })
 
-it('looks again in five seconds after a report: what came right behind it may not have been reported', async () => {
+it('checks again five seconds after a report, because changes right after it may not be reported', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -417,7 +417,7 @@ describe('with an amendment that an operator made in the store of the leases', (
   })
 })
 
-it('writes subnet.env at once where the data path that is opened again takes other packets, and as no repair', async () => {
+it('writes subnet.env immediately if the reopened data path has another MTU, and does not count that as a repair', async () => {
   const mtus = [1472, 8972]
   const plan: typeof backend.plan = (lease) => planOf(openFake, mtus.shift())(lease)
   start({ backend: { ...backend, plan } })

@@ -70,7 +70,7 @@ it('checks again soon after a start that found a name, and then once a minute', 
   expect(logged(/Another host/)).toBe(false)
 })
 
-it('does not take its own name of earlier times for another, found at the start or brought back by a restored store', async () => {
+it('does not count its own earlier name as another host, neither at the start nor after the store was restored', async () => {
   const earlier = '{"Hostname":"this-host","ID":"1"}'
   await claim(earlier)
   start()

@@ -35,7 +35,7 @@ import {
 installRig()
 vi.mock('../../../../src/path/firewall/firewall.ts', () => ({ createFirewall: vi.fn<typeof createFirewall>() }))
 
-it('repairs the rules at a pace of their own: however many there were, the device is checked when it changes', async () => {
+it('repairs the rules at their own interval, and checks the device when it changes, however many repairs there were', async () => {
   let raised = 0
   const rules = {
     raise: async () => void raised++,
@@ -169,25 +169,28 @@ it('ends a node that starts, and no node that forwards already, if the rules can
   expect(dataPaths.at(-1)!.closed).toBe(false)
 })
 
-it.each([true, false])('a node that forwards as last known (%s) is as patient as one that runs', async (forwards) => {
-  const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
-  const raise = async (): Promise<never> => {
-    throw failure
-  }
-  const rules = { raise, ensure: async () => ({ repaired: [], failures: [failure] }) }
-  const node = {
-    firewall: { rules, resyncMs: 1000 },
-    lease: { subnet: {} },
-    log: rigLog,
-    signal: stopping.signal,
-  } as unknown as Node
-  const raising = raiseOrLate(node, forwards)
-  if (forwards) await raising
-  else await expect(raising).rejects.toBe(failure)
-  expect(node.rulesTrouble).toBe(forwards ? failure.message : undefined)
-})
+it.each([true, false])(
+  'a node that forwards with the last known state (%s) waits as long as a running node',
+  async (forwards) => {
+    const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
+    const raise = async (): Promise<never> => {
+      throw failure
+    }
+    const rules = { raise, ensure: async () => ({ repaired: [], failures: [failure] }) }
+    const node = {
+      firewall: { rules, resyncMs: 1000 },
+      lease: { subnet: {} },
+      log: rigLog,
+      signal: stopping.signal,
+    } as unknown as Node
+    const raising = raiseOrLate(node, forwards)
+    if (forwards) await raising
+    else await expect(raising).rejects.toBe(failure)
+    expect(node.rulesTrouble).toBe(forwards ? failure.message : undefined)
+  },
+)
 
-it('ends with the daemon though the rules are never set', async () => {
+it('ends with the daemon even if the rules are never set', async () => {
   const rules = { ensure: async () => ({ repaired: [], failures: [] }) }
   const reason = new Error('enough')
   const firewall = { rules: { ...rules, raise: () => rejectsWith(stopping.signal) }, resyncMs: 1000 }

@@ -76,7 +76,7 @@ it.each(['while the lease is written', 'between the lease and the wait for its r
   },
 )
 
-it('renews its lease in time though the clock was ahead by hours only while the lease was written', async () => {
+it('renews its lease in time even if the clock was hours ahead while the lease was written', async () => {
   const create = store.create.bind(store)
   store.create = async (...args) => {
     vi.setSystemTime(Date.now() + 8 * 3_600_000)

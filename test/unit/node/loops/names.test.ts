@@ -28,7 +28,7 @@ it('are known for each peer soon after it appears, but not for a flanneld', asyn
   expect(await names()).toEqual(['host2', null])
 })
 
-it('are followed when they change, and when they go', async () => {
+it('are updated when they change, and forgotten when they are removed', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   await claim('192.0.2.2', named('host2'))
   start()
@@ -43,7 +43,7 @@ it('are followed when they change, and when they go', async () => {
   expect(await names()).toEqual([null])
 })
 
-it('are read if they are new, and all again each hour or when the store went back', async () => {
+it('are read if they are new; all are read again each hour, and after the store was restored', async () => {
   const asked: (bigint | undefined)[] = []
   let [revision, values] = [5n, new Map([['192.0.2.2', named('host2')]])]
   const all = values
@@ -68,7 +68,7 @@ it('are read if they are new, and all again each hour or when the store went bac
   expect(await names()).toEqual([null])
 })
 
-it('stay as they were while the store is away', async () => {
+it('do not change while the store is unavailable', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   await claim('192.0.2.2', named('host2'))
   start()

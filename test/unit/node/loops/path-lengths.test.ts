@@ -176,7 +176,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)!.since).toBeGreaterThan(101_000)
   })
 
-  it('is what the kernel knows, where that passes and is less than containers may send', () => {
+  it('is the length that the kernel knows, if it passes and is less than containers may send', () => {
     const rig = newSearch()
     rig.net.mtu = 1_372
     rig.search.keep([peer('a')], 0)
@@ -192,7 +192,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toBeUndefined()
   })
 
-  it('is that of a path: of another endpoint, or of no peer, nothing is known', () => {
+  it('belongs to one endpoint, so it is unknown for another endpoint and for a removed peer', () => {
     const rig = newSearch()
     rig.search.keep([peer('a')], 0)
     rig.run(0, 2_000)
@@ -335,7 +335,7 @@ describe('many peers', () => {
     ])
   })
 
-  it('have 16-bit sequence numbers, no two requests at the same time the same', () => {
+  it('have 16-bit sequence numbers, which differ for all waiting requests', () => {
     const { search } = newSearch({ random: 0.99999 })
     search.keep(
       ['a', 'b', 'c', 'd', 'e'].map((key) => peer(key)),
@@ -346,7 +346,7 @@ describe('many peers', () => {
 })
 
 describe('a search', () => {
-  it('that finds no greater length tries a greater one half a minute later, and only confirms meanwhile', () => {
+  it('that finds no greater length probes a greater one half a minute later, and only confirms its result meanwhile', () => {
     const { search, asked, run } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 55_000)

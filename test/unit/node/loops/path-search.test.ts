@@ -63,7 +63,7 @@ it('probes a path that carries long packets once every ten seconds, and sets no 
   expect(limits()).toEqual([])
 })
 
-it('finds the longest that passes within seconds, and sets it', async () => {
+it('finds the longest packet that passes within seconds, and sets it as the limit', async () => {
   passes = 1252
   await open()
   await until(() => limits().length > 0, 20_000)
@@ -76,7 +76,7 @@ it('finds the longest that passes within seconds, and sets it', async () => {
   expect(sizes()).toEqual([1472, 1472, 1472, 1472, 1472, 1252, 1392, 1392, 1392, 1372, 1372, 1372])
 })
 
-it('raises it half a minute later if longer packets pass again, and only confirms it before', async () => {
+it('raises the limit half a minute later if longer packets pass again, and only confirms it before', async () => {
   passes = 1252
   await open()
   await until(() => limits().length > 0, 20_000)
@@ -91,7 +91,7 @@ it('raises it half a minute later if longer packets pass again, and only confirm
   expect(logged(/I No packet is too long for the path to 10\.5\.0\.64-26 any more/)).toBe(true)
 })
 
-it('lowers it when less passes', async () => {
+it('lowers the limit when only shorter packets pass', async () => {
   passes = 1252
   await open()
   await until(() => limits().length > 0, 20_000)
@@ -100,7 +100,7 @@ it('lowers it when less passes', async () => {
   expect(limits().at(-1)).toEqual([[PEER, 1172]])
 })
 
-it('starts again when the peer has another endpoint', async () => {
+it('starts a new search when the peer has another endpoint', async () => {
   passes = 1252
   let endpoint = 'one'
   const search = new PathSearch(
@@ -136,7 +136,7 @@ it('limits nothing for lost packets, a peer that is down, or one that answers no
   expect(limits()).toEqual([])
 })
 
-it('leaves to the kernel what the kernel knows, and limits nothing that is routed past the tunnel', async () => {
+it('sets no limit for a length that the kernel knows, nor for peers that are routed past the tunnel', async () => {
   let known: number | undefined = 1472
   await open(() => known)
   passes = 1252
@@ -201,7 +201,7 @@ it('probes at most five of a thousand peers a second, with two packets each', ()
   expect(most).toBe(10)
 })
 
-it('says once that it is not allowed, and is off', async () => {
+it('reports once that the kernel refuses the socket, and stops searching', async () => {
   searchPaths(() => 1472)
   let tries = 0
   start({

@@ -93,7 +93,7 @@ it('continues if the kernel refuses to send, and reports that no answer came', a
   expect((await nodeStatus()).peers!.list[0]!.state).toBe('programmed')
 })
 
-it('says once that it is not allowed, and is off', async () => {
+it('reports once that the kernel refuses the socket, and stops probing', async () => {
   let tries = 0
   start({
     openEcho: () => {
@@ -107,7 +107,7 @@ it('says once that it is not allowed, and is off', async () => {
   expect([tries, (await nodeStatus()).peers!.answering]).toEqual([1, null])
 })
 
-it('waits for an address that is not there yet', async () => {
+it('waits for an address that does not exist yet', async () => {
   opened.length = 0
   let tries = 0
   start({

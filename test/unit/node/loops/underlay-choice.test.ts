@@ -25,7 +25,7 @@ const silent = (at: number, since: number): Probed => ({ ...losing(at, since), i
 const begin = () => createUnderlayChoices(() => EVERY_MS)
 
 describe('a peer', () => {
-  it('is reached over the first until that is silent, and the other has answered before the last probe, and since', () => {
+  it('is reached over the first family until it is silent there and has answered over the other family before and after the last probe', () => {
     const choices = begin()
     const by = (first?: Probed, other?: Probed, now = 100_000): Underlay => choices.choose('a', { first, other }, now)
     expect(by(undefined, undefined, 50_000)).toBe('first')
@@ -40,7 +40,7 @@ describe('a peer', () => {
     expect(by()).toBe('first')
   })
 
-  it('that another process had reached by the other stays there until the first is steady', () => {
+  it('that another process reached over the other family keeps that family until the first one is steady', () => {
     const choices = begin()
     choices.assume(['a', 'b'])
     choices.assume([])
@@ -66,7 +66,7 @@ describe('a peer', () => {
     expect(choices.choose('a', { first: silent(99_000, 98_000), other }, 100_000)).toBe('first')
   })
 
-  it('that is back keeps its family until a probe is lost that was sent after the other answered', () => {
+  it('that is back keeps its family until a probe is lost that was sent after an answer over the other family', () => {
     const choices = begin()
     const by = (at: number, now: number): Underlay =>
       choices.choose('a', { first: silent(at, 10_000), other: answering(now) }, now)
@@ -194,7 +194,7 @@ describe('two hosts', () => {
     }
   })
 
-  it('keep their choice while the other is down, and when it is back', () => {
+  it('keep their choice while the other host is down, and when it is back', () => {
     for (let seed = 1; seed <= 100; seed++) {
       let isDown = false
       const network = twoHosts(() => !isDown, seed)

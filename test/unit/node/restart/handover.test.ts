@@ -278,7 +278,7 @@ describe('what does not fit', () => {
     handover.close(false)
   })
 
-  it('is closed when another one runs, which is younger', async () => {
+  it('is closed if another daemon runs, because its paths are newer', async () => {
     const fds = fdsOf([path()])
     const handover = await enter(running({ meet: ABOUT }), earlierRun(fds, undefined))
     expect(fds.some(isOpen)).toBe(false)
@@ -307,7 +307,7 @@ describe('a daemon that runs', () => {
     })
   })
 
-  it('of another network is left alone', async () => {
+  it('of another network is not changed', async () => {
     const before = running({ meet: { ...ABOUT, store: 'etcd /y' } })
     await expect(enter(before)).rejects.toThrow("runs on this host for the store etcd /y; this one's is etcd /x")
     expect(before.asked).toEqual(['meet'])

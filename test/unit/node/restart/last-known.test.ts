@@ -13,7 +13,7 @@ const quiet = (line: string): never => {
 }
 const log = { info: quiet, warn: quiet, error: quiet, v: () => false }
 
-it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of %i leases', async (count) => {
+it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads the written state with %i leases', async (count) => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-known-'))
   try {
     const path = join(folder, 'last-known')

@@ -19,7 +19,7 @@ afterEach(() => {
   rmSync(folder, { recursive: true })
 })
 
-it('is for one at a time, and nothing of it stays once it is removed', async () => {
+it('has one owner at a time, and no file of it remains after it was removed', async () => {
   const lock = rendezvous.tryLock()!
   rendezvous.listen().close()
   expect(rendezvous.owner()).toBe(process.pid)
@@ -31,7 +31,7 @@ it('is for one at a time, and nothing of it stays once it is removed', async () 
   expect(readdirSync(folder)).toEqual([])
 })
 
-it('is not had by a file that its owner has removed meanwhile', () => {
+it('is not acquired with a file that its owner has removed meanwhile', () => {
   const { tryLockFile } = addon
   const trying = vi.spyOn(addon, 'tryLockFile').mockImplementationOnce((fd) => {
     rmSync(handoverLock(options()))
