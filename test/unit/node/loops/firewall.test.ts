@@ -169,26 +169,23 @@ it('ends a node that starts, and no node that forwards already, if the rules can
   expect(dataPaths.at(-1)!.closed).toBe(false)
 })
 
-it.each([true, false])(
-  'a node that forwards with the last known state (%s) waits as long as a running node',
-  async (forwards) => {
-    const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
-    const raise = async (): Promise<never> => {
-      throw failure
-    }
-    const rules = { raise, ensure: async () => ({ repaired: [], failures: [failure] }) }
-    const node = {
-      firewall: { rules, resyncMs: 1000 },
-      lease: { subnet: {} },
-      log: rigLog,
-      signal: stopping.signal,
-    } as unknown as Node
-    const raising = raiseOrLate(node, forwards)
-    if (forwards) await raising
-    else await expect(raising).rejects.toBe(failure)
-    expect(node.rulesTrouble).toBe(forwards ? failure.message : undefined)
-  },
-)
+it.each([true, false])('with the last known state (%s) a node waits as long as a running one', async (forwards) => {
+  const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
+  const raise = async (): Promise<never> => {
+    throw failure
+  }
+  const rules = { raise, ensure: async () => ({ repaired: [], failures: [failure] }) }
+  const node = {
+    firewall: { rules, resyncMs: 1000 },
+    lease: { subnet: {} },
+    log: rigLog,
+    signal: stopping.signal,
+  } as unknown as Node
+  const raising = raiseOrLate(node, forwards)
+  if (forwards) await raising
+  else await expect(raising).rejects.toBe(failure)
+  expect(node.rulesTrouble).toBe(forwards ? failure.message : undefined)
+})
 
 it('ends with the daemon even if the rules are never set', async () => {
   const rules = { ensure: async () => ({ repaired: [], failures: [] }) }
