@@ -155,7 +155,7 @@ export async function createWithdrawing(
   return makeBackend(type, { config, external, startEngine: none, persistence, publishedBefore, run: runCommand, log })
 }
 
-/** Returns the functions that list and remove the connections of the backend ipsec in the charon that runs on this host. */
+/** Returns the functions that list and remove the connections of the backend ipsec in this host's running charon. */
 export async function charonOfHost() {
   const { leaveCharon, listConnections } = await import('../path/backends/ipsec/leave-charon.ts')
   return { leaveCharon, listConnections }

@@ -26,7 +26,10 @@ const NEEDS = `the ${TYPE} backend`
 const { overhead } = KINDS.ipsec
 /** The length in bytes of the UDP header that is added with the option UDPEncap. */
 const UDP_HEADER = 8
-/** The MTU of the device of charon's plugin kernel-libipsec (strongSwan: src/libstrongswan/networking/tun_device.c). */
+/**
+ * The MTU in bytes of the device of charon's plugin kernel-libipsec (strongSwan:
+ * src/libstrongswan/networking/tun_device.c).
+ */
 const USERSPACE_MTU = 1400
 
 export function createIpsecBackend({ config, settings, external: found, run, log }: BackendParts<'ipsec'>): Backend {
@@ -75,13 +78,18 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     withdraw: (_lease, signal) => withdraw(ipv4For(NEEDS, config).network, log, signal),
   }
 
-  /** Returns flanneld's MTU. charon always carries ESP packets in UDP datagrams, and its own device has a smaller MTU. */
+  /**
+   * Returns the device's MTU in bytes: flanneld's value, or less if charon carries the ESP packets. charon then always
+   * sends them in UDP datagrams, and its own device has a smaller MTU.
+   */
   function mtuOf(): number {
     if (isUserspace) return Math.min(external.mtu - overhead - UDP_HEADER, USERSPACE_MTU)
     return external.mtu - overhead - (udpEncap ? UDP_HEADER : 0)
   }
 
-  /** True if this host has its address within the network. Then packets between hosts must pass the policies. */
+  /**
+   * True if this host's address is within the network. In that case packets between hosts must pass the policies too.
+   */
   function hasHosts(): boolean {
     const { network } = ipv4For(NEEDS, config)
     return netContains(network, ipv4For(NEEDS, external.publicIp))
@@ -107,8 +115,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       start: (stop) => Charon.start(isUserland, log, stop),
       log,
     })
-    // The guard comes first, so that no packet leaves unencrypted. Afterwards the other guard, which an earlier run with another carrier
-    // may have left, is removed, because it blocks all packets.
+    // Set the guard first, so that no packet leaves unencrypted. Then remove the guard that an earlier run with another
+    // carrier may have left, because it blocks all packets.
     await guard.block()
     await (isUserland ? removePolicies(run, formatNet(network)) : removeUnreachable(run, network))
     await connections.open(signal)

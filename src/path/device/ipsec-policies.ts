@@ -73,7 +73,7 @@ export class IpsecPolicies {
     return this.#policiesOf(peer).every(([selector]) => this.#wanted.has(selector) && !this.#refused.has(selector))
   }
 
-  /** Changes what differs from the wanted policies. Returns the selectors of the policies that were added. */
+  /** Adds missing policies and removes superfluous ones. Returns the selectors of the policies that were added. */
   async #sync(mayStay: (selector: string, words: string) => boolean = () => false): Promise<readonly string[]> {
     const { network, run, log } = this.#options
     const there = await listPolicies(run)
@@ -184,8 +184,8 @@ export async function removePolicies(run: Run, network: string): Promise<void> {
 }
 
 /**
- * True if the source or the destination of the policy is within this network. That includes the policies for a subnet that this node had
- * before. Policies for other networks may belong to another program.
+ * True if the source or the destination of the policy is within this network. This includes the policies for an earlier
+ * subnet of this node. Policies for other networks may belong to another program.
  */
 function isFor(selector: string, network: string): boolean {
   const whole = parseNet(network)

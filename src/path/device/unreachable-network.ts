@@ -36,12 +36,12 @@ export class UnreachableNetwork {
     this.#run = run
   }
 
-  /** Makes the route. */
+  /** Makes the unreachable route. */
   async block(): Promise<void> {
     await this.resync()
   }
 
-  /** Makes the route. The peers do not matter, because charon has their policies. */
+  /** Makes the unreachable route. The peers are ignored, because charon has their policies. */
   async apply(_peers: readonly unknown[]): Promise<void> {
     await this.resync()
   }

@@ -313,8 +313,8 @@ export class PeerFilter<N extends Net = Net> {
         ? undefined
         : (this.#options.otherType?.(lease) ??
             `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`)
-    // This node has a second lease under another key while a successor with more or fewer families is about to take over. That lease is
-    // skipped without a log line.
+    // While a successor with more or fewer families is about to take over, this node has a second lease under another
+    // key. Skip that lease without a log line.
     if (isOfOneNode(attrs, own.attrs) && this.#isOwnSubnet(lease)) return undefined
     const reason = this.#whyUnusable(lease)
     return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`

@@ -17,13 +17,13 @@ import { ViciClient } from './vici-client.ts'
 const SOCKET = '/var/run/charon.vici'
 /** The folders in which flanneld searches for the program charon after PATH. */
 const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongswan', '/usr/libexec/ipsec']
-/** charon's UDP ports: the exchange of keys, and the exchange and the ESP packets through NAT. */
+/** charon's UDP ports: 500 for the key exchange, 4500 for the key exchange and ESP packets through NAT. */
 const PORTS = [500, 4500]
 /** The variables of weftd's environment that charon gets. The others may hold secrets of weftd, such as the password of the store. */
 const VARIABLES = ['LANG', 'TZ', 'LD_LIBRARY_PATH', 'OPENSSL_CONF', 'OPENSSL_MODULES', 'LEAK_DETECTIVE_DISABLE']
-/** The program that lets charon end with weftd. */
+/** The program that makes charon end when weftd ends. */
 const STARTER = 'setpriv'
-/** strongSwan's configuration by distribution. */
+/** The paths of strongSwan's configuration on different distributions. */
 const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf']
 /**
  * START_MS is how long, in ms, a started charon may take until its socket answers. LOOK_MS is the pause between two
@@ -31,10 +31,13 @@ const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf
  */
 const START_MS = 30_000
 const LOOK_MS = 50
-/** How long the end of another charon is waited for, and the pause between two attempts. After a restart, the charon of the earlier run ends. */
+/**
+ * PREDECESSOR_MS is the time in ms for which weftd waits until another charon has ended, because the charon of an
+ * earlier run ends after a restart. AGAIN_MS is the pause in ms between two attempts to start charon.
+ */
 const PREDECESSOR_MS = 5_000
 const AGAIN_MS = 500
-/** How long charon may take to end after SIGTERM. It informs its peers. */
+/** How long, in ms, charon may take to end after SIGTERM. In this time it informs its peers. */
 const STOP_MS = 2_000
 
 /** Returns the path of the program charon. Throws WeftError COMMAND with flanneld's text if the host has none. */
@@ -80,7 +83,7 @@ export async function connectRunning(signal: AbortSignal): Promise<ViciClient | 
   }
 }
 
-/** True if a process answers on charon's socket, so that weftd need not start charon. */
+/** True if a process answers at charon's socket, so that weftd need not start charon. */
 export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
   const client = await connectRunning(signal)
   client?.close()
@@ -109,7 +112,7 @@ export class Charon {
       try {
         return await Charon.#startOnce(isUserspace, log, signal)
       } catch (error) {
-        // A charon that is ending may still accept connections, and keeps a further charon from starting.
+        // A charon that is about to end may still accept connections, and prevents another charon from starting.
         if (signal.aborted || !isWeftError(error) || performance.now() - began > PREDECESSOR_MS) throw error
         await pause(signal, AGAIN_MS)
       }
@@ -146,7 +149,10 @@ export class Charon {
     this.#log.info('Stopped charon daemon')
   }
 
-  /** Throws WeftError CONFIG if the ESP packets are carried by another program than `isUserspace` says. */
+  /**
+   * Throws WeftError CONFIG if charon carries the ESP packets although `isUserspace` is false, or does not although it
+   * is true.
+   */
   async #checkPlugins(isUserspace: boolean, signal: AbortSignal): Promise<void> {
     const close = (): void => this.client.close()
     signal.addEventListener('abort', close)
@@ -176,7 +182,7 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProces
   const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
   const file = join(folder, 'strongswan.conf')
   await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
-  // charon ends with weftd, as flanneld's does, even if weftd is killed.
+  // Make charon end with weftd, even if weftd is killed, as flanneld does.
   const child = spawn(STARTER, ['--pdeathsig', 'TERM', program], {
     stdio: ['ignore', 'inherit', 'inherit'],
     env: environmentOf(file),
@@ -213,7 +219,7 @@ async function requirePorts(): Promise<void> {
   }
 }
 
-/** Returns a strongswan.conf that includes the host's own. A later section overrides an earlier one. */
+/** Returns a strongswan.conf that includes the host's own configuration. A later section overrides an earlier one. */
 function configuration(isUserspace: boolean, given: string | undefined): string {
   const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))
   return [

@@ -57,9 +57,9 @@ export interface PeerKeys {
 /** The objects that this process loaded into a charon. */
 interface Loaded {
   readonly charon: Charon
-  /** The names of the connections. */
+  /** The names of the loaded connections. */
   readonly connections: Set<string>
-  /** The addresses of the hosts that have a shared key. */
+  /** The addresses of the hosts whose shared key is loaded. */
   readonly hosts: Set<string>
 }
 
@@ -72,11 +72,11 @@ export class IpsecConnections {
   #wanted: ReadonlyMap<string, PolicyPeer> | undefined
   /** The objects that are loaded into the running charon; undefined before the first request. */
   #loaded: Loaded | undefined
-  /** The running charon; undefined while it is started again. */
+  /** The running charon; undefined while charon is being restarted. */
   #charon: Charon | undefined
   /** Called after charon has negotiated or deleted keys, or was started again. */
   #changed: () => void = () => {}
-  /** Ends when `close` was called. */
+  /** The task that restarts charon; it ends after `close` was called. */
   #running: Promise<void> = Promise.resolve()
 
   constructor(options: ConnectionOptions) {
@@ -97,12 +97,12 @@ export class IpsecConnections {
     this.#running = this.#run()
   }
 
-  /** Has `changed` called whenever `keys` may return other peers. */
+  /** Sets the function that is called whenever `keys` may return other peers. */
   watch(changed: () => void): void {
     this.#changed = changed
   }
 
-  /** Makes charon's connections equal to these peers. A failure is logged, and tried again by `resync`. */
+  /** Makes charon's connections equal to these peers. A failure is logged, and `resync` tries again. */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
     const isFirst = this.#wanted === undefined
     this.#wanted = new Map(peers.map((peer) => [this.#nameFor(peer), peer]))
@@ -169,7 +169,9 @@ export class IpsecConnections {
     }
   }
 
-  /** Has charon report each change of keys. Without these reports the regular checks find the changes. */
+  /**
+   * Requests from charon a report of each change of keys. Without these reports the regular checks find the changes.
+   */
   async #listen({ client }: Charon): Promise<void> {
     await client.listen('child-updown', () => this.#changed()).catch(() => {})
     this.#changed()
@@ -225,7 +227,10 @@ export class IpsecConnections {
     return lost
   }
 
-  /** Compares `loaded` with charon. Removes what an earlier run left there. Returns the names of the connections that charon lost. */
+  /**
+   * Compares `loaded` with charon's own lists. Removes the objects of an earlier run. Returns the names of the
+   * connections that charon lost.
+   */
   async #check(loaded: Loaded): Promise<readonly string[]> {
     const { network, log } = this.#options
     const { client } = loaded.charon
@@ -336,7 +341,8 @@ function isOfNetwork(name: string, network: Net): boolean {
 /** Removes a connection and its keys. */
 async function unload(client: ViciClient, name: string): Promise<void> {
   await client.request('unload-conn', { name })
-  // Without this request the keys would stay valid. charon refuses it if there are none.
+  // End the connection's associations, because their keys would stay valid otherwise. charon refuses this request if
+  // there are no associations.
   await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
 }
 
