@@ -9,12 +9,12 @@ import { KINDS, type Settings } from '../../catalog.ts'
 export type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
 
 const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
-/** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
+/** The name of a device that weftd creates and deletes to test whether the kernel supports WireGuard. */
 const TRIED = 'weft-wg-try'
 
 /**
- * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
- * otherwise weftd.
+ * Chooses whether the kernel or weftd carries the packets. If the configuration names neither, the kernel does if it
+ * supports WireGuard, otherwise weftd.
  */
 export async function chooseCarrier(
   wanted: Carrier | undefined,
