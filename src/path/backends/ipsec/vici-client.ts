@@ -6,6 +6,7 @@
 import { createConnection, type Socket } from 'node:net'
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { limited } from '../../../host/bell.ts'
+import { createTurn } from '../../../host/turn.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
 /** The packet types (README.md, "Packet types"). */
@@ -36,6 +37,8 @@ export class ViciClient {
   readonly #waiting: Waiting[] = []
   /** The received bytes that do not make a whole packet yet. */
   #received: Buffer = Buffer.alloc(0)
+  /** Runs the streams one after another, because an event does not name the command that it belongs to. */
+  readonly #inTurn = createTurn()
   /** Receives the events of the running `stream`. */
   #onEvent: ((event: ViciSection) => void) | undefined
 
@@ -87,8 +90,16 @@ export class ViciClient {
     return answer
   }
 
-  /** Sends a command that charon answers with events of this name, and returns the events. One stream runs at a time. */
-  async stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
+  /** Sends a command that charon answers with events of this name, and returns the events. */
+  stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
+    return this.#inTurn(() => this.#stream(command, event, message))
+  }
+
+  close(): void {
+    this.#socket.destroy()
+  }
+
+  async #stream(command: string, event: string, message: ViciSection): Promise<readonly ViciSection[]> {
     const events: ViciSection[] = []
     const { type } = await this.#send(EVENT_REGISTER, event)
     if (type !== EVENT_CONFIRM) throw new WeftError('COMMAND', `charon does not know the event ${event}`)
@@ -100,10 +111,6 @@ export class ViciClient {
       await this.#send(EVENT_UNREGISTER, event)
     }
     return events
-  }
-
-  close(): void {
-    this.#socket.destroy()
   }
 
   #send(type: number, command: string, body: Buffer = Buffer.alloc(0)): Promise<{ type: number; body: Buffer }> {
