@@ -51,7 +51,8 @@ class Engine {
   /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys them from
   /// its next batch on.
   void follow_switches();
-  /// Returns the interface name that the TUN has now. If the TUN was deleted, returns its last name.
+  /// The interface name that the TUN has now. If the TUN was deleted, the last name that it had. Changes the engine, so
+  /// only one thread may call it at a time: JavaScript's thread, or the thread that ends the engine.
   const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);

@@ -5,6 +5,7 @@
 // later). weftd runs commands without a shell: it splits a command at white space. It passes peers' addresses as variables, and the data
 // that a peer published only on the standard input. So a peer can add no arguments that the command does not name.
 
+import { isDeepStrictEqual } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { withoutUser } from '../../base/secret.ts'
@@ -67,10 +68,10 @@ export function createExtensionBackend({
       return external
     },
     async prepare(signal): Promise<LeaseAttrs> {
-      const { name } = external
+      const { name, address } = external
       external = await currentExternal(run, external)
-      // The data path stays open after the interface was renamed, so the command must not run again.
-      if (attrs && external.name !== name) return attrs
+      // The data path stays open after a rename, so the command must not run again, unless the addresses changed too.
+      if (attrs && external.name !== name && isDeepStrictEqual(external.address, address)) return attrs
       const output = settings.PreStartupCommand.isEmpty
         ? undefined
         : await commands.must('PreStartupCommand', {}, signal)

@@ -40,8 +40,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   log.info(`IPSec config: UDPEncap=${udpEncap} ESPProposal=${espProposal}`)
 
   /**
-   * Chooses whether the kernel or charon carries the packets: the configured one, or else the kernel if it has ESP, or
-   * else charon.
+   * Returns true if charon carries the packets, and false if the kernel does. The configuration decides; if it does not, the kernel carries
+   * them if it has ESP.
    */
   async function choose(): Promise<boolean> {
     if (isUserspace !== undefined) return isUserspace

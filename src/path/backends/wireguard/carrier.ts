@@ -3,7 +3,7 @@
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import type { Run } from '../../../host/command.ts'
-import { addDevice } from '../../../host/links.ts'
+import { addDevice, findLink } from '../../../host/links.ts'
 import { KINDS, type Settings } from '../../catalog.ts'
 
 export type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
@@ -33,9 +33,12 @@ export async function chooseCarrier(
     log.info(`WireGuard is carried by ${who}: "${option}" is "${wanted}"`)
     return wanted
   }
+  const removeTried = (): Promise<unknown> => run('ip', ['link', 'del', TRIED])
+  // A weftd that was killed in this function left the device.
+  if (await findLink(run, TRIED)) await removeTried()
   try {
     await addDevice(run, TRIED, 'wireguard', [])
-    await run('ip', ['link', 'del', TRIED])
+    await removeTried()
     return 'kernel'
   } catch (error) {
     if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
