@@ -11,7 +11,7 @@ import {
   type Family,
 } from '../../net/address.ts'
 import { kindOf, portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
-import { isSendingOnly, placeIn, titleOf, type Status } from '../../report/status.ts'
+import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
@@ -74,20 +74,27 @@ export function checkPeers(
   isSendingWrong: boolean,
 ): Finding[] | undefined {
   if (!status?.peers || !status.node) return undefined
-  // If weftd itself carries the packets and does not run, no peer can answer. The silence then proves nothing about the peers.
+  // If weftd itself should carry the packets but does not run, no peer can answer. So the silence proves nothing about
+  // the peers.
   if (silence !== undefined && status.dataPath?.open !== true) return undefined
   const { node } = status
   const { list, answering } = status.peers
   const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
-    state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined
+    state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined && !lacksKeys(peer)
+  // The finding `peers-without-keys` covers the peers of the backend ipsec whose lease is usable.
+  const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
+  const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
   const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)
   const isLossy = (side: SeenSide): boolean =>
     side.state !== 'stored' && !isSilent(side) && (side.lossPercent ?? 0) >= LOSSY_PERCENT
   const seen = list.map((peer) => seenSides(peer, answers))
   const halves = seen.filter((sides) => !sides.every(isBroken)).flatMap((sides) => sides.filter(isBroken))
-  /** Selects the peers that this host reaches over no family. A peer that matches in both families is listed once, for IPv4. */
+  /**
+   * Selects the peers that this host does not reach over any family. A peer that matches in both families is listed
+   * once, for IPv4.
+   */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
   const { probeSeconds } = status.peers
@@ -111,7 +118,7 @@ export function checkPeers(
       side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
         ? '; handshake messages arrive from its host: see the check handshakes'
         : onItsWay
-    // A daemon that does not run has counted no packets, so describe only what the probes of the host showed.
+    // A daemon that does not run has counted no packets, so describe only the results of contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     const last =
       peer.heardSecondsAgo === null

@@ -294,7 +294,7 @@ it.each(ENDS)(
       'apply ipv6 k',
     ])
     expect(r.infos).toEqual(['IPv6 is carried again'])
-    // The other family also uses the node's new address.
+    // The IPv4 path must also use the node's new IPv6 address.
     expect(r.owns.ipv4!.attrs.publicIp.ipv6).toBe(parseIpv6(r.host.ipv6))
     expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
@@ -317,7 +317,7 @@ it.each<[what: string, end: (r: ReturnType<typeof rig>) => void, why: string]>([
   expect(r.errors).toEqual([])
 })
 
-it('fails as a whole with the last carried family', async () => {
+it('fails entirely with the last carried family', async () => {
   const r = rig()
   const path = await r.open()
   r.faults.ipv4!(new Error('first'))
@@ -463,7 +463,7 @@ it('applies the peers to one family if the other rejects them, logs that, and ap
   expect(path.isBehind).toBe(true)
   deaf.clear()
   await path.apply(LEASES, 'own', new Set())
-  // It is not known which peers the family has.
+  // The data path may lack peers of this family, so they must be applied again.
   expect(calls.slice(3)).toContain('apply ipv4 k')
   expect(path.isBehind).toBe(false)
   deaf.add('ipv4').add('ipv6')
@@ -512,6 +512,22 @@ it('gives the peers of a family to the path that is open now, although its faile
   await new Promise((resolve) => setImmediate(resolve))
   expect(r.calls.slice(1)).toEqual(['apply ipv6 a,b of b', 'apply ipv6 a,b,c of c'])
   expect(path.isBehind).toBe(false)
+})
+
+it('sets no peers any more after it is closed, even if a transfer was due', async () => {
+  const r = rig()
+  const path = await r.open()
+  r.hanging.family = 'ipv4'
+  const first = path.apply(LEASES, 'own')
+  const second = path.apply(new Map(), 'own')
+  await tick()
+  const closing = path.close()
+  r.calls.length = 0
+  delete r.hanging.family
+  r.hanging.end()
+  await Promise.all([first, second, closing])
+  await path.apply(LEASES, 'own')
+  expect(r.calls.filter((call) => call.startsWith('apply'))).toEqual(['apply ipv4 k'])
 })
 
 it('logs the late failure of a family to take its peers, and applies all of them again', async () => {
@@ -629,6 +645,10 @@ it('with engines joins threads, peers, path MTUs and warnings of both families',
   r.faults.ipv6!(new Error('the device is gone'))
   await tick()
   expect([path.tunNames, path.threads()]).toEqual([['tun-ipv4'], { 'IPv4: weft-loop0': 4 }])
+  // A path that is opened again has the limits that the search set last.
+  delete r.given.ipv6
+  await r.again(path)
+  expect([path.tunNames, r.given]).toEqual([['tun-ipv4', 'tun-ipv6'], { ipv4: four, ipv6: six }])
 })
 
 it('with engines returns the drops of each family once, also if one is not open', async () => {

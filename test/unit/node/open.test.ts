@@ -1,11 +1,11 @@
-// open.test.ts - a node comes to forward: while a successor takes what forwards as last known, which is for another lease; or with the peers
-// that a weftd before it had.
+// open.test.ts - how a node starts to forward: with the peers of an earlier weftd, or while a successor takes over a
+// data path that was opened for another lease from the last known state.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
@@ -25,7 +25,7 @@ const leaseOf = (key: string): OwnLease => {
   return { key, subnet: parseLeaseKey(key)!, attrs, expiresAt: undefined, revision: 0n }
 }
 
-it('is opened for the own lease once what was lent meanwhile has come back', async () => {
+it('is opened for the own lease after the lent data path has come back', async () => {
   const ownership = new Ownership(log)
   const calls: string[] = []
   let back!: () => void
@@ -41,7 +41,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const own = { fault: new Promise(() => {}) } as DataPath
   await ownership.open(async () => stale)
   await ownership.lend()
-  // The first successor has gone, and the next one asks before all is taken back.
+  // The first successor has ended. The next one requests the data path before this node has taken everything back.
   const taking = ownership.takeBack()
   const lending = ownership.lend()
 
@@ -53,6 +53,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const backend = {
     name: 'udp',
     external: EXTERNAL,
+    prepare: async () => attrs,
     plan: planOf(async ({ key }) => (opened.push(key), own)),
   } as unknown as Backend
   Object.assign(node, { config, backend, lease: leaseOf('10.5.1.0-24'), attrs })
@@ -96,7 +97,7 @@ async function forwarding(dataPath: DataPaths, lines: string[] = []) {
 const FAKE = { fault: new Promise(() => {}), apply: async () => {}, close: async () => {} } as unknown as DataPath
 const handover = { isOnLoan: false, tunNames: [] }
 
-it('goes on with the open data path if the store confirms the facts of the file', async () => {
+it('keeps the open data path if the store confirms the facts of the file', async () => {
   const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const parts = {
@@ -110,22 +111,40 @@ it('goes on with the open data path if the store confirms the facts of the file'
   expect([node.ownership.dataPath === old, node.lease.revision]).toEqual([true, 7n])
 })
 
-it('goes on with a data path that followed the address of this host while the store did not answer', async () => {
-  const old = {} as DataPaths
-  const { node, facts } = await forwarding(old)
+it.each([
+  ['goes on with the data path', '10.5.1.0-24', []],
+  ['opens the data path', '10.5.2.0-24', [0x0a000009]],
+])('%s with the address that this host got while it waited for its lease', async (_how, key, opened) => {
+  const { node, facts } = await forwarding(FAKE as unknown as DataPaths)
+  // The loop of the data path has followed the address already.
   const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
   node.attrs = now
+  const got: unknown[] = []
+  const plan = planOf(async (lease) => (got.push(lease.attrs.publicIp.ipv4), FAKE))
+  Object.assign(facts.backend, { prepare: async () => now, plan })
   const parts = {
     manager: {},
     external: EXTERNAL,
     config: facts.config,
     backend: facts.backend,
   } as unknown as NodeParts
-  await openNode(node, parts, { ...facts, lease: { ...facts.lease, attrs: now }, attrs: now }, handover)
-  expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, now])
+  await openNode(node, parts, { ...facts, lease: leaseOf(key) }, handover)
+  expect([node.lease.key, node.lease.attrs, node.attrs, got]).toEqual([key, attrs, now, opened])
 })
 
-it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
+it('asks the store for the public IP before it goes on with the backend of the file', async () => {
+  const old = {} as DataPaths
+  const { node, facts } = await forwarding(old)
+  const given = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
+  node.attrs = given
+  const manager = { amend: async () => given.publicIp }
+  const backend = { ...facts.backend }
+  const parts = { manager, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.1.0-24') }, handover)
+  expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, given])
+})
+
+it('keeps the facts of the file, and forwards with them again, if the data path for the facts of the store cannot be opened', async () => {
   const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
   const over = keepDataPath(node).catch(() => {})
@@ -133,7 +152,7 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
   const open = () => Promise.reject(refusal)
   const wanted = {
     ...facts,
-    backend: { name: 'udp', external: EXTERNAL, plan: planOf(open) } as unknown as Backend,
+    backend: { ...facts.backend, plan: planOf(open) },
     lease: leaseOf('10.5.2.0-24'),
   }
   const parts = {
@@ -154,7 +173,7 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
   await over
 })
 
-it('has one loop for its data path, which goes on with the one that the store led to, and publishes nothing yet', async () => {
+it('has one loop for its data path, which continues with the data path that the facts of the store gave, and publishes nothing yet', async () => {
   const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
   const loop = keepDataPath(node)
@@ -171,10 +190,28 @@ it('has one loop for its data path, which goes on with the one that the store le
   await over
 })
 
+it('checks the data path every five seconds while no loop but that of the data path runs', async () => {
+  vi.useFakeTimers()
+  try {
+    let checks = 0
+    const resync = async () => (checks++, [])
+    const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync } as unknown as DataPaths
+    const { node, facts } = await forwarding(old)
+    node.pathLease = facts.lease
+    const over = keepDataPath(node).catch(() => {})
+    await vi.advanceTimersByTimeAsync(16_000)
+    expect(checks).toBe(3)
+    node.stopping.abort(new Error('enough'))
+    await over
+  } finally {
+    vi.useRealTimers()
+  }
+})
+
 it('opens the data path of the store although the last known one cannot be closed', async () => {
   const close = () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))
   const { node, facts, lines } = await forwarding({ close } as unknown as DataPaths)
-  const backend = { name: 'udp', external: EXTERNAL, plan: planOf(async () => FAKE) } as unknown as Backend
+  const backend = { ...facts.backend, plan: planOf(async () => FAKE) }
   const parts = { manager: {}, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
   await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
   expect([node.ownership.state.is, node.lease.key]).toEqual(['forwarding', '10.5.2.0-24'])

@@ -9,32 +9,40 @@ import { join } from 'node:path'
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import { limited, pause } from '../../../host/bell.ts'
-import { childEnvironment } from '../../../host/command.ts'
+import { childEnvironment, packageOf } from '../../../host/command.ts'
+import { ownerOfSockets, socketsAt, tryUdpPort } from '../../../host/udp-ports.ts'
 import { ViciClient } from './vici-client.ts'
 
-/** The socket of charon's control protocol; the default of strongSwan, which flanneld uses. */
+/** The path of the socket for charon's control protocol VICI. It is strongSwan's default, which flanneld uses. */
 const SOCKET = '/var/run/charon.vici'
-/** The folders that flanneld searches for the program after PATH. */
+/** The folders in which flanneld searches for the program charon after PATH. */
 const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongswan', '/usr/libexec/ipsec']
-/** strongSwan's configuration by distribution. */
+/** charon's UDP ports: 500 for the key exchange, 4500 for the key exchange and ESP packets through NAT. */
+const PORTS = [500, 4500]
+/** The variables of weftd's environment that charon gets. The others may hold secrets of weftd, such as the password of the store. */
+const VARIABLES = ['LANG', 'TZ', 'LD_LIBRARY_PATH', 'OPENSSL_CONF', 'OPENSSL_MODULES', 'LEAK_DETECTIVE_DISABLE']
+/** The program that makes charon end when weftd ends. */
+const STARTER = 'setpriv'
+/** The paths of strongSwan's configuration on different distributions. */
 const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf']
-/** How long a started charon may take until its socket answers, and the pause between two attempts. */
+/**
+ * START_MS is how long, in ms, a started charon may take until its socket answers. LOOK_MS is the pause between two
+ * attempts to connect.
+ */
 const START_MS = 30_000
 const LOOK_MS = 50
-/** How long charon may take to end after SIGTERM. It informs its peers. */
+/**
+ * PREDECESSOR_MS is the time in ms for which weftd waits until another charon has ended, because the charon of an
+ * earlier run ends after a restart. AGAIN_MS is the pause in ms between two attempts to start charon.
+ */
+const PREDECESSOR_MS = 5_000
+const AGAIN_MS = 500
+/** How long, in ms, charon may take to end after SIGTERM. In this time it informs its peers. */
 const STOP_MS = 2_000
 
 /** Returns the path of the program charon. Throws WeftError COMMAND with flanneld's text if the host has none. */
 export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
-  const places = [...path.split(':'), ...FOLDERS].map((folder) => join(folder, 'charon'))
-  const found = places.find((place) => {
-    try {
-      accessSync(place, constants.X_OK)
-      return true
-    } catch {
-      return false
-    }
-  })
+  const found = findProgram('charon', [...path.split(':'), ...FOLDERS])
   if (found !== undefined) return found
   const paths = ['charon', ...FOLDERS.map((folder) => join(folder, 'charon'))]
   throw new WeftError('COMMAND', `no valid charon executable found at paths [${paths.join(' ')}]`, {
@@ -43,20 +51,48 @@ export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
   })
 }
 
-/** True if a process answers on charon's socket, so that weftd need not start charon. */
-export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
+/** Throws WeftError COMMAND if the host lacks a program that starts charon. */
+export function checkPrograms(path = childEnvironment()['PATH'] ?? ''): void {
+  findCharon(path)
+  if (findProgram(STARTER, path.split(':')) === undefined)
+    throw new WeftError('COMMAND', `${STARTER} is not installed`, {
+      remedy: `install the package ${packageOf(STARTER)}`,
+    })
+}
+
+function findProgram(name: string, folders: readonly string[]): string | undefined {
+  return folders
+    .map((folder) => join(folder, name))
+    .find((place) => {
+      try {
+        accessSync(place, constants.X_OK)
+        return true
+      } catch {
+        return false
+      }
+    })
+}
+
+/** Connects to the charon that runs on this host; undefined if no process answers on charon's socket. */
+export async function connectRunning(signal: AbortSignal): Promise<ViciClient | undefined> {
   try {
-    ;(await ViciClient.connect(SOCKET, signal)).close()
-    return true
+    return await ViciClient.connect(SOCKET, signal)
   } catch (error) {
     if (!isWeftError(error)) throw error
-    return false
+    return undefined
   }
+}
+
+/** True if a process answers at charon's socket, so that weftd need not start charon. */
+export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
+  const client = await connectRunning(signal)
+  client?.close()
+  return client !== undefined
 }
 
 export class Charon {
   readonly client: ViciClient
-  /** The process that weftd started; undefined if charon was running already. */
+  /** The charon process that weftd started; undefined if charon was running already. */
   readonly #process: ChildProcess | undefined
   readonly #log: Log
 
@@ -67,22 +103,37 @@ export class Charon {
   }
 
   /**
-   * Connects to the running charon, or starts one whose ESP packets the kernel carries, or with `isUserspace` charon itself. Throws
-   * WeftError.
+   * Connects to the running charon, or starts one. With `isUserspace` charon itself carries the ESP packets, otherwise
+   * the kernel. Throws WeftError.
    */
   static async start(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
-    if (await isCharonRunning(signal)) {
-      const charon = new Charon(await ViciClient.connect(SOCKET, signal), undefined, log)
-      await charon.#checkPlugins(isUserspace)
+    const began = performance.now()
+    for (;;) {
+      try {
+        return await Charon.#startOnce(isUserspace, log, signal)
+      } catch (error) {
+        // A charon that is about to end may still accept connections, and prevents another charon from starting.
+        if (signal.aborted || !isWeftError(error) || performance.now() - began > PREDECESSOR_MS) throw error
+        await pause(signal, AGAIN_MS)
+      }
+    }
+  }
+
+  static async #startOnce(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
+    const running = await connectRunning(signal)
+    if (running) {
+      const charon = new Charon(running, undefined, log)
+      await charon.#checkPlugins(isUserspace, signal)
       log.info('Using the charon daemon that runs on this host')
       return charon
     }
+    await requirePorts()
     const child = await startProcess(isUserspace, log)
     try {
       const client = await untilAnswering(child, signal)
-      log.info('Charon daemon started')
       const charon = new Charon(client, child, log)
-      await charon.#checkPlugins(isUserspace)
+      await charon.#checkPlugins(isUserspace, signal)
+      log.info('Charon daemon started')
       return charon
     } catch (error) {
       await stopProcess(child)
@@ -98,32 +149,43 @@ export class Charon {
     this.#log.info('Stopped charon daemon')
   }
 
-  /** Throws WeftError CONFIG if the ESP packets are carried by another program than `isUserspace` says. */
-  async #checkPlugins(isUserspace: boolean): Promise<void> {
-    const { plugins } = await this.client.request('stats')
-    const hasOwn = Array.isArray(plugins) && plugins.includes('kernel-libipsec')
-    if (hasOwn === isUserspace) return
-    this.client.close()
-    throw new WeftError(
-      'CONFIG',
-      hasOwn
-        ? 'the running charon carries ESP packets itself (its plugin kernel-libipsec is loaded), but the kernel must carry them'
-        : 'the running charon lacks the plugin kernel-libipsec, which carries ESP packets where the kernel has no ESP',
-      { remedy: 'change `load` in strongswan.d/charon/kernel-libipsec.conf, or stop charon so that weftd starts it' },
-    )
+  /**
+   * Throws WeftError CONFIG if charon carries the ESP packets although `isUserspace` is false, or does not although it
+   * is true.
+   */
+  async #checkPlugins(isUserspace: boolean, signal: AbortSignal): Promise<void> {
+    const close = (): void => this.client.close()
+    signal.addEventListener('abort', close)
+    try {
+      const { plugins } = await this.client.request('stats')
+      const hasOwn = Array.isArray(plugins) && plugins.includes('kernel-libipsec')
+      if (hasOwn === isUserspace) return
+      throw new WeftError(
+        'CONFIG',
+        hasOwn
+          ? 'the running charon carries ESP packets itself (its plugin kernel-libipsec is loaded), but the kernel must carry them'
+          : 'the running charon lacks the plugin kernel-libipsec, which carries ESP packets where the kernel has no ESP',
+        { remedy: 'change `load` in strongswan.d/charon/kernel-libipsec.conf, or stop charon so that weftd starts it' },
+      )
+    } catch (error) {
+      close()
+      throw error
+    } finally {
+      signal.removeEventListener('abort', close)
+    }
   }
 }
 
-/** Starts charon with the configuration of the host, and with the plugin kernel-libipsec only if `isUserspace`. */
+/** Starts charon with the host's configuration. The plugin kernel-libipsec is loaded only if `isUserspace` is true. */
 async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProcess> {
   const program = findCharon()
   const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
   const file = join(folder, 'strongswan.conf')
   await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
-  // charon ends with weftd, as flanneld's does, even if weftd is killed.
-  const child = spawn('setpriv', ['--pdeathsig', 'TERM', program], {
+  // Make charon end with weftd, even if weftd is killed, as flanneld does.
+  const child = spawn(STARTER, ['--pdeathsig', 'TERM', program], {
     stdio: ['ignore', 'inherit', 'inherit'],
-    env: childEnvironment({ STRONGSWAN_CONF: file }),
+    env: environmentOf(file),
   })
   child.once('error', (error) => log.error(`Error starting charon daemon: ${messageOf(error)}`))
   child.once('close', () => {
@@ -132,7 +194,32 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProces
   return child
 }
 
-/** Returns a strongswan.conf that includes the host's own. A later section overrides an earlier one. */
+function environmentOf(file: string): NodeJS.ProcessEnv {
+  const whole = childEnvironment()
+  const kept = ['PATH', ...VARIABLES].filter((name) => whole[name] !== undefined)
+  return { ...Object.fromEntries(kept.map((name) => [name, whole[name]])), STRONGSWAN_CONF: file }
+}
+
+/** Throws WeftError if charon could not open its ports. charon itself then runs without them, and never gets keys. */
+async function requirePorts(): Promise<void> {
+  for (const port of PORTS) {
+    const code = await tryUdpPort('ipv4', '0.0.0.0', port)
+    if (code === 'EACCES')
+      throw new WeftError('PERMISSION', `charon may not use UDP port ${port}`, {
+        remedy: 'grant CAP_NET_BIND_SERVICE, or run charon as a service of its own',
+      })
+    if (code !== 'EADDRINUSE') continue
+    const sockets = await socketsAt('ipv4', '0.0.0.0', port)
+    const owner = await ownerOfSockets(new Set(sockets.map(({ inode }) => inode)))
+    const where = `0.0.0.0:${port}`
+    const by = owner === undefined ? '' : ` by ${owner}`
+    throw new WeftError('PORT_IN_USE', `UDP port ${where} is taken${by}`, {
+      remedy: `stop the program that \`ss -ulnp sport = :${port}\` shows, because the ipsec backend needs the port`,
+    })
+  }
+}
+
+/** Returns a strongswan.conf that includes the host's own configuration. A later section overrides an earlier one. */
 function configuration(isUserspace: boolean, given: string | undefined): string {
   const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))
   return [
@@ -141,7 +228,8 @@ function configuration(isUserspace: boolean, given: string | undefined): string 
     '  plugins {',
     `    kernel-libipsec { load = ${isUserspace ? 'yes' : 'no'} }`,
     `    vici { socket = unix://${SOCKET} }`,
-    // bypass-lan makes policies that let packets to the host's own networks pass unencrypted.
+    // The plugin bypass-lan must not be loaded, because it makes policies that let packets to the host's own networks
+    // pass unencrypted.
     '    bypass-lan { load = no }',
     '  }',
     '}',
@@ -149,7 +237,10 @@ function configuration(isUserspace: boolean, given: string | undefined): string 
   ].join('\n')
 }
 
-/** Waits until charon answers. Throws WeftError COMMAND if it ends before, or after START_MS. */
+/**
+ * Waits until charon answers at its socket. Throws WeftError COMMAND if charon ends before that, or does not answer
+ * within START_MS.
+ */
 function untilAnswering(child: ChildProcess, signal: AbortSignal): Promise<ViciClient> {
   const late = (): WeftError => new WeftError('COMMAND', `charon does not answer on ${SOCKET}`, { remedy: SEE_LOG })
   return limited(signal, START_MS, late, async (limit) => {

@@ -1,14 +1,15 @@
 // vici-client.ts - sends requests to strongSwan's charon over VICI, and receives the answers.
 //
-// charon answers the requests of one connection in their order (strongSwan: src/libcharon/plugins/vici/README.md). A connection that fails
-// once is not used again.
+// charon answers the requests of one connection in their order (strongSwan: src/libcharon/plugins/vici/README.md).
+// After a failure the connection is not used any more.
 
 import { createConnection, type Socket } from 'node:net'
-import { messageOf, WeftError } from '../../../base/errors.ts'
+import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { limited } from '../../../host/bell.ts'
+import { createTurn } from '../../../host/turn.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
-/** The packet types (README.md, "Packet types"). */
+/** The packet types of VICI (README.md, "Packet types"). */
 const CMD_REQUEST = 0
 const CMD_RESPONSE = 1
 const CMD_UNKNOWN = 2
@@ -20,7 +21,7 @@ const EVENT = 7
 
 /** The longest packet that charon accepts or sends, in bytes (README.md). */
 const MOST_PACKET = 512 * 1024
-/** The time limit for an answer. charon answers in some milliseconds, because no request waits for a peer. */
+/** The time limit in ms for an answer. charon answers within milliseconds, because no request waits for a peer. */
 const ANSWER_MS = 10_000
 
 interface Waiting {
@@ -30,14 +31,16 @@ interface Waiting {
 
 export class ViciClient {
   readonly #socket: Socket
-  /** Resolves when the connection ends, with the reason. */
+  /** Resolves with the reason when the connection ends. */
   readonly ended: Promise<Error>
-  /** The requests without an answer so far, the oldest first. */
+  /** The requests that charon has not answered yet, the oldest first. */
   readonly #waiting: Waiting[] = []
-  /** The received bytes that do not make a whole packet yet. */
+  /** The received bytes of a packet that is not complete yet. */
   #received: Buffer = Buffer.alloc(0)
-  /** Receives the events of the running `stream`. */
-  #onEvent: ((event: ViciSection) => void) | undefined
+  /** The receivers of events, by the event's name. */
+  readonly #receivers = new Map<string, (event: ViciSection) => void>()
+  /** Runs the streams one after another, because an event does not tell which command it answers. */
+  readonly #inTurn = createTurn()
 
   private constructor(socket: Socket) {
     this.#socket = socket
@@ -47,7 +50,7 @@ export class ViciClient {
         socket.destroy()
         for (const { reject } of this.#waiting.splice(0)) reject(reason)
       }
-      socket.on('error', (error) => end(unreachable(messageOf(error))))
+      socket.on('error', (error) => end(isWeftError(error) ? error : unreachable(messageOf(error))))
       socket.on('close', () => end(unreachable('it closed the connection')))
       socket.on('data', (bytes) => {
         try {
@@ -59,7 +62,7 @@ export class ViciClient {
     })
   }
 
-  /** Connects to the socket of charon. Rejects with WeftError COMMAND if no process answers there. */
+  /** Connects to charon's socket. Rejects with WeftError COMMAND if no process answers at the socket. */
   static connect(path: string, signal: AbortSignal): Promise<ViciClient> {
     const late = (): WeftError => unreachable(`no answer within ${ANSWER_MS / 1000} s`)
     return limited(
@@ -87,19 +90,30 @@ export class ViciClient {
     return answer
   }
 
-  /** Sends a command that charon answers with events of this name, and returns the events. One stream runs at a time. */
-  async stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
-    const events: ViciSection[] = []
+  /** Sends a command that charon answers with events of this name, and returns the events. */
+  stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
+    return this.#inTurn(async () => {
+      const events: ViciSection[] = []
+      await this.listen(event, (each) => events.push(each))
+      try {
+        await this.request(command, message)
+      } finally {
+        this.#receivers.delete(event)
+        await this.#send(EVENT_UNREGISTER, event)
+      }
+      return events
+    })
+  }
+
+  /** Calls `receive` for each event of this name from now on. Rejects with WeftError COMMAND if charon has no such event. */
+  async listen(event: string, receive: (event: ViciSection) => void): Promise<void> {
     const { type } = await this.#send(EVENT_REGISTER, event)
     if (type !== EVENT_CONFIRM) throw new WeftError('COMMAND', `charon does not know the event ${event}`)
-    this.#onEvent = (each) => events.push(each)
-    try {
-      await this.request(command, message)
-    } finally {
-      this.#onEvent = undefined
-      await this.#send(EVENT_UNREGISTER, event)
-    }
-    return events
+    this.#receivers.set(event, receive)
+  }
+
+  get isOpen(): boolean {
+    return !this.#socket.destroyed
   }
 
   close(): void {
@@ -144,7 +158,7 @@ export class ViciClient {
   #take(type: number, body: Buffer): void {
     if (type === EVENT) {
       const length = body.length > 0 ? body.readUInt8() : 0
-      this.#onEvent?.(decodeMessage(body.subarray(1 + length)))
+      this.#receivers.get(body.subarray(1, 1 + length).toString())?.(decodeMessage(body.subarray(1 + length)))
       return
     }
     if (![CMD_RESPONSE, CMD_UNKNOWN, EVENT_CONFIRM, EVENT_UNKNOWN].includes(type))
