@@ -95,7 +95,7 @@ const bothWays =
 export const METRICS: readonly Metric[] = [
   gauge(
     'weft_info',
-    'Always 1. The labels of weft_info are version, backend, engine (what carries the packets) and subnet (of this node).',
+    'Always 1. The labels of weft_info are version, backend, engine (what forwards the packets: native or dgram in weftd, or kernel) and subnet (of this node).',
     (status) => [
       [
         1,
@@ -123,7 +123,7 @@ export const METRICS: readonly Metric[] = [
     '1 while the cause that the label by names impairs the node, else 0. The causes are thread, path, bypass, family, host, rules, peers and store.',
     ({ impairments }) => CAUSES.map((by): Sample => [bit(impairments.some((each) => each.by === by)), { by }]),
   ),
-  gauge('weft_data_path_open', '1 while the data path can carry packets, else 0.', ({ dataPath }) =>
+  gauge('weft_data_path_open', '1 while the data path can forward packets, else 0.', ({ dataPath }) =>
     dataPath ? one(bit(dataPath.open)) : [],
   ),
   gauge('weft_data_path_mtu_bytes', 'The largest packet that a container may send, in bytes.', ({ dataPath }) =>
@@ -136,7 +136,7 @@ export const METRICS: readonly Metric[] = [
   ),
   counter(
     'weft_packets_total',
-    'Packets of containers sent to peers (transmit) and accepted from peers (receive). Absent if the kernel, and not weftd, carries the packets.',
+    'Packets of containers sent to peers (transmit) and accepted from peers (receive). Absent if the kernel, and not weftd, forwards the packets.',
     bothWays('packets'),
   ),
   counter(
@@ -233,7 +233,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_last_heard_timestamp_seconds',
-    'When the last packet arrived from the peer, in seconds since 1970. If the kernel carries wireguard packets, when the last handshake with the peer happened.',
+    'When the last packet arrived from the peer, in seconds since 1970. If the kernel, and not weftd, encrypts wireguard packets, when the last handshake with the peer happened.',
     ofPeers(({ heardSecondsAgo }, { at }) =>
       heardSecondsAgo === null ? null : Date.parse(at) / 1000 - heardSecondsAgo,
     ),
@@ -248,7 +248,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_handshake_attempts',
-    'Handshakes with the peer that this node started after the last successful handshake; normally 0. Absent unless weftd itself carries wireguard packets.',
+    'Handshakes with the peer that this node started after the last successful handshake; normally 0. Absent unless weftd, and not the kernel, encrypts wireguard packets.',
     ofPeers(({ session }) => session?.attempts ?? null),
   ),
   counter(

@@ -16,7 +16,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd does not run, or does not answer: no program repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
+      'weftd does not run, or does not answer: no program repairs routes and firewall rules, and if weftd itself forwards the packets (udp), all packets are lost',
     fix: 'start weftd (`systemctl start weftd`) and read the last lines of its log; if weftd runs with another --status-socket, give weft doctor the same option',
   },
   'daemon-waits': {
@@ -93,7 +93,7 @@ export const FINDINGS = {
   'tun-missing': {
     check: 'tun',
     level: 'failure',
-    means: 'this host or container has no /dev/net/tun, without which weftd cannot carry packets',
+    means: 'this host or container has no /dev/net/tun, without which weftd cannot forward packets',
     fix: 'load the module (`modprobe tun`), or give the container the device (`--device /dev/net/tun`)',
   },
   'tun-forbidden': {
@@ -113,7 +113,7 @@ export const FINDINGS = {
     check: 'families',
     level: 'failure',
     means:
-      'the backend cannot carry IPv4, or cannot carry IPv6, on this host now: packets of containers over that family are lost',
+      'the backend cannot forward IPv4 packets, or cannot forward IPv6 packets, on this host now: packets of containers over that family are lost',
     fix: 'remove the cause that this finding names; weftd tries again every five seconds, and needs no restart',
   },
   'family-not-carried': {
@@ -367,7 +367,7 @@ export const FINDINGS = {
     check: 'mtu',
     level: 'failure',
     means: 'small packets reach a peer, but packets of the full MTU do not: connections open and then stall',
-    fix: 'the peer\'s external interface, or a link between the hosts, has a smaller MTU than this host\'s external interface: raise that smaller MTU, or set it on the external interfaces of all nodes. If weftd carries udp or vxlan, it can find the largest packet that passes: set `"ProbePathMTU": true` in `Backend`. With wireguard, set the smallest MTU for all nodes as `"MTU"` in `Backend`',
+    fix: 'the peer\'s external interface, or a link between the hosts, has a smaller MTU than this host\'s external interface: raise that smaller MTU, or set it on the external interfaces of all nodes. With udp, and with vxlan if weftd and not the kernel sends the packets, weftd can find the largest packet that passes: set `"ProbePathMTU": true` in `Backend`. With wireguard, set the smallest MTU for all nodes as `"MTU"` in `Backend`',
   },
   'mtu-too-large': {
     check: 'mtu',
