@@ -122,9 +122,10 @@ export class Charon {
       return charon
     }
     await requirePorts()
-    const child = await startProcess(isUserspace, log)
+    const { child, folder } = await startProcess(isUserspace, log)
     try {
       const client = await untilAnswering(child, signal)
+      await removeFolder(folder, log) // charon has read its configuration
       const charon = new Charon(client, child, log)
       await charon.#checkPlugins(isUserspace, signal)
       log.info('Charon daemon started')
@@ -167,8 +168,11 @@ export class Charon {
   }
 }
 
-/** Starts charon with the configuration of the host, and with the plugin kernel-libipsec only if `isUserspace`. */
-async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProcess> {
+/**
+ * Starts charon with the configuration of the host, and with the plugin kernel-libipsec only if `isUserspace`. charon reads its
+ * configuration from the returned folder.
+ */
+async function startProcess(isUserspace: boolean, log: Log): Promise<{ child: ChildProcess; folder: string }> {
   const program = findCharon()
   const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
   const file = join(folder, 'strongswan.conf')
@@ -179,11 +183,13 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProces
     env: environmentOf(file),
   })
   child.once('error', (error) => log.error(`Error starting charon daemon: ${messageOf(error)}`))
-  child.once('close', () => {
-    rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
-  })
-  return child
+  child.once('close', () => void removeFolder(folder, log))
+  return { child, folder }
 }
+
+/** Removes the folder if it is there. */
+const removeFolder = (folder: string, log: Log): Promise<void> =>
+  rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
 
 function environmentOf(file: string): NodeJS.ProcessEnv {
   const whole = childEnvironment()
@@ -216,6 +222,13 @@ function configuration(isUserspace: boolean, given: string | undefined): string 
   return [
     ...(own === undefined ? [] : [`include ${own}`]),
     'charon {',
+    // By default charon buffers its lines, and sends them to syslog too.
+    '  filelog {',
+    '    stderr {',
+    '      default = 1',
+    '      flush_line = yes',
+    '    }',
+    '  }',
     '  plugins {',
     `    kernel-libipsec { load = ${isUserspace ? 'yes' : 'no'} }`,
     `    vici { socket = unix://${SOCKET} }`,
