@@ -1,8 +1,8 @@
 // ipsec.test.ts - Type `ipsec` with real daemons, strongSwan's charon and packets. charon carries the ESP packets, because the kernel of a
 // test machine may lack ESP.
 
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
@@ -113,6 +113,23 @@ describe('ipsec', () => {
     await daemons[0]!.line(/strongSwan's charon does not answer: .*; starting it again$/)
     await reach(podOne.namespace, podTwo.address)
     for (const { lines } of daemons) expect(lines.join('\n')).not.toContain(PSK.trim())
+  })
+
+  it('negotiates keys again after the bridge of the containers appeared', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const daemons = [await ready(one), await ready(two)]
+    // charon can install no keys while the host has no address in its subnet. Each charon gives up after its own attempt.
+    for (const daemon of daemons) {
+      await daemon.line(/received TS_UNACCEPTABLE notify/)
+      expect(daemon.lines.filter((line) => line.includes('received TS_UNACCEPTABLE notify'))).toHaveLength(1)
+    }
+    const environment = readFileSync(`/proc/${await charonOf(daemons[0]!)}/environ`, 'utf8')
+    const [, file = ''] = /STRONGSWAN_CONF=([^\0]+)/.exec(environment)!
+    expect([file, existsSync(dirname(file))]).toEqual([expect.stringMatching(/strongswan\.conf$/), false])
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ programmed: 1 }))
+    await reach(podOne.namespace, podTwo.address)
   })
 
   it('sends nothing unencrypted without keys, and another backend removes its policies', async () => {

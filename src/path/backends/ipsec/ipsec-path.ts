@@ -121,6 +121,7 @@ export class IpsecPath extends KernelPath implements Counting {
   protected async repair(): Promise<readonly string[]> {
     const repaired = [...(await this.#guard.resync()), ...(await this.#connections.resync())]
     await this.#readKeys()
+    await this.#connections.negotiate(true)
     return repaired
   }
 
@@ -158,7 +159,7 @@ export class IpsecPath extends KernelPath implements Counting {
     this.#readAt = at
     this.#timer = setTimeout(() => {
       this.#timer = undefined
-      void this.#readKeys()
+      void this.#readKeys().then(() => this.#connections.negotiate(false))
     }, ms)
   }
 

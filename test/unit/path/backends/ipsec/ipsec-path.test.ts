@@ -1,12 +1,13 @@
 // ipsec-path.test.ts - which leases are peers of the backend ipsec, and which peers it lists. A mock of charon negotiates the keys.
 
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
 import type { Lease, OwnLease } from '../../../../../src/control/lease/lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../../src/net/ipv4.ts'
 import { IpsecConnections } from '../../../../../src/path/backends/ipsec/connections.ts'
 import { createFilter, IpsecPath } from '../../../../../src/path/backends/ipsec/ipsec-path.ts'
 import { ViciClient } from '../../../../../src/path/backends/ipsec/vici-client.ts'
+import type { ViciSection } from '../../../../../src/path/backends/ipsec/vici-message.ts'
 import { IpsecPolicies } from '../../../../../src/path/device/ipsec-policies.ts'
 import { eventually } from '../../../../support/event.ts'
 import { FakeCharon } from '../../../../support/fake-charon.ts'
@@ -66,6 +67,7 @@ beforeEach(async () => {
   path = new IpsecPath({ filter, guard, connections, isUserspace: false, log })
 })
 afterEach(async () => {
+  vi.restoreAllMocks()
   await path.close()
   charon.close()
 })
@@ -93,6 +95,34 @@ it('lists a peer as soon as charon reports its keys', async () => {
   negotiate(['10.5.2.0/24', '192.0.2.2'])
   charon.report()
   await eventually(() => expect(path.peers()).toHaveLength(1))
+})
+
+it('has charon negotiate keys again with a peer that has none, but not while charon negotiates', async () => {
+  const now = vi.spyOn(performance, 'now').mockReturnValue(0)
+  const after = async (ms: number): Promise<number> => {
+    now.mockReturnValue(ms)
+    await path.resync()
+    return charon.initiated.length
+  }
+  const withIke = (ike: ViciSection): void => {
+    charon.associations = [{ [nameOf('10.5.2.0/24', '192.0.2.2')]: ike }]
+  }
+  await apply(leaseOf('10.5.2.0/24', '192.0.2.2'))
+  expect(await after(0)).toBe(0)
+  expect(await after(4_999)).toBe(0)
+  expect(await after(5_000)).toBe(1)
+  expect(charon.initiated).toEqual([nameOf('10.5.2.0/24', '192.0.2.2')])
+  // charon has no association after a wrong PSK, and one without a child after it could not install the keys.
+  withIke({ state: 'CONNECTING', 'tasks-active': ['IKE_INIT'] })
+  expect(await after(20_000)).toBe(1)
+  withIke({ state: 'ESTABLISHED', 'child-sas': {}, 'tasks-active': ['CHILD_CREATE'] })
+  expect(await after(30_000)).toBe(1)
+  withIke({ state: 'ESTABLISHED', 'child-sas': {} })
+  expect(await after(40_000)).toBe(2)
+  expect(await after(44_999)).toBe(2)
+  expect(await after(45_000)).toBe(3)
+  negotiate(['10.5.2.0/24', '192.0.2.2'])
+  expect(await after(90_000)).toBe(3)
 })
 
 it('reports the last known counts while charon hangs', async () => {
