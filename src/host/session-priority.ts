@@ -15,13 +15,14 @@ const FILE = '/proc/self/autogroup'
 export function raiseSession(nice: number): void {
   try {
     // In /proc/self/stat the process name is followed by state, parent, process group and session (proc_pid_stat(5)).
+    // The session is the fourth of these.
     const session = readFileSync('/proc/self/stat', 'utf8')
       .replace(/^.*\) /, '')
       .split(' ')[3]
     if (Number(session) !== process.pid || readFileSync(FILE, 'utf8').trim().endsWith(` nice ${nice}`)) return
     writeFileSync(FILE, String(nice))
   } catch {
-    // The kernel has no autogroups, or this process lacks the permission. A missing permission is logged later, when weftd sets the
-    // priority of its forwarding threads.
+    // Ignore the failure. Either the kernel has no autogroups, or this process lacks the permission, which weftd logs
+    // later when it sets the priority of its forwarding threads.
   }
 }

@@ -68,7 +68,7 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
         return [
           of('host', { to: there }),
           ...(out ? [of('out', out), ...marks.slice(0, QUERIED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
-          // Packets from a directly routed peer do not arrive on the data path's device. Skip the query for such a peer.
+          // Packets from a directly routed peer do not arrive on the data path's device, so do not look up their route.
           ...(out && device && peer.way !== 'direct' ? [of('in', { to: here, from: there, iif: device })] : []),
         ]
       })
