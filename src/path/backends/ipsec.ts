@@ -40,15 +40,24 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   log.info(`IPSec config: UDPEncap=${udpEncap} ESPProposal=${espProposal}`)
 
   /**
-   * Chooses whether the kernel or charon carries the packets: the configured one, or else the kernel if it has ESP, or
-   * else charon.
+   * Chooses the carrier of the packets: the configured one, or the kernel if it has ESP, otherwise charon. Returns true for charon. If a
+   * charon runs already, "kernel" is not checked.
    */
-  async function choose(): Promise<boolean> {
-    if (isUserspace !== undefined) return isUserspace
-    const chosen = dataPath ? dataPath === 'userspace' : !(await canKernelCarryEsp(run))
-    if (!chosen) log.info('ESP packets are carried by the kernel')
-    else log.info(`ESP packets are carried by charon: ${dataPath ? 'DataPath is userspace' : 'the kernel has no ESP'}`)
-    return chosen
+  async function choose(isRunning: boolean): Promise<boolean> {
+    if (dataPath === 'userspace') {
+      log.info('ESP packets are carried by charon: DataPath is userspace')
+      return true
+    }
+    if ((dataPath === 'kernel' && isRunning) || (await canKernelCarryEsp(run))) {
+      log.info('ESP packets are carried by the kernel')
+      return false
+    }
+    if (dataPath === 'kernel')
+      throw new WeftError('CONFIG', 'the kernel has no ESP (CONFIG_INET_ESP), and "DataPath" is "kernel"', {
+        remedy: 'leave out "DataPath", so that charon carries the packets, or use a kernel with ESP',
+      })
+    log.info('ESP packets are carried by charon: the kernel has no ESP')
+    return true
   }
 
   return {
@@ -61,8 +70,9 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       carryIpv4Alone(NEEDS, config, log)
-      if (!(await isCharonRunning(signal))) checkPrograms()
-      isUserspace = await choose()
+      const isRunning = await isCharonRunning(signal)
+      if (!isRunning) checkPrograms()
+      isUserspace ??= await choose(isRunning)
       if (hasHosts()) checkHost(formatAddress(ipv4For(NEEDS, external.publicIp)), isUserspace, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },

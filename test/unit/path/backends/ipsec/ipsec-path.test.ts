@@ -17,6 +17,7 @@ const network = parseIpv4Net('10.5.0.0/16')!
 
 let charon: FakeCharon
 let lines: string[]
+let infos: string[]
 let commands: string
 let path: IpsecPath
 
@@ -37,9 +38,10 @@ function negotiate(...peers: readonly (readonly [subnet: string, host: string])[
 beforeEach(async () => {
   charon = await new FakeCharon().listen()
   lines = []
+  infos = []
   commands = ''
   const add = (line: string): void => void lines.push(line)
-  const log = { info: () => {}, warn: add, error: add, v: () => false }
+  const log = { info: (line: string) => void infos.push(line), warn: add, error: add, v: () => false }
   const guard = new IpsecPolicies({
     network: '10.5.0.0/16',
     own: OWN,
@@ -123,6 +125,26 @@ it('has charon negotiate keys again with a peer that has none, but not while cha
   expect(await after(45_000)).toBe(3)
   negotiate(['10.5.2.0/24', '192.0.2.2'])
   expect(await after(90_000)).toBe(3)
+})
+
+it('logs once that a peer has had no keys for some seconds, and that it has keys again', async () => {
+  const now = vi.spyOn(performance, 'now')
+  const after = (ms: number): Promise<unknown> => {
+    now.mockReturnValue(ms)
+    return path.resync()
+  }
+  now.mockReturnValue(0)
+  await apply(leaseOf('10.5.2.0/24', '192.0.2.2'))
+  await after(0)
+  await after(3_999)
+  expect(lines).toEqual([])
+  await after(4_000)
+  await after(9_000)
+  expect(lines).toEqual(['charon has no keys for 10.5.2.0/24 at 192.0.2.2: packets to and from this peer are dropped'])
+  negotiate(['10.5.2.0/24', '192.0.2.2'])
+  await after(10_000)
+  await after(15_000)
+  expect(infos.filter((line) => line.includes('again'))).toEqual(['charon has keys again for 10.5.2.0/24 at 192.0.2.2'])
 })
 
 it('reports the last known counts while charon hangs', async () => {
