@@ -94,7 +94,7 @@ export interface UnknownSender {
 
 /** A packet that the engine dropped (native/core/drops.h). */
 export interface DroppedPacket {
-  /** When the batch of the packet began, in microseconds since 1970. */
+  /** When the engine began to process the batch of packets that contains this packet, in microseconds since 1970. */
   readonly atUs: number
   /** The counter of the drop, a name from `counterNames`: `tx_...` for packets to peers, `rx_...` from peers. */
   readonly reason: string

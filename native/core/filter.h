@@ -76,7 +76,8 @@ class Filter {
     return {};
   }
 
-  /// The peer whose subnet contains the source of the last packet that entered; null if there is no such peer.
+  /// The peer whose subnet contains the source of the last packet that this filter checked on the way into this host;
+  /// null if there is no such peer.
   const Endpoint* peer() const { return peer_; }
 
  private:

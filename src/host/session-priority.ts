@@ -2,7 +2,7 @@
 //
 // With autogroups (Linux 2.6.38, sched(7)), which Debian enables, each session is a scheduling group, and a thread's priority counts only
 // within its session. A service manager starts each service in a session of its own, so the priority of the session must be raised. In a
-// cgroup whose parent has the cpu controller enabled, neither priority counts, but the weight of the cgroup.
+// cgroup whose parent has the cpu controller enabled, only the weight of the cgroup counts, and neither of these priorities.
 
 import { readFileSync, writeFileSync } from 'node:fs'
 

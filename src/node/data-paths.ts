@@ -115,8 +115,8 @@ class PathPart {
   }
 
   /**
-   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`. If this function is
-   * called while a transfer runs, another transfer follows.
+   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`; undefined after `close`. If
+   * this function is called while a transfer runs, another transfer follows.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -217,6 +217,8 @@ export class DataPaths {
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
+  /** The limits that the search for the path MTU set last, by family. A path that is opened again needs them too. */
+  readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   /** The peers of the last `apply`; undefined before the first call. */
   #applied: Applied | undefined
   /**
@@ -279,6 +281,10 @@ export class DataPaths {
       while (given !== this.#applied) {
         given = this.#applied
         if (given) await path.apply(given.leases, given.ownKey) // further peers may be applied in the meantime
+      }
+      for (const family of part.families) {
+        const limits = this.#limits[family]
+        if (limits) path.observing?.pathSearch.limit?.(limits, family)
       }
     } catch (error) {
       await path.close()
@@ -387,8 +393,11 @@ export class DataPaths {
     touched?: ReadonlySet<string>,
     late?: Promise<unknown>,
   ): Promise<void> {
+    if (this.#isClosed) return
     this.#applied = { leases, ownKey }
-    const each = this.#carried().map(([part]) => part.transfer(() => this.#applied, touched))
+    // A transfer that waits for a slow one must not begin after `close`, because a successor may have set its own peers.
+    const wanted = (): Applied | undefined => (this.#isClosed ? undefined : this.#applied)
+    const each = this.#carried().map(([part]) => part.transfer(wanted, touched))
     await untilLate(each, late)
     const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
     if (failures.length > 0 && failures.length === each.length) throw failures[0]
@@ -584,7 +593,12 @@ export class DataPaths {
         return bytes && Math.min(bytes, this.mtu)
       },
       ...(searches.every((search) => search.limit !== undefined)
-        ? { limit: (bytes, family) => searchOf(family)?.limit?.(bytes, family) }
+        ? {
+            limit: (bytes, family) => {
+              this.#limits[family] = bytes
+              searchOf(family)?.limit?.(bytes, family)
+            },
+          }
         : {}),
     }
   }

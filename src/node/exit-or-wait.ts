@@ -77,8 +77,8 @@ export async function retry<T>(
 }
 
 /**
- * Repeats a task until it finds the fact with this name. Meanwhile publishes that the fact is missing, and why. Rejects
- * as `retry` does.
+ * Repeats a task until it succeeds. `name` says which fact the task finds. Until then the status shows that the fact is missing, and why.
+ * Rejects under the same conditions as `retry`.
  */
 export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>, waiter: Waiter): Promise<T> {
   const { log, publish = () => {} } = waiter

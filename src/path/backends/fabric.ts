@@ -22,7 +22,7 @@ import { RouteKeeper } from './fabric/route-keeper.ts'
 const FIRST_MS = 5_000
 
 /**
- * Makes the backend of a type from its publisher. `make` is called again before each attempt that follows a failure.
+ * Creates the backend of type T, whose publisher writes the routes. `make` creates the publisher at the start, and again after each failure.
  */
 export function createFabricBackend<T extends BackendType>(
   type: T,

@@ -40,8 +40,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   log.info(`IPSec config: UDPEncap=${udpEncap} ESPProposal=${espProposal}`)
 
   /**
-   * Chooses the carrier of the packets: the configured one, or the kernel if it has ESP, otherwise charon. Returns true for charon. If a
-   * charon runs already, "kernel" is not checked.
+   * Returns true if charon carries the packets, and false if the kernel does. The configuration decides; if it does not, the kernel carries
+   * them if it has ESP. If a charon runs already, weftd does not check the kernel for `"DataPath": "kernel"`.
    */
   async function choose(isRunning: boolean): Promise<boolean> {
     if (dataPath === 'userspace') {

@@ -166,7 +166,7 @@ class FamilyChains {
     }
   }
 
-  /** Makes the next `works` search again for rules that must be removed. */
+  /** Makes the next call of `works()` search again for rules that must be removed. */
   lookAgain(): void {
     this.#tidy.clear()
   }

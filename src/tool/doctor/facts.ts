@@ -64,7 +64,7 @@ export interface Facts {
   readonly answers: AllAnswers
   /** Why weft doctor could not probe any peer; undefined if it could. */
   readonly whyUnprobed: string | undefined
-  /** The results of contacting the hosts of silent peers outside the data path, by lease. */
+  /** The result of an attempt to reach a silent peer's host without the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
   /** The data that weft doctor just read from the store; undefined if it did not query the store. */
   readonly store: StoreSeen | undefined

@@ -23,7 +23,7 @@ import type { StoreEntry } from '../store.ts'
  * thread for ever. libuv has four threads, and the daemon needs some of them for subnet.env and other files.
  */
 const CALLS_AT_ONCE = 2
-/** How long the clean-up at the end may take, in ms. */
+/** The time limit of the clean-up when the store is closed, in ms. */
 const CLOSE_MS = 500
 /** The maximum age of a temporary file in use, in ms. An older file was left by a process that crashed. */
 const STALE_TEMPORARY_MS = 3_600_000

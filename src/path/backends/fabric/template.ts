@@ -60,7 +60,7 @@ function fill(template: string, variables: Variables, what: string, escape: (val
 export const fillUrl = (template: string, variables: Variables, what: string): string =>
   fill(template, variables, what, encodeURIComponent)
 
-/** Fills the variables of a body: in a text, or in each text within an object. Returns the content type too. */
+/** Replaces the variables in a request's body, which is a text, or an object that contains texts. Also returns the body's Content-Type. */
 export function fillBody(
   template: unknown,
   variables: Variables,

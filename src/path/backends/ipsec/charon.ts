@@ -47,7 +47,7 @@ export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
   const paths = ['charon', ...FOLDERS.map((folder) => join(folder, 'charon'))]
   throw new WeftError('COMMAND', `no valid charon executable found at paths [${paths.join(' ')}]`, {
     remedy:
-      'install strongSwan: on Debian the packages strongswan-charon, strongswan-swanctl and libstrongswan-standard-plugins',
+      'install strongSwan: on Debian the packages strongswan-charon, strongswan-swanctl, libstrongswan-standard-plugins and libcharon-extra-plugins',
   })
 }
 

@@ -36,7 +36,7 @@ export class Initiator {
   readonly #mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
   /** The time, in ms of the session clock, at which the peers in `#waiting` are tried again. */
   #turnAt = -Infinity
-  /** The peers by their `dueAt`. */
+  /** The peers in the order of `dueAt`, the time of each peer's next action. */
   readonly #deadlines = createDeadlines<Peer>()
 
   constructor(node: LocalNode, admission: Admission, stamps: Stamps) {
