@@ -80,8 +80,8 @@ export class FakeCharon {
   }
 
   #take(command: string, message: ViciSection): ViciSection {
-    const { id, name } = message as Record<string, string>
-    if (command === 'initiate') this.initiated.push(String(message['ike']))
+    const { id, name, ike } = message as Record<string, string>
+    if (command === 'initiate') this.initiated.push(ike ?? '')
     if (command === 'get-conns') return { conns: [...this.connections.keys()] }
     if (command === 'get-shared') return { keys: [...this.keys.keys()] }
     if (command === 'load-shared') this.keys.set(id ?? '', message)

@@ -34,7 +34,7 @@ interface Charon {
   stop(): Promise<void>
 }
 
-/** The first pause before charon is asked again to negotiate keys with a peer, and the longest pause. Each request doubles it. */
+/** The first and the longest pause before weftd has charon negotiate keys with a peer again. Each request doubles the pause. */
 const FIRST_NEGOTIATION_MS = 5_000
 const LONGEST_NEGOTIATION_MS = 40_000
 
