@@ -67,6 +67,9 @@ interface Loaded {
   readonly hosts: Set<string>
 }
 
+/** The states of a child association that can encrypt packets. While its keys are being renewed, it has the earlier ones. */
+const WITH_KEYS = ['INSTALLED', 'REKEYING']
+
 export class IpsecConnections {
   readonly #options: ConnectionOptions
   readonly #calm: Log
@@ -410,7 +413,7 @@ function isIdle(ike: ViciSection): boolean {
 function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
   const children = Object.values((ike['child-sas'] ?? {}) as ViciSection) as ViciSection[]
   for (const child of children) {
-    if (child['state'] !== 'INSTALLED') continue
+    if (!WITH_KEYS.includes(String(child['state']))) continue
     const before = found.get(subnet)
     found.set(subnet, {
       txBytes: (before?.txBytes ?? 0) + countOf(child['bytes-out']),
