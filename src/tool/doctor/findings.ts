@@ -75,7 +75,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means: "strongSwan's charon has no keys for some peers: packets to and from these peers are dropped",
-    fix: 'accept UDP ports 500 and 4500 and IP protocol 50 (ESP) in the firewalls between the hosts, give all nodes the same PSK, and see the lines of charon and the output of `swanctl --list-sas`',
+    fix: 'accept UDP ports 500 and 4500 and IP protocol 50 (ESP) in the firewalls between the hosts, give all nodes the same PSK, give the bridge of the containers its address in the subnet of the node if charon carries the packets, and see the lines of charon and the output of `swanctl --list-sas`',
   },
   'not-root': {
     check: 'daemon',
