@@ -68,7 +68,7 @@ interface Loaded {
 }
 
 /** The states of a child association that can encrypt packets. While its keys are being renewed, it has the earlier ones. */
-const WITH_KEYS = ['INSTALLED', 'REKEYING']
+const WITH_KEYS = new Set<unknown>(['INSTALLED', 'REKEYING'])
 
 export class IpsecConnections {
   readonly #options: ConnectionOptions
@@ -413,7 +413,7 @@ function isIdle(ike: ViciSection): boolean {
 function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
   const children = Object.values((ike['child-sas'] ?? {}) as ViciSection) as ViciSection[]
   for (const child of children) {
-    if (!WITH_KEYS.includes(String(child['state']))) continue
+    if (!WITH_KEYS.has(child['state'])) continue
     const before = found.get(subnet)
     found.set(subnet, {
       txBytes: (before?.txBytes ?? 0) + countOf(child['bytes-out']),
