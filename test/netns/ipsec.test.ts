@@ -284,11 +284,11 @@ describe('ipsec', () => {
   it('names the program that uses the port of charon', async () => {
     configure({ DataPath: 'userspace' })
     const [one] = hosts
-    const program = 'import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
+    const program = 'import socket, signal; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
     const other = one.spawn([
       'python3',
       '-c',
-      `${program} s.bind(("0.0.0.0", 4500)); print("ready", flush=True); time.sleep(600)`,
+      `${program} s.bind(("0.0.0.0", 4500)); print("ready", flush=True); signal.pause()`,
     ])
     await new Promise((resolve) => other.stdout?.once('data', resolve))
     const daemon = start(one)
