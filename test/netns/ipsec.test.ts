@@ -222,6 +222,7 @@ describe('ipsec', () => {
     const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
     await reach(podOne.namespace, podTwo.address)
     const pid = await charonOf(daemon)
+    await eventually(async () => expect((await statusOf(one)).state).toBe('working'))
     process.kill(pid, 'SIGSTOP')
     const began = performance.now()
     expect((await statusOf(one)).state).toBe('working')
