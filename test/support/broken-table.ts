@@ -7,7 +7,7 @@ export const SIDES = ['there', 'here'] as const
 export type Side = (typeof SIDES)[number]
 
 /** The names of the two hosts in the page's tables. */
-const HOSTS: Readonly<Record<Side, string>> = { there: 'on the faulty host', here: 'on the other host' }
+const HOSTS: Readonly<Record<Side, string>> = { there: 'on the host with the fault', here: 'on a host without the fault' }
 /** The text of a cell if no tool reports a fault. */
 const NOTHING = 'no tool reports a fault'
 
@@ -64,11 +64,11 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
   page: { ...NO_DAEMON, red: 'a red verdict', amber: 'an amber verdict' },
   explain: {
     'no-daemon': 'its start because weftd does not answer',
-    'out:peer': 'the peer (outgoing)',
-    'out:route': 'the route (outgoing)',
-    'out:firewall': 'the firewall (outgoing)',
-    'out:mtu': 'the MTU (outgoing)',
-    'in:firewall': 'the firewall (incoming)',
+    'out:peer': 'the peer (outgoing packets)',
+    'out:route': 'the route (outgoing packets)',
+    'out:firewall': 'the firewall (outgoing packets)',
+    'out:mtu': 'the MTU (outgoing packets)',
+    'in:firewall': 'the firewall (incoming packets)',
   },
   events: {
     repaired: 'a repair',
@@ -97,7 +97,7 @@ const COLUMNS = ['fault', 'host', 'reports', 'first true report'] as const
 /** The beginning of each reader's part in a row of the table, before the words of the report. */
 const REPORTS: Readonly<Record<Reader, string>> = {
   status: '`weft status` reports ',
-  page: 'the page shows ',
+  page: 'the status page shows ',
   doctor: '`weft doctor` finds ',
   explain: '`weft explain` stops at ',
   bench: '`weft bench` reports ',
@@ -127,7 +127,7 @@ function saidTable(all: readonly Reports[]): string {
       )
       const first =
         reader === undefined || seconds === undefined
-          ? 'no report is expected'
+          ? 'no tool can detect the fault on this host'
           : `${READER_NAMES[reader]} reports first, ${seconds.toFixed(1)} s after the fault`
       const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
       return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
@@ -145,7 +145,7 @@ function madeTable(all: readonly Reports[]): string {
       title,
       does,
       remedy,
-      `no tool reports the fault ${greenSeconds.toFixed(0)} s after the repair`,
+      `${greenSeconds.toFixed(0)} s after the repair no tool reports the fault any more`,
     ])
   })
   return [header(['fault', 'name', 'how it is made', 'remedy', 'end of the reports']), ...rows].join('\n')
@@ -165,7 +165,7 @@ export function withTables(page: string, all: readonly Reports[]): string {
 /** Parses the reports from the page's tables. */
 export function reportsOf(page: string): { name: string; side: string; reports: SideReports }[] {
   const table = between(MARK.said).exec(page)?.[0] ?? ''
-  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (on the \w+ host) \| (.*) \| (.*) \|$/gm)].map(
+  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (on (?:the|a) host \w+ the fault) \| (.*) \| (.*) \|$/gm)].map(
     ([, name = '', host = '', texts = '', first = '']) => {
       const wordsOf = (reader: Reader): string[] => {
         const text =
