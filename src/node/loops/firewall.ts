@@ -70,7 +70,7 @@ async function runForLock(
       'COMMAND',
       `${(error as WeftError).message}: it waits for the xtables lock, which ${holder} has`,
       {
-        remedy: 'end that process if it hangs',
+        remedy: 'end the process that has the lock if it hangs',
       },
     )
   }

@@ -39,7 +39,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     const local = external.address[outer]
     if (local === undefined && config[outer])
       throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[outer]} address`, {
-        remedy: 'give the interface such an address, or choose another interface with --iface',
+        remedy: 'give the interface an address of that family, or choose another interface with --iface',
       })
     if (local === undefined)
       throw new WeftError(

@@ -153,7 +153,7 @@ class WireguardBackend {
       throw new WeftError(
         'ADDRESS',
         `${this.#external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
-        { remedy: 'give the interface such an address, or set another mode' },
+        { remedy: 'give the interface an address of that family, or set another mode' },
       )
     throw new WeftError(
       'CONFIG',

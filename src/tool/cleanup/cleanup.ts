@@ -126,7 +126,9 @@ async function readIfThere(path: string): Promise<string> {
     return await readFile(path, 'utf8')
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === 'ENOENT') return ''
-    throw new WeftError('PERMISSION', `cannot read ${path}: ${messageOf(error)}`, { remedy: 'run as root' })
+    throw new WeftError('PERMISSION', `cannot read ${path}: ${messageOf(error)}`, {
+      remedy: 'run weft cleanup as root',
+    })
   }
 }
 

@@ -23,7 +23,7 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
-      remedy: 'stop that daemon first, because weft cannot tell which daemon made what',
+      remedy: 'stop the other daemon first, because weft cannot know which daemon made which device or rule',
     })
   const isBack = await running?.leave()
   running?.close()

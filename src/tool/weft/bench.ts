@@ -63,10 +63,12 @@ export const benchCommand = command({
     const { options, args } = call
     const [peer] = args
     if ((peer === undefined) !== options.listen) {
-      throw new WeftError('USAGE', 'weft bench takes a peer, or --listen', { remedy: 'see weft bench --help' })
+      throw new WeftError('USAGE', 'weft bench takes a peer, or --listen', {
+        remedy: '`weft bench --help` explains the arguments',
+      })
     }
     if (options.port < 1 || options.port > 65_535) {
-      throw new WeftError('USAGE', `--port is ${options.port}`, { remedy: 'give 1 to 65535' })
+      throw new WeftError('USAGE', `--port is ${options.port}`, { remedy: 'give a port from 1 to 65535' })
     }
     return peer === undefined ? listenHere(call) : benchPeer(call, peer)
   },

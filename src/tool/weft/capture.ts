@@ -91,7 +91,7 @@ const OURS: ReadonlySet<string> = new Set(['native', 'dgram'])
 function notOurs({ engine }: DropsReport): WeftError {
   if (engine === null)
     return new WeftError('CONFIG', 'weftd has no data path yet, or is opening it again', {
-      remedy: 'see `weft status`',
+      remedy: '`weft status` shows the reason',
     })
   return new WeftError(
     'CONFIG',
@@ -260,4 +260,7 @@ async function openFile(path: string): Promise<FileHandle> {
 }
 
 const unwritable = (path: string, cause: unknown): WeftError =>
-  new WeftError('COMMAND', `${path} cannot be written: ${messageOf(cause)}`, { remedy: 'name another file', cause })
+  new WeftError('COMMAND', `${path} cannot be written: ${messageOf(cause)}`, {
+    remedy: 'name a file that weft can write',
+    cause,
+  })

@@ -66,7 +66,10 @@ function answerAt(socket: string, path: string, signal: AbortSignal, timeoutMs: 
     signal.throwIfAborted()
     const { code } = error as NodeJS.ErrnoException
     if (code === 'EACCES' || code === 'EPERM') {
-      throw new WeftError('PERMISSION', `this user may not open ${socket}`, { remedy: 'run as root', cause: error })
+      throw new WeftError('PERMISSION', `this user may not open ${socket}`, {
+        remedy: 'run weft as root',
+        cause: error,
+      })
     }
     const why =
       code === 'ENOENT' ? 'the socket does not exist' : code === 'ECONNREFUSED' ? 'weftd was killed' : messageOf(error)

@@ -99,7 +99,9 @@ function hostAddress(status: Status, name: string, like: Address | undefined): A
   const families = like === undefined ? FAMILIES : [familyOf(like), ...FAMILIES]
   const [net] = families.flatMap((family) => placeIn(place, family).subnet ?? [])
   if (net) return net.address
-  throw new WeftError('USAGE', `${nameIn(name)} has no valid subnet`, { remedy: '`weft peers` shows its lease' })
+  throw new WeftError('USAGE', `${nameIn(name)} has no valid subnet`, {
+    remedy: '`weft peers` shows the lease of that peer',
+  })
 }
 
 /**

@@ -260,7 +260,7 @@ export const leaseReserveCommand = command({
 
       function isAcross(other: string): WeftError {
         return new WeftError('USAGE', `${other} overlaps ${subnetName(subnet)}`, {
-          remedy: 'reserve that subnet instead, or release it first',
+          remedy: 'reserve the overlapping subnet instead, or release the overlapping subnet first',
         })
       }
     }),
@@ -288,7 +288,7 @@ function valueFor(before: StoreEntry, node: string | undefined): string {
     'USAGE',
     `${before.key} is leased by ${lease ? addressesText(lease.attrs.publicIp) : 'a node that cannot be read'}`,
     {
-      remedy: 'release it first, or leave the node out',
+      remedy: 'release the lease of that node first, or leave the node out',
     },
   )
 }

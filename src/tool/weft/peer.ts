@@ -91,7 +91,7 @@ export function peerToPing(status: Status, name: string) {
   const peer = peerNamed(status, name)
   if (!peer && isOwnName(status, name))
     throw new WeftError('USAGE', `${nameIn(name)} is this host itself`, {
-      remedy: 'name another host; `weft peers` lists them',
+      remedy: 'name a host other than this one; `weft peers` lists the peers',
     })
   if (!peer)
     throw new WeftError('USAGE', `there is no peer ${nameIn(name)}`, { remedy: '`weft peers` lists the peers' })
@@ -139,7 +139,7 @@ export function createPinger(from: Address, open = openEcho): Pinger {
   } catch (error) {
     const isForbidden = ['EPERM', 'EACCES'].includes((error as NodeJS.ErrnoException).code ?? '')
     throw new WeftError(isForbidden ? 'PERMISSION' : 'ADDRESS', `no peer can be pinged: ${messageOf(error)}`, {
-      remedy: isForbidden ? 'run as root' : 'check that the data path is up: `weft status`',
+      remedy: isForbidden ? 'run weft ping as root' : 'check that the data path is up: `weft status`',
       cause: error,
     })
   }

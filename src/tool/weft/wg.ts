@@ -68,7 +68,7 @@ export function interfacesOf(status: Status): readonly Interface[] {
   const names = new Set(ends.flatMap(([family]) => dataPath?.devices[family] ?? []))
   if (names.size === 0)
     throw new WeftError('COMMAND', `weftd does not carry packets now: ${trouble ?? 'it has no device'}`, {
-      remedy: '`weft doctor` gives the reason',
+      remedy: '`weft doctor` gives the reason why packets do not pass',
     })
   return [...names].flatMap((name) => {
     const its = ends.filter(([family]) => dataPath?.devices[family] === name)

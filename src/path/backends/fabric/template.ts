@@ -90,7 +90,7 @@ const OWN_HEADERS = new Set(['host', 'content-length', 'transfer-encoding', 'con
 export function fillHeaders(headers: unknown, variables: Variables): Record<string, string> {
   const filled: Record<string, string> = {}
   for (const [name, value] of Object.entries((headers as object | undefined) ?? {})) {
-    const remedy = 'use names and texts that HTTP allows as headers'
+    const remedy = 'use only names and values that HTTP allows in headers'
     if (!/^[\w!#$%&'*+.^`|~-]+$/.test(name) || OWN_HEADERS.has(name.toLowerCase()))
       throw new WeftError('CONFIG', `Backend.Headers has the name ${JSON.stringify(name)}`, { remedy })
     if (typeof value !== 'string' && !(value instanceof Secret))

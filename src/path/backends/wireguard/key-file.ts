@@ -44,7 +44,7 @@ async function makeKeyFile(file: string, key: Secret): Promise<void> {
     await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
   } catch (error) {
     throw new WeftError('PERMISSION', `the key file ${file} cannot be created: ${messageOf(error)}`, {
-      remedy: 'make its folder writable for weftd, or name another file with WIREGUARD_KEY_FILE',
+      remedy: 'make the folder of the key file writable for weftd, or name another file with WIREGUARD_KEY_FILE',
       cause: error,
     })
   }
