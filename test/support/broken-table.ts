@@ -51,9 +51,9 @@ const NO_DAEMON = { 'no-daemon': 'no answer from weftd' }
 const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>> = {
   status: {
     ...NO_DAEMON,
-    'by-peers': 'an impairment by peers',
-    'by-store': 'an impairment by the store',
-    'by-host': 'an impairment by the host',
+    'by-peers': 'an impaired node (cause: peers)',
+    'by-store': 'an impaired node (cause: store)',
+    'by-host': 'an impaired node (cause: host)',
     'not-whole': 'silent peers',
     store: 'an unreachable store',
     repairs: 'repairs',
@@ -64,11 +64,11 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
   page: { ...NO_DAEMON, red: 'a red verdict', amber: 'an amber verdict' },
   explain: {
     'no-daemon': 'its start because weftd does not answer',
-    'out:peer': 'the peer (outgoing packets)',
-    'out:route': 'the route (outgoing packets)',
-    'out:firewall': 'the firewall (outgoing packets)',
-    'out:mtu': 'the MTU (outgoing packets)',
-    'in:firewall': 'the firewall (incoming packets)',
+    'out:peer': 'the step `peer` of outgoing packets',
+    'out:route': 'the step `route` of outgoing packets',
+    'out:firewall': 'the step `firewall` of outgoing packets',
+    'out:mtu': 'the step `MTU` of outgoing packets',
+    'in:firewall': 'the step `firewall` of incoming packets',
   },
   events: {
     repaired: 'a repair',
@@ -81,7 +81,7 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
     ...NO_DAEMON,
     'no-daemon-there': 'no answer from the weftd of the second host',
     'silent-there': 'a silent second host',
-    'not-inside': 'packets only outside the tunnel',
+    'not-inside': 'that packets pass only outside the tunnel',
     broken: 'a broken stream',
     slow: 'a slow peer',
     loss: 'lost packets',

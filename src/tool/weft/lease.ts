@@ -212,7 +212,7 @@ export const leaseReleaseCommand = command({
       const holder = holderOf(status, entry.key)
       if (holder !== undefined && !options.force) {
         throw new WeftError('USAGE', `${nameOf(entry.key)} is held by ${holder}`, {
-          remedy: 'stop its daemon first, or give --force',
+          remedy: 'stop the daemon of that node first, or give --force',
         })
       }
       if (!(await store.delete(entry.key, entry, signal))) throw changed(entry.key)
