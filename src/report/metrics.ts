@@ -283,17 +283,17 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_store_last_comparison_timestamp_seconds',
-    'When weftd last compared its copy of all leases with the store, in seconds since 1970; normally less than 60 s ago.',
+    'When weftd last compared its copy of all leases with the store (etcd, a lease directory or the Kubernetes API), in seconds since 1970; normally less than 60 s ago.',
     ({ at, store }) => one(store.comparedSecondsAgo === null ? null : Date.parse(at) / 1000 - store.comparedSecondsAgo),
   ),
   gauge(
     'weft_store_held_peers',
-    'The number of peers that weftd keeps although their leases are missing from the store, because most leases vanished from the store at the same time.',
+    'The number of peers that weftd keeps although their leases are missing from the store (etcd, a lease directory or the Kubernetes API), because most leases vanished at the same time.',
     ({ node, store }) => (node ? one(store.held) : []),
   ),
   gauge(
     'weft_store_config_gone',
-    '1 while the network configuration is missing from the store, else 0.',
+    '1 while the network configuration is missing from the store (etcd, a lease directory or the Kubernetes API), else 0.',
     ({ node, store }) => (node ? one(bit(store.configGone)) : []),
   ),
   gauge(
