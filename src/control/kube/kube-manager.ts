@@ -47,7 +47,8 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
           return await readFile(options.netConfigPath, 'utf8')
         } catch (error) {
           throw new WeftError('CONFIG_MISSING', `failed to read net conf: ${messageOf(error)}`, {
-            remedy: 'mount the file at this path, or name another file with --net-config-path',
+            remedy:
+              'mount the configuration file at the path in the message, or name another file with --net-config-path',
           })
         }
       },
