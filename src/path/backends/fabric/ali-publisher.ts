@@ -11,7 +11,7 @@ import { formatNet } from '../../../net/address.ts'
 import { acs3Query, signAcs3 } from './acs3.ts'
 import { actionRefusal, jsonOf } from './api-client.ts'
 import { cloudKeys, type CloudKeyPlaces, type ExpiringCloudKeys, type GivenKeys } from './cloud-keys.ts'
-import { readMetadata } from './metadata.ts'
+import { readMetadata, requireHostName } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 
 const API_VERSION = '2016-04-28'
@@ -27,6 +27,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
   Forbidden: 'give the keys the permissions in docs/cloud.md',
   InvalidAccessKeyId: 'check the keys of Alibaba Cloud',
   SignatureDoesNotMatch: 'check the secret key of Alibaba Cloud',
+  InvalidTimeStamp: 'set the clock of this host',
   QuotaExceeded: 'request a higher quota of custom route entries, or take a backend that has a tunnel',
 }
 
@@ -64,7 +65,7 @@ export class AliPublisher implements Publisher {
   async find(signal: AbortSignal): Promise<readonly RouteTable[]> {
     const read = (path: string): Promise<string> =>
       readMetadata(this.#place.client, `${this.#endpoints.metadata}/latest/meta-data/${path}`, {}, signal)
-    this.#region = await read('region-id')
+    this.#region = requireHostName('the region', await read('region-id'))
     this.#instance = await read('instance-id')
     const vpcId = await read('vpc-id')
     if (this.#wanted.length > 0) return this.#wanted.map((id) => this.#table(id))

@@ -6,7 +6,7 @@ import { homedir } from 'node:os'
 import { join } from 'node:path'
 import { WeftError } from '../../../base/errors.ts'
 import type { ApiClient } from './api-client.ts'
-import { readMetadata, readMetadataJson } from './metadata.ts'
+import { findMetadata, readMetadata, readMetadataJson } from './metadata.ts'
 import type { AwsKeys } from './sigv4.ts'
 
 type Environment = Readonly<Record<string, string | undefined>>
@@ -80,13 +80,8 @@ async function roleKeys(client: ApiClient, base: string, signal: AbortSignal): P
         'give the instance an IAM role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of weftd',
     })
   }
-  const role = await readMetadata(client, folder, headers, signal).catch(none)
-  const value = await readMetadataJson(
-    client,
-    `${folder}${encodeURIComponent(role.split('\n')[0] ?? '')}`,
-    headers,
-    signal,
-  )
+  const role = (await findMetadata(client, folder, headers, signal)) ?? none()
+  const value = await readMetadataJson(client, `${folder}${encodeURIComponent(role)}`, headers, signal)
   const { AccessKeyId: id, SecretAccessKey: secret, Token: token, Expiration: end } = value
   if (typeof id !== 'string' || typeof secret !== 'string') return none()
   const keys = {

@@ -9,7 +9,7 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
 import { AwsApi } from './aws-api.ts'
 import { imdsHeaders } from './aws-credentials.ts'
-import { readMetadata } from './metadata.ts'
+import { readMetadata, requireHostName } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 import { textAt, elementsAt, type XmlElement } from './xml.ts'
 
@@ -44,7 +44,7 @@ export class AwsPublisher implements Publisher {
     const headers = await imdsHeaders(client, this.#metadata, signal)
     const read = (path: string): Promise<string> =>
       readMetadata(client, `${this.#metadata}/latest/meta-data/${path}`, headers, signal)
-    const region = await read('placement/region')
+    const region = requireHostName('the region', await read('placement/region'))
     const own = await this.#findInterface(read)
     log.info(`Found ${own.id} that has ${formatAddress(address)} IP address.`)
     const endpoint =
@@ -138,7 +138,7 @@ export class AwsPublisher implements Publisher {
  * amazonaws.com.cn.
  */
 async function endpointOf(region: string, read: (path: string) => Promise<string>): Promise<string> {
-  const domain = await read('services/domain')
+  const domain = requireHostName('the domain', await read('services/domain'))
   return `https://ec2.${region}.${domain}`
 }
 

@@ -4,7 +4,7 @@
 import { WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { ApiClient } from './api-client.ts'
-import { readMetadata, readMetadataJson } from './metadata.ts'
+import { findMetadata, readMetadataJson } from './metadata.ts'
 import type { CloudKeys } from './tc3.ts'
 
 /** weftd renews access keys this number of ms before they expire. */
@@ -67,13 +67,8 @@ async function roleKeys(
         'set the keys in the environment of weftd, give the instance a role, or set AccessKeyID and AccessKeySecret in Backend',
     })
   }
-  const role = await readMetadata(client, roleUrl, {}, signal).catch(() => none())
-  const answer = await readMetadataJson(
-    client,
-    `${roleUrl}${encodeURIComponent(role.split('\n')[0] ?? '')}`,
-    {},
-    signal,
-  )
+  const role = (await findMetadata(client, roleUrl, {}, signal)) ?? none()
+  const answer = await readMetadataJson(client, `${roleUrl}${encodeURIComponent(role)}`, {}, signal)
   const [id, secret, token] = members.map((name) => answer[name])
   if (typeof id !== 'string' || typeof secret !== 'string') return none()
   const end = expires(answer)

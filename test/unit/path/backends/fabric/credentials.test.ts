@@ -1,6 +1,8 @@
 // credentials.test.ts - the sources of a cloud's access keys, and their order.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
@@ -10,11 +12,23 @@ import { ApiClient } from '../../../../../src/path/backends/fabric/api-client.ts
 import { awsKeys } from '../../../../../src/path/backends/fabric/aws-credentials.ts'
 import { cloudKeys, type CloudKeyPlaces } from '../../../../../src/path/backends/fabric/cloud-keys.ts'
 import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keeper.ts'
+import { FakeAli } from '../../../../support/fake-ali.ts'
 import { FakeAws } from '../../../../support/fake-aws.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
 
 const never = new AbortController().signal
 const client = new ApiClient({ answerMs: 2_000 })
+const hasty = new ApiClient({ answerMs: 300 })
+const noKeys = { accessKeyId: new Secret(''), accessKeySecret: new Secret('') }
+const placesAt = (base: string): CloudKeyPlaces => ({
+  cloud: 'A Cloud',
+  environment: {},
+  variables: [['ACCESS_KEY_ID', 'ACCESS_KEY_SECRET']],
+  client: hasty,
+  roleUrl: `${base}/role/`,
+  members: ['Id', 'Key', 'Token'],
+  expires: () => Number.NaN,
+})
 const NOWHERE = 'http://127.0.0.1:1'
 
 let folder: string
@@ -81,14 +95,73 @@ it.each(['ID', ''])(
       (await cloudKeys(configured, places(environment), never)).keys.id
     expect(await idOf({ ...newer, ...old })).toBe(id || 'old')
     expect(await idOf(newer)).toBe(id || 'new')
-    // Half a pair of keys is none.
+    // weftd does not use half a pair of keys, and requests a role from the metadata server.
     const half = { accessKeyId: new Secret('ID'), accessKeySecret: new Secret('') }
-    await expect(cloudKeys(half, places({ NEW_ID: 'new' }), never)).rejects.toMatchObject({
-      code: 'CONFIG',
-      message: 'there are no keys of A Cloud: ACCESS_KEY_ID and ACCESS_KEY_SECRET must be provided',
-    })
+    await expect(cloudKeys(half, places({ NEW_ID: 'new' }), never)).rejects.toThrow(
+      /^GET 127\.0\.0\.1:1\/role\/: no answer: /,
+    )
   },
 )
+
+it.each([
+  ['aws', (base: string) => awsKeys({ AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }, hasty, base, never)],
+  ['another cloud', (base: string) => cloudKeys(noKeys, placesAt(base), never)],
+])('a metadata server that hangs or fails is not taken for a missing role: %s', async (_cloud, keys) => {
+  let status: number | undefined
+  const server = createServer((request, response) => {
+    if (request.method === 'PUT') response.end('a-token')
+    else if (status !== undefined) response.writeHead(status).end()
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const base = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const remedy = 'run weftd on an instance of that cloud, with access to its metadata server'
+  try {
+    const hung = expect.stringMatching(/no complete answer within 0\.3 s$/) as string
+    await expect(keys(base)).rejects.toMatchObject({ code: 'FABRIC', message: hung, remedy })
+    status = 500
+    const failed = expect.stringMatching(/500 the metadata server refused$/) as string
+    await expect(keys(base)).rejects.toMatchObject({ code: 'FABRIC', message: failed, remedy })
+    status = 404
+    const none = expect.stringMatching(
+      /^there are no keys of (?:AWS|A Cloud: ACCESS_KEY_ID and ACCESS_KEY_SECRET must be provided)$/,
+    ) as string
+    await expect(keys(base)).rejects.toMatchObject({ code: 'CONFIG', message: none })
+  } finally {
+    server.closeAllConnections()
+    server.close()
+  }
+})
+
+it.each([
+  ['aws', () => new FakeAws()],
+  ['ali', () => new FakeAli()],
+])('a region that would make another host of the URL is refused: %s', async (_cloud, make) => {
+  const fabric = await make().start()
+  fabric.region = '127.0.0.1:1/x'
+  try {
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log)
+    await expect(fabric.publisher(place).find(never)).rejects.toThrow(
+      'the metadata server names the region "127.0.0.1:1/x"',
+    )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a route leaves each table that exists, although another table does not exist', async () => {
+  const fabric = await new FakeAws(['rtb-2b', 'rtb-1a']).start()
+  fabric.add('10.5.1.0/24', 1)
+  const { log } = createLogged()
+  const place = fabric.place(1, '10.5.1.0/24', log)
+  try {
+    const network = parseIpv4Net('10.5.0.0/16')!
+    const keeper = new RouteKeeper({ subnet: place.subnet, network, make: () => fabric.publisher(place), log })
+    await expect(keeper.withdraw(never)).rejects.toThrow('InvalidRouteTableID.NotFound')
+    expect(fabric.changes).toEqual(['remove 10.5.1.0/24'])
+  } finally {
+    await fabric.close()
+  }
+})
 
 it('a node of AWS puts its route into each table that is named, and switches the source/destination check off', async () => {
   const fabric = await new FakeAws(['rtb-2b', 'rtb-1a']).start()
