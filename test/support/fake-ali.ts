@@ -12,6 +12,8 @@ export class FakeAli extends FakeFabric {
   readonly type = 'ali-vpc'
   override readonly hasDead = false
   readonly secrets = ['secret-of-ali', 'token-of-ali']
+  /** True if the metadata server answers only requests with a token, false if it gives no tokens. */
+  isHardened = true
 
   constructor() {
     super()
@@ -30,10 +32,14 @@ export class FakeAli extends FakeFabric {
 
   protected answer(request: FakeRequest): FakeAnswer {
     const [, node, path] = /^\/node-(\d+)\/latest\/meta-data\/(.*)$/.exec(request.url.pathname) ?? []
-    return node === undefined ? this.#call(request) : this.#metadata(Number(node), path ?? '')
+    if (node !== undefined) return this.#metadata(Number(node), path ?? '', request)
+    if (!request.url.pathname.endsWith('/latest/api/token')) return this.#call(request)
+    const seconds = Number(request.headers['x-aliyun-ecs-metadata-token-ttl-seconds'])
+    return this.isHardened && request.method === 'PUT' && seconds >= 1 ? text('a-token') : text('', 404)
   }
 
-  #metadata(node: number, path: string): FakeAnswer {
+  #metadata(node: number, path: string, { headers }: FakeRequest): FakeAnswer {
+    if (this.isHardened && headers['x-aliyun-ecs-metadata-token'] !== 'a-token') return text('', 403)
     const values: Readonly<Record<string, string>> = {
       'region-id': this.region,
       'instance-id': `i-${node}`,

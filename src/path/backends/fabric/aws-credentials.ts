@@ -6,13 +6,11 @@ import { homedir } from 'node:os'
 import { join } from 'node:path'
 import { WeftError } from '../../../base/errors.ts'
 import type { ApiClient } from './api-client.ts'
-import { findMetadata, readMetadata, readMetadataJson } from './metadata.ts'
+import { findMetadata, readMetadataJson, tokenHeaders } from './metadata.ts'
 import type { AwsKeys } from './sigv4.ts'
 
 type Environment = Readonly<Record<string, string | undefined>>
 
-/** How long a token from the metadata server is valid, in seconds. */
-const TOKEN_S = 300
 /** weftd renews access keys this number of ms before they expire. */
 const EARLY_MS = 300_000
 
@@ -24,9 +22,11 @@ export interface ExpiringKeys {
 
 /** Requests a token of the metadata server, and returns the headers for further requests to it (IMDSv2). */
 export async function imdsHeaders(client: ApiClient, base: string, signal: AbortSignal) {
-  const headers = { 'x-aws-ec2-metadata-token-ttl-seconds': String(TOKEN_S) }
-  const token = await readMetadata(client, `${base}/latest/api/token`, headers, signal, 'PUT')
-  return { 'x-aws-ec2-metadata-token': token }
+  const headers = await tokenHeaders(client, base, 'x-aws-ec2-metadata-token', signal)
+  if (headers) return headers
+  throw new WeftError('FABRIC', `PUT ${base}/latest/api/token: the metadata server gives no token`, {
+    remedy: "enable the instance's metadata service (IMDSv2)",
+  })
 }
 
 /**

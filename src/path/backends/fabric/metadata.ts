@@ -24,12 +24,30 @@ export async function readMetadata(
   url: string,
   headers: Readonly<Record<string, string>>,
   signal: AbortSignal,
-  method = 'GET',
 ): Promise<string> {
-  const request = { method, url, headers }
+  const request = { method: 'GET', url, headers }
   const answer = await send(client, request, signal)
   if (answer.status !== 200) throw refusalOf(request, answer, '', 'the metadata server refused', REMEDY)
   return answer.text.trim()
+}
+
+/** How long a token of the metadata server is valid, in seconds. */
+const TOKEN_S = 300
+
+/**
+ * Requests a token of the metadata server, and returns the headers for further requests to it. `name` is the name of the header with the
+ * token. Returns undefined if the server gives no tokens. Source: AWS's IMDSv2, which Alibaba Cloud's metadata server has too ("security
+ * hardening mode").
+ */
+export async function tokenHeaders(
+  client: ApiClient,
+  base: string,
+  name: string,
+  signal: AbortSignal,
+): Promise<Readonly<Record<string, string>> | undefined> {
+  const headers = { [`${name}-ttl-seconds`]: String(TOKEN_S) }
+  const { status, text } = await send(client, { method: 'PUT', url: `${base}/latest/api/token`, headers }, signal)
+  return status === 200 ? { [name]: text.trim() } : undefined
 }
 
 /**

@@ -17,14 +17,14 @@ import { FakeAws } from '../../../../support/fake-aws.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
 
 const never = new AbortController().signal
-const client = new ApiClient({ answerMs: 2_000 })
+const client = new ApiClient()
 const hasty = new ApiClient({ answerMs: 300 })
 const noKeys = { accessKeyId: new Secret(''), accessKeySecret: new Secret('') }
-const placesAt = (base: string): CloudKeyPlaces => ({
+const placesAt = (base: string, by: ApiClient): CloudKeyPlaces => ({
   cloud: 'A Cloud',
   environment: {},
   variables: [['ACCESS_KEY_ID', 'ACCESS_KEY_SECRET']],
-  client: hasty,
+  client: by,
   roleUrl: `${base}/role/`,
   members: ['Id', 'Key', 'Token'],
   expires: () => Number.NaN,
@@ -104,8 +104,8 @@ it.each(['ID', ''])(
 )
 
 it.each([
-  ['aws', (base: string) => awsKeys({ AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }, hasty, base, never)],
-  ['another cloud', (base: string) => cloudKeys(noKeys, placesAt(base), never)],
+  ['aws', (base: string, by: ApiClient) => awsKeys({ AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }, by, base, never)],
+  ['another cloud', (base: string, by: ApiClient) => cloudKeys(noKeys, placesAt(base, by), never)],
 ])('a metadata server that hangs or fails is not taken for a missing role: %s', async (_cloud, keys) => {
   let status: number | undefined
   const server = createServer((request, response) => {
@@ -117,15 +117,15 @@ it.each([
   const remedy = 'run weftd on an instance of that cloud, with access to its metadata server'
   try {
     const hung = expect.stringMatching(/no complete answer within 0\.3 s$/) as string
-    await expect(keys(base)).rejects.toMatchObject({ code: 'FABRIC', message: hung, remedy })
+    await expect(keys(base, hasty)).rejects.toMatchObject({ code: 'FABRIC', message: hung, remedy })
     status = 500
     const failed = expect.stringMatching(/500 the metadata server refused$/) as string
-    await expect(keys(base)).rejects.toMatchObject({ code: 'FABRIC', message: failed, remedy })
+    await expect(keys(base, client)).rejects.toMatchObject({ code: 'FABRIC', message: failed, remedy })
     status = 404
     const none = expect.stringMatching(
       /^there are no keys of (?:AWS|A Cloud: ACCESS_KEY_ID and ACCESS_KEY_SECRET must be provided)$/,
     ) as string
-    await expect(keys(base)).rejects.toMatchObject({ code: 'CONFIG', message: none })
+    await expect(keys(base, client)).rejects.toMatchObject({ code: 'CONFIG', message: none })
   } finally {
     server.closeAllConnections()
     server.close()
@@ -143,6 +143,17 @@ it.each([
     await expect(fabric.publisher(place).find(never)).rejects.toThrow(
       'the metadata server names the region "127.0.0.1:1/x"',
     )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a metadata server of Alibaba Cloud that gives no tokens is used without a token', async () => {
+  const fabric = await new FakeAli().start()
+  fabric.isHardened = false
+  try {
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log)
+    expect(await fabric.publisher(place).find(never)).toMatchObject([{ name: 'vtb-1' }])
   } finally {
     await fabric.close()
   }
