@@ -1,7 +1,8 @@
 // fake-fabric.ts - what the fake servers of clouds and switches share: a table of routes, the faults of an API, and an HTTP server.
 //
-// Each fake answers as the documents of its API say. It checks the key, the token, the region and the form of a signature, and not the
-// signature itself: unit/path/backends/fabric/signatures.test.ts compares signatures with published ones.
+// Each fake answers as the documents of its API say. It checks the key, the token, the region, the time and the signature of a request. It
+// computes a signature with weft's own functions. unit/path/backends/fabric/signatures.test.ts compares these functions with published
+// signatures, and unit/path/backends/fabric/clients.test.ts has the clouds' own clients send requests to the fakes.
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -194,6 +195,11 @@ export abstract class FakeFabric {
     return undefined
   }
 }
+
+/** The time in ms that the clock of a client may differ from the clock of the API. */
+const APART_MS = 300_000
+/** True if a request's time, in ms since 1970, differs too much from the time of the API. */
+export const isApart = (at: number): boolean => !(Math.abs(at - Date.now()) <= APART_MS)
 
 export const json = (value: unknown, status = 200): FakeAnswer => ({
   status,

@@ -2,8 +2,9 @@
 
 import { Secret } from '../../src/base/secret.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
+import { signTc3 } from '../../src/path/backends/fabric/tc3.ts'
 import { TencentPublisher } from '../../src/path/backends/fabric/tencent-publisher.ts'
-import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
+import { FakeFabric, isApart, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
 
 /** The API answers with HTTP status 200 even if it reports an error. */
 const error = (Code: string): FakeAnswer =>
@@ -14,6 +15,8 @@ export class FakeTencent extends FakeFabric {
   // A disabled route to another node stays.
   override readonly deadNode = 1
   readonly secrets = ['secret-of-tencent', 'token-of-tencent']
+  /** The name of the service in a signature. Tencent Cloud's own client takes the first part of the host as the name. */
+  service = 'vpc'
 
   constructor() {
     super()
@@ -56,11 +59,20 @@ export class FakeTencent extends FakeFabric {
   }
 
   #call({ headers, body }: FakeRequest): FakeAnswer {
-    const [, id] =
-      /^TC3-HMAC-SHA256 Credential=(\w+)\/[\d-]{10}\/vpc\/tc3_request, SignedHeaders=content-type;host;x-tc-action, Signature=[\da-f]{64}$/.exec(
+    const [, id, service = '', names = ''] =
+      /^TC3-HMAC-SHA256 Credential=(\w+)\/[\d-]{10}\/(\w+)\/tc3_request, SignedHeaders=(content-type;host[a-z;-]*), Signature=[\da-f]{64}$/.exec(
         headers.authorization ?? '',
       ) ?? []
-    if (id === undefined) return error('AuthFailure.SignatureFailure')
+    const at = Number(headers['x-tc-timestamp'])
+    if (isApart(at * 1000)) return error('AuthFailure.SignatureExpire')
+    const [contentType, host] = [headers['content-type'] ?? '', headers.host ?? '']
+    const more = names.split(';').slice(2)
+    const signed = Object.fromEntries(more.map((name) => [name, String(headers[name]).toLowerCase()]))
+    const keys = { id: `AKID${this.generation}`, secret: 'secret-of-tencent' }
+    if (id !== undefined && id !== keys.id) return error('AuthFailure.TokenFailure')
+    if (signTc3({ host, contentType, body, signed }, keys, service, at) !== headers.authorization)
+      return error('AuthFailure.SignatureFailure')
+    if (service !== this.service) return error('AuthFailure.SignatureFailure')
     if (headers['x-tc-region'] !== 'ap-guangzhou') return error('UnsupportedRegion')
     if (headers['x-tc-token'] !== `token-of-tencent-${this.generation}`) return error('AuthFailure.TokenFailure')
     const action = String(headers['x-tc-action'])
