@@ -4,7 +4,7 @@ import { Secret } from '../../src/base/secret.ts'
 import { acs3Authorization } from '../../src/path/backends/fabric/acs3.ts'
 import { AliPublisher } from '../../src/path/backends/fabric/ali-publisher.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
-import { FakeFabric, isApart, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
+import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
 
 const error = (status: number, Code: string): FakeAnswer =>
   json({ Code, Message: `The message of ${Code}.`, RequestId: '1', HostId: 'vpc' }, status)
@@ -70,7 +70,7 @@ export class FakeAli extends FakeFabric {
       return error(400, 'IncompleteSignature')
     const signed = Object.fromEntries(names.split(';').map((name) => [name, String(headers[name])]))
     const keys = { id: `AKID${this.generation}`, secret: 'secret-of-ali' }
-    if (isApart(Date.parse(String(headers['x-acs-date'])))) return error(400, 'InvalidTimeStamp.Expired')
+    if (this.isApart(Date.parse(String(headers['x-acs-date'])))) return error(400, 'InvalidTimeStamp.Expired')
     if (id !== keys.id) return error(403, 'InvalidSecurityToken.Expired')
     if (acs3Authorization({ query: Object.fromEntries(query), headers: signed, body }, keys) !== headers.authorization)
       return error(400, 'SignatureDoesNotMatch')

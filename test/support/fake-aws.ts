@@ -3,7 +3,7 @@
 import { AwsPublisher } from '../../src/path/backends/fabric/aws-publisher.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
 import { signV4 } from '../../src/path/backends/fabric/sigv4.ts'
-import { FakeFabric, isApart, text, type FakeAnswer, type FakeRequest, type FakeRoute } from './fake-fabric.ts'
+import { FakeFabric, text, type FakeAnswer, type FakeRequest, type FakeRoute } from './fake-fabric.ts'
 
 const error = (status: number, code: string): FakeAnswer =>
   text(
@@ -118,7 +118,7 @@ export class FakeAws extends FakeFabric {
     const date = String(headers['x-amz-date'])
     const at = Date.parse(date.replace(/^(....)(..)(..)T(..)(..)(..)Z$/, '$1-$2-$3T$4:$5:$6Z'))
     const token = headers['x-amz-security-token']
-    if (isApart(at) || id !== `AKID${this.generation}` || token !== `token-of-aws-${this.generation}`)
+    if (this.isApart(at) || id !== `AKID${this.generation}` || token !== `token-of-aws-${this.generation}`)
       return error(400, 'RequestExpired')
     const own = ['host', 'x-amz-date', 'x-amz-security-token']
     const others = names.split(';').filter((name) => !own.includes(name))

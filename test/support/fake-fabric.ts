@@ -46,6 +46,9 @@ export function createLogged(): Logged {
   return { lines, log: { info: at('info'), warn: at('warn'), error: at('error'), v: () => false } }
 }
 
+/** The time in ms by which the clock of a client may differ from the clock of the API. */
+const APART_MS = 300_000
+
 export abstract class FakeFabric {
   /** The routes as the API has them. */
   routes: FakeRoute[] = []
@@ -59,6 +62,10 @@ export abstract class FakeFabric {
   limit = 1000
   /** The key that the API accepts; the metadata server gives it out. */
   generation = 1
+  /** The time in ms by which the clock of the API is ahead of this process's clock. */
+  aheadMs = 0
+  /** The number of requests after which the keys expire. */
+  expiresAfter = Infinity
   /** True if the API refuses every change for lack of a permission. */
   isReadOnly = false
   /** The changes that were made, such as `put 10.5.1.0/24`. */
@@ -75,6 +82,8 @@ export abstract class FakeFabric {
   abstract readonly secrets: readonly string[]
   /** True if the metadata server gives out keys that expire. */
   readonly hasKeys: boolean = true
+  /** True if the API refuses requests with a wrong time. */
+  readonly hasClock: boolean = true
   /** True if a request names a region. */
   readonly hasRegion: boolean = true
   /** True if the API lists routes that no packet follows. */
@@ -143,6 +152,11 @@ export abstract class FakeFabric {
     return this.routes
   }
 
+  /** True if a request's time, in ms since 1970, differs too much from the time of the API. */
+  protected isApart(at: number): boolean {
+    return !(Math.abs(at - Date.now() - this.aheadMs) <= APART_MS)
+  }
+
   protected find(destination: string): FakeRoute | undefined {
     return this.routes.find((route) => route.destination === destination)
   }
@@ -177,6 +191,7 @@ export abstract class FakeFabric {
     const url = new URL(incoming.url ?? '/', this.address)
     const request = { method: incoming.method ?? 'GET', url, headers: incoming.headers, body }
     this.requests.push(request)
+    if (!url.pathname.startsWith('/node-') && --this.expiresAfter === 0) this.generation++
     const { status, headers, body: text } = this.#faultFor(request) ?? this.answer(request)
     response.writeHead(status, headers).end(text)
   }
@@ -196,10 +211,6 @@ export abstract class FakeFabric {
   }
 }
 
-/** The time in ms that the clock of a client may differ from the clock of the API. */
-const APART_MS = 300_000
-/** True if a request's time, in ms since 1970, differs too much from the time of the API. */
-export const isApart = (at: number): boolean => !(Math.abs(at - Date.now()) <= APART_MS)
 
 export const json = (value: unknown, status = 200): FakeAnswer => ({
   status,

@@ -14,6 +14,7 @@ export class FakeGce extends FakeFabric {
   readonly type = 'gce'
   readonly secrets = ['token-of-gce']
   override readonly hasRegion = false
+  override readonly hasClock = false
   readonly #operations = new Map<string, { polls: number; error?: object }>()
 
   publisher(place: Place): GcePublisher {

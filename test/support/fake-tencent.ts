@@ -4,7 +4,7 @@ import { Secret } from '../../src/base/secret.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
 import { signTc3 } from '../../src/path/backends/fabric/tc3.ts'
 import { TencentPublisher } from '../../src/path/backends/fabric/tencent-publisher.ts'
-import { FakeFabric, isApart, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
+import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
 
 /** The API answers with HTTP status 200 even if it reports an error. */
 const error = (Code: string): FakeAnswer =>
@@ -64,7 +64,7 @@ export class FakeTencent extends FakeFabric {
         headers.authorization ?? '',
       ) ?? []
     const at = Number(headers['x-tc-timestamp'])
-    if (isApart(at * 1000)) return error('AuthFailure.SignatureExpire')
+    if (this.isApart(at * 1000)) return error('AuthFailure.SignatureExpire')
     const [contentType, host] = [headers['content-type'] ?? '', headers.host ?? '']
     const more = names.split(';').slice(2)
     const signed = Object.fromEntries(more.map((name) => [name, String(headers[name]).toLowerCase()]))

@@ -14,6 +14,7 @@ const MOST_PAGES = 100
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the role of the instance the permissions in docs/cloud.md',
   AuthFailure: 'check the keys of AWS and the clock of this host',
+  RequestExpired: 'set the clock of this host, or renew the keys of AWS if they are temporary',
   InvalidClientTokenId: 'check the keys of AWS',
   SignatureDoesNotMatch: 'check the secret key of AWS',
   RouteLimitExceeded: 'request a higher quota of routes for each route table, or take a backend that has a tunnel',
