@@ -10,7 +10,14 @@ const error = (status: number, Code: string): FakeAnswer =>
   json({ Code, Message: `The message of ${Code}.`, RequestId: '1', HostId: 'vpc' }, status)
 
 /** The headers that a signature must contain ("Request syntax and signature method V3"). */
-const REQUIRED = ['host', 'x-acs-action', 'x-acs-content-sha256', 'x-acs-date', 'x-acs-signature-nonce', 'x-acs-version']
+const REQUIRED = [
+  'host',
+  'x-acs-action',
+  'x-acs-content-sha256',
+  'x-acs-date',
+  'x-acs-signature-nonce',
+  'x-acs-version',
+]
 
 export class FakeAli extends FakeFabric {
   readonly type = 'ali-vpc'

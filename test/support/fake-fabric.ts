@@ -211,7 +211,6 @@ export abstract class FakeFabric {
   }
 }
 
-
 export const json = (value: unknown, status = 200): FakeAnswer => ({
   status,
   headers: { 'content-type': 'application/json' },

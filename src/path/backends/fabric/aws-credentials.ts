@@ -1,11 +1,12 @@
 // aws-credentials.ts - finds the access keys for AWS in the same places as AWS's own tools: environment, shared file,
-// metadata server.
+// web identity, container, metadata server.
 
 import { readFile } from 'node:fs/promises'
 import { homedir } from 'node:os'
 import { join } from 'node:path'
 import { WeftError } from '../../../base/errors.ts'
 import type { ApiClient } from './api-client.ts'
+import { containerKeys, webIdentityKeys, type JsonKeys } from './aws-role-keys.ts'
 import { findMetadata, readMetadataJson, tokenHeaders } from './metadata.ts'
 import type { AwsKeys } from './sigv4.ts'
 
@@ -29,14 +30,22 @@ export async function imdsHeaders(client: ApiClient, base: string, signal: Abort
   })
 }
 
+/** The places with access keys. */
+interface AwsKeyPlaces {
+  readonly environment: Environment
+  readonly client: ApiClient
+  /** The URL of STS, which gives keys to web identities. */
+  readonly sts: string
+  /** The URL of the metadata server. */
+  readonly metadata: string
+}
+
 /**
- * Returns the access keys from the first place that has them. Throws WeftError CONFIG if no place has keys. `base` is
- * the URL of the metadata server.
+ * Returns the access keys from the first place that has them, in the order of AWS's own tools. Throws WeftError CONFIG
+ * if no place has keys.
  */
 export async function awsKeys(
-  environment: Environment,
-  client: ApiClient,
-  base: string,
+  { environment, client, sts, metadata }: AwsKeyPlaces,
   signal: AbortSignal,
 ): Promise<ExpiringKeys> {
   const { AWS_ACCESS_KEY_ID: id = '', AWS_SECRET_ACCESS_KEY: secret = '' } = environment
@@ -46,7 +55,11 @@ export async function awsKeys(
     return { keys: { accessKeyId: id, secretAccessKey: secret, sessionToken: token }, until: Infinity }
   const shared = await sharedKeys(environment)
   if (shared) return { keys: shared, until: Infinity }
-  return roleKeys(client, base, signal)
+  const found =
+    (await webIdentityKeys(environment, client, sts, signal)) ??
+    (await containerKeys(environment, client, signal)) ??
+    (await instanceKeys(client, metadata, signal))
+  return expiring(found)
 }
 
 async function sharedKeys(environment: Environment): Promise<AwsKeys | undefined> {
@@ -71,18 +84,15 @@ function profileOf(text: string, profile: string): ReadonlyMap<string, string> {
   return members
 }
 
-async function roleKeys(client: ApiClient, base: string, signal: AbortSignal): Promise<ExpiringKeys> {
+/** Reads the keys of the instance's role from the metadata server. */
+async function instanceKeys(client: ApiClient, base: string, signal: AbortSignal): Promise<JsonKeys> {
   const headers = await imdsHeaders(client, base, signal)
   const folder = `${base}/latest/meta-data/iam/security-credentials/`
-  const none = (): never => {
-    throw new WeftError('CONFIG', 'there are no keys of AWS', {
-      remedy:
-        'give the instance an IAM role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of weftd',
-    })
-  }
   const role = (await findMetadata(client, folder, headers, signal)) ?? none()
-  const value = await readMetadataJson(client, `${folder}${encodeURIComponent(role)}`, headers, signal)
-  const { AccessKeyId: id, SecretAccessKey: secret, Token: token, Expiration: end } = value
+  return readMetadataJson(client, `${folder}${encodeURIComponent(role)}`, headers, signal)
+}
+
+function expiring({ AccessKeyId: id, SecretAccessKey: secret, Token: token, Expiration: end }: JsonKeys): ExpiringKeys {
   if (typeof id !== 'string' || typeof secret !== 'string') return none()
   const keys = {
     accessKeyId: id,
@@ -90,4 +100,11 @@ async function roleKeys(client: ApiClient, base: string, signal: AbortSignal): P
     ...(typeof token === 'string' ? { sessionToken: token } : {}),
   }
   return { keys, until: typeof end === 'string' ? Date.parse(end) - EARLY_MS : Date.now() + EARLY_MS }
+}
+
+function none(): never {
+  throw new WeftError('CONFIG', 'there are no keys of AWS', {
+    remedy:
+      'give the instance an IAM role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of weftd',
+  })
 }

@@ -47,9 +47,15 @@ export class AwsPublisher implements Publisher {
     const region = requireHostName('the region', await read('placement/region'))
     const own = await this.#findInterface(read)
     log.info(`Found ${own.id} that has ${formatAddress(address)} IP address.`)
-    const endpoint =
-      environment['AWS_ENDPOINT_URL_EC2'] ?? environment['AWS_ENDPOINT_URL'] ?? (await endpointOf(region, read))
-    const api = new AwsApi({ client, environment, region, endpoint: new URL(endpoint).href, metadata: this.#metadata })
+    // The domain of the partition, such as amazonaws.com.cn.
+    const domain = requireHostName('the domain', await read('services/domain'))
+    /** The URL of a service; the variables are those that AWS's own tools read. */
+    const urlOf = (service: string): string => {
+      const given = environment[`AWS_ENDPOINT_URL_${service.toUpperCase()}`] ?? environment['AWS_ENDPOINT_URL']
+      return new URL(given ?? `https://${service}.${region}.${domain}`).href
+    }
+    const [endpoint, sts] = [urlOf('ec2'), urlOf('sts')]
+    const api = new AwsApi({ client, environment, region, endpoint, sts, metadata: this.#metadata })
     await this.#disableCheck(api, own, signal)
     log.info(`Route table configured: ${this.#tables.length > 0}`)
     const tables = this.#tables.length > 0 ? this.#tables : [await this.#findTable(api, own, signal)]
@@ -131,15 +137,6 @@ export class AwsPublisher implements Publisher {
       },
     }
   }
-}
-
-/**
- * Returns the URL of EC2's API in a region. The metadata server knows the domain of the partition, such as
- * amazonaws.com.cn.
- */
-async function endpointOf(region: string, read: (path: string) => Promise<string>): Promise<string> {
-  const domain = requireHostName('the domain', await read('services/domain'))
-  return `https://ec2.${region}.${domain}`
 }
 
 function filterOf(filters: readonly (readonly [name: string, value: string])[]): Record<string, string> {

@@ -30,6 +30,13 @@ const placesAt = (base: string, by: ApiClient): CloudKeyPlaces => ({
   expires: () => Number.NaN,
 })
 const NOWHERE = 'http://127.0.0.1:1'
+const NO_FILE = { AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }
+const awsPlaces = (environment: Readonly<Record<string, string>>, metadata: string, by = client, sts = NOWHERE) => ({
+  environment,
+  client: by,
+  sts,
+  metadata,
+})
 
 let folder: string
 let shared: string
@@ -51,7 +58,7 @@ it.each([
   ['the shared file', () => file(), 'default', 'TOKEN-default'],
   ['another profile of the shared file', () => ({ AWS_PROFILE: 'other', ...file() }), 'other', 'TOKEN-other'],
 ])('keys of AWS come from %s', async (_where, environment, name, token) => {
-  const { keys } = await awsKeys(environment(), client, NOWHERE, never)
+  const { keys } = await awsKeys(awsPlaces(environment(), NOWHERE), never)
   expect(keys).toEqual({ accessKeyId: `ID-${name}`, secretAccessKey: `KEY-${name}`, sessionToken: token })
 })
 
@@ -63,11 +70,11 @@ it('keys of AWS come from the role of the instance if there are no others', asyn
       '10.5.1.0/24',
       createLogged().log,
     ).environment
-    const { keys, until } = await awsKeys({ AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }, client, base, never)
+    const { keys, until } = await awsKeys(awsPlaces(NO_FILE, base), never)
     expect(keys).toMatchObject({ accessKeyId: 'AKID1', sessionToken: 'token-of-aws-1' })
     expect(until).toBeGreaterThan(Date.now() + 3_000_000)
     const role = { AWS_PROFILE: 'none', ...file() }
-    expect((await awsKeys(role, client, base, never)).keys.accessKeyId).toBe('AKID1')
+    expect((await awsKeys(awsPlaces(role, base), never)).keys.accessKeyId).toBe('AKID1')
   } finally {
     await fabric.close()
   }
@@ -104,7 +111,7 @@ it.each(['ID', ''])(
 )
 
 it.each([
-  ['aws', (base: string, by: ApiClient) => awsKeys({ AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }, by, base, never)],
+  ['aws', (base: string, by: ApiClient) => awsKeys(awsPlaces(NO_FILE, base, by), never)],
   ['another cloud', (base: string, by: ApiClient) => cloudKeys(noKeys, placesAt(base, by), never)],
 ])('a metadata server that hangs or fails is not taken for a missing role: %s', async (_cloud, keys) => {
   let status: number | undefined

@@ -224,7 +224,8 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     fabric.expiresAfter = fabric.type === 'aws-vpc' || fabric.type === 'gce' ? 4 : 3
     const { keeper, checkLater, lines } = keeperOf(1)
     await keeper.check()
-    if (fabric.hasKeys) expect(lines.at(-1)).toMatch(/^error The route to 10\.5\.1\.0\/24 cannot be published: .*; it is tried/)
+    if (fabric.hasKeys)
+      expect(lines.at(-1)).toMatch(/^error The route to 10\.5\.1\.0\/24 cannot be published: .*; it is tried/)
     await checkLater()
     expect(keeper.counters()).toMatchObject({ route_missing: 0n, route_failures: fabric.hasKeys ? 1n : 0n })
     expect(fabric.changes).toEqual([`put ${SUBNET}`])
