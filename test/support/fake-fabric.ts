@@ -106,6 +106,16 @@ export abstract class FakeFabric {
     return this
   }
 
+  /** The URL of the API. */
+  get url(): string {
+    return this.address
+  }
+
+  /** Gives the next route the first id again. */
+  restartIds(): void {
+    this.#nextId = 1
+  }
+
   /** Called when the server has its address. */
   protected started(): void {}
 
@@ -193,7 +203,8 @@ export abstract class FakeFabric {
     this.requests.push(request)
     if (!url.pathname.startsWith('/node-') && --this.expiresAfter === 0) this.generation++
     const { status, headers, body: text } = this.#faultFor(request) ?? this.answer(request)
-    response.writeHead(status, headers).end(text)
+    const date = new Date(Date.now() + this.aheadMs).toUTCString()
+    response.writeHead(status, { ...headers, date }).end(text)
   }
 
   /** Metadata servers have no faults here. */

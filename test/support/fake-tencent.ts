@@ -15,8 +15,6 @@ export class FakeTencent extends FakeFabric {
   // A disabled route to another node stays.
   override readonly deadNode = 1
   readonly secrets = ['secret-of-tencent', 'token-of-tencent']
-  /** The name of the service in a signature. Tencent Cloud's own client takes the first part of the host as the name. */
-  service = 'vpc'
 
   constructor() {
     super()
@@ -70,9 +68,18 @@ export class FakeTencent extends FakeFabric {
     const signed = Object.fromEntries(more.map((name) => [name, String(headers[name]).toLowerCase()]))
     const keys = { id: `AKID${this.generation}`, secret: 'secret-of-tencent' }
     if (id !== undefined && id !== keys.id) return error('AuthFailure.TokenFailure')
-    if (signTc3({ host, contentType, body, signed }, keys, service, at) !== headers.authorization)
-      return error('AuthFailure.SignatureFailure')
-    if (service !== this.service) return error('AuthFailure.SignatureFailure')
+    // The API has the usual port. For another port Tencent Cloud's own client signs the host without the port, and takes the first part of
+    // the host as the name of the service.
+    const places = [
+      { host, service: 'vpc' },
+      { host: host.replace(/:\d+$/, ''), service: host.split('.')[0] },
+    ]
+    const isSigned = places.some(
+      (each) =>
+        each.service === service &&
+        signTc3({ host: each.host, contentType, body, signed }, keys, service, at) === headers.authorization,
+    )
+    if (!isSigned) return error('AuthFailure.SignatureFailure')
     if (headers['x-tc-region'] !== 'ap-guangzhou') return error('UnsupportedRegion')
     if (headers['x-tc-token'] !== `token-of-tencent-${this.generation}`) return error('AuthFailure.TokenFailure')
     const action = String(headers['x-tc-action'])
@@ -83,7 +90,7 @@ export class FakeTencent extends FakeFabric {
     const [route = {}] = value.Routes ?? []
     switch (action) {
       case 'DescribeRouteTables':
-        return json({ Response: { TotalCount: 2, RouteTableSet: this.#tables(body), RequestId: '1' } })
+        return this.#list(body)
       case 'CreateRoutes': {
         const { DestinationCidrBlock: destination = '', GatewayId = '' } = route
         if (this.find(destination)) return error('InvalidParameterValue.Duplicate')
@@ -98,6 +105,11 @@ export class FakeTencent extends FakeFabric {
       default:
         return error('InvalidAction')
     }
+  }
+
+  #list(body: string): FakeAnswer {
+    const RouteTableSet = this.#tables(body)
+    return json({ Response: { TotalCount: RouteTableSet.length, RouteTableSet, RequestId: '1' } })
   }
 
   #tables(body: string): object[] {
