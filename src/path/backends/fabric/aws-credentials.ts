@@ -25,7 +25,7 @@ export interface ExpiringKeys {
 export async function imdsHeaders(client: ApiClient, base: string, signal: AbortSignal) {
   const headers = await tokenHeaders(client, base, 'x-aws-ec2-metadata-token', signal)
   if (headers) return headers
-  throw new WeftError('FABRIC', `PUT ${base}/latest/api/token: the metadata server gives no token`, {
+  throw new WeftError('FABRIC', `the metadata server ${base} gives no token`, {
     remedy: "enable the instance's metadata service (IMDSv2)",
   })
 }
