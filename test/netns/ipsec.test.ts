@@ -201,7 +201,7 @@ describe('ipsec', () => {
       const { stdout } = await execute(['ip', 'netns', 'exec', podOne.namespace, 'nstat', '-asz', 'IcmpInEchos'])
       return Number(/IcmpInEchos +(\d+)/.exec(stdout)?.[1])
     }
-    /** Sends packets to a container from a host that is no node, with the source of a container. Returns how many arrive. */
+    /** Sends packets to a container from a host outside of the network, with the source of a container. Returns how many arrive. */
     const forge = async (source: string): Promise<number> => {
       const before = await echoes()
       await lab.switch.output(['ip', 'address', 'replace', `${source}/32`, 'dev', 'lo'])
