@@ -120,9 +120,9 @@ export class FakeAws extends FakeFabric {
     const token = headers['x-amz-security-token']
     if (this.isApart(at) || id !== `AKID${this.generation}` || token !== `token-of-aws-${this.generation}`)
       return error(400, 'RequestExpired')
-    const own = ['host', 'x-amz-date', 'x-amz-security-token']
-    const others = names.split(';').filter((name) => !own.includes(name))
-    const signed = { ...Object.fromEntries(others.map((name) => [name, String(headers[name])])) }
+    const own = new Set(['host', 'x-amz-date', 'x-amz-security-token'])
+    const others = names.split(';').filter((name) => !own.has(name))
+    const signed = Object.fromEntries(others.map((name) => [name, String(headers[name])]))
     const request = { method, url: `http://${headers.host}${url.pathname}${url.search}`, headers: signed, body }
     const keys = { accessKeyId: id, secretAccessKey: 'secret-of-aws', sessionToken: token }
     const { authorization } = signV4(request, keys, region, 'ec2', at)

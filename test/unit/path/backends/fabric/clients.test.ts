@@ -16,7 +16,7 @@ import {
   ModifyNetworkInterfaceAttributeCommand,
   paginateDescribeRouteTables,
 } from '@aws-sdk/client-ec2'
-import tencent from 'tencentcloud-sdk-nodejs-common'
+import type * as Tencent from 'tencentcloud-sdk-nodejs-common'
 import { afterEach, beforeAll, describe, expect, it, vi } from 'vitest'
 import { ApiClient } from '../../../../../src/path/backends/fabric/api-client.ts'
 import { awsKeys } from '../../../../../src/path/backends/fabric/aws-credentials.ts'
@@ -25,8 +25,10 @@ import { FakeAws } from '../../../../support/fake-aws.ts'
 import { createLogged, type FakeFabric, type FakeRequest } from '../../../../support/fake-fabric.ts'
 import { FakeTencent } from '../../../../support/fake-tencent.ts'
 
-/** Vitest and Node.js import this package of CommonJS in different forms. */
-const ali = createRequire(import.meta.url)('@alicloud/openapi-client') as typeof Ali
+// Vitest and Node.js import packages of CommonJS in different forms.
+const require = createRequire(import.meta.url)
+const ali = require('@alicloud/openapi-client') as typeof Ali
+const tencent = require('tencentcloud-sdk-nodejs-common') as typeof Tencent
 
 const SUBNET = '10.5.1.0/24'
 const never = new AbortController().signal
@@ -305,11 +307,11 @@ describe("AWS's own client", () => {
   it('tries again after too many requests, and with the time of the API', async () => {
     const fabric = await new FakeAws().start()
     running.push(fabric)
-    const describe = new DescribeRouteTablesCommand({ RouteTableIds: ['rtb-1a'] })
+    const command = new DescribeRouteTablesCommand({ RouteTableIds: ['rtb-1a'] })
     fabric.throttled = 1
-    await ec2Of(fabric, {}, 3).send(describe)
+    await ec2Of(fabric, {}, 3).send(command)
     fabric.aheadMs = 400_000
-    await ec2Of(fabric, {}, 3).send(describe)
+    await ec2Of(fabric, {}, 3).send(command)
     expect(fabric.requests).toHaveLength(4)
   })
 })
