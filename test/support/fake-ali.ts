@@ -6,8 +6,8 @@ import { AliPublisher } from '../../src/path/backends/fabric/ali-publisher.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
 import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
 
-const error = (status: number, Code: string): FakeAnswer =>
-  json({ Code, Message: `The message of ${Code}.`, RequestId: '1', HostId: 'vpc' }, status)
+const error = (status: number, Code: string, Message = `The message of ${Code}.`): FakeAnswer =>
+  json({ Code, Message, RequestId: '1', HostId: 'vpc' }, status)
 
 /** The headers that a signature must contain ("Request syntax and signature method V3"). */
 const REQUIRED = [
@@ -80,7 +80,8 @@ export class FakeAli extends FakeFabric {
     if (this.isApart(Date.parse(String(headers['x-acs-date'])))) return error(400, 'InvalidTimeStamp.Expired')
     if (id !== keys.id) return error(403, 'InvalidSecurityToken.Expired')
     if (acs3Authorization({ query: Object.fromEntries(query), headers: signed, body }, keys) !== headers.authorization)
-      return error(400, 'SignatureDoesNotMatch')
+      // The API repeats the headers that it signed.
+      return error(400, 'SignatureDoesNotMatch', `not signed: x-acs-security-token:${signed['x-acs-security-token']}`)
     if (query.get('RegionId') !== 'cn-hangzhou') return error(404, 'InvalidRegionId.NotFound')
     if (headers['x-acs-security-token'] !== `token-of-ali-${this.generation}`)
       return error(403, 'InvalidSecurityToken.Expired')

@@ -15,6 +15,7 @@ import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keepe
 import { FakeAli } from '../../../../support/fake-ali.ts'
 import { FakeAws } from '../../../../support/fake-aws.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
+import { FakeGce } from '../../../../support/fake-gce.ts'
 
 const never = new AbortController().signal
 const client = new ApiClient()
@@ -161,6 +162,39 @@ it('a metadata server of Alibaba Cloud that gives no tokens is used without a to
   try {
     const place = fabric.place(1, '10.5.1.0/24', createLogged().log)
     expect(await fabric.publisher(place).find(never)).toMatchObject([{ name: 'vtb-1' }])
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('an error shows no token that the API repeats', async () => {
+  const fabric = await new FakeAli().start()
+  try {
+    const environment = {
+      ALIBABA_CLOUD_ACCESS_KEY_ID: 'AKID1',
+      ALIBABA_CLOUD_ACCESS_KEY_SECRET: 'another',
+      ALIBABA_CLOUD_SECURITY_TOKEN: 'token-of-ali-1',
+    }
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log, { environment })
+    await expect(fabric.publisher(place).find(never)).rejects.toThrow(
+      /SignatureDoesNotMatch not signed: x-acs-security-token:<hidden>$/,
+    )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a route of Google whose name another network of the project uses is reported', async () => {
+  const fabric = await new FakeGce().start()
+  fabric.areNamesTaken = true
+  const { log, lines } = createLogged()
+  const place = fabric.place(1, '10.5.1.0/24', log)
+  try {
+    const network = parseIpv4Net('10.5.0.0/16')!
+    await new RouteKeeper({ subnet: place.subnet, network, make: () => fabric.publisher(place), log }).check()
+    expect(lines.at(-1)).toMatch(
+      /a route of the network projects\/a-project\/global\/networks\/a-network-2 has the name flannel-10-5-1-0-24; choose a Network/,
+    )
   } finally {
     await fabric.close()
   }

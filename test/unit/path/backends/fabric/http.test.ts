@@ -399,6 +399,12 @@ describe('the XML of an answer', () => {
     expect([textAt(root, 'a/c'), textAt(root, 'none/b')]).toEqual(['', ''])
   })
 
+  // With a regular expression each of these texts takes hours.
+  it('is read in linear time', () => {
+    for (const text of ['<', '<!--', '<a', '</', '&'])
+      expect(() => readXml(text.repeat(1_000_000))).toThrow(/end|element|document/)
+  })
+
   it.each(['', 'text', '<a>', '<a></b>', '</a>', '<a></a><b>', `${'<a>'.repeat(60)}${'</a>'.repeat(60)}`, '{"a":1}'])(
     'is refused: %j',
     (text) => {
