@@ -57,6 +57,8 @@ export class HttpPublisher implements Publisher {
       const destination = formatNet(this.#place.subnet)
       return [{ destination, target: formatAddress(this.#place.publicIp), isOwn: true, state: 'active' }]
     }
+    // Without the instance's name this node cannot recognise its route, and `weft cleanup` would leave the route.
+    if (this.#variables['instance'] === undefined) this.#request('put', {})
     const { listRoutes, listDestination, listGateway, listId } = this.#settings
     const request = this.#request('list', {})
     const answer = await this.#place.client.send(request, signal)

@@ -329,6 +329,7 @@ describe('a request', () => {
     ])
     const [unnamed] = await new HttpPublisher(settings, place).find()
     await expect(unnamed?.put(never)).rejects.toThrow('Backend.PutURL has {instance}, and WEFT_INSTANCE is not set')
+    await expect(unnamed?.list(never)).rejects.toThrow('Backend.PutURL has {instance}, and WEFT_INSTANCE is not set')
     bind(url)
     const [keyless] = await new HttpPublisher(settings, named).find()
     await expect(keyless?.put(never)).rejects.toThrow(
