@@ -217,6 +217,8 @@ describe('ipsec', () => {
     await daemon.line(/the rule for unencrypted packets from eth0 was gone/, 90_000)
     expect(await forge(podTwo.address)).toBe(0)
     await reach(podTwo.namespace, podOne.address)
+    const { names } = await doctor(one)
+    expect(names.filter((name) => /route|rule|polic|filter/.test(name))).toEqual([])
     await daemon.stop()
     expect(await forge(podTwo.address)).toBe(0)
     const cleaned = await one.run([process.execPath, join(packageRoot, 'bin/weft'), 'cleanup', '-f', one.subnetFile])

@@ -188,8 +188,8 @@ export async function findLeftovers(
 }
 
 /**
- * Finds the IPsec policies, the rules and the unreachable routes of the backend ipsec for these networks. They drop the packets of every other
- * backend.
+ * Finds the IPsec policies, the rules and the unreachable routes of the backend ipsec for these networks. They drop the
+ * packets of every other backend.
  */
 export async function findBlockingIpsec(
   run: Run,
