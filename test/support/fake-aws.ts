@@ -17,6 +17,7 @@ export class FakeAws extends FakeFabric {
   readonly tables: readonly string[]
   /** The interfaces whose source/destination check is off. */
   readonly unchecked = new Set<string>()
+  domain = 'amazonaws.com'
 
   constructor(tables: readonly string[] = []) {
     super()
@@ -55,7 +56,7 @@ export class FakeAws extends FakeFabric {
     const mac = `02:00:00:00:00:0${node}`
     const values: Readonly<Record<string, string>> = {
       'placement/region': this.region,
-      'services/domain': 'amazonaws.com',
+      'services/domain': this.domain,
       'network/interfaces/macs/': `02:ff:ff:ff:ff:ff/\n${mac}/`,
       'network/interfaces/macs/02:ff:ff:ff:ff:ff/local-ipv4s': '198.51.100.1',
       [`network/interfaces/macs/${mac}/local-ipv4s`]: `198.51.100.2\n${this.addressOf(node)}`,

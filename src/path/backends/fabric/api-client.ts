@@ -128,6 +128,7 @@ const SECRET_HEADER = /authorization|token|credential|cookie|secret|key/i
 /** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets. */
 export function hideIn(text: string, secrets: readonly string[]): string {
   const forms = secrets.flatMap((secret) => {
+    if (/\p{Surrogate}/u.test(secret)) return [secret] // such a text has no percent-encoding
     const encoded = encodeURIComponent(secret)
     return [secret, encoded, encodeURIComponent(encoded)]
   })

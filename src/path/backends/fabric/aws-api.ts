@@ -27,8 +27,8 @@ interface AwsApiOptions {
   readonly region: string
   /** The URL of the EC2 API. */
   readonly endpoint: string
-  /** The URL of STS, which gives keys to web identities. */
-  readonly sts: string
+  /** Returns the URL of STS, which gives keys to web identities. */
+  readonly stsUrl: () => string
   /** The URL of the metadata server. */
   readonly metadata: string
 }
@@ -51,9 +51,9 @@ export class AwsApi {
     signal: AbortSignal,
     expected: readonly string[] = [],
   ): Promise<XmlElement | string> {
-    const { client, environment, region, endpoint, sts, metadata } = this.#options
+    const { client, environment, region, endpoint, stsUrl, metadata } = this.#options
     if (!this.#keys || Date.now() >= this.#keys.until)
-      this.#keys = await awsKeys({ environment, client, sts, metadata }, signal)
+      this.#keys = await awsKeys({ environment, client, stsUrl, metadata }, signal)
     const body = String(new URLSearchParams({ Action: action, Version: API_VERSION, ...parameters }))
     const headers = { 'content-type': 'application/x-www-form-urlencoded; charset=utf-8' }
     const request = { method: 'POST', url: endpoint, headers, body }

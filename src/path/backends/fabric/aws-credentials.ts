@@ -34,8 +34,8 @@ export async function imdsHeaders(client: ApiClient, base: string, signal: Abort
 interface AwsKeyPlaces {
   readonly environment: Environment
   readonly client: ApiClient
-  /** The URL of STS, which gives keys to web identities. */
-  readonly sts: string
+  /** Returns the URL of STS, which gives keys to web identities. */
+  readonly stsUrl: () => string
   /** The URL of the metadata server. */
   readonly metadata: string
 }
@@ -45,7 +45,7 @@ interface AwsKeyPlaces {
  * if no place has keys.
  */
 export async function awsKeys(
-  { environment, client, sts, metadata }: AwsKeyPlaces,
+  { environment, client, stsUrl, metadata }: AwsKeyPlaces,
   signal: AbortSignal,
 ): Promise<ExpiringKeys> {
   const { AWS_ACCESS_KEY_ID: id = '', AWS_SECRET_ACCESS_KEY: secret = '' } = environment
@@ -56,7 +56,7 @@ export async function awsKeys(
   const shared = await sharedKeys(environment)
   if (shared) return { keys: shared, until: Infinity }
   const found =
-    (await webIdentityKeys(environment, client, sts, signal)) ??
+    (await webIdentityKeys(environment, client, stsUrl, signal)) ??
     (await containerKeys(environment, client, signal)) ??
     (await instanceKeys(client, metadata, signal))
   return expiring(found)

@@ -20,11 +20,11 @@ const CONTAINER_SERVER = 'http://169.254.170.2'
 /** The hosts besides this host to which the token of a container may be sent over http: the servers of ECS and of EKS. */
 const CONTAINER_HOSTS = new Set(['169.254.170.2', '169.254.170.23', '[fd00:ec2::23]', 'localhost', '[::1]'])
 
-/** Exchanges the token of a web identity for keys; undefined if the environment names no web identity. `sts` is the URL of STS. */
+/** Exchanges the token of a web identity for keys; undefined if the environment names no web identity. */
 export async function webIdentityKeys(
   environment: Environment,
   client: ApiClient,
-  sts: string,
+  stsUrl: () => string,
   signal: AbortSignal,
 ): Promise<JsonKeys | undefined> {
   const { AWS_WEB_IDENTITY_TOKEN_FILE: path = '', AWS_ROLE_ARN: role = '' } = environment
@@ -38,7 +38,7 @@ export async function webIdentityKeys(
     WebIdentityToken: token,
   }
   const headers = { 'content-type': 'application/x-www-form-urlencoded; charset=utf-8' }
-  const request = { method: 'POST', url: new URL(sts).href, headers, body: String(new URLSearchParams(form)) }
+  const request = { method: 'POST', url: new URL(stsUrl()).href, headers, body: String(new URLSearchParams(form)) }
   const answer = await client.send(request, signal)
   const root = tryXml(answer.text)
   const [found] = root ? elementsAt(root, 'AssumeRoleWithWebIdentityResult/Credentials') : []

@@ -197,6 +197,9 @@ const TENCENT: Cloud = {
   ],
 }
 
+// The client warns of Node.js 20.
+vi.stubEnv('AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED', 'true')
+
 /** Servers that a test started. */
 const running: { close(): unknown }[] = []
 afterEach(async () => {
@@ -403,7 +406,7 @@ describe("AWS's own client finds the keys that weft finds", () => {
     const theirs = await new EC2Client({ region: 'eu-west-1' }).config.credentials()
     const theirForm = sts && Object.fromEntries(sts)
     sts = undefined
-    const { keys } = await awsKeys({ environment, client: new ApiClient(), sts: base, metadata: base }, never)
+    const { keys } = await awsKeys({ environment, client: new ApiClient(), stsUrl: () => base, metadata: base }, never)
     const { accessKeyId, secretAccessKey, sessionToken } = theirs
     expect(keys).toEqual({ accessKeyId, secretAccessKey, sessionToken })
     expect(accessKeyId).toBe(`ID-${name}`)
@@ -416,7 +419,10 @@ describe("AWS's own client finds the keys that weft finds", () => {
     writeFileSync(join(folder, 'other'), 'a-token-that-is-wrong')
     const environment = { AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }
     const find = (more: Record<string, string>) =>
-      awsKeys({ environment: { ...environment, ...more }, client: new ApiClient(), sts: base, metadata: base }, never)
+      awsKeys(
+        { environment: { ...environment, ...more }, client: new ApiClient(), stsUrl: () => base, metadata: base },
+        never,
+      )
     const identity = { AWS_WEB_IDENTITY_TOKEN_FILE: join(folder, 'other'), AWS_ROLE_ARN: 'arn:aws:iam::1:role/a' }
     await expect(find(identity)).rejects.toThrow(/403 AssumeRoleWithWebIdentity: AccessDenied not <hidden>$/)
     await expect(find({ ...identity, AWS_WEB_IDENTITY_TOKEN_FILE: join(folder, 'none') })).rejects.toThrow(

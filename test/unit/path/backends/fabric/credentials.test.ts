@@ -32,10 +32,10 @@ const placesAt = (base: string, by: ApiClient): CloudKeyPlaces => ({
 })
 const NOWHERE = 'http://127.0.0.1:1'
 const NO_FILE = { AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }
-const awsPlaces = (environment: Readonly<Record<string, string>>, metadata: string, by = client, sts = NOWHERE) => ({
+const awsPlaces = (environment: Readonly<Record<string, string>>, metadata: string, by = client) => ({
   environment,
   client: by,
-  sts,
+  stsUrl: () => NOWHERE,
   metadata,
 })
 
@@ -150,6 +150,20 @@ it.each([
     const place = fabric.place(1, '10.5.1.0/24', createLogged().log)
     await expect(fabric.publisher(place).find(never)).rejects.toThrow(
       'the metadata server names the region "127.0.0.1:1/x"',
+    )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a domain that is not of AWS gets no request with keys or tokens', async () => {
+  const fabric = await new FakeAws().start()
+  fabric.domain = 'amazonaws.com.evil.example'
+  try {
+    const environment = { ...NO_FILE, AWS_ENDPOINT_URL_EC2: undefined }
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log, { environment })
+    await expect(fabric.publisher(place).find(never)).rejects.toThrow(
+      'the metadata server names the domain "amazonaws.com.evil.example"',
     )
   } finally {
     await fabric.close()
