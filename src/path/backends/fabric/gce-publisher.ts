@@ -127,7 +127,7 @@ export class GcePublisher implements Publisher {
   /** Throws WeftError CONFIG if a route of another network of the project has the name. */
   async #requireName(base: string, network: string, name: string, signal: AbortSignal): Promise<void> {
     const url = `${base}/global/routes/${encodeURIComponent(name)}`
-    const found: JsonRoute | undefined = await this.#call('GET', url, signal, [404])
+    const found: JsonRoute | undefined = await this.#call('GET', url, signal, [403, 404])
     if (found?.network === undefined || isSame(found.network, network)) return
     throw new WeftError('CONFIG', `a route of the network ${pathOf(found.network)} has the name ${name}`, {
       remedy: 'choose a Network that no other network of the project uses, because a project can use a name only once',
