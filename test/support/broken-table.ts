@@ -7,7 +7,10 @@ export const SIDES = ['there', 'here'] as const
 export type Side = (typeof SIDES)[number]
 
 /** The names of the two hosts in the page's tables. */
-const HOSTS: Readonly<Record<Side, string>> = { there: 'on the host with the fault', here: 'on a host without the fault' }
+const HOSTS: Readonly<Record<Side, string>> = {
+  there: 'on the host with the fault',
+  here: 'on a host without the fault',
+}
 /** The text of a cell if no tool reports a fault. */
 const NOTHING = 'no tool reports a fault'
 
