@@ -6,7 +6,10 @@
 import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
-/** The value of a flag. If the default of a flag is a Secret, a given value becomes a Secret that is shown in the same way. */
+/**
+ * The value of a flag. If the default of a flag is a Secret, a given value becomes a Secret that is printed by the same
+ * rule.
+ */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
 interface Flag<Value extends FlagValue = FlagValue> {
@@ -41,8 +44,8 @@ const BOOLEANS: ReadonlyMap<string, boolean> = new Map([
 ])
 
 /**
- * Parses a number as Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, with underscores between digits; undefined if
- * invalid.
+ * Parses an integer as Go's strconv.ParseInt does with base 0: decimal, 0x, 0o or a leading 0, 0b, with underscores
+ * between digits. Returns undefined if the text is invalid.
  */
 export function parseGoInt(text: string): number | undefined {
   const match =
@@ -80,8 +83,8 @@ export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '.
 
 const UNDEFINED = 'flag provided but not defined: -'
 /**
- * Returns a hint such as `; did you mean --lease-dir?` if `error` reports an unknown flag, else an empty text. It loads the search for
- * similar words only when needed.
+ * Returns a hint such as `; did you mean --lease-dir?` if `error` reports an unknown flag, else an empty text. Loads
+ * the search for similar words (nearest.ts) only if a flag is unknown.
  */
 export async function flagHint(error: unknown, table: FlagTable): Promise<string> {
   if (!(error instanceof WeftError) || !error.message.startsWith(UNDEFINED)) return ''
@@ -143,8 +146,8 @@ export const variableOf = (prefix: string, name: string): string =>
   `${prefix}_${name.toUpperCase().replaceAll('-', '_')}`
 
 /**
- * Lists the environment variables that begin with the prefix of weft's variables and are not empty, but set no flag of the table. They
- * are probably mistyped.
+ * Lists the environment variables that begin with the prefix of weft's variables and are not empty, but set no flag of
+ * the table. These variables are probably mistyped.
  */
 export function unknownVariables(
   table: FlagTable,
@@ -158,8 +161,9 @@ export function unknownVariables(
 }
 
 /**
- * Sets each flag that is missing on the command line from the variable `PREFIX_NAME`: upper case, `_` for `-`, an empty value counts as
- * unset. Calls `onBad` for an invalid value; the flag then keeps its default.
+ * Sets each flag that is missing on the command line from the variable `PREFIX_NAME`, the flag's name in upper case
+ * with `_` for `-`. An empty variable counts as unset. Calls `onBad` for an invalid value; the flag then keeps its
+ * default.
  */
 export function applyEnvironment<Table extends FlagTable>(
   table: Table,
@@ -195,8 +199,8 @@ export function describeFlags(table: FlagTable): string {
         value === '' || value === false || value === 0 || Array.isArray(value)
           ? ''
           : ` (default ${JSON.stringify(value)})`
-      // Like Go, print a flag's description on the flag's own line if the flag has one letter and no value, else on the
-      // next line.
+      // Like Go, put the description on the flag's own line if the flag has one letter and takes no value, otherwise on
+      // the next line.
       const gap = head.length <= 4 ? '\t' : '\n    \t'
       return `${head}${gap}${flag.help}${shown}`
     })

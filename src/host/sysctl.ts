@@ -3,7 +3,7 @@
 import { readFile } from 'node:fs/promises'
 import type { Family } from '../net/address.ts'
 
-/** Reads a kernel setting such as `net/ipv4/ip_forward`; undefined if it cannot be read. */
+/** Reads a kernel setting such as `net/ipv4/ip_forward`. Returns undefined if the setting cannot be read. */
 export async function getSysctl(name: string): Promise<string | undefined> {
   try {
     return (await readFile(`/proc/sys/${name}`, 'utf8')).trim()

@@ -1,8 +1,7 @@
-// ipv6.ts - parses and formats IPv6 addresses, which are 128-bit bigints, and networks.
+// ipv6.ts - parses and formats IPv6 addresses and networks. An IPv6 address is a 128-bit bigint.
 
 import { parseIpv4 } from './ipv4.ts'
 
-/** An IPv6 address as a bigint from 0 to 2^128 - 1. */
 export type Ipv6 = bigint
 
 /** An IPv6 network. The host bits of `address` are zero; `prefixLength` is 0 to 128. */
@@ -48,7 +47,7 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
 
 /**
  * Formats an IPv6 address in the canonical form (RFC 5952 section 4): lower case, and `::` for the longest run of two
- * or more zero groups, the first of several equally long runs.
+ * or more zero groups. If several runs are equally long, `::` replaces the first of them.
  */
 export function formatIpv6(address: Ipv6): string {
   const groups = Array.from({ length: GROUPS }, (_, at) =>
@@ -91,7 +90,7 @@ export function ipv6NetContains(net: Ipv6Net, address: Ipv6): boolean {
   return (address & ipv6Mask(net.prefixLength)) === net.address
 }
 
-/** True if two networks overlap, that is, one contains the other. */
+/** Returns true if two networks overlap, that is, one network contains the other. */
 export function ipv6NetsOverlap(a: Ipv6Net, b: Ipv6Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv6NetContains(a, b.address) : ipv6NetContains(b, a.address)
 }

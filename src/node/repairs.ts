@@ -11,8 +11,8 @@ export interface RepairLog {
 }
 
 /**
- * Counts the repairs of all loops in `total`. If there are many repairs, logs only some of them, so that a conflict
- * with another program does not fill the disk.
+ * Makes a log of the repairs that also adds them to `total`, the number of repairs of all loops. If there are many
+ * repairs, it logs only some of them, so that a conflict with another program does not fill the disk.
  */
 export function createRepairLog(total: { repaired: number }, log: Log): RepairLog {
   let repairs: number[] = []

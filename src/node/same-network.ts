@@ -15,16 +15,16 @@ interface KeyAndIp {
 }
 
 /**
- * The time in ms within which a predecessor that lost its lease acquires it again. If it does not, its store is another
- * one.
+ * The time in ms within which a predecessor that lost its lease acquires it again. If the lease is still missing after
+ * this time, the predecessor has another store than this process.
  */
 const SAME_NETWORK_MS = 15_000
 const RETRY_MS = 1_000
 
 /**
  * Resolves when the store has the predecessor's lease, `leaseNow`, or when the predecessor has no lease. Throws
- * WeftError DEVICE if the store does not have the lease. Such a store is that of another network, and a hand-over would
- * cut the node off from its own network.
+ * WeftError DEVICE if the store does not have the lease: the store then belongs to another network, and a hand-over
+ * would cut the node off from its own network.
  */
 export async function waitForSameNetwork(
   manager: SubnetManager,

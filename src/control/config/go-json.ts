@@ -4,8 +4,8 @@
 import { parseJson } from './hidden.ts'
 
 /**
- * Parses a JSON object and returns its members by lower-case key. `parse` is used instead of JSON.parse. Throws an Error that says why
- * `text` is not an object.
+ * Parses a JSON object and returns its members by lower-case key. `parse` replaces JSON.parse. Throws an Error that
+ * says why `text` is not an object.
  */
 export function readGoJsonObject(text: string, parse = parseJson): ReadonlyMap<string, unknown> {
   const value = parse(text)

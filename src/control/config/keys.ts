@@ -15,7 +15,6 @@ import { goJsonMembers } from './go-json.ts'
 
 interface Key {
   readonly type: 'string' | 'boolean' | 'integer' | 'object'
-  /** The smallest allowed value of a numeric option. */
   readonly least?: number
   readonly most?: number
   /** The description of the key and of its default value, for the JSON Schema. */
@@ -98,7 +97,7 @@ export function unknownKeys(text: string): readonly string[] {
   return [...unknown, ...unknownOptions(backend)]
 }
 
-/** Returns a hint for an unknown top-level key of the configuration, such as that it belongs in `Backend`. */
+/** Returns a hint for an unknown top-level key of the configuration, such as that the key belongs in `Backend`. */
 function meantBy(key: string): string {
   const inside = Object.keys(KINDS).some((type) => has(namesOf(type as BackendType), key))
   return inside ? '; it belongs into Backend' : meant(key, Object.keys(HEAD))
@@ -109,7 +108,8 @@ function unknownOptions(backend: unknown): readonly string[] {
   const given = members?.get('type')
   const type = typeof given === 'string' ? given.toLowerCase() : ''
   if (!members) return []
-  // If the backend type is unknown, accept the keys of all types. parseNetworkConfig refuses the unknown type itself.
+  // If the backend type is unknown, accept the keys of all types here, because parseNetworkConfig refuses the unknown
+  // type.
   const names = isBackendType(type) ? namesOf(type) : (Object.keys(KINDS) as BackendType[]).flatMap(namesOf)
   return Object.keys(backend as object)
     .filter((key) => !has(names, key))
@@ -162,7 +162,6 @@ const backendSchema = (type: BackendType): object => ({
   additionalProperties: false,
 })
 
-/** True if a configuration without the option is invalid. */
 export const isRequired = (option: Option): boolean =>
   (option.kind === 'text' || option.kind === 'secret') && option.isRequired === true
 

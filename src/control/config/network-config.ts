@@ -19,12 +19,11 @@ export interface SubnetRange<N extends Net> {
   readonly subnetMax: N['address']
 }
 
-/** The parsed network configuration: for each enabled family the range of node subnets, and the settings that all families share. */
 export interface NetworkConfig extends ByFamily<SubnetRange<Ipv4Net>, SubnetRange<Ipv6Net>> {
   readonly enableNftables: boolean
   /**
-   * The `Type` of the Backend object in lower case. It is `udp` if the configuration has no Backend object, and empty if the object has
-   * no Type.
+   * The `Type` of the Backend object in lower case. It is `udp` if the configuration has no Backend object, and empty
+   * if the Backend object has no Type.
    */
   readonly backendType: string
   /** The members of the Backend object by lower-case key. Each secret value is wrapped in a `Secret`. */
@@ -41,8 +40,8 @@ const correct = (example: string): string => `correct the network configuration,
 type Members = ReadonlyMap<string, unknown>
 
 /**
- * Returns a member of the configuration, or `fallback` if the member is absent or null, as Go treats null. Throws
- * WeftError CONFIG, which quotes `example`, if the member has another type.
+ * Returns a member of the configuration, or `fallback` if the member is absent or null; Go treats null as absent too.
+ * Throws WeftError CONFIG, which quotes `example`, if the member has another type than `fallback`.
  */
 function member<T>(
   members: Members,
@@ -65,8 +64,9 @@ const isUint = (value: unknown): value is number =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
 
 /**
- * Parses and checks the text of a network configuration. Throws WeftError CONFIG. `areGiven` is true if a controller assigns the subnets,
- * as in Kubernetes. Then the range of subnets is neither needed nor checked, as in flanneld.
+ * Parses and checks the text of a network configuration. Throws WeftError CONFIG. `areGiven` is true if a controller
+ * assigns the subnets, as in Kubernetes. In that case weft, like flanneld, neither needs nor checks the range of
+ * subnets.
  */
 export function parseNetworkConfig(text: string, { areGiven = false } = {}): NetworkConfig {
   let members: Members
@@ -141,7 +141,7 @@ function parsed<T>(
   return value
 }
 
-/** flannel's names of configuration keys, and its limits, for one family. */
+/** flannel's names of configuration keys and flannel's limits for one address family. */
 interface Rules<N extends Net> {
   readonly network: HeadKey
   /** The prefix of this family's keys, such as `IPv6` in IPv6SubnetMin. */
@@ -153,11 +153,14 @@ interface Rules<N extends Net> {
   readonly parse: (text: string) => N['address'] | undefined
   readonly parseNet: (text: string) => N | undefined
   readonly at: (address: bigint) => N['address']
-  /** Address ranges that cannot be routed between hosts, each with its purpose. A configuration with such a network is refused. */
+  /**
+   * Address ranges that cannot be routed between hosts, each with its purpose. weft refuses a configuration whose
+   * network is in one of these ranges.
+   */
   readonly useless: readonly (readonly [range: string, what: string])[]
   /** The subject of flannel's error message about a network that is too small for four subnets. */
   readonly tooSmall: string
-  /** The default prefix length of a node's subnet. It applies if the network's prefix length is at most `usualUpTo`. */
+  /** The default prefix length of a node's subnet, if the network's prefix length is at most `usualUpTo`. */
   readonly usual: number
   readonly usualUpTo: number
   readonly longest: number
@@ -173,7 +176,7 @@ const IPV4: Rules<Ipv4Net> = {
   parse: parseIpv4,
   parseNet: parseIpv4Net,
   at: Number,
-  // From RFC 1122 section 3.2.1.3 and RFC 5771.
+  // These ranges are from RFC 1122 section 3.2.1.3 and RFC 5771.
   useless: [
     ['127.0.0.0/8', 'loopback'],
     ['224.0.0.0/4', 'multicast'],
@@ -194,7 +197,7 @@ const IPV6: Rules<Ipv6Net> = {
   parse: parseIpv6,
   parseNet: parseIpv6Net,
   at: (address) => address,
-  // From RFC 4291 sections 2.5.5 to 2.7.
+  // These ranges are from RFC 4291 sections 2.5.5 to 2.7.
   useless: [
     ['::/96', 'for embedded IPv4 addresses'],
     ['::ffff:0:0/96', 'for embedded IPv4 addresses'],

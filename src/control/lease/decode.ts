@@ -9,12 +9,15 @@ import type { Store, StoreChange, StoreEntry } from '../store/store.ts'
 import { parseLeaseKey, type Lease } from './lease.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
-/** The maximum number of characters of a lease value; longer values are refused. Nodes write some hundred bytes at most. */
+/**
+ * The maximum number of characters of a lease value; weft refuses longer values. Nodes write some hundred bytes at
+ * most.
+ */
 const LONGEST_VALUE = 65_536
 
 /**
- * Makes a source of leases from a store. The source's cursors are revisions of the store. If `log` is given, each change of a lease is
- * logged there, in flanneld's words.
+ * Makes a source of leases from a store. The source's cursors are revisions of the store. If `log` is given, each
+ * change of a lease is logged in flanneld's words.
  */
 export function sourceOf(store: Store, log?: Pick<Log, 'info'>): LeaseSource<bigint> {
   return {

@@ -7,7 +7,7 @@ import { signV4 } from './sigv4.ts'
 import { elementsAt, readXml, textAt, type XmlElement } from './xml.ts'
 
 const API_VERSION = '2016-11-15'
-/** The maximum number of pages that are read of one answer. */
+/** The maximum number of pages of one answer that weftd reads. */
 const MOST_PAGES = 100
 
 /** The remedies for EC2's error codes that an operator can correct. */
@@ -24,9 +24,8 @@ interface AwsApiOptions {
   readonly client: ApiClient
   readonly environment: Readonly<Record<string, string | undefined>>
   readonly region: string
-  /** The URL of the EC2 API. */
   readonly endpoint: string
-  /** The URL of the metadata server. */
+  /** The URL of the EC2 instance metadata server. */
   readonly metadata: string
 }
 

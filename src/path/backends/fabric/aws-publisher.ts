@@ -1,9 +1,9 @@
 // aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as its
 // target.
 //
-// Like flannel v0.13 (backend/awsvpc) it uses the interface that has the node's address, and switches the interface's
-// source/destination check off. It uses the route table of the interface's subnet, or else the main table of the VPC.
-// The log lines are flannel's too.
+// Like flannel v0.13 (backend/awsvpc), the publisher uses the interface that has the node's address, and switches off
+// the interface's source/destination check. It uses the route table of the interface's subnet, or else the main table
+// of the VPC. The log lines are flannel's too.
 
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
@@ -35,7 +35,7 @@ export class AwsPublisher implements Publisher {
     this.#tables = tables
     this.#place = place
     this.#destination = formatNet(place.subnet)
-    // AWS's own tools read the URLs of the servers from the same environment variables.
+    // AWS's own tools read the URLs of AWS's servers from the same environment variables.
     this.#metadata = place.environment['AWS_EC2_METADATA_SERVICE_ENDPOINT']?.replace(/\/$/, '') ?? METADATA
   }
 
@@ -90,7 +90,7 @@ export class AwsPublisher implements Publisher {
   async #findTable(api: AwsApi, { subnetId, vpcId }: Interface, signal: AbortSignal): Promise<string> {
     const filters = [
       filterOf([['association.subnet-id', subnetId]]),
-      // Read the main table of the VPC, which a subnet without an associated table uses.
+      // Read the main table of the VPC, which AWS uses for a subnet without an associated table.
       filterOf([
         ['association.main', 'true'],
         ['vpc-id', vpcId],
@@ -134,8 +134,8 @@ export class AwsPublisher implements Publisher {
 }
 
 /**
- * Returns the URL of EC2's API in a region. The metadata server knows the domain of the partition, such as
- * amazonaws.com.cn.
+ * Returns the URL of EC2's API in a region. Reads the domain of the AWS partition, such as amazonaws.com.cn, from the
+ * metadata server.
  */
 async function endpointOf(region: string, read: (path: string) => Promise<string>): Promise<string> {
   const domain = await read('services/domain')
@@ -152,7 +152,8 @@ function filterOf(filters: readonly (readonly [name: string, value: string])[]):
 }
 
 function routeOf(route: XmlElement, interfaceId: string): FabricRoute[] {
-  // Routes to prefix lists and to IPv6 networks lack destinationCidrBlock. Such a route never belongs to this network.
+  // Routes to prefix lists and to IPv6 networks lack destinationCidrBlock. Skip them, because they never belong to this
+  // IPv4 network.
   const destination = textAt(route, 'destinationCidrBlock')
   if (destination === '') return []
   const names = [

@@ -6,8 +6,8 @@ import { refusalOf, type ApiClient } from './api-client.ts'
 const REMEDY = 'run weftd on an instance of that cloud, with access to its metadata server'
 
 /**
- * Returns the text at a path of the metadata server. Throws WeftError FABRIC if the server does not answer, or has
- * nothing at this path.
+ * Returns the text at a path of the metadata server. Throws WeftError FABRIC if the server does not answer, or has no
+ * text at this path.
  */
 export async function readMetadata(
   client: ApiClient,
@@ -22,7 +22,7 @@ export async function readMetadata(
   return answer.text.trim()
 }
 
-/** Returns the JSON object at a path of the metadata server; undefined if the server has nothing at this path. */
+/** Returns the JSON object at a path of the metadata server; undefined if the server has no object at this path. */
 export async function readMetadataJson(
   client: ApiClient,
   url: string,
@@ -34,7 +34,7 @@ export async function readMetadataJson(
     const value: unknown = JSON.parse(text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // Ignore the syntax error. The error below reports it without quoting the text, which may contain a key.
+    // Do not quote the syntax error, because it contains a part of the text, which may be a key.
   }
   throw new WeftError('FABRIC', `GET ${new URL(url).host}: the metadata server's answer is not JSON`)
 }

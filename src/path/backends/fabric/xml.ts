@@ -1,4 +1,4 @@
-// xml.ts - reads the XML answers of EC2, which have only elements and text, and no attributes. Pure.
+// xml.ts - parses the XML answers of EC2, which have only elements and text, and no attributes. Pure.
 
 export interface XmlElement {
   readonly name: string
@@ -26,7 +26,7 @@ export function readXml(text: string): XmlElement {
   }
   const root: Open = { name: '', text: '', children: [] }
   const open: Open[] = [root]
-  // Read declarations, comments, tags and texts one after another.
+  // Each match is a declaration, a comment, a tag or a text.
   for (const [token, tag] of text.matchAll(/<\?[^>]*>|<!--[^]*?-->|<([^>]+)>|[^<]+/g)) {
     const top = open.at(-1) ?? root
     if (tag === undefined) {
