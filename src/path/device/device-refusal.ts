@@ -20,14 +20,15 @@ interface JsonPortDevice {
 interface MadeDevice {
   readonly name: string
   /**
-   * The device's UDP port, and the option of the `Backend` object that sets it; left out if the device uses no port.
+   * The device's UDP port, and the option of the `Backend` object that sets the port; left out if the device uses no
+   * port.
    */
   readonly port?: { readonly number: number; readonly option: string }
 }
 
 /**
- * Runs `work`, which creates the device. If the kernel refuses because the port, the name or an equal device exists, throws a WeftError
- * that lists the devices that conflict.
+ * Runs `work`, which creates the device. If the kernel refuses because the port, the name or an equal device exists,
+ * throws a WeftError that lists the conflicting devices.
  */
 export async function sayingWhoHasIt<T>(run: Run, device: MadeDevice, work: () => Promise<T>): Promise<T> {
   try {
