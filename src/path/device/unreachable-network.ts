@@ -2,17 +2,20 @@
 // ESP packets.
 //
 // charon routes each peer's subnet to its own device in table 220, which the kernel looks up before the main table
-// (strongSwan: charon.routing_table). Without the route of this file, packets to a peer without keys would leave
+// (strongSwan: charon.routing_table). Without the unreachable route, packets to a peer without keys would leave
 // unencrypted by the default route.
 
 import type { Run } from '../../host/command.ts'
 import { ipFlag, routesWithin, type Route } from '../../host/links.ts'
 import { formatNet, type Net } from '../../net/address.ts'
 
-/** The highest metric, so that every other route is preferred, such as that of a bridge with this node's own subnet. */
+/**
+ * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own
+ * subnet.
+ */
 const METRIC = 0xff_ff_ff_ff
 
-/** True if the route is the unreachable route that this file makes to the network. */
+/** Returns true if the route is the unreachable route to the network, as `block` makes it. */
 export const isUnreachableNetwork = ({ type, destination, metric }: Route, network: Net): boolean =>
   type === 'unreachable' && destination === formatNet(network) && metric === METRIC
 
@@ -36,12 +39,11 @@ export class UnreachableNetwork {
     this.#run = run
   }
 
-  /** Makes the unreachable route. */
   async block(): Promise<void> {
     await this.resync()
   }
 
-  /** Makes the unreachable route. The peers are ignored, because charon has their policies. */
+  /** Makes the unreachable route if it is missing. Ignores the peers, because charon has their policies. */
   async apply(_peers: readonly unknown[]): Promise<void> {
     await this.resync()
   }
@@ -60,7 +62,6 @@ export class UnreachableNetwork {
   }
 }
 
-/** Removes the unreachable route to this network if the host has it. */
 export async function removeUnreachable(run: Run, network: Net): Promise<void> {
   const isThere = (await routesWithin(run, network)).some((route) => isUnreachableNetwork(route, network))
   if (isThere) await run('ip', [...wordsFor('del', network)])

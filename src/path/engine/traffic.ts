@@ -6,8 +6,8 @@
 import type { PeerTraffic } from './engine.ts'
 
 /**
- * The number of values in each slot: packets and bytes sent, packets and bytes received, and the milliseconds since the last packet was
- * received (-1 if none was).
+ * The number of values in each slot: packets and bytes sent, packets and bytes received, and the milliseconds since the
+ * last packet was received (-1 if none was).
  */
 export const SLOT_NUMBERS = 5
 /**
@@ -38,7 +38,7 @@ const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
 interface Slot {
   readonly slot: number
-  /** The time in ms of the clock `now` when the peer got the slot; `before` below has the slot's numbers at that time. */
+  /** The time in ms of the clock `now` when the peer got the slot; `before` has the slot's numbers at that time. */
   readonly since: number
   readonly before: readonly number[]
 }
@@ -55,7 +55,6 @@ export class TrafficSlots {
   readonly #now: () => number
   /** The slot of each peer, by lease key. */
   readonly #slots = new Map<string, Slot>()
-  /** The slots that earlier peers had. */
   readonly #free: number[] = []
   /** The lowest slot that no peer has had. */
   #unused = 1
