@@ -1,4 +1,5 @@
-// drops.ts - the schema of /drops.json: the packets that were dropped most recently. docs/weft.md describes every field. Pure.
+// drops.ts - the schema of /drops.json, the report of the packets that were dropped most recently. Pure. docs/weft.md
+// describes every field.
 //
 // New fields may be added under the same version, and unknown values are null, as in the status.
 
@@ -10,20 +11,22 @@ export const DROPS_SCHEMA = 1
 export interface DroppedPacket {
   /** When the engine read the dropped packet, in microseconds since 1970. Packets that the engine read in one batch have the same time. */
   readonly atUs: number
-  /** `out`: the dropped packet was on its way to a peer; `in`: it came from a peer. */
+  /** The direction of the dropped packet. `out`: to a peer; `in`: from a peer. */
   readonly direction: 'out' | 'in'
-  /** The name of the drop counter that counted this packet; `reasons` in the report explains it. */
+  /** The name of the drop counter that counted this packet; the member `reasons` of the report explains the counter. */
   readonly reason: string
   /** The number of dropped packets in this entry. It is more than 1 for a superpacket, which joins several segments. */
   readonly packets: number
   readonly length: number
-  /** The underlay address of the dropped datagram: its source if `direction` is `in`, its destination if it is `out`. */
+  /**
+   * The underlay address of the dropped datagram: its source if `direction` is `in`, its destination if `direction` is
+   * `out`.
+   */
   readonly peer: string | null
   /** The host name of the peer with the address `peer`, as in the status. */
   readonly peerName: string | null
   /** The encapsulation header in hexadecimal, if the datagram contained no valid packet; else empty. */
   readonly encap: string
-  /** The first bytes of the dropped packet, in hexadecimal. */
   readonly headers: string
 }
 
@@ -32,7 +35,6 @@ export interface DropsReport {
   readonly at: string
   /** The name of the data path's device, as in the status; null if the data path is not open. */
   readonly device: string | null
-  /** The name of the data path's device in each family. */
   readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
   /**

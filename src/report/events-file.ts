@@ -5,8 +5,8 @@ import { replaceFile } from '../host/replace-file.ts'
 import { eventsText, parseEvents, type PeerEvent } from './peer-events.ts'
 
 /**
- * The maximum size, in bytes, of an events file that is read. The file has at most a thousand events, each with a few
- * hundred bytes.
+ * The maximum size, in bytes, of an events file that weftd reads. The file has at most a thousand events of a few
+ * hundred bytes each.
  */
 const MOST_BYTES = 1_000_000
 
@@ -17,7 +17,7 @@ export async function readEvents(path: string): Promise<readonly PeerEvent[]> {
     throw error
   })
   if (!there) return []
-  // Reject a named pipe, because reading it would block forever.
+  // Reject a named pipe, because reading a pipe would block forever.
   if (!there.isFile()) throw new Error('it is not a regular file')
   if (there.size > MOST_BYTES) throw new Error(`it has ${there.size} bytes`)
   return parseEvents(await readFile(path, 'utf8'))

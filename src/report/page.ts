@@ -11,8 +11,8 @@ export interface Page {
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('base64')
 
 /**
- * Reads the page's HTML file, for each request, because requests are rare and the page need not stay in memory. Returns undefined if the
- * page was not built.
+ * Reads the page's HTML file for each request, because requests are rare and the page need not stay in memory. Returns
+ * undefined if the page was not built.
  */
 export async function readPage(read = pageText): Promise<Page | undefined> {
   const body = await read()

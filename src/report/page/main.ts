@@ -30,7 +30,7 @@ const findings = createFindings()
 const node = createNodeView()
 const network = createNetworkView()
 
-/** The interval in ms at which the page fetches the daemon's history. */
+/** The interval in ms at which the page fetches weftd's history. */
 const HISTORY_MS = 10_000
 let fetchedHistoryAt = -Infinity
 let peerEvents: EventsReport['events'] = []
@@ -59,7 +59,7 @@ function announce(sentences: readonly string[]): void {
 }
 
 async function get(path: string): Promise<unknown> {
-  // The URL is relative to the page, so that it also works behind a proxy that adds a path prefix.
+  // The URL is relative to the page's URL, so that it also works behind a proxy that adds a path prefix.
   const answer = await fetch(path, { cache: 'no-store', signal: AbortSignal.timeout(TIMEOUT_MS) })
   if (!answer.ok) throw new Error(`it answers ${answer.status}`)
   return parseToShow(await answer.text())
@@ -77,7 +77,7 @@ async function fetchHistory(): Promise<void> {
     if (past.schema === HISTORY_SCHEMA) history.setHour(past)
     if (recent.schema === EVENTS_SCHEMA) peerEvents = recent.events
   } catch {
-    // Ignore the error. Fetching the status also fails then, and shows that the daemon does not answer.
+    // Ignore the error, because fetching the status then fails too and shows that weftd does not answer.
   }
 }
 
