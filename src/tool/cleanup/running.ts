@@ -12,12 +12,13 @@ export async function findDaemons(proc = '/proc', except?: number): Promise<stri
 
 /**
  * Describes the weftd and flanneld processes that run. If no such process is visible, describes the flannel devices
- * through which some process forwards packets.
+ * through which a process forwards packets.
  */
 export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)
   if (running.length > 0) return running
-  // In a container the processes of the host are not visible, but an open TUN device shows that some process uses it.
+  // In a container the processes of the host are not visible, but an open TUN device shows that a process uses the
+  // device.
   const devices = (await findDevices(run)).filter(({ inUse }) => inUse)
   return devices.map(({ name }) => `a process still forwards through ${name}`)
 }
