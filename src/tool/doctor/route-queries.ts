@@ -34,7 +34,10 @@ export interface KernelRoutes {
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if weft itself makes the routes to peers. The backend ipsec makes none, because policies or charon carry its packets. */
+/**
+ * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because policies or charon carry
+ * its packets.
+ */
 const isRouted = ({ config, dataPath }: Status): boolean =>
   dataPath !== null &&
   dataPath.engine !== null &&
@@ -42,8 +45,8 @@ const isRouted = ({ config, dataPath }: Status): boolean =>
   kindOf(config?.backendType ?? '')?.routes !== 'none'
 
 /**
- * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets, because policy rules
- * may match them.
+ * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets,
+ * because policy rules may match marks.
  */
 export function routeQueries(status: Status, links: readonly Link[], marks: readonly string[]): readonly PeerQuery[] {
   if (!isRouted(status)) return []

@@ -65,8 +65,8 @@ export const captureCommand = command({
 const AWAY: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'ECONNRESET'])
 
 /**
- * Fetches the packets dropped since the report `before`. If the daemon does not answer, waits until it does, because the data path drops
- * packets during its restart too.
+ * Fetches the packets dropped since the report `before`. If weftd does not answer, waits until it does, because the
+ * data path drops packets during a restart of weftd too.
  */
 async function fetchAgain(
   socket: string,
@@ -102,7 +102,10 @@ function notOurs({ engine }: DropsReport): WeftError {
   )
 }
 
-/** Returns the drop reasons that a name matches; all reasons if the name is empty. Throws WeftError USAGE if no reason matches. */
+/**
+ * Returns the drop reasons that a name matches; all reasons if the name is empty. Throws WeftError USAGE if no reason
+ * matches.
+ */
 function reasonsNamed(name: string, { reasons }: DropsReport): ReadonlySet<string> {
   const all = Object.keys(reasons)
   const named = all.filter((each) => name === '' || each === name || each.replace(/^.x_drop_/, '') === name)
@@ -178,7 +181,10 @@ function timeText(us: number): string {
 }
 
 const shownOf = ({ packets }: DropsReport): number => packets.reduce((sum, each) => sum + each.packets, 0)
-/** Counts the dropped packets whose headers weft saw (`seen`), and those of which it knows only the number (`headless`). */
+/**
+ * Counts the dropped packets whose headers weft saw (`seen`), and the dropped packets of which weft knows only the
+ * number (`headless`).
+ */
 function droppedOf({ reasons }: DropsReport): { readonly seen: number; readonly headless: number } {
   let [seen, headless] = [0, 0]
   for (const [name, { packets }] of Object.entries(reasons)) {
@@ -213,19 +219,22 @@ export function createTally(): (report: DropsReport) => number {
       before = { seen, ahead: 0 }
       return 0
     }
-    // The daemon reads the counters before the packets, so a report may list a packet that only the next report counts.
+    // weftd reads the counters before the packets, so a report may list a packet that only the next report counts.
     const missed = seen - before.seen - before.ahead - shownOf(report)
     before = { seen, ahead: Math.max(0, -missed) }
     return Math.max(0, missed)
   }
 }
 
-/** Opens a capture file that only its owner may read. The comment of each packet in the file says why it was dropped. */
+/**
+ * Opens a capture file that only its owner may read. The comment of each packet in the file says why the packet was
+ * dropped.
+ */
 async function captureFile(path: string, first: DropsReport, screen: Screen): Promise<Output> {
   const file = path === '-' ? undefined : await openFile(path)
   const write = async (bytes: Buffer): Promise<void> => {
     if (!file) return screen.write(bytes)
-    // appendFile writes all bytes or throws. write(2) may write only a part of them.
+    // appendFile writes all bytes or throws, unlike write(2), which may write only a part of the bytes.
     await file.appendFile(bytes).catch((error: unknown) => {
       throw unwritable(path, error)
     })

@@ -1,4 +1,4 @@
-// events.ts - `weft events`: shows how the states of peers changed, including events before the daemon's last start.
+// events.ts - `weft events`: shows how the states of peers changed, including events before the last start of weftd.
 
 import { messageOf, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
@@ -56,7 +56,7 @@ const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
   usual: 'good',
 }
 
-/** Fetches the events of peers from the daemon. If the daemon does not answer, reads the file that the last daemon wrote. */
+/** Fetches the events of peers from weftd. If weftd does not answer, reads the file that the last weftd wrote. */
 async function reportOf(
   socket: string,
   subnetFile: string,

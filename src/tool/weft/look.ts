@@ -8,12 +8,15 @@ export interface Screen {
   /** True if standard output is a terminal, so that a command may overwrite lines that it wrote. */
   readonly isTerminal: boolean
   /**
-   * True while standard output has a reader. False after the reader closed it (EPIPE); further output is lost without
-   * an error.
+   * Returns true while standard output has a reader, and false after the reader closed it (EPIPE); further output is
+   * then lost without an error.
    */
   isRead(): boolean
   readonly colour: Colour
-  /** Writes to standard output. Writes bytes unchanged. In a text, escapes all terminal sequences except those that weft itself uses. */
+  /**
+   * Writes to standard output. Writes bytes unchanged. In a text, escapes all terminal sequences except those that weft
+   * itself uses.
+   */
   write(text: string | Uint8Array): void
   warn(line: string): void
 }
@@ -53,7 +56,7 @@ export function createScreen(
   }
 }
 
-/** Matches the terminal sequences that are not escaped: those for colours and the cursor that weft itself writes. */
+/** Matches the terminal sequences for colours and the cursor that weft itself writes. `write` does not escape them. */
 const OURS = new RegExp(String.raw`(\u001B\[(?:(?:0|${Object.values(CODES).join('|')})m|2J|[GHJK]))`)
 const withOurSequences = (text: string): string =>
   text
