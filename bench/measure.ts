@@ -1,8 +1,8 @@
-// measure.ts - measures every case on every path, and interleaves the paths.
+// measure.ts - measures every case on every path, and alternates between the paths.
 //
-// All paths exist during the whole run, and only one carries traffic at a time. In each round a case is measured on all paths before the
-// next case begins, and each round begins with another path. So if a shared machine becomes slower during the run, all paths are affected
-// alike.
+// All paths exist during the whole run, and only one path carries traffic at a time. In each round a case is measured
+// on all paths before the next case begins, and each round begins with another path. So if a shared machine becomes
+// slower during the run, all paths are affected alike.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'

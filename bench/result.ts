@@ -1,4 +1,4 @@
-// result.ts - defines the result file of a benchmark run, and computes statistics of the results. This file does no I/O.
+// result.ts - defines the result file of a benchmark run, and computes statistics of the results. Does no I/O.
 
 import { median } from '../lab/measure.ts'
 import type { Metric } from './cases.ts'
@@ -10,7 +10,10 @@ export interface Machine {
   readonly cores: number
   readonly memoryGiB: number
   readonly node: string
-  /** The TCP congestion control that the system uses by default. If a case uses another one, the case's `method` names it. */
+  /**
+   * The TCP congestion control that the system uses by default. If a case uses a different one, the case's `method`
+   * names it.
+   */
   readonly congestionControl: string
 }
 
@@ -18,8 +21,8 @@ export interface Series extends Metric {
   readonly case: string
   readonly metric: string
   /**
-   * The measured values by path, one value per round. Values at the same index come from the same round, so they can be compared between
-   * paths.
+   * The measured values by path, one value per round. Values at the same index come from the same round, so they can be
+   * compared between paths.
    */
   readonly values: Readonly<Record<string, readonly number[]>>
 }
@@ -34,7 +37,10 @@ export interface Part {
   /** Default: hosts. */
   readonly ends?: Ends
   readonly commit?: string
-  /** The data paths whose results are the denominators of this part's ratios. If this is missing, report.ts uses its REFERENCES. */
+  /**
+   * The data paths whose results are the denominators of this part's ratios. If `references` is missing, report.ts uses
+   * its REFERENCES.
+   */
   readonly references?: readonly string[]
   /** The number of bytes of TCP payload in a full packet, by path. */
   readonly payloadBytes?: Readonly<Record<string, number>>
@@ -68,8 +74,8 @@ const CONFIDENCE = 0.9
  */
 export function interval(values: readonly number[]): Interval | undefined {
   const sorted = values.toSorted((a, b) => a - b)
-  // `outside` is the probability that the true median is outside the interval, on both sides together. It starts with the interval from the
-  // smallest to the largest value (k = 0).
+  // The probability that the true median is outside the interval, on both sides together. The loop starts with the
+  // interval from the smallest to the largest value (k = 0).
   let term = 2 * 0.5 ** sorted.length
   let outside = term
   if (!(outside <= 1 - CONFIDENCE)) return undefined
@@ -83,14 +89,17 @@ export function interval(values: readonly number[]): Interval | undefined {
   return { low: sorted[k] ?? Number.NaN, middle: median(sorted), high: sorted.at(-1 - k) ?? Number.NaN }
 }
 
-/** Returns half of the distance from the lowest to the highest value, divided by the median. Tables show it after `+-`. */
+/**
+ * Returns half of the distance from the lowest to the highest value, divided by the median. Tables show the spread
+ * after `+-`.
+ */
 export function spread(values: readonly number[]): number {
   return (Math.max(...values) - Math.min(...values)) / 2 / median(values)
 }
 
 /**
- * Returns the ratio of `a` to `b` for each round. If a disturbance slows a whole round, it affects both values, and the ratio hardly
- * changes. Returns undefined if a value is missing or 0.
+ * Returns the ratio of `a` to `b` for each round. A disturbance that slows a whole round affects both values, so the
+ * ratio hardly changes. Returns undefined if a value is missing or 0.
  */
 export function ratios(
   a: readonly number[] | undefined,

@@ -1,6 +1,6 @@
-// slow-cable.ts - delays all frames to and from a simulated host, without the kernel's netem, which some kernels lack. Two TAP devices
-// replace the host's port on the switch, and a program copies frames between them after a delay. Before a frame reaches a TAP device, the
-// kernel splits superpackets and completes checksums.
+// slow-cable.ts - delays all frames to and from a simulated host, without the kernel's netem, which some kernels lack.
+// Two TAP devices replace the host's port on the switch, and a program copies frames between them after a delay. Before
+// a frame reaches a TAP device, the kernel splits superpackets and completes checksums.
 
 import { once } from 'node:events'
 import { createInterface } from 'node:readline'
