@@ -1,8 +1,9 @@
-// messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy. It also writes the
-// table of findings in docs/weft-network.md.
+// messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy.
+// It also writes the table of findings in docs/weft-network.md.
 //
-// scripts/messages.txt has one entry for each message: the line as weft prints it, its cause, and a remedy if the message itself has none.
-// Remedies that are part of a message are read from the syntax tree of the code, so docs/messages.md has exactly the same words.
+// scripts/messages.txt has one entry for each message: the line as weft prints it, its cause, and a remedy if the
+// message itself has none. messages.mjs reads remedies that are part of a message from the syntax tree of the code, so
+// docs/messages.md has exactly the same words.
 
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -60,7 +61,7 @@ function remediesOf(node, constants) {
   return text === undefined ? [] : [text]
 }
 
-/** Calls `visit` for a node of a syntax tree and for all nodes below it. */
+/** Calls `visit` for a node of a syntax tree and for all nodes under it. */
 function walk(node, visit) {
   if (Array.isArray(node)) for (const child of node) walk(child, visit)
   else if (node !== null && typeof node === 'object') {
@@ -108,8 +109,8 @@ function codeMessages() {
 }
 
 /**
- * Returns the fixed texts between the inserted values of a message. Short texts, such as a preposition, occur in many messages and identify
- * none, so they are left out.
+ * Returns the fixed texts between the inserted values of a message, without short texts, such as a preposition, which
+ * occur in many messages and identify none.
  */
 const fixedParts = (text, gap) =>
   text
@@ -117,7 +118,7 @@ const fixedParts = (text, gap) =>
     .map((part) => part.trim())
     .filter((part) => /[a-z]{3}/.test(part))
 
-/** True if `text` contains all of these parts in this order. */
+/** True if `text` contains all of `parts` in their order. */
 function hasInOrder(text, parts) {
   let from = 0
   for (const part of parts) {
@@ -129,8 +130,8 @@ function hasInOrder(text, parts) {
 }
 
 /**
- * True if a line of messages.txt describes this message of the code. If the line is abbreviated with `...`, it need not contain all of the
- * message's words.
+ * True if a line of messages.txt describes the message `text` of the code. If the line is abbreviated with `...`, it
+ * need not contain all of the message's words.
  */
 const isLineOf = (line, text) =>
   hasInOrder(line, fixedParts(text, /\uE000[^\uE001]*\uE001/)) ||
@@ -164,9 +165,9 @@ const showHoles = (text) =>
     .join('')
 
 /**
- * True if a reader of docs/messages.md would not know what a remedy of the code means, because it has a placeholder
- * outside a code span, or a placeholder without a name. Such a remedy is not copied to the page, and
- * scripts/messages.txt must have one instead.
+ * True if a reader of docs/messages.md would not understand a remedy of the code, because it has a placeholder outside
+ * a code span, or a placeholder without a name. The remedy is then not copied to the page, and scripts/messages.txt
+ * must have a remedy instead.
  */
 const hasUnnamedValue = (remedy) =>
   remedy
@@ -187,7 +188,7 @@ export function messages() {
   const all = sections()
   const entries = all.flatMap((section) => section.entries)
   const remedies = new Map(entries.map((entry) => [entry, new Set()]))
-  /** The entries that must have a remedy of their own. */
+  /** The entries of messages.txt that must have a remedy of their own. */
   const byHand = new Set()
   for (const message of codeMessages()) {
     if (message.remedies.length === 0) continue

@@ -1,20 +1,23 @@
-// test-costs.mjs - measures each test file and writes the figures into test/selection.json: `node scripts/test-costs.mjs [FILE...]`.
+// test-costs.mjs - measures each test file and writes the figures into test/selection.json: `node
+// scripts/test-costs.mjs [FILE...]`.
 //
 // One line of test/selection.json is one test file. test/unit is one line, `unit`: all of its files are in `npm test`.
-//   file       its path below test/
-//   in         "test" if `npm test` runs it, "whole" if only `npm run test:whole` does; set by hand
-//   only       the tests of the file that `npm test` runs, as a regular expression for their full names; all if missing; set by hand
-//   cpu        CPU seconds of the whole file and of all programs that it started
-//   part       CPU seconds of the tests that `npm test` runs, if the file has `only`
-//   seconds    the elapsed time of the file; with `only`, of the tests that `npm test` runs
-//   hosts      true if its tests need hosts made of network namespaces
-//   rows       the rows of CONTRACT.md that no other test file covers
-//   functions  the number of named functions of src/ that no other test file calls; C++ is not counted
-//   why        the reason for the choice, if the figures do not show it; set by hand
+// A line has these members:
+// - file: the file's path in test/.
+// - in: "test" if `npm test` runs the file, "whole" if only `npm run test:whole` does; set by hand.
+// - only: the tests of the file that `npm test` runs, as a regular expression for their full names; all tests if
+//   missing; set by hand.
+// - cpu: CPU seconds of the whole file and of all programs that it started.
+// - part: CPU seconds of the tests that `npm test` runs, if the file has `only`.
+// - seconds: the elapsed time of the file; with `only`, of the tests that `npm test` runs.
+// - hosts: true if the file's tests need hosts made of network namespaces.
+// - rows: the rows of CONTRACT.md that no other test file covers.
+// - functions: the number of named functions of src/ that no other test file calls; C++ is not counted.
+// - why: the reason for the choice, if the figures do not show it; set by hand.
 //
-// A file without a line gets one, with `in` "whole". Run the script on a quiet machine. It runs the files one after another, each in its
-// own vitest, and has the same prerequisites as `npm run test:whole`. WEFT_COSTS makes test/support/record-cost.ts write the CPU seconds
-// to a file, and NODE_V8_COVERAGE makes Node.js write the calls.
+// A file without a line gets a line with `in` "whole". Run the script on a quiet machine. It runs the files one after
+// another, each in its own vitest, and has the same prerequisites as `npm run test:whole`. WEFT_COSTS makes
+// test/support/record-cost.ts write the CPU seconds to a file, and NODE_V8_COVERAGE makes Node.js write the calls.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -107,7 +110,7 @@ function calledFunctions(folder) {
 }
 
 /**
- * True for a named function. False for V8's functions that set the fields of classes, such as
+ * True for a named function, and false for V8's functions that set the fields of classes, such as
  * `<instance_members_initializer>`.
  */
 const isNamed = (name) => name !== '' && !name.startsWith('<')

@@ -1,10 +1,10 @@
 // test-vm.mjs - runs tests on Debian's kernel in QEMU: `npm run test:vm -- [FILE...] [-t NAME]`, or `-- -- COMMAND...`.
 //
-// QEMU emulates the virtual machine, which needs no rights and no hardware virtualization, but is ten to twenty times slower than this
-// machine. The virtual machine sees this machine's file system; its changes go to a tmpfs above it and are lost (vm/initramfs). So the
-// command (vm/guest) runs the same programs on another kernel. The kernel comes from the Debian package that `linux-image-amd64` depends
-// on; it is unpacked into build/vm and never installed. Each run of tests gets a new virtual machine, so that it does not depend on earlier
-// runs.
+// QEMU emulates the virtual machine, which needs no rights and no hardware virtualization, but is ten to twenty times
+// slower than this machine. The virtual machine sees this machine's file system; its changes go to a tmpfs on top of
+// that file system and are lost (vm/initramfs). So the command (vm/guest) runs the same programs on another kernel. The
+// kernel comes from the Debian package that `linux-image-amd64` depends on; the script unpacks it into build/vm and
+// never installs it. Each run of tests gets a new virtual machine, so that it does not depend on earlier runs.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -34,14 +34,14 @@ const MEMORY_MIB = 4096
 /** The time limit for one virtual machine, in ms. */
 const LIMIT_MS = 20 * 60_000
 /**
- * The kernel modules that mount the root file system: the virtio bus, 9p for this machine's files, and overlay for the writable layer above
- * them.
+ * The kernel modules that mount the root file system: the virtio bus, 9p for this machine's files, and overlay for the
+ * writable layer on top of them.
  */
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
 /**
- * The runs without arguments, as arguments of vitest: tests of the packet engine, because this kernel lacks features of newer kernels, and
- * tests of backends whose devices some kernels lack.
+ * The runs without arguments, as arguments of vitest: tests of the packet engine, because Debian's kernel lacks
+ * features of newer kernels, and tests of backends whose devices some kernels lack.
  */
 const DEFAULT = [
   ['test/native/engines.test.ts'],

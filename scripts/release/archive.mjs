@@ -26,8 +26,8 @@ export const tarOf = (folder, ...names) =>
   )
 
 /**
- * Sets the times of a folder and of all files in it to SOURCE_DATE_EPOCH. dpkg-deb and rpmbuild only lower later times, so earlier times,
- * from a clock that was wrong, would change the package.
+ * Sets the times of a folder and of all files in it to SOURCE_DATE_EPOCH. This is needed because dpkg-deb and rpmbuild
+ * change only times after SOURCE_DATE_EPOCH, so an earlier time, from a clock that was wrong, would change the package.
  */
 export const date = (folder) =>
   execFileSync('find', [
@@ -40,5 +40,5 @@ export const date = (folder) =>
     '+',
   ])
 
-/** Compresses with gzip. The header contains no file name and no time, so that equal input gives equal output. */
+/** Compresses with gzip. The gzip header contains no file name and no time, so that equal input gives equal output. */
 export const gzip = (bytes) => gzipSync(bytes, { level: 9 })

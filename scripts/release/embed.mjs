@@ -7,12 +7,14 @@
 
 const PT = { LOAD: 1, NOTE: 4, PHDR: 6 }
 const ENTRY_SIZE = 56
-/** The largest size of a memory page on the supported architectures, in bytes. Segments must be aligned to it. */
+/**
+ * The largest size of a memory page on the supported architectures, in bytes. Segments must be aligned to this size.
+ */
 const PAGE = 0x10000
 const NAME = 'NODE_SEA_BLOB'
 /**
- * The text in the Node.js executable before the character that says whether the executable contains an application: `1` if it does, else
- * `0`.
+ * The text in the Node.js executable before the character that says whether the executable contains an application: `1`
+ * if it contains one, else `0`.
  */
 const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2:'
 
@@ -48,15 +50,16 @@ function writeSegments(program, segments) {
     for (const [place, value] of [offset, address, address, size, memory, alignment].entries())
       program.writeBigUInt64LE(BigInt(value), at + 8 + place * 8)
   }
-  // Remove the reference to the table of sections, because this change makes the table wrong. Only debuggers need it.
+  // Remove the reference to the table of sections, because embedding makes the table wrong. Only debuggers need this
+  // table.
   program.writeBigUInt64LE(0n, 40)
   program.writeUInt16LE(0, 60)
   program.writeUInt16LE(0, 62)
 }
 
 /**
- * True for an ICU table that weft does not need: one for another language, for an encoding other than Unicode, or a dictionary for a
- * language without spaces.
+ * True for an ICU table that weft does not need: a table for another language, for an encoding other than Unicode, or a
+ * dictionary for a language without spaces.
  */
 const isForeign = (name) =>
   /\/(?!root\.|en[._])[a-z]{2,3}(?:_\w+)?\.res$/.test(name) || /\.(?:cnv|dict)$|\/translit\/|_cj\.brk$/.test(name)
@@ -136,8 +139,8 @@ export function embed(node, icu, blob) {
   const cut = to - from
   const moved = (segment) => (segment.offset >= offsetOf(to) ? { ...segment, offset: segment.offset - cut } : segment)
   const [ofTable, ofNotes] = [one(PT.PHDR), one(PT.NOTE)]
-  // The segment with ICU's tables is split in two. The second half needs a program header, and takes that of the program header table
-  // (PT_PHDR), which a program at a fixed address does not need.
+  // The segment with ICU's tables is split in two. The second half needs a program header, and takes the program header
+  // of the program header table (PT_PHDR), which a program at a fixed address does not need.
   const changed = segments
     .filter((segment) => segment !== ofTable)
     .flatMap((segment) => {

@@ -8,16 +8,17 @@ import { embed } from './embed.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
 /**
- * V8 flags that reduce the memory of an idle daemon. The space for new objects is at most 1 MiB instead of 16, because its garbage is not
- * collected while the daemon is idle. Only one thread collects garbage, because each such thread uses memory.
+ * V8 flags that reduce the memory of an idle weftd. The space for new objects is at most 1 MiB instead of 16, because
+ * its garbage is not collected while weftd is idle. Only one thread collects garbage, because each such thread uses
+ * memory.
  */
 const V8 = ['--max-semi-space-size=1', '--v8-pool-size=1']
 
 /**
- * Writes the executable to the file `target`. `work` is a folder for intermediate files, relative to `root`; its name is stored in the
- * executable, so it must not differ between builds.
- * @param {{ root: string, work: string, architecture: import('./inputs.mjs').Architecture, version: string, code: string, lines: string,
- *   addon: string, target: string }} from
+ * Writes the executable to the file `target`. `work` is a folder for intermediate files, relative to `root`; its name
+ * is stored in the executable, so the name must not differ between builds.
+ * @param {{ root: string, work: string, architecture: import('./inputs.mjs').Architecture, version: string, code:
+ * string, lines: string, addon: string, target: string }} from
  */
 export function buildExecutable({ root, work, architecture, version, code, lines, addon, target }) {
   const node = join(nodeRelease(architecture), 'bin/node')

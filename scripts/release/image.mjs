@@ -1,8 +1,9 @@
-// image.mjs - builds a container image with the executable for each architecture, and a common index of the images, as one archive in the
-// OCI image layout (github.com/opencontainers/image-spec, image-layout.md).
+// image.mjs - builds a container image with the executable for each architecture, and a common index of the images, as
+// one archive in the OCI image layout (github.com/opencontainers/image-spec, image-layout.md).
 //
-// An image has two layers: Debian programs that weft runs, with their libraries (image-base.mjs), and weft itself at the path of flanneld.
-// The image detects the kind of iptables in the same way as the image that deploy/Dockerfile builds, so users can run either image.
+// An image has two layers: Debian programs that weft runs, with their libraries (image-base.mjs), and weft itself at
+// the path of flanneld. The image detects the kind of iptables in the same way as the image that deploy/Dockerfile
+// builds, so users can run either image.
 
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -25,8 +26,8 @@ function layTree({ root, tree, executable, addon, licences }) {
     chmodSync(join(tree, path), 0o755)
   }
   program(executable, 'opt/weft/bin/weftd')
-  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from which code may be
-  // loaded.
+  // The addon is a file outside the executable. If the executable contained the addon, the container would need a
+  // writable folder from which code may be loaded.
   program(addon, 'opt/weft/bin/weft.node')
   for (const name of ['weft', 'flanneld']) symlinkSync('weftd', at(`opt/weft/bin/${name}`))
   for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
@@ -42,7 +43,10 @@ function layTree({ root, tree, executable, addon, licences }) {
   writeFileSync(at('usr/share/doc/weft/copyright'), licences)
 }
 
-/** Returns a function that stores bytes in the image layout under their digest and returns their OCI descriptor. */
+/**
+ * Returns a function that stores bytes in the image layout under their digest and returns an OCI descriptor of the
+ * bytes.
+ */
 function blobStore(layout) {
   rmSync(layout, { recursive: true, force: true })
   mkdirSync(join(layout, 'blobs/sha256'), { recursive: true })
@@ -62,8 +66,8 @@ function configOf({ version, publisher, architecture, digests }) {
     architecture: architecture.debian,
     os: 'linux',
     config: {
-      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs only CAP_NET_ADMIN,
-      // and the device /dev/net/tun.
+      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs
+      // only CAP_NET_ADMIN, and the device /dev/net/tun.
       Env: [
         'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',

@@ -1,5 +1,6 @@
-// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and the C library to
-// which the addons are linked. They are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a second release needs no network.
+// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and
+// the C library to which the addons are linked. The downloads are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a
+// second release needs no network.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -19,7 +20,7 @@ import {
 import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
 
-/** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
+/** The version of Node.js in weft's executables. The script takes Node.js from packages of the npm registry. */
 export const NODE_VERSION = '24.21.0'
 
 /**
@@ -46,7 +47,9 @@ export const ARCHITECTURES = [
 
 /** The oldest Debian release on which the addon must run; it has glibc 2.31. Node.js needs glibc 2.28. */
 const DEBIAN = 'bullseye'
-/** Debian's mirrors have deleted the updates of this old release, so only the packages of the release itself are used. */
+/**
+ * Debian's mirrors have deleted the updates of the release DEBIAN, so only the packages of the release itself are used.
+ */
 const MIRROR = 'http://deb.debian.org/debian'
 
 /** Ignore XDG_CACHE_HOME if it is a relative path, as the XDG Base Directory Specification requires. */
@@ -84,8 +87,8 @@ export function made(name, make) {
 }
 
 /**
- * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads it if necessary. Throws if the
- * checksum of the npm package differs from `integrity`.
+ * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads Node.js if
+ * necessary. Throws if the checksum of the npm package differs from `integrity`.
  */
 export function nodeRelease({ name, integrity }) {
   return made(`node-${NODE_VERSION}-${name}`, (folder) => {

@@ -1,5 +1,5 @@
-// kubernetes.mjs - writes the Kubernetes manifest and the Helm chart of a release, both of which refer to the container image of this
-// release by its digest.
+// kubernetes.mjs - writes the Kubernetes manifest and the Helm chart of a release. Each refers to the container image
+// of the release by the image's digest.
 
 import { execFileSync } from 'node:child_process'
 import { cpSync, readFileSync, rmSync, writeFileSync } from 'node:fs'

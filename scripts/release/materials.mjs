@@ -36,7 +36,7 @@ export const compiled = () => [
   },
 ]
 
-/** Returns one component for each Debian package in the image folder `folder`, as listed in its var/lib/dpkg/status.d. */
+/** Returns one component for each Debian package that var/lib/dpkg/status.d in the image folder `folder` lists. */
 export const debianPackages = (folder) =>
   readdirSync(join(folder, 'var/lib/dpkg/status.d'))
     .toSorted()

@@ -1,8 +1,8 @@
-// npm.mjs - builds the npm package for the release: the files of `npm pack`, all npm dependencies, and the compiled addon for each
-// architecture.
+// npm.mjs - builds the npm package for the release: the files of `npm pack`, all npm dependencies, and the compiled
+// addon for each architecture.
 //
-// The package can be installed without access to the npm registry and with `--ignore-scripts`. Its dependencies have the versions of
-// package-lock.json.
+// Users can install the package without access to the npm registry and with `--ignore-scripts`. The dependencies have
+// the versions of package-lock.json.
 
 import { execFileSync } from 'node:child_process'
 import { chmodSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -29,8 +29,8 @@ export function dependencies(root) {
 }
 
 /**
- * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and of the npm scripts only the one that
- * runs at installation.
+ * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and of all npm scripts
+ * only the script that runs at installation.
  */
 function manifest(root, publisher, packages) {
   const { devDependencies: _, ...own } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
