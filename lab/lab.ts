@@ -258,8 +258,7 @@ function removeNamespace(name: string): void {
   for (const pid of executeSync(['ip', 'netns', 'pids', name]).split(/\s+/).filter(Boolean)) {
     try {
       process.kill(Number(pid), 'SIGKILL')
-    } catch {
-    }
+    } catch {}
   }
   executeSync(['ip', 'netns', 'del', name])
 }

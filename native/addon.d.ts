@@ -432,7 +432,6 @@ export function tryLockFile(fd: number): boolean
  */
 export function notify(socket: string, message: string, fds: readonly number[]): void
 
-
 /**
  * Listens on a Unix socket at a path, for packets with a text and file descriptors (SOCK_SEQPACKET, unix(7)). Only this
  * user may connect. Removes an existing socket file first. The caller must close the returned descriptor.

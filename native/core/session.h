@@ -105,7 +105,6 @@ class Session {
     size_t expired = 0;  ///< the number of waiting packets that were dropped because they had waited too long
   };
 
-
   /// Installs a pair of keys. As long as this session exists, `number` must stand for these keys only. Only
   /// JavaScript's thread may call set_keys(), forget(), send_to(), expect(), is_empty(), save() and load().
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
@@ -127,7 +126,6 @@ class Session {
   /// keys. `take_share` reserves memory for a waiting packet, or returns false if no memory is left.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
-
 
   SocketAddress to() const;
   /// True if an answer with `own_index` belongs to the last handshake message that this host sent to the peer. Any loop

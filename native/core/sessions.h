@@ -51,7 +51,6 @@ class Sessions {
   static bool has_any_port(const uint8_t* encap) { return encap[4] != 0; }
   uint32_t number_of_index(uint32_t own_index) const { return indices_.decode(own_index) >> kPairBits; }
 
-
   /// Creates the sessions that the records `records` name, and sets the address of each peer. Only JavaScript's thread,
   /// which publishes peer tables, may call keep(), save() and take_over().
   void keep(std::span<const uint8_t> records) {
@@ -121,7 +120,6 @@ class Sessions {
     keep(records);
     return false;
   }
-
 
   Session* of(uint32_t number) const {
     if (number == 0 || number >= kMaxSessions) return nullptr;

@@ -123,6 +123,7 @@ export function parseList<T>(text: string, command: string): T[] {
     const value: unknown = JSON.parse(text)
     if (Array.isArray(value) && value.every((each) => typeof each === 'object' && each !== null)) return value as T[]
   } catch {
+    // Ignore the syntax error: the WeftError below reports a text that is not JSON.
   }
   throw new WeftError('COMMAND', `\`${command}\` did not print a JSON list, but: ${excerpt(text)}`, {
     remedy: 'run the command by hand, and check that `ip` is the program of iproute2',

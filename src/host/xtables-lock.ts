@@ -26,6 +26,7 @@ export async function xtablesLockHolder(file = lockFile(), proc = '/proc'): Prom
       return name.trim() === '' ? `pid ${pid}` : `pid ${pid} (${name.trim()})`
     }
   } catch {
+    // If the lock file does not exist, no process holds the lock.
   }
   return undefined
 }

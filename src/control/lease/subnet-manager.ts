@@ -85,7 +85,6 @@ export interface SubnetManager {
   holder(config: NetworkConfig): LeaseHolder
   close(): Promise<void>
 
-
   /**
    * Stores the text `value`, called a claim, under `name` next to the leases. Returns the previous value, or undefined
    * if there was none. Not every subnet manager has this method.

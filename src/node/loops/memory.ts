@@ -99,7 +99,6 @@ function placeIn(view: Node['view'], key: string, family: Family) {
   return { peer: formatNet(net), publicIp: formatAddress(address), family }
 }
 
-
 interface Totals {
   readonly at: number
   readonly tx: number | undefined
@@ -202,7 +201,6 @@ class Sampler {
     )
   }
 }
-
 
 /** Keeps the events in a file for the next process. Failures are only logged. */
 function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: PeerEvents) {

@@ -207,6 +207,7 @@ class Conversations {
       try {
         connection.send(messageFor({ takenBack: true }))
       } catch {
+        // Sending fails if the successor has ended, and then nobody needs the message.
       }
     }
     connection.close()
@@ -250,6 +251,7 @@ function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
       const { isLeaseBack } = reason
       connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
     } catch {
+      // Sending fails if the other process has ended, and then nobody needs the message.
     }
     connection.close()
   })

@@ -113,7 +113,7 @@ const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
 
 /**
  * Half the width of the longest label of the time axis, in px. Labels are centred on their ticks, so the last label
- * needs this much room to the right of its tick.
+ * needs as much room to the right of its tick.
  */
 const LABEL_HALF_PX = 30
 

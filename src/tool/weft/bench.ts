@@ -94,7 +94,6 @@ export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | u
   }
 }
 
-
 async function listenHere({ options, screen, signal }: BenchCall): Promise<number> {
   const { port, from, 'status-socket': socket } = options
   const named = from.map((text) => {
@@ -163,7 +162,6 @@ export function refusalOf(
   )
   return isItsOwn ? undefined : `${inside} is not in the subnet of ${address}`
 }
-
 
 interface Paths extends Both<PathAddresses> {
   readonly inside: PathAddresses & { readonly from: string }

@@ -204,6 +204,7 @@ export class EndpointChoice {
       this.#chosen = undefined
       this.#certificates = times
     } catch {
+      // The certificates cannot be read now: the old connections stay in use. The next call reads the files again.
     }
   }
 

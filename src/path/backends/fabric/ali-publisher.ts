@@ -1,7 +1,7 @@
 // ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as its next
 // hop.
 //
-// As in flannel v0.13 (backend/alivpc), the publisher uses the system route table of the VPC and the next hop type
+// Like flannel v0.13 (backend/alivpc), the publisher uses the system route table of the VPC and the next hop type
 // Instance, and logs flannel's lines about routes that stay. flannel called an API that no longer exists; this
 // publisher calls the version 2016-04-28 of the product VPC.
 

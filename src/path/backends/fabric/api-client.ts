@@ -158,6 +158,7 @@ export function jsonOf(request: Pick<ApiRequest, 'method' | 'url'>, answer: ApiA
     const value: unknown = JSON.parse(answer.text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
+    // Ignore the syntax error: the WeftError below reports an answer that is not a JSON object.
   }
   throw new WeftError('FABRIC', `${whereOf(request)}: the answer with status ${answer.status} is not JSON`)
 }

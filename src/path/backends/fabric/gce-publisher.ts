@@ -1,8 +1,8 @@
 // gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as its
 // next hop.
 //
-// As in flannel v0.13 (backend/gce), the route has a name such as `flannel-10-5-1-0-24` and flannel's priority, and the
-// publisher polls an operation until the operation is done.
+// The model is flannel v0.13 (backend/gce): the route has a name such as `flannel-10-5-1-0-24` and flannel's priority,
+// and the publisher polls an operation until the operation is done.
 
 import { WeftError } from '../../../base/errors.ts'
 import { pause } from '../../../host/bell.ts'
@@ -198,6 +198,7 @@ export class GcePublisher implements Publisher {
     try {
       message = (JSON.parse(answer.text) as { error?: { message?: string } }).error?.message
     } catch {
+      // Ignore the syntax error: without a `message`, the WeftError quotes the text of the answer.
     }
     throw refusalOf(request, answer, '', message, REMEDIES[answer.status])
   }

@@ -1,7 +1,7 @@
 // tencent-publisher.ts - publishes the route in route tables of Tencent Cloud's VPC, with this instance's address as
 // its gateway.
 //
-// As in flannel v0.28.9 (pkg/backend/tencentvpc), the gateway type is NORMAL_CVM, the route type is USER, and a
+// The model is flannel v0.28.9 (pkg/backend/tencentvpc): the gateway type is NORMAL_CVM, the route type is USER, and a
 // disabled route to this node is made again. flannel uses the first table of the VPC. This publisher uses the table of
 // the instance's subnet, or else the main table.
 

@@ -84,7 +84,7 @@ export class IpsecConnections {
   #loaded: Loaded | undefined
   /** The running charon; undefined while charon is being restarted. */
   #charon: Charon | undefined
-  /** As of the last `keys`, the wanted connections that have no keys and for which charon is not negotiating keys. */
+  /** The wanted connections that, at the last call of `keys`, had no keys and for which charon negotiated none. */
   #idle: ReadonlySet<string> = new Set()
   /**
    * For each connection the time of the last request to negotiate keys, or the time since when keys are missing, in ms

@@ -45,7 +45,6 @@ export class Peer extends Remote {
    */
   completedAt = -Infinity
 
-
   /**
    * The time, in ms of the session clock, at which the engine first wanted the keys that are still missing; undefined
    * if the engine wants no keys. Only initiator.ts changes this member and the three members below.
@@ -61,7 +60,6 @@ export class Peer extends Remote {
   /** The tick (tai64n.ts) of the last timestamp that this node sent to the peer; -1 if this node sent none. */
   lastTick = -1
 
-
   /**
    * The greatest timestamp of the peer's accepted initiations; -1 if there was none. Only responder.ts changes this
    * member and the two members below.
@@ -75,7 +73,6 @@ export class Peer extends Remote {
    */
   answered: Endpoint | undefined
 
-
   #macKeys: MacKeys | undefined
   /** mac1 of the last message to the peer, which decrypts the peer's cookie reply; undefined after the reply. */
   sentMac1: Uint8Array | undefined
@@ -87,7 +84,6 @@ export class Peer extends Remote {
    */
   cookie: SecretBytes | undefined
   cookieUntil = -Infinity
-
 
   /**
    * The time, in ms since 1970, of the handshake whose time on the session clock is `completedAt`; undefined if there
