@@ -40,7 +40,10 @@ function busyClock(): () => number {
   return () => Math.max(0, ((performance.now() - start) / 1000) * cores - (idleSeconds() - idle))
 }
 
-/** Returns the name of the TCP congestion control for the cases: BBR if the kernel has loaded it, else the system's default. */
+/**
+ * Returns the name of the TCP congestion control for the cases: BBR if the kernel has loaded it, else the system's
+ * default.
+ */
 function usual(): string {
   const folder = '/proc/sys/net/ipv4'
   const hasBbr = system(`${folder}/tcp_available_congestion_control`).split(' ').includes('bbr')
@@ -197,7 +200,10 @@ const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 
 const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
 
-/** Takes a sample during a bulk TCP transfer over the same path. Returns the sample and the throughput of the transfer in Gbit/s. */
+/**
+ * Takes a sample during a bulk TCP transfer over the same path. Returns the sample and the throughput of the transfer
+ * in Gbit/s.
+ */
 async function beside<Sample>(
   { iperf }: Path,
   streams: number,

@@ -45,8 +45,8 @@ const macOf = (first: string, number: number): string =>
     .join(':')
 
 /**
- * Returns the file name and the text of a node's lease. `changed` is the number of changes so far; each change gives the node another MAC
- * address.
+ * Returns the file name and the text of a node's lease. `changed` is the number of changes so far; each change gives
+ * the node another MAC address.
  */
 function lease(families: readonly Family[], number: number, changed = 0): readonly [key: string, text: string] {
   const [ipv4, ipv6] = [`10.${1 + (number >> 8)}.${number & 255}.0-24`, `fd00:5:0:${hex(0x1000 + number)}::-64`]
@@ -98,7 +98,9 @@ async function counting(folder: string): Promise<string> {
   return folder
 }
 
-/** Returns the CPU seconds that a process and its ended child processes have used (proc_pid_stat(5): utime to cstime). */
+/**
+ * Returns the CPU seconds that a process and its ended child processes have used (proc_pid_stat(5): utime to cstime).
+ */
 export function cpuSeconds(pid: number): number {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
   const fields = stat.slice(stat.lastIndexOf(')')).split(' ')

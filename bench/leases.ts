@@ -28,8 +28,8 @@ const DAEMONS = 50
 const CHURN_S = 20
 const CHURN_TICK_MS = 100
 /**
- * An address (RFC 5737) that no host has. When a lease is changed under load, its address alternates between NO_HOST and the address of the
- * receiving host.
+ * An address (RFC 5737) that no host has. When a lease is changed under load, its address alternates between NO_HOST
+ * and the address of the receiving host.
  */
 const NO_HOST = '198.51.100.1'
 const TXN_OPERATIONS = 128
@@ -139,7 +139,10 @@ async function putHere(endpoint: string): Promise<void> {
 
 interface Ends {
   send(line: string): void
-  /** Resolves with the arrival time, in ms, of the first packet for an inner subnet such as `10.1.2` (its first three bytes). */
+  /**
+   * Resolves with the arrival time, in ms, of the first packet for an inner subnet such as `10.1.2` (its first three
+   * bytes).
+   */
   arrival(subnet: string): Promise<number>
   gap(): Promise<number>
 }

@@ -277,7 +277,10 @@ async function main(): Promise<void> {
   mkdirSync(dirname(file), { recursive: true })
   const before = words[0] === 'suite' && words.length > 1 && existsSync(file) ? readResult(file) : undefined
   let result: Result = { ...start, parts: before ? partsBeside(before, start.commit) : [] }
-  /** Adds a measured part to the result and writes the result file immediately, so that a later failure does not lose the part. */
+  /**
+   * Adds a measured part to the result and writes the result file immediately, so that a later failure does not lose
+   * the part.
+   */
   const add = (part: Part): void => {
     result = { ...result, parts: [...result.parts.filter(({ name }) => name !== part.name), part] }
     writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)

@@ -24,7 +24,9 @@ function machine(): Machine {
   }
 }
 
-/** Returns the current git commit, with `+` if files have uncommitted changes, or `unknown` outside a git repository. */
+/**
+ * Returns the current git commit, with `+` if files have uncommitted changes, or `unknown` outside a git repository.
+ */
 function commit(): string {
   try {
     const git = (...args: string[]): string =>
@@ -60,7 +62,10 @@ export function estimate({ cases, paths, rounds, seconds }: Plan): number {
   return paths.length * (SETUP_SECONDS + rounds * round)
 }
 
-/** Measures all cases of a plan and returns the results as one part. Removes all simulated hosts before it returns or throws. */
+/**
+ * Measures all cases of a plan and returns the results as one part. Removes all simulated hosts before it returns or
+ * throws.
+ */
 export async function measure(plan: Plan, progress: Progress): Promise<Part> {
   const { name: part, cases, paths: names, rounds, seconds, references, ...options } = plan
   const open: Path[] = []

@@ -124,8 +124,8 @@ function daemonsOf(
 }
 
 /**
- * Makes a path with the kernel's vxlan as flannel's vxlan backend configures it: no MAC learning, and static neighbour and forwarding
- * entries.
+ * Makes a path with the kernel's vxlan as flannel's vxlan backend configures it: no MAC learning, and static neighbour
+ * and forwarding entries.
  */
 const vxlan: Setup = async (from, to) => {
   const ends = [
@@ -169,10 +169,16 @@ const naive: Setup = async (from, to) => {
   }
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], UDP_MTU)
 }
-/** The largest MTU, in bytes, of a tunnel whose packets get an IPv4 and a UDP header on a link with an MTU of 1500 bytes. */
+/**
+ * The largest MTU, in bytes, of a tunnel whose packets get an IPv4 and a UDP header on a link with an MTU of 1500
+ * bytes.
+ */
 const UDP_MTU = 1500 - 20 - 8
 
-/** Makes a path with the VPN nebula and static addresses. The container subnets are routes of the kind that nebula calls unsafe_routes. */
+/**
+ * Makes a path with the VPN nebula and static addresses. The container subnets are routes of the kind that nebula calls
+ * unsafe_routes.
+ */
 const nebula: Setup = async (from, to, lab) => {
   const folder = join(lab.folder, 'nebula')
   mkdirSync(folder)
@@ -225,8 +231,8 @@ const nebula: Setup = async (from, to, lab) => {
   return { address: own(2), subnets: [subnet(1), subnet(2)] }
 }
 /**
- * The largest MTU, in bytes, that fits into 1500 bytes together with an IPv4 header (20), a UDP header (8), nebula's header (16) and
- * nebula's authentication tag (16).
+ * The largest MTU, in bytes, that fits into 1500 bytes together with an IPv4 header (20), a UDP header (8), nebula's
+ * header (16) and nebula's authentication tag (16).
  */
 const NEBULA_MTU = 1500 - 20 - 8 - 16 - 16
 
@@ -287,8 +293,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
 /**
- * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the underlay, with the udp
- * backend. The last path is the kernel's vxlan with IPv6 over IPv6.
+ * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the
+ * underlay, with the udp backend. The last path is the kernel's vxlan with IPv6 over IPv6.
  */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),
@@ -331,7 +337,10 @@ function oldDaemons(checkout: string): Setup {
 export const LINKS = ['plain', 'wire', 'shaped'] as const
 export type Link = (typeof LINKS)[number]
 
-/** Returns the names of the enabled ethtool(8) features with which the host's eth0 accepts packets larger than its MTU (superpackets). */
+/**
+ * Returns the names of the enabled ethtool(8) features with which the host's eth0 accepts packets larger than its MTU
+ * (superpackets).
+ */
 async function superpacketFeatures(host: Host): Promise<string[]> {
   const features = await host.output(['ethtool', '-k', 'eth0'])
   return [...features.matchAll(/^\s*(\S*segmentation\S*|tx-gso\S*): on/gm)].map((match) => match[1] ?? '')
@@ -361,8 +370,8 @@ export interface PathOptions {
 }
 
 /**
- * Makes two hosts, the named path between them, and the measuring servers on the second host. Resolves when the second host answers over
- * the path.
+ * Makes two hosts, the named path between them, and the measuring servers on the second host. Resolves when the second
+ * host answers over the path.
  */
 export async function openPath(name: string, options: PathOptions): Promise<Path> {
   const { link, ends } = options

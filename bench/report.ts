@@ -86,7 +86,8 @@ function columns(table: readonly (readonly string[])[]): string[] {
 }
 
 /**
- * Returns a table for Markdown as aligned text in a code block, which is also readable in a terminal. The first row of `table` is the header.
+ * Returns a table for Markdown as aligned text in a code block, which is also readable in a terminal. The first row of
+ * `table` is the header.
  */
 const textBlock = (table: readonly (readonly string[])[]): string => `\`\`\`\n${columns(table).join('\n')}\n\`\`\``
 
@@ -135,8 +136,8 @@ export interface Summary {
 }
 
 /**
- * Returns a text table for Markdown with a row per metric. Its columns are the medians of several paths, and the ratio of one path to the reference
- * path.
+ * Returns a text table for Markdown with a row per metric. Its columns are the medians of several paths, and the ratio
+ * of one path to the reference path.
  */
 export function summaryTable(part: Part, { rows: names, paths, path, reference }: Summary): string {
   const shown = paths.filter((name) => name in (part.series[0]?.values ?? {}))

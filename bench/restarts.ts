@@ -64,8 +64,8 @@ type Pods = readonly [Pod, Pod]
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
 
 /**
- * Returns the time at which a process started its first forwarding thread, in ms since 1970 (proc_pid_stat(5): starttime, in 1/100 s since
- * boot).
+ * Returns the time at which a process started its first forwarding thread, in ms since 1970 (proc_pid_stat(5):
+ * starttime, in 1/100 s since boot).
  */
 function engineStart(pid: number): number {
   const tasks = `/proc/${pid}/task`

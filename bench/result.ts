@@ -28,8 +28,8 @@ export interface Series extends Metric {
 }
 
 /**
- * Measurements that were made in the same rounds. Values of different parts come from different rounds, so they must not be compared round
- * by round.
+ * Measurements that were made in the same rounds. Values of different parts come from different rounds, so they must
+ * not be compared round by round.
  */
 export interface Part {
   readonly name: string
@@ -68,9 +68,10 @@ interface Interval {
 const CONFIDENCE = 0.9
 
 /**
- * Returns the median, and a confidence interval that contains the true median with a probability of at least 90%, for any distribution of
- * the values. The ends of the interval are the k-th smallest and the k-th largest value (order statistics, binomial distribution). With 5
- * to 7 values they are the smallest and the largest value. Returns undefined for fewer than 5 values.
+ * Returns the median, and a confidence interval that contains the true median with a probability of at least 90%, for
+ * any distribution of the values. The ends of the interval are the k-th smallest and the k-th largest value (order
+ * statistics, binomial distribution). With 5 to 7 values they are the smallest and the largest value. Returns undefined
+ * for fewer than 5 values.
  */
 export function interval(values: readonly number[]): Interval | undefined {
   const sorted = values.toSorted((a, b) => a - b)
@@ -118,7 +119,8 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
 type Verdict = 'more' | 'less' | 'unresolved'
 
 /**
- * Compares the values of two runs. The verdict is that they differ by more than chance only if their confidence intervals do not overlap.
+ * Compares the values of two runs. The verdict is that they differ by more than chance only if their confidence
+ * intervals do not overlap.
  */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {
   const [a, b] = [interval(before), interval(after)]

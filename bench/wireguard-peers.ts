@@ -52,8 +52,8 @@ type Sample = Readonly<Partial<Record<Metric, number>>>
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
 /**
- * Starts the program that acts as all peers. Returns the public keys of the peers, and a promise that resolves when each peer has received
- * an encrypted packet.
+ * Starts the program that acts as all peers. Returns the public keys of the peers, and a promise that resolves when
+ * each peer has received an encrypted packet.
  */
 async function startFar(far: Host): Promise<{ readonly keys: readonly string[]; readonly all: Promise<void> }> {
   const child = far.spawn([process.execPath, join(packageRoot, 'dist/bench/wireguard-far.js'), 'listen', `${PEERS}`])
@@ -108,8 +108,8 @@ async function sample(backend: (typeof PATHS)[keyof typeof PATHS]): Promise<Samp
 }
 
 /**
- * Measures one WireGuard handshake with each peer. If `hasKeepalive` is true, weftd starts the handshakes because of its keepalive setting;
- * otherwise sent packets start them.
+ * Measures one WireGuard handshake with each peer. If `hasKeepalive` is true, weftd starts the handshakes because of
+ * its keepalive setting; otherwise sent packets start them.
  */
 async function shakeHands(host: Host, pid: number, all: Promise<void>, hasKeepalive: boolean): Promise<Sample> {
   const [before, from] = [cpuSeconds(pid), performance.now()]

@@ -79,7 +79,10 @@ export interface Network {
 }
 
 const CONFIG_KEY = '/coreos.com/network/config'
-/** Returns the network configuration with the udp backend. The network is dual-stack if `underlay` is given, else it has only IPv4. */
+/**
+ * Returns the network configuration with the udp backend. The network is dual-stack if `underlay` is given, else it has
+ * only IPv4.
+ */
 export const udpConfig = (underlay?: Family): string =>
   JSON.stringify({
     Network: '10.5.0.0/16',
@@ -127,8 +130,8 @@ const PEER_SILENT: Expected = {
   bench: 'not-inside',
 }
 /**
- * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an alert for each other
- * host.
+ * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an
+ * alert for each other host.
  */
 const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 

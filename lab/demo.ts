@@ -171,7 +171,10 @@ function timesText(pings: readonly Pings[], from: number, to: number): string {
   return `${times.map((time) => time?.toFixed(2)).join(', ')} ms`
 }
 
-/** True if every packet inside the tunnel has the known text, and no packet on the cable shows the text or the containers' addresses. */
+/**
+ * True if every packet inside the tunnel has the known text, and no packet on the cable shows the text or the
+ * containers' addresses.
+ */
 const isSecret = ({ inside, cable }: Captures): boolean =>
   inside.withText === inside.packets && cable.withText + cable.withAddresses === 0
 
@@ -223,7 +226,8 @@ async function printPages(
   for (const member of members) print(`    ${toolOf(lab, member, envOf?.(member.host))} ${command}`)
   print(`\n  ${bold('The page')} of each host, for a browser:`)
   if (process.env['WEFT_UNPRIVILEGED']) {
-    // Print a command instead of a URL, because this process is in its own network namespace, which a browser cannot reach.
+    // Print a command instead of a URL, because this process is in its own network namespace, which a browser cannot
+    // reach.
     const [{ host } = { host: undefined }] = members
     print(
       `    socat TCP-LISTEN:8080,bind=127.0.0.1,fork UNIX-CONNECT:${host?.statusSocket} # then http://127.0.0.1:8080/`,
@@ -264,7 +268,9 @@ function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>
 const untilInterrupted = (): Promise<void> =>
   new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
 
-/** Makes a fault that the user can search for. When the user presses Enter, the demo explains the fault and undoes it. */
+/**
+ * Makes a fault that the user can search for. When the user presses Enter, the demo explains the fault and undoes it.
+ */
 async function demoBroken(
   name: FaultName,
   { hosts, engine, underlay }: Pick<Wanted, 'hosts' | 'engine' | 'underlay'>,
@@ -337,8 +343,8 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
   const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () =>
     createLab({ hosts, families: hasIpv6 ? ['ipv4', 'ipv6'] : ['ipv4'] }),
   )
-  // Leave out the second network if the demo shows status pages, which belong to the first network, or encryption, which the kernel's vxlan
-  // lacks.
+  // Leave out the second network if the demo shows status pages, which belong to the first network, or encryption,
+  // which the kernel's vxlan lacks.
   const wantsBoth = hasIpv6 && !isForPage && !isEncrypted && underlay === undefined
   const lacksVxlan = wantsBoth ? await whyNoVxlan() : undefined
   const bothBy = `dual-stack, with ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`

@@ -23,7 +23,10 @@ const UDP = 8
 /** The maximum length in bytes of another datagram, such as a probe, that follows the pings in a superpacket. */
 const TAIL = 256
 
-/** The number of captured pings and answers, and how many of these packets contain the known text or the containers' addresses. */
+/**
+ * The number of captured pings and answers, and how many of these packets contain the known text or the containers'
+ * addresses.
+ */
 interface Found {
   readonly packets: number
   readonly withText: number

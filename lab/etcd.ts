@@ -1,5 +1,5 @@
-// etcd.ts - starts temporary etcd servers for tests and benchmarks: one member or a cluster of three, on loopback addresses or in network
-// namespaces.
+// etcd.ts - starts temporary etcd servers for tests and benchmarks: one member or a cluster of three, on loopback
+// addresses or in network namespaces.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
@@ -12,8 +12,8 @@ import { ended, output } from './command.ts'
 import { EVENT_MS } from './lab.ts'
 
 /**
- * The command line of etcdctl with longer time limits. The defaults, 2 s for a connection and 5 s for a command, are too short for slow
- * machines.
+ * The command line of etcdctl with longer time limits. The defaults, 2 s for a connection and 5 s for a command, are
+ * too short for slow machines.
  */
 const ETCDCTL = [
   'env',

@@ -68,7 +68,10 @@ export const named = (name: string): readonly string[] => [
   name,
 ]
 
-/** Returns true if simulated hosts can use IPv6; false if the kernel has no IPv6 or disables it in new network namespaces. */
+/**
+ * Returns true if simulated hosts can use IPv6; false if the kernel has no IPv6 or disables it in new network
+ * namespaces.
+ */
 export async function hostsHaveIpv6(): Promise<boolean> {
   const { stdout } = await execute('unshare --net cat /proc/sys/net/ipv6/conf/default/disable_ipv6'.split(' '))
   return stdout.trim() === '0'
@@ -89,7 +92,10 @@ export const SWITCH_ADDRESS = '192.168.77.254'
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
 
-/** Returns the start time of a process in clock ticks since boot (proc(5), field 22 of stat); undefined if the process does not exist. */
+/**
+ * Returns the start time of a process in clock ticks since boot (proc(5), field 22 of stat); undefined if the process
+ * does not exist.
+ */
 function startTime(pid: number): string | undefined {
   try {
     return readFileSync(`/proc/${pid}/stat`, 'utf8')
@@ -152,9 +158,15 @@ export interface Pod extends Place {
 
 /** The subnet of a host, with the values that weftd wrote to subnet.env. */
 export interface Subnet {
-  /** The IPv4 address of the containers' bridge and the prefix length, such as `10.5.1.1/24`; empty if the subnet has no IPv4. */
+  /**
+   * The IPv4 address of the containers' bridge and the prefix length, such as `10.5.1.1/24`; empty if the subnet has no
+   * IPv4.
+   */
   readonly gateway: string
-  /** The IPv6 address of the containers' bridge and the prefix length, such as `fd00:5:0:1::1/64`; undefined if the subnet has no IPv6. */
+  /**
+   * The IPv6 address of the containers' bridge and the prefix length, such as `fd00:5:0:1::1/64`; undefined if the
+   * subnet has no IPv6.
+   */
   readonly ipv6Gateway?: string | undefined
   readonly mtu: string
   /** The name of the bridge to which the containers are attached, by default cni0. */
@@ -204,7 +216,9 @@ export interface Lab {
   readonly folder: string
   /** Returns a command prefix with which a user can run a command in the namespace `namespace` of the lab. */
   enter(namespace: string): string
-  /** Makes a folder in the lab and mounts a tmpfs with a limited size, such as '1m', on it. Returns the folder's path. */
+  /**
+   * Makes a folder in the lab and mounts a tmpfs with a limited size, such as '1m', on it. Returns the folder's path.
+   */
   mountMemory(name: string, size: string): Promise<string>
   /**
    * Returns a text that helps to explain a failure: each host's links, addresses and routes, and the end of each
@@ -216,8 +230,8 @@ export interface Lab {
 }
 
 /**
- * The open labs of this process. A lab calls `beforeClose` before it removes its hosts, so that a test can report the state after a
- * failure.
+ * The open labs of this process. A lab calls `beforeClose` before it removes its hosts, so that a test can report the
+ * state after a failure.
  */
 export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
@@ -263,7 +277,10 @@ function removeNamespace(name: string): void {
   executeSync(['ip', 'netns', 'del', name])
 }
 
-/** Makes the switch and the hosts of a lab. The caller must be root, or must be in the namespaces that unprivileged.ts makes. */
+/**
+ * Makes the switch and the hosts of a lab. The caller must be root, or must be in the namespaces that unprivileged.ts
+ * makes.
+ */
 export async function createLab({
   hosts: count,
   mtu = 1500,

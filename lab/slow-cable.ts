@@ -28,7 +28,10 @@ while True:
             pass  # the device is down for a moment
 `
 
-/** Delays all frames to and from host `number` by `delayMs` in each direction. Resolves with a function that removes the delay. */
+/**
+ * Delays all frames to and from host `number` by `delayMs` in each direction. Resolves with a function that removes the
+ * delay.
+ */
 export async function slowCable(lab: Lab, number: number, delayMs: number): Promise<() => Promise<void>> {
   const [port, near, far, bridge] = [`h${number}`, `slow${number}`, `far${number}`, `cable${number}`]
   const ip = (...words: string[]): Promise<string> => lab.switch.output(['ip', ...words])

@@ -1,5 +1,5 @@
-// build-page.mjs - builds the status page as one file: puts the style, the script and uPlot into src/report/page/index.html, and writes
-// dist/src/report/page/page.html.
+// build-page.mjs - builds the status page as one file: puts the style, the script and uPlot into
+// src/report/page/index.html, and writes dist/src/report/page/page.html.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'

@@ -16,8 +16,8 @@ import { find, HOSTS, missingFor, sayLack, whyNoHosts } from './machine.mjs'
  */
 const REFERENCE_SECONDS = 0.04
 /**
- * The elapsed time of `npm test` on the reference machine, divided by its CPU seconds per core. The ratio is above 1 because tests also
- * wait.
+ * The elapsed time of `npm test` on the reference machine, divided by its CPU seconds per core. The ratio is above 1
+ * because tests also wait.
  */
 const WAITING = 1.15
 /**
@@ -89,8 +89,10 @@ const duration = (seconds) =>
 
 /**
  * @typedef {object} Machine
- * @property {number} slowness The duration of a fixed computation on this machine, divided by its duration on the reference machine.
- * @property {number} cores The number of cores that this process may use, for example 0.25 in a cgroup with a quarter of a core.
+ * @property {number} slowness The duration of a fixed computation on this machine, divided by its duration on the
+ * reference machine.
+ * @property {number} cores The number of cores that this process may use, for example 0.25 in a cgroup with a quarter
+ * of a core.
  * @property {number} load The number of other processes that compete for the cores of this machine.
  * @property {boolean} isSetUp
  * @property {boolean} hasHosts Whether tests can make network namespaces and TUN devices.
@@ -98,8 +100,8 @@ const duration = (seconds) =>
  */
 
 /**
- * @typedef {{ file: string, cpu: number, part?: number, hosts?: boolean }} Cost One line of test/selection.json, with the CPU seconds of a
- *   test file.
+ * @typedef {{ file: string, cpu: number, part?: number, hosts?: boolean }} Cost One line of test/selection.json, with
+ * the CPU seconds of a test file.
  */
 
 /**

@@ -33,7 +33,10 @@ const { encodeVirtio, NO_OFFLOAD, randomBatch, randomFrom, randomSuperpacket } =
 )
 const { writeMacs } = await import(join(root, 'dist/src/path/backends/wireguard/cookie.js'))
 
-/** Encodes one packet for the fuzz targets of the packet loops: its length as a uint16 in this machine's byte order, then its bytes. */
+/**
+ * Encodes one packet for the fuzz targets of the packet loops: its length as a uint16 in this machine's byte order,
+ * then its bytes.
+ */
 function message(...parts) {
   const bytes = Buffer.concat(parts)
   return Buffer.concat([Buffer.from(new Uint16Array([bytes.length]).buffer), bytes])

@@ -57,7 +57,8 @@ async function build(name, program, tags) {
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   undo(() => rmSync(work, { recursive: true, force: true }))
-  // Give apt separate lists of packages and sources, because this machine's own lists may not include source packages and must not change.
+  // Give apt separate lists of packages and sources, because this machine's own lists may not include source packages
+  // and must not change.
   for (const folder of ['lists/partial', 'cache/archives/partial', 'source', 'go/src/k8s.io'])
     mkdirSync(join(work, folder), { recursive: true })
   writeFileSync(

@@ -1,7 +1,7 @@
 // lint-words.mjs - finds wording that is hard to read, in comments and in documents: `npm run lint:words -- [FILE...]`.
 //
-// Each rule has a pattern to find, and a hint with better wording. Code in backticks and quoted text are not checked, because their words
-// come from flanneld, the kernel or an operator. The exit code is 1 if a pattern matches.
+// Each rule has a pattern to find, and a hint with better wording. Code in backticks and quoted text are not checked,
+// because their words come from flanneld, the kernel or an operator. The exit code is 1 if a pattern matches.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'

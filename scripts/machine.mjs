@@ -189,7 +189,10 @@ function goLibrary(path, name) {
   return { name: `${path} for Go`, isThere, package: name, for: ['kube', 'kubelet'] }
 }
 
-/** Returns the folder of clang's own libraries, which is named after clang's version; undefined if clang is not installed. */
+/**
+ * Returns the folder of clang's own libraries, which is named after clang's version; undefined if clang is not
+ * installed.
+ */
 function clangFolder() {
   const clang = find('clang++')
   return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
@@ -210,8 +213,8 @@ function hasFuzzer() {
 }
 
 /**
- * Returns the name of the Debian package with libFuzzer for the installed version of clang. If clang is not installed, assumes the version
- * of Debian's package `clang`.
+ * Returns the name of the Debian package with libFuzzer for the installed version of clang. If clang is not installed,
+ * assumes the version of Debian's package `clang`.
  */
 function fuzzerPackage() {
   const folder = clangFolder()
@@ -234,7 +237,10 @@ export function whyNoHosts() {
 const NEEDED = { CAP_NET_ADMIN: 12n, CAP_SYS_ADMIN: 21n }
 const IN_CONTAINER = 'start the container with `docker run --privileged`, or run this on the host'
 
-/** The command with which an unprivileged user runs a program as root of new namespaces. lab/unprivileged.ts uses the same command. */
+/**
+ * The command with which an unprivileged user runs a program as root of new namespaces. lab/unprivileged.ts uses the
+ * same command.
+ */
 export const AS_ROOT_OF_OWN = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--']
 
 /**

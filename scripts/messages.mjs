@@ -16,20 +16,20 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const MAKERS = new Set(['fail', 'invalid'])
 
 /**
- * Returns a marker for a value that the code inserts into a message when it runs. The private characters around the name cannot occur in a
- * message.
+ * Returns a marker for a value that the code inserts into a message when it runs. The private characters around the
+ * name cannot occur in a message.
  */
 const hole = (name) => `\uE000${name}\uE001`
 const HOLE = /\uE000([^\uE001]*)\uE001/g
 /**
- * Returns a name in camel case as separate words, such as `listen port` for `listenPort`. Returns `...` for the name of a constant in
- * capitals, which says nothing to an operator.
+ * Returns a name in camel case as separate words, such as `listen port` for `listenPort`. Returns `...` for the name of
+ * a constant in capitals, which says nothing to an operator.
  */
 const words = (name) => (/[a-z]/.test(name) ? name.replaceAll(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`) : '...')
 
 /**
- * Returns the text of a string expression, with a marker (`hole`) in place of each inserted value. Returns undefined if the expression is
- * not a string.
+ * Returns the text of a string expression, with a marker (`hole`) in place of each inserted value. Returns undefined if
+ * the expression is not a string.
  * @param {any} node @param {ReadonlyMap<string, any>} constants @returns {string | undefined}
  */
 function textOf(node, constants) {
@@ -70,7 +70,10 @@ function walk(node, visit) {
   }
 }
 
-/** Returns the message and the remedies of a call of `fail` or `invalid`, or of `new WeftError`; undefined for any other syntax node. */
+/**
+ * Returns the message and the remedies of a call of `fail` or `invalid`, or of `new WeftError`; undefined for any other
+ * syntax node.
+ */
 function messageOf(node, constants) {
   if (node.type === 'NewExpression' && node.callee.name === 'WeftError') {
     const remedy = node.arguments[2]?.properties?.find(({ key }) => key?.name === 'remedy')?.value
@@ -155,8 +158,8 @@ function sections() {
 }
 
 /**
- * Returns the text with readable placeholders for inserted values: `<name>` inside code, and italics elsewhere, because Markdown would
- * treat `<name>` as an HTML element.
+ * Returns the text with readable placeholders for inserted values: `<name>` inside code, and italics elsewhere, because
+ * Markdown would treat `<name>` as an HTML element.
  */
 const showHoles = (text) =>
   text

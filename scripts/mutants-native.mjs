@@ -1,9 +1,9 @@
-// mutants-native.mjs - puts small mistakes (mutants) into native/core and native/encap, one at a time, and checks whether core_test or
-// walk_test fails.
+// mutants-native.mjs - puts small mistakes (mutants) into native/core and native/encap, one at a time, and checks
+// whether core_test or walk_test fails.
 //
-// Regular expressions change the text of the code, except comments and strings. Mutants that do not compile are not counted. The test
-// programs are compiled without sanitizers, and only files that a mutant affects are compiled again. A seed chooses the mutants. Results
-// are kept until a source or a test changes.
+// Regular expressions change the text of the code, except comments and strings. Mutants that do not compile are not
+// counted. The test programs are compiled without sanitizers, and only files that a mutant affects are compiled again.
+// A seed chooses the mutants. Results are kept until a source or a test changes.
 
 import { spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -16,7 +16,9 @@ import { drawn } from './mutants-score.mjs'
  */
 const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
-/** The test programs that run without Node.js, with their arguments: the seed of random inputs and the number of rounds. */
+/**
+ * The test programs that run without Node.js, with their arguments: the seed of random inputs and the number of rounds.
+ */
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
 const COMPILE_MS = 300_000
 /**
@@ -56,8 +58,8 @@ const OPERATORS = [
   ['truth', /\btrue\b/g, ['false']],
   ['truth', /\bfalse\b/g, ['true']],
   ['condition', /\bif \((?!constexpr)/g, ['if (false && ', 'if (true || ']],
-  // Matches a whole line that is a call, an assignment or a jump. A declaration is not matched, because a program without it would not
-  // compile.
+  // Matches a whole line that is a call, an assignment or a jump. A declaration is not matched, because a program
+  // without it would not compile.
   [
     'statement',
     /(?<=^ +)(?:(?:[\w.:>\]-]+(?:\[[^\]]*\])?(?: [-+|&^]?= [^;]+|\([^;]*\))|continue|break|\+\+[\w.]+|[\w.]+\+\+);)$/gm,
@@ -115,7 +117,8 @@ export function nativeMutants({ root, area, seed }) {
 }
 
 /**
- * Runs a command and kills it after `limitMs`. Resolves with its exit code, or with the name of the signal that ended it.
+ * Runs a command and kills it after `limitMs`. Resolves with its exit code, or with the name of the signal that ended
+ * it.
  * @param {string[]} command
  * @param {{ cwd: string, limitMs: number }} options
  * @returns {Promise<number | string>}

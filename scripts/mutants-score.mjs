@@ -49,8 +49,9 @@ const fits = (known, mutant) =>
  * @param {string} area
  * @param {readonly Mutant[]} mutants
  * @param {readonly Known[]} known The known survivors of all areas.
- * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: true if `mutants` has all mutants of the area; if it has only a
- *   sample, no entry is reported as stale. `mayBeEmpty`: if false, an area without mutants gets a score of 0% instead of 100%.
+ * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: true if `mutants` has all mutants of the area;
+ * if it has only a sample, no entry is reported as stale. `mayBeEmpty`: if false, an area without mutants gets a score
+ * of 0% instead of 100%.
  * @returns {Score}
  */
 export function judge(area, mutants, known, { isWhole, mayBeEmpty = true }) {

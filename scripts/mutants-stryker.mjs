@@ -14,7 +14,10 @@ const run = {
   onTested: () => {},
 }
 
-/** Matches text with three consecutive words of letters. Such text is a sentence for people, not a name or a firewall rule. */
+/**
+ * Matches text with three consecutive words of letters. Such text is a sentence for people, not a name or a firewall
+ * rule.
+ */
 const SENTENCE = /(^|\s)[\p{L}'’]+,? [\p{L}'’]+,? [\p{L}'’]+/u
 
 /**

@@ -19,17 +19,18 @@ const COLUMNS = 80
  * @property {string} step The name of the current step.
  * @property {number} done
  * @property {number} total
- * @property {boolean} counted True if `total` is a number of steps, which the bar then shows. If false, the bar shows a percentage.
+ * @property {boolean} counted True if `total` is a number of steps, which the bar then shows. If false, the bar shows a
+ * percentage.
  * @property {number} elapsedMs
  * @property {number} [leftMs] The remaining time in ms; undefined if it is unknown.
  */
 
 /**
  * @typedef {object} Progress
- * @property {(step: string, size?: number) => void} now Ends the current step and starts the next one. `size` is its share of `total`, by
- *   default 1.
- * @property {(done: number, step: string) => void} reach Sets the amount of work done and the text of the step, for work whose parts
- *   overlap.
+ * @property {(step: string, size?: number) => void} now Ends the current step and starts the next one. `size` is its
+ * share of `total`, by default 1.
+ * @property {(done: number, step: string) => void} reach Sets the amount of work done and the text of the step, for
+ * work whose parts overlap.
  * @property {(line: string) => void} plain Writes a line, but only if no progress bar is shown.
  * @property {() => void} end Removes the bar from the terminal.
  */

@@ -28,8 +28,8 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
 /**
- * System services that Debian enables when these packages are installed. Setup disables the services again, because the tests do not need
- * them.
+ * System services that Debian enables when these packages are installed. Setup disables the services again, because the
+ * tests do not need them.
  */
 const SERVICES = {
   'etcd-server': ['etcd.service'],
@@ -98,8 +98,8 @@ async function systemPackages(missing, kinds) {
 }
 
 /**
- * Calls `install` with a policy that prevents Debian packages from starting their services, because tests start their own etcd (Debian
- * policy manual 9.3.3.1).
+ * Calls `install` with a policy that prevents Debian packages from starting their services, because tests start their
+ * own etcd (Debian policy manual 9.3.3.1).
  */
 async function withoutServices(install) {
   const policy = '/usr/sbin/policy-rc.d'
@@ -114,7 +114,8 @@ async function withoutServices(install) {
 }
 
 /**
- * True if the packages in node_modules are those of package-lock.json. npm lists the installed packages in node_modules/.package-lock.json.
+ * True if the packages in node_modules are those of package-lock.json. npm lists the installed packages in
+ * node_modules/.package-lock.json.
  */
 function npmPackagesFit() {
   const read = (path) => JSON.parse(readFileSync(join(root, path), 'utf8')).packages

@@ -1,5 +1,5 @@
-// tasks.mjs - defines the tasks of `npm run NAME`: for each task its prerequisites (machine.mjs), its commands and their environment
-// variables.
+// tasks.mjs - defines the tasks of `npm run NAME`: for each task its prerequisites (machine.mjs), its commands and
+// their environment variables.
 
 /**
  * Returns the command that runs the project's tests with vitest. run.mjs appends further arguments of the user to the
@@ -79,7 +79,8 @@ export const TASKS = {
     setup: ['lint'],
     commands: [script('scripts/alert-rules.mjs'), ['oxfmt'], script('scripts/lint-native.mjs', '--fix')],
   },
-  // `npm test` runs the tests that test/selection.json chooses, because WEFT_SELECTION is set. `npm run test:whole` runs all tests.
+  // `npm test` runs the tests that test/selection.json chooses, because WEFT_SELECTION is set. `npm run test:whole`
+  // runs all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {

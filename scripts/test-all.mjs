@@ -49,8 +49,8 @@ function testScripts() {
 }
 
 /**
- * Returns git's hash of all files of the project, including uncommitted changes. Recorded results are valid only for this hash. Returns an
- * empty text if the folder is not a git repository.
+ * Returns git's hash of all files of the project, including uncommitted changes. Recorded results are valid only for
+ * this hash. Returns an empty text if the folder is not a git repository.
  */
 function treeName() {
   const index = join(folder, 'index')
@@ -114,7 +114,10 @@ const time = (seconds) =>
     ? `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, '0')}`
     : `${Math.floor(seconds / 3600)}:${String(Math.floor((seconds % 3600) / 60)).padStart(2, '0')}:${String(seconds % 60).padStart(2, '0')}`
 
-/** Returns a table with one row per test script: its result, its duration as h:mm:ss or m:ss, and its last line of output. */
+/**
+ * Returns a table with one row per test script: its result, its duration as h:mm:ss or m:ss, and its last line of
+ * output.
+ */
 function table(names, results) {
   return names.map((name) => {
     const result = results[name]

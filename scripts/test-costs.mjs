@@ -32,7 +32,10 @@ const TABLE = join(root, 'test/selection.json')
 const work = mkdtempSync(join(tmpdir(), 'weft-costs-'))
 undo(() => rmSync(work, { recursive: true, force: true }))
 
-/** @typedef {{ file: string, in: string, only?: string, cpu?: number, part?: number, seconds?: number, hosts?: boolean, rows?: string[], functions?: number, why?: string }} Entry */
+/**
+ * @typedef {{ file: string, in: string, only?: string, cpu?: number, part?: number, seconds?: number, hosts?: boolean,
+ * rows?: string[], functions?: number, why?: string }} Entry
+ */
 
 /** @returns {Entry[]} */
 const readTable = () => (existsSync(TABLE) ? JSON.parse(readFileSync(TABLE, 'utf8')) : [])
@@ -47,8 +50,8 @@ function testFiles() {
 }
 
 /**
- * Runs the tests of one line of test/selection.json. Returns their CPU seconds, their elapsed seconds, and the functions of src/ that they
- * called; undefined if a test failed.
+ * Runs the tests of one line of test/selection.json. Returns their CPU seconds, their elapsed seconds, and the
+ * functions of src/ that they called; undefined if a test failed.
  */
 function measure(file, isPart) {
   const costs = join(work, 'costs')
@@ -86,8 +89,8 @@ function measure(file, isPart) {
 }
 
 /**
- * Reads the coverage files that V8 wrote to `folder`. Returns the named functions of src/ that were called, as `src/FILE:NAME`. Functions
- * in dist/src/X.js count as functions of src/X.ts.
+ * Reads the coverage files that V8 wrote to `folder`. Returns the named functions of src/ that were called, as
+ * `src/FILE:NAME`. Functions in dist/src/X.js count as functions of src/X.ts.
  */
 function calledFunctions(folder) {
   const called = new Set()
@@ -129,7 +132,10 @@ function contractRows() {
   return rows
 }
 
-/** True if the file's tests are skipped on a machine that cannot simulate hosts with network namespaces (test/support/needs.ts). */
+/**
+ * True if the file's tests are skipped on a machine that cannot simulate hosts with network namespaces
+ * (test/support/needs.ts).
+ */
 const needsHosts = (file) =>
   file !== 'unit' && /\bneeds\(.*\bHOSTS\b/.test(readFileSync(join(root, 'test', file), 'utf8'))
 
@@ -181,7 +187,8 @@ const table = files
     const { why, functions: before, rows: old, ...entry } = known.get(file)
     // If the user named test files, the lines of all other files keep their values.
     const alone = wanted.length > 0 && !wanted.includes(file) ? old : file === 'unit' ? undefined : rows.get(file)
-    // The number of functions that only one test file calls can be computed only if all files were measured in this run.
+    // The number of functions that only one test file calls can be computed only if all files were measured in this
+    // run.
     const only =
       functions.size < files.length
         ? before

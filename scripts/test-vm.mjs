@@ -68,7 +68,8 @@ function outputOf(command, args, cwd = root) {
 }
 
 /**
- * Returns the folder with the unpacked package of Debian's current kernel. Downloads and unpacks the package if the folder does not exist.
+ * Returns the folder with the unpacked package of Debian's current kernel. Downloads and unpacks the package if the
+ * folder does not exist.
  */
 function unpackedKernel() {
   const name = /Depends: (linux-image-\S+)/.exec(outputOf('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
@@ -92,8 +93,8 @@ function unpackedKernel() {
 const versionOf = (unpacked) => readdirSync(join(unpacked, 'lib/modules'))[0]
 
 /**
- * Packs the initramfs, the first file system of the virtual machine: busybox, the modules for the root file system in loading order, and
- * the start script.
+ * Packs the initramfs, the first file system of the virtual machine: busybox, the modules for the root file system in
+ * loading order, and the start script.
  */
 function packInitramfs(unpacked, to) {
   const tree = `${to}-tree`
@@ -113,8 +114,8 @@ function packInitramfs(unpacked, to) {
 const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
 
 /**
- * Runs a command in a new virtual machine and shows its output. Resolves with the output, the exit code, the kernel's version and the
- * duration.
+ * Runs a command in a new virtual machine and shows its output. Resolves with the output, the exit code, the kernel's
+ * version and the duration.
  */
 async function runThere(command, exchange) {
   const unpacked = unpackedKernel()
@@ -200,8 +201,8 @@ async function runThere(command, exchange) {
 }
 
 /**
- * Returns the numbers of passed, failed and skipped tests from the last line of vitest. A run without that line, or with an exit code other
- * than 0, counts as failed.
+ * Returns the numbers of passed, failed and skipped tests from the last line of vitest. A run without that line, or
+ * with an exit code other than 0, counts as failed.
  */
 function countsOf({ code, output }) {
   const last = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1)
@@ -223,7 +224,8 @@ if (args[0] === '--') {
   const parts = args.length > 0 ? [args] : DEFAULT
   const missing = parts.flat().find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
   if (missing !== undefined) fail(`there is no ${missing}`)
-  // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test hangs.
+  // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test
+  // hangs.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
   // Build flanneld on this machine, because the virtual machine has no network.

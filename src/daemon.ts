@@ -134,7 +134,9 @@ export async function startManager(
   }
 }
 
-/** Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does. */
+/**
+ * Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does.
+ */
 async function startNode(
   node: NewNode,
   handover: Handover,

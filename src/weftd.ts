@@ -246,7 +246,9 @@ async function untilStopped(
   return how
 }
 
-/** Resolves when no weftd forwards packets for this subnet file any more. Never resolves if weftd cannot determine that. */
+/**
+ * Resolves when no weftd forwards packets for this subnet file any more. Never resolves if weftd cannot determine that.
+ */
 async function untilFree(options: NodeOptions, log: Log): Promise<void> {
   const { rendezvousAt } = await import('./node/restart/rendezvous.ts')
   await rendezvousAt(options, (message) => log.warn(message))

@@ -1,4 +1,5 @@
-// archive.mjs - makes reproducible tar and gzip files: their bytes depend only on the names, modes and contents of the packed files.
+// archive.mjs - makes reproducible tar and gzip files: their bytes depend only on the names, modes and contents of the
+// packed files.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -6,7 +7,10 @@ import { gzipSync } from 'node:zlib'
 
 export const sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex')
 
-/** Returns a tar archive of a folder, or of only `names` in the folder. All entries belong to root and have the time SOURCE_DATE_EPOCH. */
+/**
+ * Returns a tar archive of a folder, or of only `names` in the folder. All entries belong to root and have the time
+ * SOURCE_DATE_EPOCH.
+ */
 export const tarOf = (folder, ...names) =>
   execFileSync(
     'tar',

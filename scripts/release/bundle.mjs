@@ -93,8 +93,8 @@ const foldersOf = (root, ids) =>
 
 /**
  * Bundles the compiled files in dist/ of the clone at `root`. Throws if an import cannot be resolved.
- * @returns {Promise<{ code: string, lines: string, packages: readonly { name: string, version: string, license: string, folder: string }[]
- *   }>}
+ * @returns {Promise<{ code: string, lines: string, packages: readonly { name: string, version: string, license: string,
+ * folder: string }[] }>}
  */
 export async function bundle(root) {
   const bundled = await rolldown({

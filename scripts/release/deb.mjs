@@ -17,7 +17,10 @@ import { gzipSync } from 'node:zlib'
 import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
-/** The Debian packages that the executable needs: libraries of Node.js and the addon, and `ip`, with which weft makes network devices. */
+/**
+ * The Debian packages that the executable needs: libraries of Node.js and the addon, and `ip`, with which weft makes
+ * network devices.
+ */
 const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
 const RECOMMENDS = 'iptables | nftables'
 const SCRIPTS = ['postinst', 'prerm', 'postrm']

@@ -4,7 +4,10 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-/** The folder for documents in a package. Paths that weft's messages contain, such as `docs/doctor.md`, are relative to this folder. */
+/**
+ * The folder for documents in a package. Paths that weft's messages contain, such as `docs/doctor.md`, are relative to
+ * this folder.
+ */
 const FOLDER = 'usr/share/doc/weft'
 const TOP = ['README.md', 'ARCHITECTURE.md', 'SECURITY.md']
 

@@ -1,9 +1,9 @@
-// embed.mjs - puts weft's application into the executable file of Node.js, in the space of ICU's data tables for most languages and
-// encodings.
+// embed.mjs - puts weft's application into the executable file of Node.js, in the space of ICU's data tables for most
+// languages and encodings.
 //
-// Only ICU's English tables stay, as in a Node.js that was configured with --with-intl=small-icu. The application is placed after them, and
-// the rest of the space is removed. At start Node.js finds the application as an ELF note (postject-api.h of the project postject). For the
-// formats see elf(5), and source/common/ucmndata.h of ICU.
+// Only ICU's English tables stay, as in a Node.js that was configured with --with-intl=small-icu. The application is
+// placed after them, and the rest of the space is removed. At start Node.js finds the application as an ELF note
+// (postject-api.h of the project postject). For the formats see elf(5), and source/common/ucmndata.h of ICU.
 
 const PT = { LOAD: 1, NOTE: 4, PHDR: 6 }
 const ENTRY_SIZE = 56
@@ -65,8 +65,8 @@ const isForeign = (name) =>
   /\/(?!root\.|en[._])[a-z]{2,3}(?:_\w+)?\.res$/.test(name) || /\.(?:cnv|dict)$|\/translit\/|_cj\.brk$/.test(name)
 
 /**
- * Returns ICU's data without the tables that `isForeign` selects. The data consist of a header, the offsets sorted by name, the names, and
- * the tables.
+ * Returns ICU's data without the tables that `isForeign` selects. The data consist of a header, the offsets sorted by
+ * name, the names, and the tables.
  */
 export function english(tables) {
   const start = tables.readUInt16LE(0)
@@ -105,7 +105,8 @@ function noteOf(blob) {
 /**
  * Returns the Node.js executable with the application inside.
  * @param {Buffer} node The executable file of Node.js. It must be linked to fixed addresses (not position-independent).
- * @param {{ address: number, size: number }} icu The address of ICU's tables when the program is loaded, and their size in bytes.
+ * @param {{ address: number, size: number }} icu The address of ICU's tables when the program is loaded, and their size
+ * in bytes.
  * @param {Buffer} blob The application, as `node --experimental-sea-config` wrote it.
  */
 export function embed(node, icu, blob) {

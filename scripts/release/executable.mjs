@@ -1,5 +1,5 @@
-// executable.mjs - builds the single-file executable for one architecture from Node.js, the bundled JavaScript, the addon and the status
-// page (nodejs.org/api/single-executable-applications.html).
+// executable.mjs - builds the single-file executable for one architecture from Node.js, the bundled JavaScript, the
+// addon and the status page (nodejs.org/api/single-executable-applications.html).
 
 import { execFileSync } from 'node:child_process'
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
@@ -45,8 +45,8 @@ export function buildExecutable({ root, work, architecture, version, code, lines
   const env = { ...process.env, NODE_OPTIONS: '' } // V8 rejects a code cache that was made with other flags
   const run = (file, ...args) => execFileSync(file, args, { cwd: root, env, stdio: ['ignore', 2, 'inherit'] })
   const emulated = architecture.qemu ? [architecture.qemu, '-L', sysroot(architecture)] : []
-  // A fixed seed makes the hash values in V8's code cache, and so the executable, reproducible. When the program runs, V8 accepts the cache
-  // with any seed.
+  // A fixed seed makes the hash values in V8's code cache, and so the executable, reproducible. When the program runs,
+  // V8 accepts the cache with any seed.
   run(...emulated, node, ...V8, '--random-seed=1', '--experimental-sea-config', path('config.json'))
   const symbols = execFileSync(`${architecture.gnu}-nm`, ['-S', node], { encoding: 'utf8', maxBuffer: 2 ** 28 })
   const [, address, size] = /^([0-9a-f]+) ([0-9a-f]+) R icudt\d+_dat$/m.exec(symbols) ?? []

@@ -1,5 +1,5 @@
-// glibc_floor.cc - replaces functions of a newer glibc that the compiler's static libraries call, so that a release of the addon runs with
-// an older glibc.
+// glibc_floor.cc - replaces functions of a newer glibc that the compiler's static libraries call, so that a release of
+// the addon runs with an older glibc.
 //
 // The static libraries are libstdc++ 12 and libgcc 12 of Debian 12. weft's own code does not call these functions.
 #include <stdint.h>

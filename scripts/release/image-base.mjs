@@ -45,7 +45,10 @@ const APPLETS = ['cat', 'cp', 'env', 'grep', 'head', 'id', 'ls', 'ps', 'sh', 'sl
 const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpthread.so.0', 'libstdc++.so.6']
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
-/** Matches additional names of iptables' two executables that the images do not need, such as arptables and iptables-translate. */
+/**
+ * Matches additional names of iptables' two executables that the images do not need, such as arptables and
+ * iptables-translate.
+ */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
 /**
  * Files from packages of which the image contains no program. The image has these files so that its package list names
@@ -101,7 +104,10 @@ const packagesIn = (archives) =>
       }
     })
 
-/** Deletes the files in `folder` for which `isKept` returns false, and then the folders that have become empty, except `root`. */
+/**
+ * Deletes the files in `folder` for which `isKept` returns false, and then the folders that have become empty, except
+ * `root`.
+ */
 function prune(root, folder, isKept) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -118,7 +124,8 @@ function prune(root, folder, isKept) {
  */
 export const imageBase = ({ debian, gnu }) =>
   made(`${DEBIAN}-image-${debian}`, (folder) => {
-    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real paths.
+    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real
+    // paths.
     const root = realpathSync(folder)
     const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
     execFileSync('mmdebstrap', [...options, `--include=${PACKAGES.join(',')}`, DEBIAN, root], {

@@ -14,7 +14,10 @@ const TYPE = 'application/vnd.oci.image'
 const FAMILIES = ['iptables', 'ip6tables']
 const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
 
-/** Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and licenses. */
+/**
+ * Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and
+ * licenses.
+ */
 function layTree({ root, tree, executable, addon, licences }) {
   rmSync(tree, { recursive: true, force: true })
   const at = (path) => {
@@ -94,8 +97,9 @@ const json = (value) => Buffer.from(JSON.stringify(value))
 
 /**
  * Writes the archive with the images to the file `target`.
- * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences: string, builds: readonly {
- *   architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[], target: string }} from
+ * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences:
+ * string, builds: readonly { architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[],
+ * target: string }} from
  * @returns {string} The digest of the common index, by which users can refer to the image on every architecture.
  */
 export function buildImage({ root, work, version, publisher, licences, builds, target }) {

@@ -24,8 +24,8 @@ import { dirname, isAbsolute, join, relative } from 'node:path'
 export const NODE_VERSION = '24.21.0'
 
 /**
- * An architecture of a release: its name in Node.js (`name`), in Debian (`debian`) and in the compiler (`gnu`), the emulator that runs its
- * programs (`qemu`), and npm's checksum of the Node.js package (`integrity`).
+ * An architecture of a release: its name in Node.js (`name`), in Debian (`debian`) and in the compiler (`gnu`), the
+ * emulator that runs its programs (`qemu`), and npm's checksum of the Node.js package (`integrity`).
  * @typedef {{ name: string, debian: string, gnu: string, qemu?: string, integrity: string }} Architecture
  * @type {readonly Architecture[]}
  */
@@ -65,8 +65,8 @@ function removeUnfinished() {
 }
 
 /**
- * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is then renamed, so that
- * an incomplete folder is never used.
+ * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is
+ * then renamed, so that an incomplete folder is never used.
  */
 export function made(name, make) {
   const folder = join(cache, name)
@@ -101,7 +101,10 @@ export function nodeRelease({ name, integrity }) {
   })
 }
 
-/** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
+/**
+ * Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files
+ * in the folder.
+ */
 function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -115,8 +118,8 @@ function relinkAll(root, folder) {
 }
 
 /**
- * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that runs foreign
- * programs.
+ * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that
+ * runs foreign programs.
  */
 export function sysroot({ debian }) {
   return made(`${DEBIAN}-${debian}`, (folder) => {

@@ -14,9 +14,11 @@ function replaced(text, from, to, times) {
 }
 
 /**
- * Writes the manifest weft.yaml to the file `manifest`, and the packed Helm chart to the file `chart`. The chart's setting for the tag
- * includes the digest, so that a user who sets another tag does not keep the digest of this release.
- * @param {{ root: string, work: string, version: string, image: string, digest: string, manifest: string, chart: string }} from
+ * Writes the manifest weft.yaml to the file `manifest`, and the packed Helm chart to the file `chart`. The chart's
+ * setting for the tag includes the digest, so that a user who sets another tag does not keep the digest of this
+ * release.
+ * @param {{ root: string, work: string, version: string, image: string, digest: string, manifest: string, chart: string
+ * }} from
  */
 export function buildKubernetes({ root, work, version, image, digest, manifest, chart }) {
   const source = readFileSync(join(root, 'deploy/kubernetes/weft.yaml'), 'utf8')

@@ -51,8 +51,8 @@ function wanted() {
     fail(error.message)
   }
   if (image === undefined) return {}
-  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar of image names in
-  // the project distribution/reference.
+  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar
+  // of image names in the project distribution/reference.
   if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
     fail(`${JSON.stringify(image)} is not the name of an image without a tag`)
   return { image }
@@ -109,8 +109,8 @@ function publish() {
 const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
 
 /**
- * Returns the time that all files of the release get, in seconds since 1970: SOURCE_DATE_EPOCH if it is set (reproducible-builds.org), else
- * the time of the commit.
+ * Returns the time that all files of the release get, in seconds since 1970: SOURCE_DATE_EPOCH if it is set
+ * (reproducible-builds.org), else the time of the commit.
  */
 function time() {
   const { stdout, stderr } = git('log', '-1', '--format=%ct')

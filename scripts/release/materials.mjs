@@ -7,8 +7,8 @@ import { join } from 'node:path'
 import { NODE_VERSION } from './inputs.mjs'
 
 /**
- * Returns the license field of a component in CycloneDX. A single SPDX license is an `id`. Several licenses, or a license with an
- * exception, are an `expression`.
+ * Returns the license field of a component in CycloneDX. A single SPDX license is an `id`. Several licenses, or a
+ * license with an exception, are an `expression`.
  */
 const licencesOf = (license) =>
   /^[\w.+-]+$/.test(license) ? [{ license: { id: license } }] : [{ expression: license }]

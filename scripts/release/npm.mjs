@@ -9,12 +9,15 @@ import { chmodSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync, writeFi
 import { basename, dirname, join } from 'node:path'
 import { gzip, tarOf } from './archive.mjs'
 
-/** False for type declarations, source maps and manuals, which weft does not need at run time. License files are always kept. */
+/**
+ * False for type declarations, source maps and manuals, which weft does not need at run time. License files are always
+ * kept.
+ */
 const isKept = (path) => /^licen[cs]e/i.test(basename(path)) || !/\.(?:[cm]?ts|map|md|markdown)$/i.test(path)
 
 /**
- * Lists the direct and indirect npm dependencies, each with its name, version, license and folder, in the same form as the list of
- * bundle.mjs.
+ * Lists the direct and indirect npm dependencies, each with its name, version, license and folder, in the same form as
+ * the list of bundle.mjs.
  */
 export function dependencies(root) {
   const { packages } = JSON.parse(readFileSync(join(root, 'package-lock.json'), 'utf8'))
@@ -51,10 +54,10 @@ function manifest(root, publisher, packages) {
 }
 
 /**
- * Writes the npm package to the file `target`. `addons` has the path of the compiled addon for each architecture, by the name of the
- * architecture in Node.js.
- * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string, string>>, target:
- *   string }} from
+ * Writes the npm package to the file `target`. `addons` has the path of the compiled addon for each architecture, by
+ * the name of the architecture in Node.js.
+ * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string,
+ * string>>, target: string }} from
  */
 export function buildNpm({ root, work, publisher, addons, target }) {
   const tree = join(work, 'package')
@@ -74,7 +77,8 @@ export function buildNpm({ root, work, publisher, addons, target }) {
   for (const { folder } of packages)
     cpSync(join(root, folder), join(tree, folder), {
       recursive: true,
-      // Skip node_modules folders inside a dependency, because `packages` has a separate entry for each nested package that is needed.
+      // Skip node_modules folders inside a dependency, because `packages` has a separate entry for each nested package
+      // that is needed.
       filter: (path) => isKept(path) && !path.slice(join(root, folder).length).split('/').includes('node_modules'),
     })
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', tree])

@@ -1,5 +1,5 @@
-// rpm.mjs - builds the RPM package of one architecture for Fedora, RHEL, openSUSE and similar distributions: the executable, the service and
-// the documents.
+// rpm.mjs - builds the RPM package of one architecture for Fedora, RHEL, openSUSE and similar distributions: the
+// executable, the service and the documents.
 
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'

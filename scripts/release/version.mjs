@@ -9,7 +9,8 @@ import { fileURLToPath } from 'node:url'
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 
 /**
- * True if the text is a version of three numbers, such as 0.2.0. npm, dpkg and rpm all accept such versions and order them in the same way.
+ * True if the text is a version of three numbers, such as 0.2.0. npm, dpkg and rpm all accept such versions and order
+ * them in the same way.
  */
 export const isVersion = (text) => /^(?:0|[1-9]\d{0,8})(?:\.(?:0|[1-9]\d{0,8})){2}$/.test(text)
 const isBelow = (one, other) => {
@@ -19,7 +20,8 @@ const isBelow = (one, other) => {
 }
 
 /**
- * The files that contain weft's version, each with the text that precedes the version and the number of times it occurs.
+ * The files that contain weft's version, each with the text that precedes the version and the number of times it
+ * occurs.
  * @type {readonly (readonly [file: string, before: string, times: number])[]}
  */
 export const PLACES = [

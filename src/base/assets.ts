@@ -46,8 +46,8 @@ export const loadAddon = (): typeof Addon =>
   (require('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot())
 
 /**
- * Returns the remedy for the error that the native addon cannot be loaded. A clone of the repository has the folder scripts/, which
- * builds the addon; in an installed package npm rebuilds it.
+ * Returns the remedy for the error that the native addon cannot be loaded. A clone of the repository has the folder
+ * scripts/, which builds the addon; in an installed package npm rebuilds it.
  */
 export const addonRemedy = (): string =>
   existsSync(join(packageRoot(), 'scripts/setup.mjs'))
@@ -55,8 +55,8 @@ export const addonRemedy = (): string =>
     : `build it with npm rebuild -g ${manifest()?.name ?? 'weft'}, which needs make, g++ and python3`
 
 /**
- * Reads the HTML of the status page, which scripts/build-page.mjs builds from src/report/page/. Returns undefined if the page was not
- * built.
+ * Reads the HTML of the status page, which scripts/build-page.mjs builds from src/report/page/. Returns undefined if
+ * the page was not built.
  */
 export async function pageText(): Promise<string | undefined> {
   try {

@@ -1,7 +1,7 @@
 // errors.ts - the error class WeftError: a code for programs, a message, and a remedy.
 //
-// A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any other error is a defect
-// of weft and is shown with its stack.
+// A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any
+// other error is a defect of weft and is shown with its stack.
 
 /**
  * The codes of WeftError. weftd itself handles errors with the last four codes; errors with any other code need action

@@ -1,7 +1,7 @@
 // go-flags.ts - parses command lines as Go's flag package does (go.dev/src/flag/flag.go), by a table of flags.
 //
-// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The flags end at `--` or at the first argument that is
-// not a flag.
+// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The flags end at `--` or at the
+// first argument that is not a flag.
 
 import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
@@ -60,7 +60,10 @@ export function parseGoInt(text: string): number | undefined {
   return match[1] === '-' ? -value : value
 }
 
-/** Parses the text that was given for a flag. Returns the flag's value, or `problem`, which says why the text is invalid. */
+/**
+ * Parses the text that was given for a flag. Returns the flag's value, or `problem`, which says why the text is
+ * invalid.
+ */
 function readValue(flag: Flag, text: string): FlagValue | { readonly problem: string } {
   switch (typeof flag.default) {
     case 'boolean':
@@ -77,7 +80,8 @@ function isProblem(value: ReturnType<typeof readValue>): value is { readonly pro
 }
 
 /**
- * Returns a command line argument with the text after `=` replaced by `...` if the argument is a flag, because that text may be a secret.
+ * Returns a command line argument with the text after `=` replaced by `...` if the argument is a flag, because that
+ * text may be a secret.
  */
 export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
 
@@ -97,7 +101,10 @@ export class HelpWanted extends Error {
   override readonly name = 'HelpWanted'
 }
 
-/** Parses a command line. Throws WeftError USAGE for an unknown flag or an invalid value, and HelpWanted for -h, -help or --help. */
+/**
+ * Parses a command line. Throws WeftError USAGE for an unknown flag or an invalid value, and HelpWanted for -h, -help
+ * or --help.
+ */
 export function parseFlags<Table extends FlagTable>(table: Table, args: readonly string[]): ParsedFlags<Table> {
   const options: Record<string, FlagValue> = {}
   for (const [name, flag] of Object.entries(table)) options[name] = flag.default

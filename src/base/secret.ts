@@ -62,7 +62,10 @@ export class Secret {
   }
 }
 
-/** Wraps secret bytes, such as a key. Unlike a text, bytes can be overwritten with zeros (wiped) when they are no longer needed. */
+/**
+ * Wraps secret bytes, such as a key. Unlike a text, bytes can be overwritten with zeros (wiped) when they are no longer
+ * needed.
+ */
 export class SecretBytes {
   readonly #bytes: Uint8Array
 

@@ -55,8 +55,8 @@ const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 export interface InterfaceWishes {
   /**
-   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`, means the
-   * interface of the default route.
+   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`,
+   * means the interface of the default route.
    */
   readonly ifaces: readonly string[]
   /**
@@ -132,8 +132,8 @@ const SAYS = {
 } as const
 
 /**
- * Returns the address with which a starting node begins. If the interface has several addresses, it is the address of the node's earlier
- * run, or else the kernel's source address.
+ * Returns the address with which a starting node begins. If the interface has several addresses, it is the address of
+ * the node's earlier run, or else the kernel's source address.
  */
 async function addressToStartWith(
   { run, earlier }: Host,
@@ -159,8 +159,8 @@ async function addressToStartWith(
 }
 
 /**
- * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it was not chosen. `otherwise` is the
- * reason for an interface that would be suitable.
+ * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it
+ * was not chosen. `otherwise` is the reason for an interface that would be suitable.
  */
 async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
   const faultOf = async (link: Link, family: Family): Promise<string[]> => {
@@ -261,8 +261,8 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
   const { ifaces, patterns, canReach } = wishes
 
   if (ifaces.length === 0 && patterns.length === 0 && canReach === '') {
-    // If --public-ip is given without --iface, an interface must have the public address. A host behind NAT has no such interface, so its
-    // operator must give --iface too.
+    // If --public-ip is given without --iface, an interface must have the public address. A host behind NAT has no such
+    // interface, so its operator must give --iface too.
     const own = listed(asked)
     try {
       return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)))
@@ -424,8 +424,8 @@ async function byDefaultRoute(host: Host): Promise<Found> {
 }
 
 /**
- * Parses a value of --iface as an address; undefined if it is the name of an interface. In a network without IPv6, an IPv6 address counts
- * as a name, as in flanneld.
+ * Parses a value of --iface as an address; undefined if it is the name of an interface. In a network without IPv6, an
+ * IPv6 address counts as a name, as in flanneld.
  */
 const readAddress = (text: string, families: readonly Family[]): Address | undefined =>
   parseIpv4(text) ?? (families.includes('ipv6') ? parseIpv6(text) : undefined)
@@ -457,7 +457,10 @@ async function byAddresses(host: Host, addresses: readonly Address[]): Promise<F
   return { link: first.link, given: byFamily(addresses), isNamed: true }
 }
 
-/** Finds an interface by a regular expression: the first interface with a matching address, or else the first with a matching name. */
+/**
+ * Finds an interface by a regular expression: the first interface with a matching address, or else the first with a
+ * matching name.
+ */
 async function byPattern(host: Host, pattern: string): Promise<Found> {
   const { families, earlier } = host
   const links = host.links.filter((link) => !earlier.isOwn(link))

@@ -30,8 +30,8 @@ export const packageOf = (program: string): string =>
   PACKAGES[program] ?? (/^(?:ip6?|x)tables/.test(program) ? 'iptables' : program)
 
 /**
- * The folders that hold administration programs such as `ip`. On Debian they are not in the PATH of an ordinary user or of `su` without
- * `-`.
+ * The folders that hold administration programs such as `ip`. On Debian they are not in the PATH of an ordinary user or
+ * of `su` without `-`.
  */
 const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin']
 /** Appends SYSTEM_FOLDERS to a search path in the format of PATH. */
@@ -60,8 +60,8 @@ export interface RunOptions {
 }
 
 /**
- * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the kernel refused with EPERM, and COMMAND for any other
- * failure.
+ * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the kernel refused with EPERM, and
+ * COMMAND for any other failure.
  */
 export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>
   new Promise((resolve, reject) => {
@@ -83,7 +83,8 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
       child.stdin?.on('error', () => {}) // the program ended without reading; its exit code matters
       if (input !== undefined) child.stdin?.end(input)
     } catch (error) {
-      // Node.js throws, instead of calling back, if fork fails with ENOMEM or E2BIG, or if an argument contains a zero byte.
+      // Node.js throws, instead of calling back, if fork fails with ENOMEM or E2BIG, or if an argument contains a zero
+      // byte.
       reject(commandError(file, args, error as ExecFileException, ''))
     }
   })
@@ -107,8 +108,8 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   // The command `wg` quotes an invalid key in its error message. Remove the key, because it may be secret.
   const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
-  // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability (iptables/libiptc/libiptc.c),
-  // so the remedy names CAP_NET_RAW.
+  // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability
+  // (iptables/libiptc/libiptc.c), so the remedy names CAP_NET_RAW.
   if (/\(legacy\).*initialize/.test(said)) {
     return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {
       remedy: 'legacy iptables needs CAP_NET_RAW in addition to CAP_NET_ADMIN; iptables-nft and nft do not',
@@ -125,7 +126,9 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   return new WeftError('COMMAND', message, { cause: error })
 }
 
-/** Returns the name of the program if the error says that this program is not installed; undefined for any other error. */
+/**
+ * Returns the name of the program if the error says that this program is not installed; undefined for any other error.
+ */
 export function notInstalled(error: unknown): string | undefined {
   if (!(error instanceof WeftError)) return undefined
   const { code, path } = (error.cause ?? {}) as NodeJS.ErrnoException

@@ -13,7 +13,10 @@ interface RunningDaemon {
   readonly name: string
 }
 
-/** Lists the weftd and flanneld processes of this network namespace, except this process. `proc` is the mount point of procfs. */
+/**
+ * Lists the weftd and flanneld processes of this network namespace, except this process. `proc` is the mount point of
+ * procfs.
+ */
 export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
   const running: RunningDaemon[] = []
   const here = await readlink(`${proc}/self/ns/net`)
@@ -84,7 +87,10 @@ async function lockHeldBy(folder: string): Promise<{ readonly path: string; read
   return undefined
 }
 
-/** Returns the value of a flag in a command line, written as `-name value` or `--name=value`, as Go's flag package allows. */
+/**
+ * Returns the value of a flag in a command line, written as `-name value` or `--name=value`, as Go's flag package
+ * allows.
+ */
 function flagOf(command: readonly string[], name: string): string | undefined {
   const at = command.findLastIndex((word) => new RegExp(`^--?${name}(=|$)`).test(word))
   const word = command[at]

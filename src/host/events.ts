@@ -53,8 +53,8 @@ const LIFETIMES = / (?:valid_lft|preferred_lft|expires) \S+/g
 const NAMES = [/^(\d+): \S+\s+inet6? (\S+)/, /^(.+?)(?: via .*)? dev (\S+).*? (metric \d+)/]
 
 /**
- * Makes a filter for lines of `ip -o monitor`. The filter returns false for lines that only renew the lifetime of an address or route.
- * Every router advertisement renews lifetimes (RFC 4862 section 5.5.3).
+ * Makes a filter for lines of `ip -o monitor`. The filter returns false for lines that only renew the lifetime of an
+ * address or route. Every router advertisement renews lifetimes (RFC 4862 section 5.5.3).
  */
 export function createChangeFilter(): (line: string) => boolean {
   const known = new Map<string, string>()
@@ -119,8 +119,8 @@ export const entriesOf = (names: () => readonly string[]): Watched => ({
 })
 
 /**
- * Calls `onChange` when the host changed, or may have changed because `ip monitor` did not run. The caller must find out what changed.
- * Resolves when `signal` aborts.
+ * Calls `onChange` when the host changed, or may have changed because `ip monitor` did not run. The caller must find
+ * out what changed. Resolves when `signal` aborts.
  */
 export async function watchHost(
   onChange: () => void,
@@ -166,8 +166,8 @@ async function runMonitor(
     const { stdout, stderr } = monitor as Partial<typeof monitor>
     if (stdout && matters) createInterface(stdout).on('line', (line) => matters(line) && onChange())
     else stdout?.on('data', onChange)
-    // If the kernel drops reports because its queue is full, iproute2 prints a warning to stderr and continues (lib/libnetlink.c,
-    // rtnl_listen). So output on stderr counts as a change.
+    // If the kernel drops reports because its queue is full, iproute2 prints a warning to stderr and continues
+    // (lib/libnetlink.c, rtnl_listen). So output on stderr counts as a change.
     stderr?.on('data', onChange)
     const [code, by] = (await closed) as [number | null, string | null]
     return { bySignal: by !== null, why: by ?? `exit code ${code}` }

@@ -26,8 +26,8 @@ import type { Run } from './command.ts'
 import { findLinkAgain, listLinks, type Link, type LinkAddress } from './links.ts'
 
 /**
- * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP client that
- * restarts removes the address for a moment.
+ * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP
+ * client that restarts removes the address for a moment.
  */
 const HOLD_MS = 5_000
 
@@ -56,7 +56,10 @@ export interface ExternalInterface {
    * expression too.
    */
   readonly pattern?: string
-  /** The families of the network; if left out, the families of `address`. weftd waits until the interface has an address of each family. */
+  /**
+   * The families of the network; if left out, the families of `address`. weftd waits until the interface has an address
+   * of each family.
+   */
   readonly families?: readonly Family[]
   /**
    * Decides how long the node keeps an address that is missing from the interface. If `hold` is left out, the node uses
@@ -138,8 +141,8 @@ const isBare = ({ address, prefixLength }: LinkAddress): boolean => prefixLength
 const rankOf = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (isBare(entry) ? 1 : 0)
 
 /**
- * Lists the usable addresses of an interface, the best first, including tentative ones. Addresses of equal rank stay in the kernel's
- * order.
+ * Lists the usable addresses of an interface, the best first, including tentative ones. Addresses of equal rank stay in
+ * the kernel's order.
  */
 export function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
   return addressesOf(link, family)
@@ -254,7 +257,8 @@ function follow(
   const family = familyOf(known)
   if (named.address[family]) return known
   const all = addressesOf(link, family)
-  // An address that is tentative now still belongs to this host, because unplugging the cable makes addresses tentative.
+  // An address that is tentative now still belongs to this host, because unplugging the cable makes addresses
+  // tentative.
   const there = all.find(({ address, duplicate }) => address === known && !duplicate)
   const isReady = ({ deprecated, tentative }: LinkAddress): boolean => !deprecated && !tentative
   const home = all.find((entry) => entry.address === hold?.home(family) && isReady(entry))
@@ -308,7 +312,10 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
   return { ...external, address: text(external.address), publicIp: text(external.publicIp), home: text(home) }
 }
 
-/** The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` refuses any other name with an error. */
+/**
+ * The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` refuses any other name with
+ * an error.
+ */
 const LINK_NAME = /^(?!\.{1,2}$)[^\s/:]{1,15}$/
 
 /**

@@ -282,8 +282,8 @@ function toRoute(json: JsonRoute): Route {
 }
 
 /**
- * Lists the routes of the main table whose destination is exactly `destination`. If `destination` is a family, lists the family's default
- * routes.
+ * Lists the routes of the main table whose destination is exactly `destination`. If `destination` is a family, lists
+ * the family's default routes.
  */
 export async function routesTo(run: Run, destination: Net | Family): Promise<Route[]> {
   const exact = typeof destination === 'string' ? 'default' : formatNet(destination)
@@ -310,7 +310,8 @@ export async function hasPolicyRules(run: Run, family: Family): Promise<boolean>
   }
 }
 /**
- * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c).
+ * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c,
+ * net/ipv6/fib6_rules.c).
  */
 const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
 
@@ -345,7 +346,9 @@ export async function routesFor(run: Run, family: Family, addresses: readonly st
   return new Map(parseLines<JsonRoute>(text, command).map((json) => [json.dst ?? '', toRoute(json)]))
 }
 
-/** Looks up the interface and the source address by which the kernel reaches `address`; undefined if there is no route. */
+/**
+ * Looks up the interface and the source address by which the kernel reaches `address`; undefined if there is no route.
+ */
 export async function routeFor(run: Run, address: Address): Promise<Route | undefined> {
   try {
     const [json] = await ipJson<JsonRoute>(run, [ipFlag(address), 'route', 'get', formatAddress(address)])

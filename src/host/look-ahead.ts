@@ -21,8 +21,8 @@ const LINKS = 'address show'
 const routesFor = (network: Net): string[] => ['route show exact default', `route show exact ${formatNet(network)}`]
 
 /**
- * Runs in advance the queries that links.ts will make: all links, and for each family of the network the default route and the routes to
- * the network.
+ * Runs in advance the queries that links.ts will make: all links, and for each family of the network the default route
+ * and the routes to the network.
  */
 export function lookAhead(run: Run, networks: Nets): LookAhead {
   const looks = [

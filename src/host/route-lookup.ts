@@ -7,7 +7,10 @@ import { ipFlag, ipJson } from './links.ts'
 
 export interface RouteQuery {
   readonly to: string
-  /** The source address of a packet that arrives on the interface `iif`. Both are left out for a packet that this host sends itself. */
+  /**
+   * The source address of a packet that arrives on the interface `iif`. Both are left out for a packet that this host
+   * sends itself.
+   */
   readonly from?: string
   readonly iif?: string
   /** The firewall mark of the packet, such as `0x1`. */

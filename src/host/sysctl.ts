@@ -19,7 +19,7 @@ export const FORWARDING: Readonly<Record<Family, string>> = {
 }
 
 /**
- * Converts the path of a kernel setting below /proc/sys to the name for sysctl(8). For example, `net/ipv6/conf/eth0.7/accept_ra` becomes
- * `net.ipv6.conf.eth0/7.accept_ra`.
+ * Converts the path of a kernel setting below /proc/sys to the name for sysctl(8). For example,
+ * `net/ipv6/conf/eth0.7/accept_ra` becomes `net.ipv6.conf.eth0/7.accept_ra`.
  */
 export const dotted = (name: string): string => name.replaceAll(/[./]/g, (mark) => (mark === '/' ? '.' : '/'))

@@ -50,8 +50,8 @@ const isAny = (address: string): boolean => ANY.has(address)
 const plain = (address: string): string => String(parseAddress(address))
 
 /**
- * Parses /proc/net/udp or udp6, and returns the sockets with this port. The kernel prints addresses in hexadecimal digits, in 32-bit
- * words of the host's byte order.
+ * Parses /proc/net/udp or udp6, and returns the sockets with this port. The kernel prints addresses in hexadecimal
+ * digits, in 32-bit words of the host's byte order.
  */
 export function socketsIn(table: string, family: Family, port: number): UdpSocket[] {
   const digits = port.toString(16).toUpperCase().padStart(4, '0')
@@ -96,7 +96,10 @@ export async function ownerOfSockets(inodes: ReadonlySet<number>): Promise<strin
 const processes = async (): Promise<readonly number[]> =>
   (await readdir('/proc').catch(() => [])).filter((name) => /^\d+$/.test(name)).map(Number)
 
-/** Reads the id of a process's parent from /proc/PID/stat. The process name in that file may contain spaces and parentheses. */
+/**
+ * Reads the id of a process's parent from /proc/PID/stat. The process name in that file may contain spaces and
+ * parentheses.
+ */
 async function parentOf(pid: number): Promise<number | undefined> {
   const text = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '')
   const [, parent] = text.slice(text.lastIndexOf(')') + 2).split(' ')

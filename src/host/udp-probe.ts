@@ -31,7 +31,8 @@ const BEFORE_SENDING: Readonly<Record<string, UdpProbeResult>> = {
 }
 
 /**
- * Sends an empty UDP datagram, and waits for an ICMP error for at most `waitMs` milliseconds. Resolves with undefined if no error comes.
+ * Sends an empty UDP datagram, and waits for an ICMP error for at most `waitMs` milliseconds. Resolves with undefined
+ * if no error comes.
  */
 export function probeUdpPort(to: Address, port: number, waitMs: number): Promise<UdpProbeResult | undefined> {
   const socket = createSocket(familyOf(to) === 'ipv4' ? 'udp4' : 'udp6')

@@ -1,4 +1,5 @@
-// unix-socket.ts - exchanges messages, each a text with descriptors, with other processes over Unix sockets of sequenced packets.
+// unix-socket.ts - exchanges messages, each a text with descriptors, with other processes over Unix sockets of
+// sequenced packets.
 
 import { closeSync } from 'node:fs'
 import { addon } from './addon.ts'
@@ -31,8 +32,8 @@ export interface Listener {
   /** Waits until another process connects. Rejects with the signal's reason. */
   accept(signal: AbortSignal): Promise<Connection>
   /**
-   * Closes the listening socket. The path stays in the file system, because another process may have bound it again. Further calls have
-   * no effect.
+   * Closes the listening socket. The path stays in the file system, because another process may have bound it again.
+   * Further calls have no effect.
    */
   close(): void
 }

@@ -79,7 +79,10 @@ export const formatEndpoint = (address: Address, port: number): string =>
 /** Returns the network that consists of a single address, such as `10.5.1.0/32` or `fd00:5:1::/128`. */
 export const hostNet = (address: Address): Net => netAround(address, ADDRESS_BITS[familyOf(address)])
 
-/** Returns the network with this prefix length that contains an address. For an IPv4 address a prefix length above 32 counts as 32. */
+/**
+ * Returns the network with this prefix length that contains an address. For an IPv4 address a prefix length above 32
+ * counts as 32.
+ */
 export const netAround = (address: Address, prefixLength: number): Net =>
   typeof address === 'number' ? ipv4Net(address, Math.min(prefixLength, 32)) : ipv6Net(address, prefixLength)
 

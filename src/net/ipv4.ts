@@ -38,8 +38,8 @@ export function ipv4Net(address: Ipv4, prefixLength: number): Ipv4Net {
 }
 
 /**
- * Parses an IPv4 network, and clears its host bits as Go's net.ParseCIDR does: `10.5.1.7/24` becomes 10.5.1.0/24. Returns undefined for
- * any other text.
+ * Parses an IPv4 network, and clears its host bits as Go's net.ParseCIDR does: `10.5.1.7/24` becomes 10.5.1.0/24.
+ * Returns undefined for any other text.
  */
 export function parseIpv4Net(text: string): Ipv4Net | undefined {
   const slash = text.indexOf('/')

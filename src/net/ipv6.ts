@@ -13,8 +13,8 @@ export interface Ipv6Net {
 const GROUPS = 8
 
 /**
- * Parses an IPv6 address such as `fc00::1` (RFC 4291 section 2.2). Returns undefined for any other text, such as an address with a zone
- * or a prefix length.
+ * Parses an IPv6 address such as `fc00::1` (RFC 4291 section 2.2). Returns undefined for any other text, such as an
+ * address with a zone or a prefix length.
  */
 export function parseIpv6(text: string): Ipv6 | undefined {
   const [head = '', tail, ...more] = text.split('::')
@@ -29,8 +29,8 @@ export function parseIpv6(text: string): Ipv6 | undefined {
 }
 
 /**
- * Parses the 16-bit groups of a part of an address, which must not contain `::`. If `isEnd` is true, an IPv4 address may take the place
- * of the last two groups.
+ * Parses the 16-bit groups of a part of an address, which must not contain `::`. If `isEnd` is true, an IPv4 address
+ * may take the place of the last two groups.
  */
 function groupsOf(text: string, isEnd: boolean): number[] | undefined {
   if (text === '') return []
@@ -72,7 +72,10 @@ export function ipv6Net(address: Ipv6, prefixLength: number): Ipv6Net {
   return { address: address & ipv6Mask(prefixLength), prefixLength }
 }
 
-/** Parses an IPv6 network, and clears its host bits: `fc00::1/48` becomes fc00::/48. Returns undefined for any other text. */
+/**
+ * Parses an IPv6 network, and clears its host bits: `fc00::1/48` becomes fc00::/48. Returns undefined for any other
+ * text.
+ */
 export function parseIpv6Net(text: string): Ipv6Net | undefined {
   const slash = text.indexOf('/')
   if (slash < 0 || !/^\d{1,3}$/.test(text.slice(slash + 1))) return undefined

@@ -1,8 +1,8 @@
 // lengths.ts - the packet lengths that weft probes if a path does not carry full-size packets. Pure.
 
 /**
- * Common path MTUs in bytes: the minimum that hosts must accept (576) and the minimum of IPv6 (1280), Ethernet (1500), the MTUs inside
- * tunnels, PPPoE and clouds, and jumbo frames.
+ * Common path MTUs in bytes: the minimum that hosts must accept (576) and the minimum of IPv6 (1280), Ethernet (1500),
+ * the MTUs inside tunnels, PPPoE and clouds, and jumbo frames.
  */
 const PATH_BYTES = [576, 1024, 1200, 1280, 1400, 1420, 1450, 1492, 1500, 4352, 8896, 9000]
 

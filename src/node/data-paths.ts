@@ -344,7 +344,10 @@ export class DataPaths {
     return FAMILIES.filter((family) => all.has(family))
   }
 
-  /** The families that the network has but no data path carries, each with the reason. At least one other family is carried. */
+  /**
+   * The families that the network has but no data path carries, each with the reason. At least one other family is
+   * carried.
+   */
   get lacking(): ByFamily<string> {
     const ours = this.#parts.flatMap(({ families, lacking }) =>
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
@@ -578,7 +581,10 @@ export class DataPaths {
     return sumTraffic(values.flatMap((value) => [...value]))
   }
 
-  /** Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see handshakes. */
+  /**
+   * Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see
+   * handshakes.
+   */
   get unknownKeys(): (() => readonly UnknownKey[]) | undefined {
     if (!this.#can('handshakes')) return undefined
     return () => this.#paths().flatMap(({ handshakes }) => handshakes?.unknownKeys() ?? [])

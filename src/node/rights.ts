@@ -34,8 +34,8 @@ export async function permit(backend: Backend, host: NeedsHost): Promise<void> {
 }
 
 /**
- * Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. Must not be called
- * for a process that already forwards.
+ * Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or
+ * NO_TUN. Must not be called for a process that already forwards.
  */
 export async function requireRights(
   { name, tunNames }: Pick<Backend, 'name' | 'tunNames'>,

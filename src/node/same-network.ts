@@ -55,7 +55,9 @@ export async function waitForSameNetwork(
   }
 }
 
-/** Throws WeftError DEVICE if the predecessor's lease, `before`, has another public IP than this process would publish. */
+/**
+ * Throws WeftError DEVICE if the predecessor's lease, `before`, has another public IP than this process would publish.
+ */
 export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefined): void {
   const own = addressText(publicIp)
   // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet, so the same IPv6 address is

@@ -33,7 +33,10 @@ export type Option = {
       readonly isRequired?: true
       readonly refusal?: string
     }
-  /** A text without secrets. If the configuration omits the option, the text is the default, or empty if there is no default. */
+  /**
+   * A text without secrets. If the configuration omits the option, the text is the default, or empty if there is no
+   * default.
+   */
   | {
       readonly kind: 'text'
       readonly default?: string
@@ -102,8 +105,8 @@ export interface Kind {
    */
   readonly routes: 'network' | 'peers' | 'none'
   /**
-   * The address that answers probes to a peer. `overlay`: the peer's address in its subnet. `host`: the public address of its host.
-   * `nobody`: no address is known.
+   * The address that answers probes to a peer. `overlay`: the peer's address in its subnet. `host`: the public address
+   * of its host. `nobody`: no address is known.
    */
   readonly probe: 'overlay' | 'host' | 'nobody'
   readonly isIpv4Alone?: true
@@ -134,8 +137,8 @@ export interface Kind {
 /** A WireGuard key: 32 bytes in base64. */
 export const WIREGUARD_KEY = /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/
 /**
- * The age in ms at which WireGuard keys expire: neither side may use them any longer (https://www.wireguard.com/papers/wireguard.pdf,
- * section 6.1).
+ * The age in ms at which WireGuard keys expire: neither side may use them any longer
+ * (https://www.wireguard.com/papers/wireguard.pdf, section 6.1).
  */
 export const REJECT_AFTER_MS = 180_000
 const MOST_PORT = 65_535
@@ -281,8 +284,8 @@ export const KINDS = {
   },
   vxlan: {
     options: {
-      // The largest VNI is the largest number that fits into a device name after `flannel.`, because the kernel limits names to 15
-      // characters (IFNAMSIZ). RFC 7348 allows 24 bits.
+      // The largest VNI is the largest number that fits into a device name after `flannel.`, because the kernel limits
+      // names to 15 characters (IFNAMSIZ). RFC 7348 allows 24 bits.
       vni: { name: 'VNI', kind: 'number', default: 1, most: 9_999_999, isShared: true },
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
       /** The MTU of the underlay in bytes; with 0 weftd uses the MTU of the external interface. */
@@ -478,8 +481,8 @@ export function outersOf(
 }
 
 /**
- * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family that the network lacks;
- * the backend refuses the value later.
+ * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family
+ * that the network lacks; the backend refuses the value later.
  */
 export function underlaysOf(
   underlay: unknown,
@@ -511,7 +514,9 @@ export const DEFAULT_TYPE: BackendType = 'udp'
 const memberOf = (backend: Readonly<Record<string, unknown>>, option: string): unknown =>
   Object.entries(backend).find(([name]) => name.toLowerCase() === option.toLowerCase())?.[1]
 
-/** Returns the UDP port to which peers send, according to a `Backend` object; undefined if the backend does not use UDP. */
+/**
+ * Returns the UDP port to which peers send, according to a `Backend` object; undefined if the backend does not use UDP.
+ */
 export function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
   const outside = kindOf(type)?.outside
   if (outside?.protocol !== 'udp') return undefined

@@ -48,18 +48,22 @@ export interface Backend {
   readonly routesByOthers?: boolean
   /** True if the backend makes IPsec policies in the kernel. */
   readonly usesIpsec?: boolean
-  /** True if packets to peers must leave this host only through the backend's device, because only that device encrypts them. */
+  /**
+   * True if packets to peers must leave this host only through the backend's device, because only that device encrypts
+   * them.
+   */
   readonly isSealed?: boolean
   /** The external interface as the last `prepare` found it. */
   readonly external: ExternalInterface
   /**
-   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log flanneld's lines,
-   * such as `Subnet added: ...`.
+   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log
+   * flanneld's lines, such as `Subnet added: ...`.
    */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**
-   * Returns the attributes that this node publishes in its lease, for the current state of the host. The daemon calls `prepare` again each
-   * time before it opens the data path. `prepare` must not change a device or route with which an earlier process may still forward.
+   * Returns the attributes that this node publishes in its lease, for the current state of the host. The daemon calls
+   * `prepare` again each time before it opens the data path. `prepare` must not change a device or route with which an
+   * earlier process may still forward.
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
@@ -178,7 +182,10 @@ export interface NeededDevice {
    * own message.
    */
   readonly refusal?: string
-  /** The outer source address of an ipip device, as text. The kernel allows one ipip device per source address without a remote address. */
+  /**
+   * The outer source address of an ipip device, as text. The kernel allows one ipip device per source address without a
+   * remote address.
+   */
   readonly local?: string
 }
 
@@ -200,7 +207,9 @@ export interface PathSide {
    * no port.
    */
   readonly endpoint: string
-  /** An address on the peer's node that answers probes sent through the data path; left out if no such address is known. */
+  /**
+   * An address on the peer's node that answers probes sent through the data path; left out if no such address is known.
+   */
   readonly probe?: Address
   /**
    * How packets reach the peer. `direct`: by a route to the peer's host, without a tunnel. `tunnel`: in datagrams of
@@ -224,8 +233,8 @@ export interface PeerSession {
   /** The age of the current keys in ms; undefined if the session has no valid keys. */
   readonly ageMs: number | undefined
   /**
-   * The number of handshake initiations sent to the peer since the last handshake that made keys. This member, `failure`, `stale` and
-   * `unconfirmed` are undefined if the kernel carries the packets.
+   * The number of handshake initiations sent to the peer since the last handshake that made keys. This member,
+   * `failure`, `stale` and `unconfirmed` are undefined if the kernel carries the packets.
    */
   readonly attempts?: number | undefined
   /**
@@ -289,7 +298,8 @@ export interface PathSearching {
    */
   readonly overhead?: number
   /**
-   * Returns the longest packet in bytes that the kernel sends to the peer with lease key `key`; undefined if the peer has a direct route.
+   * Returns the longest packet in bytes that the kernel sends to the peer with lease key `key`; undefined if the peer
+   * has a direct route.
    */
   knownMtu(key: string, family: Family): number | undefined
   /**
@@ -365,7 +375,10 @@ export interface Probing {
 
 /** The part of a data path that adapts to changes of the host while the data path is open. */
 export interface Adapting {
-  /** The families that the network has but this data path does not carry, each with the reason. At least one other family is carried. */
+  /**
+   * The families that the network has but this data path does not carry, each with the reason. At least one other
+   * family is carried.
+   */
   readonly lacking: ByFamily<string>
   /** True if the node must call `renew`, because a family is missing that `renew` can open. */
   readonly isOutdated: boolean

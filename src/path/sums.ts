@@ -1,4 +1,5 @@
-// sums.ts - joins the peers, the traffic and the counters that several data paths, or several parts of one data path, report.
+// sums.ts - joins the peers, the traffic and the counters that several data paths, or several parts of one data path,
+// report.
 
 import type { PathPeer, PathTraffic } from './contract.ts'
 

@@ -50,8 +50,8 @@ export function refusalOf(
       status: 403,
       why: 'this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip',
     }
-  // Accept only the host's own names. Otherwise an attacker could make a domain name resolve to this host's address (DNS rebinding), and a
-  // page under that name would have the same origin as this server and could read the status.
+  // Accept only the host's own names. Otherwise an attacker could make a domain name resolve to this host's address
+  // (DNS rebinding), and a page under that name would have the same origin as this server and could read the status.
   if (!isThisHost(host, ownName))
     return { status: 421, why: "use an IP address, localhost or this host's own name in the URL" }
   if (isOtherSite({ host, ...browser })) return { status: 403, why: 'requests from pages of other sites are refused' }
@@ -79,7 +79,10 @@ function isThisHost(host: string | undefined, ownName: string): boolean {
   return parseIpv4(name) !== undefined || (name !== '' && ['localhost', own, own.split('.')[0]].includes(name))
 }
 
-/** Returns a key that is equal for all spellings of an IP address. An IPv4-mapped IPv6 address gets the key of its IPv4 address. */
+/**
+ * Returns a key that is equal for all spellings of an IP address. An IPv4-mapped IPv6 address gets the key of its IPv4
+ * address.
+ */
 function keyOf(address: string | undefined): Address | undefined {
   const plain = (address ?? '').replace(/^::ffff:(?=\d+\.)/, '')
   return parseAddress(plain)

@@ -9,7 +9,10 @@ export const DROPS_SCHEMA = 1
 
 /** The first bytes and the metadata of one dropped packet. */
 export interface DroppedPacket {
-  /** When the engine read the dropped packet, in microseconds since 1970. Packets that the engine read in one batch have the same time. */
+  /**
+   * When the engine read the dropped packet, in microseconds since 1970. Packets that the engine read in one batch have
+   * the same time.
+   */
   readonly atUs: number
   /** The direction of the dropped packet. `out`: to a peer; `in`: from a peer. */
   readonly direction: 'out' | 'in'
@@ -38,17 +41,23 @@ export interface DropsReport {
   readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
   /**
-   * All reasons for drops, with the number of packets dropped since the data path was opened. The number includes packets that `packets`
-   * does not list.
+   * All reasons for drops, with the number of packets dropped since the data path was opened. The number includes
+   * packets that `packets` does not list.
    */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>
   /** The recorded dropped packets, oldest first. */
   readonly packets: readonly DroppedPacket[]
-  /** The value for the parameter `after` of the next request, which then returns only packets dropped later: `/drops.json?after=1,2`. */
+  /**
+   * The value for the parameter `after` of the next request, which then returns only packets dropped later:
+   * `/drops.json?after=1,2`.
+   */
   readonly next: readonly number[]
 }
 
-/** The reasons for which weft knows only the number of dropped packets, because the kernel dropped them before the engine read them. */
+/**
+ * The reasons for which weft knows only the number of dropped packets, because the kernel dropped them before the
+ * engine read them.
+ */
 export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
 
 export const noDrops = (at: string): DropsReport => ({

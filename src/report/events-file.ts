@@ -10,7 +10,10 @@ import { eventsText, parseEvents, type PeerEvent } from './peer-events.ts'
  */
 const MOST_BYTES = 1_000_000
 
-/** Reads the peers' events from the file. Returns no events if the file does not exist. Rejects if the file cannot be read or parsed. */
+/**
+ * Reads the peers' events from the file. Returns no events if the file does not exist. Rejects if the file cannot be
+ * read or parsed.
+ */
 export async function readEvents(path: string): Promise<readonly PeerEvent[]> {
   const there = await stat(path).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return undefined

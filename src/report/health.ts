@@ -43,7 +43,9 @@ export interface Health {
   report(): Promise<NodeReport>
   /** The full status of weftd and its node. A status that takes long to compute is cached for a short time. */
   status(): Promise<Status>
-  /** The packets dropped after the report whose member `next` equals `after`; all recorded packets if `after` is empty. */
+  /**
+   * The packets dropped after the report whose member `next` equals `after`; all recorded packets if `after` is empty.
+   */
   drops(after: DropsReport['next']): DropsReport
   /** The recorded events and the history of the last hour; undefined until weftd has a node. */
   memory(): Memory | undefined
@@ -129,8 +131,8 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
 }
 
 /**
- * Answers an HTTP request at the health port. /healthz and /readyz have the same texts as in flanneld's main.go, and accept any method as
- * flanneld does. The table in states.ts decides the results of /readyz and /livez.
+ * Answers an HTTP request at the health port. /healthz and /readyz have the same texts as in flanneld's main.go, and
+ * accept any method as flanneld does. The table in states.ts decides the results of /readyz and /livez.
  */
 async function answerAtPort(request: HttpRequest, health: Health, isAtSocket = false): Promise<Answer> {
   const node = health.snapshot()
@@ -236,7 +238,9 @@ const NOT_ALLOWED = textAnswer(405, '405 method not allowed\n')
 export interface HealthServer {
   /** The bound port. If port 0 was requested, the kernel chose this port. */
   readonly port: number
-  /** Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop. */
+  /**
+   * Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop.
+   */
   close(): Promise<void>
 }
 
@@ -244,7 +248,10 @@ interface HealthPlace {
   /** The address at which weftd serves the health checks. */
   readonly ip: string
   readonly port: number
-  /** The address, besides loopback, at which weftd serves the full status. If it is empty, weftd serves the full status at no address. */
+  /**
+   * The address, besides loopback, at which weftd serves the full status. If it is empty, weftd serves the full status
+   * at no address.
+   */
   readonly statusIp: string
 }
 
@@ -356,8 +363,9 @@ export async function serveView(
 }
 
 /**
- * Starts the HTTP server at a Unix socket that only this user may open. Replaces the socket file of a daemon that was killed. Logs a
- * warning if the socket cannot be created, because a host with a read-only /run still needs its network. An empty path means no socket.
+ * Starts the HTTP server at a Unix socket that only this user may open. Replaces the socket file of a daemon that was
+ * killed. Logs a warning if the socket cannot be created, because a host with a read-only /run still needs its network.
+ * An empty path means no socket.
  */
 export async function serveSocket(
   path: string,

@@ -55,8 +55,8 @@ export const historyReport = (hour: Pick<Hour, 'node' | 'peer'>, at: string, pee
 })
 
 /**
- * Encodes a value of a peer in 16 bits: 0 if the value is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The relative error is
- * 0.04% for values well above 0.01.
+ * Encodes a value of a peer in 16 bits: 0 if the value is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The
+ * relative error is 0.04% for values well above 0.01.
  */
 const encode = (value: number | undefined): number =>
   value === undefined || !(value >= 0) ? 0 : Math.min(65_535, 1 + Math.round(Math.log2(1 + value * 100) * 1_000))

@@ -57,8 +57,8 @@ export function serverOf(
   const server = createServer(LIMITS, (request, response) => {
     const { socket } = request
     request.resume()
-    // Refuse pipelined requests (RFC 9112 section 9.3.2). Otherwise one client could make weftd build thousands of answers in one iteration
-    // of the event loop, and hold them in memory until the client reads them.
+    // Refuse pipelined requests (RFC 9112 section 9.3.2). Otherwise one client could make weftd build thousands of
+    // answers in one iteration of the event loop, and hold them in memory until the client reads them.
     if (pending.has(socket)) return void socket.destroy()
     pending.add(socket)
     response.once('close', () => pending.delete(socket))

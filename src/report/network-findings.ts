@@ -1,5 +1,5 @@
-// network-findings.ts - finds the problems of the network in the answers of its nodes, and reports each cause once. docs/weft-network.md
-// lists all findings. Pure.
+// network-findings.ts - finds the problems of the network in the answers of its nodes, and reports each cause once.
+// docs/weft-network.md lists all findings. Pure.
 
 import { publishers } from '../path/catalog.ts'
 import type { NodeView, Sight } from './view.ts'
@@ -370,7 +370,10 @@ function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (rea
   return [...groups].toSorted((a, b) => b[1].length - a[1].length)
 }
 
-/** Groups the nodes by a value, as in `0.1.0: host1, host2; 0.2.0: host3`. Returns an empty list if all values are equal. */
+/**
+ * Groups the nodes by a value, as in `0.1.0: host1, host2; 0.2.0: host3`. Returns an empty list if all values are
+ * equal.
+ */
 function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => string | null): readonly string[] {
   const groups = grouped(
     nodes.filter((node) => keyOf(node) !== null),
@@ -379,7 +382,10 @@ function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => s
   return groups.length < 2 ? [] : [groups.map(([key, group]) => `${key}: ${fewOf(group)}`).join('; ')]
 }
 
-/** Lists the members of the network configuration that differ between nodes. Ignores nodes that still wait for their configuration. */
+/**
+ * Lists the members of the network configuration that differ between nodes. Ignores nodes that still wait for their
+ * configuration.
+ */
 function differences(queried: readonly QueriedNode[]): readonly string[] {
   const having = queried.flatMap(({ view, ...node }) =>
     view && Object.keys(view.config).length > 0

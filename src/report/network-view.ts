@@ -133,8 +133,8 @@ function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonN
 }
 
 /**
- * Returns how far each node's clock is ahead of the median clock, in ms. The median is the reference because this host's own clock may be
- * wrong.
+ * Returns how far each node's clock is ahead of the median clock, in ms. The median is the reference because this
+ * host's own clock may be wrong.
  */
 function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
   const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)

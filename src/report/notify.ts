@@ -17,7 +17,10 @@ export interface State {
 }
 
 export interface Notifier {
-  /** The interval in ms at which weftd must send keep-alive messages; undefined if the service manager does not expect them. */
+  /**
+   * The interval in ms at which weftd must send keep-alive messages; undefined if the service manager does not expect
+   * them.
+   */
   readonly aliveMs: number | undefined
   /**
    * Sends the changes of weftd's state to the service manager. If a change cannot be sent now, the next call sends it.
@@ -37,7 +40,10 @@ export interface Notifier {
   forget(names: readonly string[]): void
 }
 
-/** Sends one datagram with file descriptors to a Unix socket. Throws an Error with the `code` EAGAIN if the call would block. */
+/**
+ * Sends one datagram with file descriptors to a Unix socket. Throws an Error with the `code` EAGAIN if the call would
+ * block.
+ */
 type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
 
 /**

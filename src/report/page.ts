@@ -1,4 +1,5 @@
-// page.ts - the status page of the health port: one HTML file, with headers that forbid browsers to load any other content.
+// page.ts - the status page of the health port: one HTML file, with headers that forbid browsers to load any other
+// content.
 
 import { createHash } from 'node:crypto'
 import { pageText } from '../base/assets.ts'
@@ -21,7 +22,8 @@ export async function readPage(read = pageText): Promise<Page | undefined> {
     [...body.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, 'gs'))]
       .map(([, text = '']) => `'sha256-${sha256(text)}'`)
       .join(' ')
-  // The Content Security Policy (Level 3) of the page. It allows only the page's own script and style, and only requests to this server.
+  // The Content Security Policy (Level 3) of the page. It allows only the page's own script and style, and only
+  // requests to this server.
   const policy = [
     "default-src 'none'",
     `script-src ${hashes('script')}`,

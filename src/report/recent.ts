@@ -1,6 +1,7 @@
 // recent.ts - computes how much the data path's counters grew over the last minute. Pure.
 //
-// A count since the start shows that a problem occurred at some time; the growth over the last minute shows whether it persists.
+// A count since the start shows that a problem occurred at some time; the growth over the last minute shows whether it
+// persists.
 
 import { dropsOf, type RecentCounts } from './status.ts'
 

@@ -1,4 +1,5 @@
-// snapshot.ts - the facts about a node at one moment, and the state (states.ts) and the texts that follow from them. Pure.
+// snapshot.ts - the facts about a node at one moment, and the state (states.ts) and the texts that follow from them.
+// Pure.
 
 import { familiesOf, FAMILY_NAMES, netText, type ByFamily, type Family, type Nets } from '../net/address.ts'
 import { readingOf, type Impairment, type State } from './states.ts'
@@ -39,7 +40,8 @@ export interface Snapshot {
   /** The number of peers for which strongSwan's charon has no keys. `unusable` does not count these peers. */
   readonly keyless: number
   /**
-   * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the senders of long packets.
+   * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the
+   * senders of long packets.
    */
   readonly narrow: number
   /** The number of peers that weftd keeps although the store no longer has their leases. */

@@ -27,7 +27,10 @@ export const STATUS_SCHEMA = 1
  */
 export type PeerState = 'stored' | 'programmed' | 'answering'
 
-/** The WireGuard session with a peer in one family: the keys that encrypt the packets, and the handshakes that negotiate the keys. */
+/**
+ * The WireGuard session with a peer in one family: the keys that encrypt the packets, and the handshakes that negotiate
+ * the keys.
+ */
 export interface SessionStatus {
   /** The peer's public key in base64. */
   readonly publicKey: string
@@ -46,10 +49,14 @@ export interface SessionStatus {
    */
   readonly failure: 'no-answer' | 'not-authentic' | 'bad-key' | null
   /**
-   * The number of the peer's handshakes that this node ignored, because their timestamp was not newer than that of an earlier handshake.
+   * The number of the peer's handshakes that this node ignored, because their timestamp was not newer than that of an
+   * earlier handshake.
    */
   readonly stale: number | null
-  /** The number of the peer's handshakes that this node answered, but after which the peer sent no packet with the new keys. */
+  /**
+   * The number of the peer's handshakes that this node answered, but after which the peer sent no packet with the new
+   * keys.
+   */
   readonly unconfirmed: number | null
   readonly txBytes: number | null
   readonly rxBytes: number | null
@@ -94,14 +101,17 @@ const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' 
   path === 'narrow' && (pathMtu === null || (passesBytes ?? 0) < pathMtu)
 
 /**
- * A peer. The fields inherited from PeerSide have the values of the worse family (`worstOf`), so that a working family does not hide a
- * broken one.
+ * A peer. The fields inherited from PeerSide have the values of the worse family (`worstOf`), so that a working family
+ * does not hide a broken one.
  */
 export interface PeerStatus extends PeerSide {
   readonly lease: string
   /** The host name that the peer's weftd publishes; null for flanneld, which publishes no name. */
   readonly name: string | null
-  /** The peer's IPv4 subnet, or its IPv6 subnet if it has no IPv4 subnet. `publicIp` is the peer's address in the same family. */
+  /**
+   * The peer's IPv4 subnet, or its IPv6 subnet if it has no IPv4 subnet. `publicIp` is the peer's address in the same
+   * family.
+   */
   readonly subnet: string
   readonly publicIp: string
   /** The peer's IPv6 subnet; null if the peer has none. `publicIpv6` is the peer's IPv6 underlay address, or null. */
@@ -170,13 +180,16 @@ export interface DaemonStatus {
   readonly startedAt: string
   readonly subnetFile: string
   /**
-   * The location of the leases: the endpoints of etcd with the prefix, the lease directory, or `nodes` in Kubernetes; without user name
-   * and password.
+   * The location of the leases: the endpoints of etcd with the prefix, the lease directory, or `nodes` in Kubernetes;
+   * without user name and password.
    */
   readonly leases: string
   /** The certificate files for TLS with etcd; null if the flags name none. */
   readonly etcdFiles: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
-  /** Where weftd serves /network.json. `open`: at the health port and the socket; `guarded`: only at the socket; `off`: at neither. */
+  /**
+   * Where weftd serves /network.json. `open`: at the health port and the socket; `guarded`: only at the socket; `off`:
+   * at neither.
+   */
   readonly network: 'off' | 'open' | 'guarded'
 }
 
@@ -205,8 +218,8 @@ export interface NodeReport extends State {
     readonly reachable: boolean
     readonly comparedSecondsAgo: number | null
     /**
-     * The number of peers that weftd keeps although the store no longer has their leases. `holds` counts how many times weftd began to keep
-     * such peers.
+     * The number of peers that weftd keeps although the store no longer has their leases. `holds` counts how many times
+     * weftd began to keep such peers.
      */
     readonly held: number
     readonly holds: number

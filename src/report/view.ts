@@ -21,8 +21,8 @@ const LONGEST = 300
 const MOST_MEMBERS = 64
 
 /**
- * How a node reaches a peer, worst first. `stored`: the node cannot send packets to the peer; `silent`: the peer did not answer the last
- * probe; `unknown`: the node did not probe the peer; `reached`: the peer answered the last probe.
+ * How a node reaches a peer, worst first. `stored`: the node cannot send packets to the peer; `silent`: the peer did
+ * not answer the last probe; `unknown`: the node did not probe the peer; `reached`: the peer answered the last probe.
  */
 const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]

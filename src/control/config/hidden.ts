@@ -1,4 +1,5 @@
-// hidden.ts - hides the secret parts of a network configuration, and parses JSON with error messages that quote none of the text.
+// hidden.ts - hides the secret parts of a network configuration, and parses JSON with error messages that quote none of
+// the text.
 
 import { messageOf } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
@@ -41,8 +42,8 @@ export function withoutSecrets(text: string): string {
 const withoutSpace = (text: string): string => text.replaceAll(/\s/g, '')
 
 /**
- * The maximum nesting of objects and arrays in a configuration. Backends use three levels. A limit is needed because JSON.stringify
- * throws at some depth, although JSON.parse does not.
+ * The maximum nesting of objects and arrays in a configuration. Backends use three levels. A limit is needed because
+ * JSON.stringify throws at some depth, although JSON.parse does not.
  */
 const DEEPEST = 100
 

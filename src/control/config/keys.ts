@@ -1,5 +1,5 @@
-// keys.ts - the keys that a network configuration may have, as a table and as a JSON Schema, and the search for unknown keys. The keys of
-// `Backend` come from the table of backends (path/catalog.ts).
+// keys.ts - the keys that a network configuration may have, as a table and as a JSON Schema, and the search for unknown
+// keys. The keys of `Backend` come from the table of backends (path/catalog.ts).
 
 import { meant } from '../../base/nearest.ts'
 import {
@@ -73,13 +73,17 @@ const namesOf = (type: BackendType): readonly string[] => [
 
 const has = (names: readonly string[], key: string): boolean =>
   names.some((name) => name.toLowerCase() === key.toLowerCase())
-/** Formats a key of the configuration for a message: quoted, escaped and cut to 60 characters, because the key is untrusted text. */
+/**
+ * Formats a key of the configuration for a message: quoted, escaped and cut to 60 characters, because the key is
+ * untrusted text.
+ */
 const shown = (key: string): string => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}...` : key)
 
 /**
- * Lists the keys of a configuration that neither flannel nor weft reads. Each result is half a sentence that also names the key that was
- * probably meant: `the network configuration has "Bakcend", which nothing reads; did you mean Backend?`. Returns an empty list if the text
- * is not a JSON object; parseNetworkConfig refuses a text that is not a JSON object.
+ * Lists the keys of a configuration that neither flannel nor weft reads. Each result is half a sentence that also names
+ * the key that was probably meant: `the network configuration has "Bakcend", which nothing reads; did you mean
+ * Backend?`. Returns an empty list if the text is not a JSON object; parseNetworkConfig refuses a text that is not a
+ * JSON object.
  */
 export function unknownKeys(text: string): readonly string[] {
   let value: unknown
@@ -171,8 +175,8 @@ function requiredOf(type: BackendType): object {
 }
 
 /**
- * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts only the usual upper
- * and lower case of each key, although the daemon ignores case.
+ * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts only
+ * the usual upper and lower case of each key, although the daemon ignores case.
  */
 export function configSchema(): object {
   const types = Object.keys(KINDS) as BackendType[]

@@ -1,5 +1,5 @@
-// network-config.ts - parses and checks the network configuration, with the keys, defaults, checks and messages of flannel
-// (pkg/subnet/config.go).
+// network-config.ts - parses and checks the network configuration, with the keys, defaults, checks and messages of
+// flannel (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -11,7 +11,9 @@ import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
 import { hideSecrets, parseJson } from './hidden.ts'
 import type { HeadKey } from './keys.ts'
 
-/** The range of node subnets of one family, from `subnetMin` to `subnetMax`, each with the prefix length `subnetLength`. */
+/**
+ * The range of node subnets of one family, from `subnetMin` to `subnetMax`, each with the prefix length `subnetLength`.
+ */
 export interface SubnetRange<N extends Net> {
   readonly network: N
   readonly subnetLength: number
@@ -99,8 +101,8 @@ export function requireFamily({ ipv4, ipv6 }: NetworkConfig): void {
 }
 
 /**
- * Returns the IPv4 member of a pair, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the backend `who`, if
- * there is no IPv4 member.
+ * Returns the IPv4 member of a pair, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the
+ * backend `who`, if there is no IPv4 member.
  */
 export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
@@ -112,8 +114,8 @@ export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
 }
 
 /**
- * Logs a warning if a backend that supports only IPv4 runs in a dual-stack network, because it does not carry IPv6 packets. Throws
- * WeftError CONFIG in an IPv6-only network. `who` is the backend's name.
+ * Logs a warning if a backend that supports only IPv4 runs in a dual-stack network, because it does not carry IPv6
+ * packets. Throws WeftError CONFIG in an IPv6-only network. `who` is the backend's name.
  */
 export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   ipv4For(who, config)
@@ -124,8 +126,8 @@ export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log
 }
 
 /**
- * Parses a member of the configuration with `parse`. Returns undefined if the member is absent or empty. Throws WeftError CONFIG if
- * `parse` refuses it.
+ * Parses a member of the configuration with `parse`. Returns undefined if the member is absent or empty. Throws
+ * WeftError CONFIG if `parse` refuses it.
  */
 function parsed<T>(
   members: Members,

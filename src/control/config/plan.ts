@@ -54,8 +54,8 @@ function valuesOf(config: NetworkConfig): readonly Value[] {
 export function planOf(before: NetworkConfig, after: NetworkConfig, published: readonly string[]): Plan {
   const old = new Map(valuesOf(before).map((each) => [each.key, each]))
   const isOtherType = before.backendType !== after.backendType
-  // If the backend type changes, equal option names have different meanings. So all options that the new configuration sets count as
-  // added.
+  // If the backend type changes, equal option names have different meanings. So all options that the new configuration
+  // sets count as added.
   const isOwn = (key: string): boolean => isOtherType && key.startsWith('Backend.') && key !== 'Backend.Type'
   const oldValue = ({ key, usual }: Value): Value['value'] => (isOwn(key) ? usual : old.get(key)?.value)
   const changed = valuesOf(after).filter((each) => !isSame(each.value, oldValue(each)))

@@ -13,7 +13,10 @@ const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount'
 export interface Access {
   /** The URL of the API server, without a trailing slash and without user and password. */
   readonly server: string
-  /** The value of the HTTP header Authorization: a bearer token, or the user and password of the URL (basic authentication). */
+  /**
+   * The value of the HTTP header Authorization: a bearer token, or the user and password of the URL (basic
+   * authentication).
+   */
   readonly authorization?: Secret
   /**
    * The certificate authorities that may sign the API server's certificate, in PEM. Defaults to the authorities built
@@ -40,7 +43,8 @@ export interface AccessOptions {
 /** Reads the API server's address and the credentials from their files. Throws WeftError STORE if they are invalid. */
 export async function readAccess(options: AccessOptions): Promise<Access> {
   const { apiUrl, kubeconfig } = options
-  // A kubeconfig takes precedence over a URL, and a URL over the service account, as in client-go's BuildConfigFromFlags.
+  // A kubeconfig takes precedence over a URL, and a URL over the service account, as in client-go's
+  // BuildConfigFromFlags.
   if (kubeconfig !== '') return readKubeconfig(kubeconfig, apiUrl.reveal())
   return apiUrl.isEmpty ? readServiceAccount(options) : serverOf(apiUrl.reveal(), '--kube-api-url')
 }
@@ -60,7 +64,8 @@ function serverOf(text: string, where: string): Pick<Access, 'server' | 'authori
   url.username = url.password = ''
   const server = url.href.replace(/\/$/, '')
   if (user === '' && password === '') return { server }
-  // A user and password in the URL are sent as basic authentication (RFC 7617), as by Go's client (net/http, Request.URL).
+  // A user and password in the URL are sent as basic authentication (RFC 7617), as by Go's client (net/http,
+  // Request.URL).
   return { server, authorization: new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`) }
 }
 
@@ -126,8 +131,8 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   try {
     config = (parse(text, { logLevel: 'error' }) ?? {}) as Kubeconfig
   } catch (error) {
-    // The message of the YAML parser quotes lines of the kubeconfig, which may contain a token. So weft's message has only line and
-    // column.
+    // The message of the YAML parser quotes lines of the kubeconfig, which may contain a token. So weft's message has
+    // only line and column.
     const [{ line, col }] = (error instanceof YAMLParseError && error.linePos) || [{ line: 0, col: 0 }]
     const where = line === 0 ? '' : ` at line ${line}, column ${col}`
     throw refuse(`${path}: it is not valid YAML${where}`, 'correct the kubeconfig')

@@ -18,11 +18,14 @@ const ANSWER_MS = 30_000
  */
 const WATCH_GRACE_MS = 10_000
 /**
- * The idle time in ms before TCP sends keepalive probes. Node.js sends ten probes one second apart (libuv, uv_tcp_keepalive), so a dead
- * connection is noticed within 15 s.
+ * The idle time in ms before TCP sends keepalive probes. Node.js sends ten probes one second apart (libuv,
+ * uv_tcp_keepalive), so a dead connection is noticed within 15 s.
  */
 const KEEPALIVE_MS = 5_000
-/** The maximum Retry-After of the API server that weftd obeys, in seconds, because changes of nodes must be noticed within a minute. */
+/**
+ * The maximum Retry-After of the API server that weftd obeys, in seconds, because changes of nodes must be noticed
+ * within a minute.
+ */
 const LONGEST_RETRY_AFTER_S = 30
 /**
  * The maximum number of characters of an error answer that a message quotes, if the answer is not a Status object of
@@ -59,8 +62,8 @@ export interface KubeClient {
    */
   ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined>
   /**
-   * Watches objects for at most `seconds`, and yields batches of events. The first batch is empty, and shows that the server began to
-   * answer.
+   * Watches objects for at most `seconds`, and yields batches of events. The first batch is empty, and shows that the
+   * server began to answer.
    */
   watch(
     path: string,

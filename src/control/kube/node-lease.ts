@@ -89,8 +89,8 @@ interface FamilyNames {
 }
 
 /**
- * Returns the annotation names with the prefix of --kube-annotation-prefix. Throws WeftError USAGE, with flannel's words, if Kubernetes
- * would refuse the prefix.
+ * Returns the annotation names with the prefix of --kube-annotation-prefix. Throws WeftError USAGE, with flannel's
+ * words, if Kubernetes would refuse the prefix.
  */
 export function annotationNames(given: string): AnnotationNames {
   const slashes = given.split('/').length - 1

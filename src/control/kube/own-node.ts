@@ -222,7 +222,10 @@ export class OwnNode {
     await pause(signal, AGAIN_MS)
   }
 
-  /** Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd to create Events. */
+  /**
+   * Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd
+   * to create Events.
+   */
   async #tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     if (now - (this.#eventAt.get(message) ?? -Infinity) < EVENT_AGAIN_MS) return

@@ -47,7 +47,8 @@ const subnetAt = <N extends Net>({ network, subnetLength }: SubnetRange<N>, addr
   netAround(typeof network.address === 'number' ? Number(address) : address, subnetLength) as N
 
 /**
- * Draws a free subnet at random. Returns undefined if no subnet of the range is free. `random` returns a number of at least 0 and below 1.
+ * Draws a free subnet at random. Returns undefined if no subnet of the range is free. `random` returns a number of at
+ * least 0 and below 1.
  */
 export function pickSubnet<N extends Net>(
   range: SubnetRange<N>,

@@ -31,8 +31,8 @@ export const overlapText = ({ key, subnet }: Across): string =>
   `Subnet ${formatNet(subnet)} overlaps ${key}, which another node took first; picking another`
 
 /**
- * Creates a lease for this node unless it overlaps a lease of another node. The store may miss an overlap, so the leases are listed again
- * after the write.
+ * Creates a lease for this node unless it overlaps a lease of another node. The store may miss an overlap, so the
+ * leases are listed again after the write.
  */
 export async function createAlone(
   store: Store,

@@ -53,8 +53,8 @@ export class LeaseView {
   /** The number of leases that publish each public address. */
   readonly #at = new Map<Address, number>()
   /**
-   * The leases that vanished within the last `holdMs`, in the order in which they vanished. While `#isHolding` is true, they are still in
-   * `#leases`.
+   * The leases that vanished within the last `holdMs`, in the order in which they vanished. While `#isHolding` is true,
+   * they are still in `#leases`.
    */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #isHolding = false

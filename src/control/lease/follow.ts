@@ -47,7 +47,10 @@ export interface FollowState {
   listedAt: number | undefined
   /** True if the last request to the source of leases failed. */
   failing: boolean
-  /** The number of leases that weftd keeps although the source lacks them, until a second listing confirms that they are gone. */
+  /**
+   * The number of leases that weftd keeps although the source lacks them, until a second listing confirms that they are
+   * gone.
+   */
   held: number
   heldKeys?: readonly string[]
   /** How many times this node began to keep leases that the store lacks. */
@@ -254,7 +257,10 @@ class LeaseFollower<Cursor> {
     this.#listing = this.#tasks.start(async (deliver, ending) => deliver(await this.#source.list(ending)))
   }
 
-  /** Starts the watch if it does not run, a listing has given the cursor to start from, and the pause after a failure is over. */
+  /**
+   * Starts the watch if it does not run, a listing has given the cursor to start from, and the pause after a failure is
+   * over.
+   */
   #startWatch(now: number): void {
     if (this.#watch || !this.#after || now < this.#watchAt) return
     const { cursor } = this.#after

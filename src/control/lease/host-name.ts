@@ -4,8 +4,8 @@
 // The name comes from another host, so a caller that prints the name must escape it (base/text.ts).
 
 /**
- * The maximum length of a host's name in characters, as in DNS (RFC 1035, section 2.3.4) and Kubernetes. Linux allows only 64 bytes
- * (sethostname(2)).
+ * The maximum length of a host's name in characters, as in DNS (RFC 1035, section 2.3.4) and Kubernetes. Linux allows
+ * only 64 bytes (sethostname(2)).
  */
 const LONGEST_NAME = 253
 /**

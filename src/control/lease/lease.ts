@@ -1,7 +1,7 @@
 // lease.ts - a lease: the subnets that a node holds, and the address at which the node is reached.
 //
-// The key and the value are byte for byte those of flannel, so that weft and flanneld can share a store (pkg/subnet/subnet.go,
-// pkg/subnet/etcd/registry.go).
+// The key and the value are byte for byte those of flannel, so that weft and flanneld can share a store
+// (pkg/subnet/subnet.go, pkg/subnet/etcd/registry.go).
 
 import type { Address, Addresses, Family, Net, Nets } from '../../net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, parseIpv4 } from '../../net/ipv4.ts'
@@ -25,7 +25,10 @@ export interface LeaseAttrs {
 }
 
 export interface Lease {
-  /** The identity of the lease. In a store it is the last component of the key, such as `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
+  /**
+   * The identity of the lease. In a store it is the last component of the key, such as `10.5.1.0-24` or
+   * `10.5.1.0-24&fc00::-64`.
+   */
   readonly key: string
   /** The node's subnets. A lease has a subnet of at least one family. */
   readonly subnet: Nets
@@ -48,7 +51,10 @@ export interface OwnLease extends Lease {
    * node/loops/lease.ts computes this time.
    */
   readonly endsAt?: number | undefined
-  /** The store's revision when this process last wrote or read the lease. A renewal succeeds only if the store still has this revision. */
+  /**
+   * The store's revision when this process last wrote or read the lease. A renewal succeeds only if the store still has
+   * this revision.
+   */
   readonly revision: bigint
   /**
    * Why the store refused to write the last renewal, although it extended the lease; a full store does so. Undefined if
@@ -70,8 +76,8 @@ export const hasFamily = <F extends Family>(lease: Lease, family: F): lease is F
   lease.subnet[family] !== undefined && lease.attrs.publicIp[family] !== undefined
 
 /**
- * Returns the part of a lease for one family, which the lease must have: the subnet, the node's public IP and the data of the node's
- * backend.
+ * Returns the part of a lease for one family, which the lease must have: the subnet, the node's public IP and the data
+ * of the node's backend.
  */
 export function sideOf({ subnet, attrs }: Lease, family: Family): LeaseSide {
   return {
@@ -112,7 +118,8 @@ export function leaseKey({ ipv4, ipv6 }: Nets): string {
  * family has no subnet.
  */
 export function parseLeaseKey(key: string): Nets | undefined {
-  // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic time.
+  // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic
+  // time.
   const match = /(?<!\d)(\d+\.\d+\.\d+\.\d+)-(\d+)(?:&([a-f\d:]+)-(\d+))?$/.exec(key)
   const address = parseIpv4(match?.[1] ?? '')
   const length = Number(match?.[2])

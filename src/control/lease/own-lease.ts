@@ -153,8 +153,8 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const [lease] = own
   if (!lease) return allocate(round, acquiring)
   if (fits(lease, acquiring)) {
-    // The node may have two keys that each hold one of its previous subnets. If weftd reused only one of the two keys, the
-    // node would lose the subnet of the other key.
+    // The node may have two keys that each hold one of its previous subnets. If weftd reused only one of the two keys,
+    // the node would lose the subnet of the other key.
     const had = acquiring.ranges.flatMap((range) => hadIn(range, own, acquiring) ?? [])
     const isBest = had.every((net) => hasSubnet(lease, net))
     return isBest ? reuse(lease, round, acquiring) : allocate(round, acquiring)
@@ -228,8 +228,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   if (before) return giveUp(before)
   const there = entries.find((entry) => entry.key === key)
   if (there) {
-    // The overlapping key of the other node is not settled, so it loses against this node's older lease. The other node may have crashed
-    // before it noticed.
+    // The overlapping key of the other node is not settled, so it loses against this node's older lease. The other node
+    // may have crashed before it noticed.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -244,8 +244,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   let { written } = created
   const old = own.filter((lease) => netsOverlap(lease.subnet, subnet))
   if (old.length > 0) {
-    // Write the new key again, which settles it, before the old key is deleted, because the old key proves that this node held the subnet
-    // first.
+    // Write the new key again, which settles it, before the old key is deleted, because the old key proves that this
+    // node held the subnet first.
     const isReservation = old.some(({ entry }) => entry.isReservation)
     const settled = await store.update(key, value, { ...written, value, isReservation }, signal)
     const last = settled && (await replaceOthers(old, { key, value, isReservation }, settled, acquiring))
@@ -321,8 +321,8 @@ function ownLeases(
   former: readonly FoundLease[],
 ): readonly FoundLease[] {
   const { attrs, previous = {} } = acquiring
-  // If the node has several leases, flanneld takes the first one of the listing. weft prefers the node's previous subnet, because the
-  // running containers have addresses of this subnet.
+  // If the node has several leases, flanneld takes the first one of the listing. weft prefers the node's previous
+  // subnet, because the running containers have addresses of this subnet.
   const rank = (lease: Lease): number =>
     2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
   const isOwn = (lease: FoundLease): boolean => former.includes(lease) || isOfOneNode(lease.attrs, attrs)

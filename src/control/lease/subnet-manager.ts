@@ -1,7 +1,7 @@
 // subnet-manager.ts - the interface to the leases of a network (flannel: pkg/subnet/subnet.go, Manager).
 //
-// store-manager.ts implements it for compare-and-set stores, kube/kube-manager.ts for the Kubernetes API. All methods reject with a
-// WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
+// store-manager.ts implements it for compare-and-set stores, kube/kube-manager.ts for the Kubernetes API. All methods
+// reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
 
 import type { Log } from '../../base/log.ts'
 import type { Address, Addresses, Nets } from '../../net/address.ts'
@@ -64,7 +64,8 @@ export interface LeaseHolder {
    */
   renew(lease: OwnLease, attrs: LeaseAttrs, log: Log, signal: AbortSignal): Promise<OwnLease>
   /**
-   * Deletes the lease if it still belongs to this node. A manager whose leases end with their nodes, as in Kubernetes, lacks this method.
+   * Deletes the lease if it still belongs to this node. A manager whose leases end with their nodes, as in Kubernetes,
+   * lacks this method.
    */
   release?(lease: OwnLease, signal: AbortSignal): Promise<void>
 }

@@ -5,10 +5,16 @@
 // resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator
 // must act.
 
-/** How long a key lives after its last write, in ms, unless a store is created with another lifetime: 24 hours, as in flannel. */
+/**
+ * How long a key lives after its last write, in ms, unless a store is created with another lifetime: 24 hours, as in
+ * flannel.
+ */
 export const LEASE_TTL_MS = 24 * 3600 * 1000
 
-/** A key below `<prefix>/subnets/` and its value. `key` is only the last component of the path; `value` is the stored bytes as text. */
+/**
+ * A key below `<prefix>/subnets/` and its value. `key` is only the last component of the path; `value` is the stored
+ * bytes as text.
+ */
 export interface StoreEntry {
   readonly key: string
   readonly value: string
@@ -37,8 +43,8 @@ export type StoreChange =
   | { readonly kind: 'delete'; readonly key: string; readonly revision: bigint }
 
 /**
- * Changes that the store delivered together, in order. An empty batch shows that the store still answers. A later watch can resume at
- * `revision`, because all changes up to it were delivered.
+ * Changes that the store delivered together, in order. An empty batch shows that the store still answers. A later watch
+ * can resume at `revision`, because all changes up to it were delivered.
  */
 export interface StoreBatch {
   readonly revision: bigint
@@ -55,7 +61,10 @@ export interface Written {
    * never expires.
    */
   readonly expiresAt: number | undefined
-  /** Why the store could only extend the key's life and not write the value, as a full store does; undefined if the value was written. */
+  /**
+   * Why the store could only extend the key's life and not write the value, as a full store does; undefined if the
+   * value was written.
+   */
   readonly unwritten?: string
 }
 
@@ -87,8 +96,8 @@ export interface Store {
    */
   ends(signal: AbortSignal): Promise<ReadonlyMap<string, number>>
   /**
-   * Yields the changes after revision `after`. The generator ends only by throwing: WeftError GAP if the store no longer has these
-   * changes, another WeftError if the connection is lost, the signal's reason if `signal` aborts.
+   * Yields the changes after revision `after`. The generator ends only by throwing: WeftError GAP if the store no
+   * longer has these changes, another WeftError if the connection is lost, the signal's reason if `signal` aborts.
    */
   watch(after: bigint, signal: AbortSignal): AsyncIterable<StoreBatch>
   /**
@@ -104,9 +113,9 @@ export interface Store {
     isAcross?: (key: string) => boolean,
   ): Promise<Written | undefined>
   /**
-   * Writes a key if its revision and value are still `expected`; returns undefined if they are not. The value is compared too, because a
-   * restored store uses the same revisions again. A reservation stays a reservation. A full store may only extend the life of the key if
-   * the value is already `value`.
+   * Writes a key if its revision and value are still `expected`; returns undefined if they are not. The value is
+   * compared too, because a restored store uses the same revisions again. A reservation stays a reservation. A full
+   * store may only extend the life of the key if the value is already `value`.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
   /** Deletes a key if its revision and value are still `expected`, and returns true. Returns false otherwise. */

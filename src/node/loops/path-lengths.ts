@@ -82,8 +82,8 @@ interface Known extends SearchedPeer {
 }
 
 /**
- * A binary search through the sorted sizes: the size at index `passes` reaches the peer, the size at `fails` does not, and the size at `at`
- * is tried now.
+ * A binary search through the sorted sizes: the size at index `passes` reaches the peer, the size at `fails` does not,
+ * and the size at `at` is tried now.
  */
 interface Search {
   readonly sizes: readonly number[]

@@ -171,7 +171,10 @@ export class Handover {
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
   }
 
-  /** Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager kept. */
+  /**
+   * Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager
+   * kept.
+   */
   async release(): Promise<void> {
     // Close the descriptors that the service manager kept, because they would block a backend that does not use them.
     if (!this.predecessorNow) this.earlierRun?.close()

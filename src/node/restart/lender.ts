@@ -1,4 +1,5 @@
-// lender.ts - the predecessor's side of a hand-over: it answers its successor, and forwards again if the successor ends or hangs.
+// lender.ts - the predecessor's side of a hand-over: it answers its successor, and forwards again if the successor ends
+// or hangs.
 
 import { closeAll, type Connection, type Listener, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
@@ -36,7 +37,10 @@ export interface Lender {
   kill(pid: number): boolean
 }
 
-/** The reason for which a predecessor ends: another weftd has taken over (`end`), or the node leaves the network (`leave`). */
+/**
+ * The reason for which a predecessor ends: another weftd has taken over (`end`), or the node leaves the network
+ * (`leave`).
+ */
 export class Superseded extends Error {
   readonly how: 'end' | 'leave'
   /** Reports to the successor that this process has no path open any more. */

@@ -58,8 +58,8 @@ export class Predecessor {
   }
 
   /**
-   * Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if the daemon refuses to pass
-   * its paths on.
+   * Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if the
+   * daemon refuses to pass its paths on.
    */
   async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
     const parcel = await this.request('path')

@@ -36,8 +36,8 @@ type Variables = Readonly<Record<string, string>>
 const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
 
 /**
- * Splits a command at white space and then replaces `$NAME` and `${NAME}` in each word. In this order a value with spaces never becomes
- * several words.
+ * Splits a command at white space and then replaces `$NAME` and `${NAME}` in each word. In this order a value with
+ * spaces never becomes several words.
  */
 export function wordsOf(command: string, variables: Variables): string[] {
   const value = (name: string): string => variables[name] ?? process.env[name] ?? ''

@@ -1,7 +1,8 @@
-// kernel-path.ts - the common part of the data paths whose packets the kernel carries: host-gw, ipip, ipsec, vxlan and wireguard.
+// kernel-path.ts - the common part of the data paths whose packets the kernel carries: host-gw, ipip, ipsec, vxlan and
+// wireguard.
 //
-// A KernelPath decides which leases are peers and runs its operations one after another. `routed-path.ts` adds a route to each peer's
-// subnet. The file of a backend adds the backend's device and next hops.
+// A KernelPath decides which leases are peers and runs its operations one after another. `routed-path.ts` adds a route
+// to each peer's subnet. The file of a backend adds the backend's device and next hops.
 
 import type { Lease } from '../../control/lease/lease.ts'
 import type { FollowedLink } from '../../host/links.ts'

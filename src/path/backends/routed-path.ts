@@ -1,4 +1,5 @@
-// routed-path.ts - the common part of the data paths in the kernel that have a route to each peer's subnet: host-gw, ipip and vxlan.
+// routed-path.ts - the common part of the data paths in the kernel that have a route to each peer's subnet: host-gw,
+// ipip and vxlan.
 
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'

@@ -1,8 +1,9 @@
-// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice whether the kernel or weftd
-// carries the packets.
+// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice whether
+// the kernel or weftd carries the packets.
 //
-// The kernel and weftd publish the same lease and send the same datagrams, so a host can change between them without an effect on its
-// peers. The options and the lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and ProbePathMTU are weft's own.
+// The kernel and weftd publish the same lease and send the same datagrams, so a host can change between them without an
+// effect on its peers. The options and the lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and
+// ProbePathMTU are weft's own.
 
 import { isWeftError, messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -23,8 +24,8 @@ import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 const { outside } = KINDS.vxlan
 
 /**
- * Returns flanneld's log line for a peer's lease. flanneld logs the same line when the lease is added and when it is removed
- * (pkg/backend/vxlan, pkg/lease).
+ * Returns flanneld's log line for a peer's lease. flanneld logs the same line when the lease is added and when it is
+ * removed (pkg/backend/vxlan, pkg/lease).
  */
 const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
   const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))

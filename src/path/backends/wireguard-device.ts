@@ -79,8 +79,8 @@ export class WireguardDevice {
   }
 
   /**
-   * Sets the device's port and private key. The key is set from memory and not from its file, because the file may have changed since this
-   * node published its public key.
+   * Sets the device's port and private key. The key is set from memory and not from its file, because the file may have
+   * changed since this node published its public key.
    */
   setOwn(): Promise<void> {
     const { link, keyFile, privateKey, port, run } = this.#options

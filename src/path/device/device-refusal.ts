@@ -1,5 +1,5 @@
-// device-refusal.ts - explains why the kernel refused to create a device: another program or device has the same port or the same
-// parameters.
+// device-refusal.ts - explains why the kernel refused to create a device: another program or device has the same port
+// or the same parameters.
 
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'

@@ -221,7 +221,10 @@ export async function findBlockingIpsec(
   ]
 }
 
-/** The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other nodes. */
+/**
+ * The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other
+ * nodes.
+ */
 interface Side {
   readonly family: Family
   readonly network: Net

@@ -29,7 +29,10 @@ export interface NextHop {
   readonly gateway: string
   /** The interface of the route. `RouteSync` looks up its present name if a route through the interface is missing. */
   readonly device: FollowedLink
-  /** True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device covers it. */
+  /**
+   * True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device
+   * covers it.
+   */
   readonly onlink?: boolean
 }
 

@@ -93,8 +93,8 @@ export async function adoptTun(
   const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
-    // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the network lacks do
-    // not count.
+    // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the
+    // network lacks do not count.
     if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
     const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
     if (!hasBackendName(name) && !tun.addresses.some(isOwn)) continue
@@ -187,10 +187,16 @@ const DEVICES = Object.values(KINDS).flatMap(({ devices }) => devices as readonl
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
-/** The minimum MTU in bytes of a link with IPv6 (RFC 8200, section 5). The kernel disables IPv6 on a device with a smaller MTU. */
+/**
+ * The minimum MTU in bytes of a link with IPv6 (RFC 8200, section 5). The kernel disables IPv6 on a device with a
+ * smaller MTU.
+ */
 export const LEAST_MTU = 1280
 
-/** The minimum MTU in bytes for each family. 68 is the minimum for IPv4 (RFC 791, section 3.2), and the kernel refuses a smaller MTU. */
+/**
+ * The minimum MTU in bytes for each family. 68 is the minimum for IPv4 (RFC 791, section 3.2), and the kernel refuses a
+ * smaller MTU.
+ */
 const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 
 /**
@@ -205,7 +211,9 @@ export function checkFamily(family: Family, mtu: number, external: ExternalInter
   checkMtu(family, mtu, external.name)
 }
 
-/** Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family. */
+/**
+ * Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family.
+ */
 export function checkMtu(family: Family, mtu: number, external: string): void {
   const least = LEAST[family]
   if (mtu >= least) return

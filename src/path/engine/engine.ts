@@ -28,8 +28,8 @@ export interface PeerTraffic {
 export interface EngineConfig {
   readonly encapsulation: EncapsulationName
   /**
-   * This host's own data for the encapsulation, such as a MAC, in the layout that the encapsulation's file in native/encap documents. Left
-   * out if the encapsulation needs none.
+   * This host's own data for the encapsulation, such as a MAC, in the layout that the encapsulation's file in
+   * native/encap documents. Left out if the encapsulation needs none.
    */
   readonly ownEnd?: Uint8Array
   readonly tunName: string
@@ -91,9 +91,14 @@ export interface EngineSessions {
   send(to: UdpEndpoint, datagram: Uint8Array): boolean
 }
 
-/** The open descriptors of an engine, with the options with which they were opened, so that another process can continue to use them. */
+/**
+ * The open descriptors of an engine, with the options with which they were opened, so that another process can continue
+ * to use them.
+ */
 export interface OpenPath extends Descriptors {
-  /** The address to which the sockets of each family are bound, as text, in the order of `EngineConfig.bindAddresses`. */
+  /**
+   * The address to which the sockets of each family are bound, as text, in the order of `EngineConfig.bindAddresses`.
+   */
   readonly bindAddresses: readonly string[]
   readonly port: number
   /** The kernel features that the engine must not use, by their names in `addon.featureNames`. */

@@ -34,7 +34,10 @@ type Bound = Descriptors & Pick<OpenPath, 'bindAddresses'>
 type OpenDescriptors = ReturnType<typeof addon.openDescriptors>
 type RunningEngine = ReturnType<typeof addon.runEngine>
 
-/** The engine in C++ threads. Its descriptors can be lent to another process and taken back, which starts the threads again. */
+/**
+ * The engine in C++ threads. Its descriptors can be lent to another process and taken back, which starts the threads
+ * again.
+ */
 export class NativeEngine implements Engine {
   readonly kind = 'native'
   readonly notes: string[] = []

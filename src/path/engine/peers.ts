@@ -42,7 +42,10 @@ export interface Peer {
   /** The family of datagrams to the peer. */
   readonly outer: Family
   readonly port: number
-  /** The encapsulation's data about the peer, such as its MAC, at most 16 bytes; left out if the encapsulation needs none. */
+  /**
+   * The encapsulation's data about the peer, such as its MAC, at most 16 bytes; left out if the encapsulation needs
+   * none.
+   */
   readonly encap?: Uint8Array
   /**
    * The longest packet in bytes that reaches the peer, if a search found it to be shorter than the kernel's path MTU
@@ -52,8 +55,8 @@ export interface Peer {
   /** The slot in which the engine counts the peer's traffic (traffic.ts); left out if the traffic is not counted. */
   readonly slot?: number
   /**
-   * True if datagrams to this peer must leave from the port of the network configuration, because the peer replies to the port from which
-   * it received a datagram.
+   * True if datagrams to this peer must leave from the port of the network configuration, because the peer replies to
+   * the port from which it received a datagram.
    */
   readonly isFromKnownPort?: true
   /** True in a change that removes the subnet's peer from the table. */
@@ -67,7 +70,10 @@ const IPV6_OFFSET = 24
 const ENCAP_OFFSET = 40
 const SLOT_OFFSET = 56
 const IPV4_OFFSET = 60
-/** True on a little-endian host. The slot is written in the byte order of the host, because C++ reads it as a plain integer. */
+/**
+ * True on a little-endian host. The slot is written in the byte order of the host, because C++ reads it as a plain
+ * integer.
+ */
 const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 function setAddress(view: DataView, at: number, address: Address): void {

@@ -31,8 +31,8 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   })
 
 /**
- * Returns the error with a remedy for an engine that could not start. `error` is the Error, with `code` and `syscall`, that the addon or
- * node:dgram threw.
+ * Returns the error with a remedy for an engine that could not start. `error` is the Error, with `code` and `syscall`,
+ * that the addon or node:dgram threw.
  */
 export function engineStartError(
   error: unknown,

@@ -1,7 +1,7 @@
 // traffic.ts - the traffic between this host and each peer, computed from the slots in which the engines count it.
 //
-// A peer keeps its slot and its counts as long as it is a peer, even if the peer table is replaced. When a peer is removed, its slot is
-// given to another peer, whose counts start from the slot's numbers at that time.
+// A peer keeps its slot and its counts as long as it is a peer, even if the peer table is replaced. When a peer is
+// removed, its slot is given to another peer, whose counts start from the slot's numbers at that time.
 
 import type { PeerTraffic } from './engine.ts'
 
@@ -18,16 +18,16 @@ const MAX_SLOTS = 1 << 24
 const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
 /**
- * Adds the counts of two engines that used the same slots one after the other. `agoMs` is the time in ms since the numbers of the first
- * engine, `before`, were read.
+ * Adds the counts of two engines that used the same slots one after the other. `agoMs` is the time in ms since the
+ * numbers of the first engine, `before`, were read.
  */
 export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: number): Float64Array {
   if (before.length === 0) return now
   const sum = new Float64Array(Math.max(now.length, before.length))
   for (let at = 0; at < sum.length; at++) {
     const [a, b] = [now[at] ?? nothing(at), before[at] ?? nothing(at)]
-    // The fifth number of a slot is an age in ms. If the later engine received no packet, the earlier engine's age counts, plus the `agoMs`
-    // that have passed since.
+    // The fifth number of a slot is an age in ms. If the later engine received no packet, the earlier engine's age
+    // counts, plus the `agoMs` that have passed since.
     if (!isAge(at)) sum[at] = a + b
     else sum[at] = a < 0 && b >= 0 ? b + agoMs : a
   }

@@ -55,7 +55,9 @@ export type Tables = ReadonlyMap<string, readonly string[]>
 interface FlannelRules {
   /** The rules and chains that are flannel's, in the notation of iptables-save. */
   readonly rules: readonly string[]
-  /** The commands that remove these rules, as input of `iptables-restore --noflush` between the table's name and COMMIT. */
+  /**
+   * The commands that remove these rules, as input of `iptables-restore --noflush` between the table's name and COMMIT.
+   */
   readonly removal: readonly string[]
   /** Rules of other programs that jump to a chain of flannel. weft empties such a chain, but does not delete it. */
   readonly stays: readonly string[]

@@ -125,7 +125,9 @@ function failedWords(family: Family, { masq, forward }: FamilyWish): string {
     : `nftables: couldn't initialise table ${WORDS[family].table}: `
 }
 
-/** Returns a function that, for this node's subnets, sets one family's table and returns a description of each repair. */
+/**
+ * Returns a function that, for this node's subnets, sets one family's table and returns a description of each repair.
+ */
 function createTable(
   { family, ours, wishFor }: Part,
   run: Run,

@@ -1,4 +1,5 @@
-// rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set them.
+// rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set
+// them.
 
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'

@@ -131,7 +131,9 @@ export function splitNftTable(
   return { own: own.join('\n'), others }
 }
 
-/** Returns input of `nft -f -` that creates a family's table if it does not exist. An existing table keeps its comment. */
+/**
+ * Returns input of `nft -f -` that creates a family's table if it does not exist. An existing table keeps its comment.
+ */
 export function nftTable(family: Family): string {
   const { nft, table } = WORDS[family]
   return lines([`add table ${nft} ${table} { comment "rules for ${table}"; }`])

@@ -1,8 +1,8 @@
-// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the carriers of their
-// packets.
+// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the
+// carriers of their packets.
 //
-// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can carry the family
-// again.
+// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can
+// carry the family again.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'

@@ -27,8 +27,8 @@ export interface SessionManager {
    */
   setPeers(peers: ReadonlyMap<string, Lease>): void
   /**
-   * Returns the destination of datagrams to a peer: the address in the peer's lease, or a newer address from which the peer has sent
-   * authentic packets.
+   * Returns the destination of datagrams to a peer: the address in the peer's lease, or a newer address from which the
+   * peer has sent authentic packets.
    */
   endpointOf(peer: Lease): UdpEndpoint
   /**
@@ -36,7 +36,10 @@ export interface SessionManager {
    * replies to the port from which it received a datagram.
    */
   isFromKnownPort(peer: Lease): boolean
-  /** Returns the state of the session with a peer, without the byte counts, which the engine has; undefined for a peer without a key. */
+  /**
+   * Returns the state of the session with a peer, without the byte counts, which the engine has; undefined for a peer
+   * without a key.
+   */
   stateOf(peer: Lease): Omit<PeerSession, 'txBytes' | 'rxBytes'> | undefined
   /** Returns a sample of the public keys in handshakes that belong to no peer. */
   unknownKeys(): readonly UnknownKey[]

@@ -52,11 +52,14 @@ export interface TunnelKind {
   /** The family of the datagrams, unless a peer is reached over the family `other`. */
   readonly outer: Family
   /**
-   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all datagrams use one
-   * family.
+   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all
+   * datagrams use one family.
    */
   readonly other?: Family | undefined
-  /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
+  /**
+   * The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel
+   * may use.
+   */
   readonly overhead: number
   /**
    * Returns the number of bytes that the encapsulation adds with an outer header of this family. If left out, the

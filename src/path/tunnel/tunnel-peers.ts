@@ -114,7 +114,10 @@ export class TunnelPeers {
     this.#unknownSenders?.changePeers(records)
   }
 
-  /** Gives a slot to each peer, forgets the slots and outer families of all former peers, and replaces the engine's table. */
+  /**
+   * Gives a slot to each peer, forgets the slots and outer families of all former peers, and replaces the engine's
+   * table.
+   */
   #replaceAll(): void {
     this.#slots.keep(this.#innerFamilies.keys())
     for (const key of this.#underlay.chosen) if (!this.#innerFamilies.hasPeer(key)) this.#underlay.forgetChoice(key)
@@ -123,8 +126,8 @@ export class TunnelPeers {
   }
 
   /**
-   * Gives a slot to each added peer, and forgets the slots and outer families of the removed peers. `changes` has the changes of the peers
-   * of each family. Returns the records that make the same changes in the engine's peer table.
+   * Gives a slot to each added peer, and forgets the slots and outer families of the removed peers. `changes` has the
+   * changes of the peers of each family. Returns the records that make the same changes in the engine's peer table.
    */
   #update(changes: readonly (readonly [InnerFamily, PeerChanges])[]): Peer[] {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))

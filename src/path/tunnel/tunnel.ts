@@ -92,7 +92,9 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
   }
 }
 
-/** Throws WeftError if the MTU is too small for the family, or if a foreign device has a route to the family's network. */
+/**
+ * Throws WeftError if the MTU is too small for the family, or if a foreign device has a route to the family's network.
+ */
 async function refuseRoute(
   { external, run }: TunnelParts,
   mtu: number,
@@ -238,8 +240,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   /**
-   * Opens the tunnel with the peers of `leases`. `overOther` lists the lease keys of the peers that are reached over the second outer
-   * family. When the node publishes other attributes, it replaces the member `attrs` of `own`.
+   * Opens the tunnel with the peers of `leases`. `overOther` lists the lease keys of the peers that are reached over
+   * the second outer family. When the node publishes other attributes, it replaces the member `attrs` of `own`.
    */
   static async open(
     parts: TunnelParts,

@@ -34,12 +34,16 @@ export class Underlay {
    * The outer family for each peer, by lease key, unless it is the first family in which both hosts have an address.
    */
   readonly #chosen: Map<string, Family>
-  /** The longest packets in bytes that the search for the path MTU found, by the packets' inner family and the peer's lease key. */
+  /**
+   * The longest packets in bytes that the search for the path MTU found, by the packets' inner family and the peer's
+   * lease key.
+   */
   readonly #limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
 
   /**
-   * `addresses` are the addresses of the external interface. `overOther` lists the lease keys of the peers that are reached over the second
-   * outer family. Throws an Error if the external interface lacks an address in an outer family of `kind`.
+   * `addresses` are the addresses of the external interface. `overOther` lists the lease keys of the peers that are
+   * reached over the second outer family. Throws an Error if the external interface lacks an address in an outer family
+   * of `kind`.
    */
   constructor(kind: TunnelKind, own: OwnLease, addresses: Addresses, overOther: readonly string[]) {
     this.#kind = kind
@@ -113,7 +117,10 @@ export class Underlay {
     this.#chosen.delete(key)
   }
 
-  /** Returns the longest packet in bytes to a peer that the search for the path MTU found; undefined if the search found no limit. */
+  /**
+   * Returns the longest packet in bytes to a peer that the search for the path MTU found; undefined if the search found
+   * no limit.
+   */
   limitOf(key: string, inner: Family): number | undefined {
     return this.#limits[inner].get(key)
   }

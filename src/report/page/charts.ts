@@ -1,4 +1,5 @@
-// charts.ts - draws charts of the last hour with uPlot: traffic (sent upwards, received downwards), drops, round trips and lost probes.
+// charts.ts - draws charts of the last hour with uPlot: traffic (sent upwards, received downwards), drops, round trips
+// and lost probes.
 
 import uPlot from 'uplot'
 import { byId, createList, h, setText } from './dom.ts'

@@ -1,5 +1,5 @@
-// dom.ts - creates and changes elements of the page. Text is set as text and never as markup, so text from a peer or from the log cannot
-// become a script.
+// dom.ts - creates and changes elements of the page. Text is set as text and never as markup, so text from a peer or
+// from the log cannot become a script.
 
 export type Child = Node | string
 type Props = Readonly<Record<string, string>>
@@ -44,8 +44,8 @@ export interface Part<T> {
 }
 
 /**
- * Returns a function that makes the children of `parent` match `items`. An item with the same key keeps its element, and thus the keyboard
- * focus.
+ * Returns a function that makes the children of `parent` match `items`. An item with the same key keeps its element,
+ * and thus the keyboard focus.
  */
 export function createList<T>(
   parent: HTMLElement,

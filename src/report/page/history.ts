@@ -1,4 +1,5 @@
-// history.ts - computes traffic and drop rates from the counters of consecutive statuses, for the charts and for each peer. Pure.
+// history.ts - computes traffic and drop rates from the counters of consecutive statuses, for the charts and for each
+// peer. Pure.
 
 import type { HistoryReport } from '../hour.ts'
 import type { Status } from '../status.ts'

@@ -1,5 +1,5 @@
-// main.ts - the script of the status page. It fetches /status.json, and less often /history.json, from its own origin and shows both. It
-// changes nothing on the node.
+// main.ts - the script of the status page. It fetches /status.json, and less often /history.json, from its own origin
+// and shows both. It changes nothing on the node.
 
 import { parseToShow } from '../../base/text.ts'
 import { HISTORY_SCHEMA, type HistoryReport } from '../hour.ts'
@@ -65,7 +65,9 @@ async function get(path: string): Promise<unknown> {
   return parseToShow(await answer.text())
 }
 
-/** Fetches the daemon's history of the last hour at intervals. If the daemon does not answer, the page shows no history. */
+/**
+ * Fetches the daemon's history of the last hour at intervals. If the daemon does not answer, the page shows no history.
+ */
 async function fetchHistory(): Promise<void> {
   if (performance.now() - fetchedHistoryAt < HISTORY_MS) return
   fetchedHistoryAt = performance.now()

@@ -59,7 +59,8 @@ export const LOOKS: Readonly<
 }
 
 /**
- * Returns the name of a peer's condition. If the condition differs between the families, names the family too, as in `IPv6 not answering`.
+ * Returns the name of a peer's condition. If the condition differs between the families, names the family too, as in
+ * `IPv6 not answering`.
  */
 const wordsOf = (peer: PeerStatus): string => conditionText(peer, (condition) => LOOKS[condition].name)
 
@@ -294,7 +295,9 @@ export function changesOf(
   return [...node, ...peers]
 }
 
-/** Returns the node's state in words, without the problems of peers, because a separate sentence describes each peer. */
+/**
+ * Returns the node's state in words, without the problems of peers, because a separate sentence describes each peer.
+ */
 function nodeWords({ state, impairments }: Status): string {
   const others = impairments.filter(({ by }) => by !== 'peers')
   return readingOf({ state: state === 'impaired' && others.length === 0 ? 'working' : state, impairments: others })
@@ -361,7 +364,10 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
   })
 }
 
-/** Returns the position of map item number `at` of `all` in the circle around this node, as fractions of the map's width and height. */
+/**
+ * Returns the position of map item number `at` of `all` in the circle around this node, as fractions of the map's width
+ * and height.
+ */
 export function around(at: number, all: number): { readonly x: number; readonly y: number } {
   const angle = Math.PI + (2 * Math.PI * at) / all
   return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.36 * Math.sin(angle) }

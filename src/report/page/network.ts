@@ -10,7 +10,10 @@ import { count, milliseconds, percent } from './format.ts'
 
 const POLL_MS = 10_000
 const TIMEOUT_MS = 30_000
-/** The maximum number of nodes for which the page shows the matrix. With more nodes it lists only the nodes with a problem. */
+/**
+ * The maximum number of nodes for which the page shows the matrix. With more nodes it lists only the nodes with a
+ * problem.
+ */
 const MOST_COLUMNS = 40
 
 export function createNetworkView() {

@@ -4,7 +4,9 @@ import type { Run } from '../../host/command.ts'
 import { listDaemons } from '../../host/daemons.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 
-/** Describes the weftd and flanneld processes in this network namespace, without this process and the process `except`. */
+/**
+ * Describes the weftd and flanneld processes in this network namespace, without this process and the process `except`.
+ */
 export async function findDaemons(proc = '/proc', except?: number): Promise<string[]> {
   const running = await listDaemons(proc)
   return running.filter(({ pid }) => pid !== except).map(({ name, pid }) => `${name} still runs (pid ${pid})`)

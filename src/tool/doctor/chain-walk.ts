@@ -36,7 +36,9 @@ export type Target =
   | { readonly to: 'accept' | 'drop' | 'return' }
   | { readonly to: 'jump' | 'goto'; readonly chain: string }
 
-/** A possible action of a rule on a packet. `matches` is true if the rule certainly matches, undefined if it may match. */
+/**
+ * A possible action of a rule on a packet. `matches` is true if the rule certainly matches, undefined if it may match.
+ */
 export interface Outcome {
   readonly matches: true | undefined
   readonly target: Target
@@ -70,7 +72,10 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
    */
   const possible = new Set<boolean>()
   let open = false
-  /** Evaluates the rules of one chain. Returns undefined if no rule decides about the packet, so that the calling chain continues. */
+  /**
+   * Evaluates the rules of one chain. Returns undefined if no rule decides about the packet, so that the calling chain
+   * continues.
+   */
   function walk(name: string, depth: number): Omit<Verdict, 'isCertain'> | undefined {
     for (const { text, outcomes } of depth > 32 ? [] : (chains.get(name)?.rules ?? [])) {
       for (const { matches, target } of outcomes(packet)) {
@@ -111,7 +116,8 @@ export function isWithin(address: Address, text: string): Holds {
 }
 
 /**
- * The names and numbers that rules use for the protocols of weft's packets (protocols(5)). Each line lists the spellings of one protocol.
+ * The names and numbers that rules use for the protocols of weft's packets (protocols(5)). Each line lists the
+ * spellings of one protocol.
  */
 const PROTOCOLS: readonly (readonly string[])[] = [
   ['tcp', '6'],

@@ -1,6 +1,7 @@
 // checks.ts - the checks of `weft doctor`, each of which judges the facts that facts.ts gathered. Pure.
 //
-// A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all possible findings.
+// A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all
+// possible findings.
 
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
@@ -232,7 +233,10 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-/** Checks the routes of the main table, and then the kernel's routes for single packets, which depend on all tables and policy rules. */
+/**
+ * Checks the routes of the main table, and then the kernel's routes for single packets, which depend on all tables and
+ * policy rules.
+ */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
   return found && [...found, ...checkKernelRoutes(facts, found.length > 0)]

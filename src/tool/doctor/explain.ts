@@ -1,5 +1,5 @@
-// explain.ts - explains step by step what would happen to a packet from one address to another, as far as the facts of this host show it.
-// Pure.
+// explain.ts - explains step by step what would happen to a packet from one address to another, as far as the facts of
+// this host show it. Pure.
 
 import type { Route } from '../../host/links.ts'
 import {
@@ -47,8 +47,8 @@ export interface Step {
 }
 
 /**
- * The location of an address. `here`: a container of this node; `host`: this host itself; `peer`: another node; `unassigned`: inside the network,
- * but in no lease; `outside`: not in the network.
+ * The location of an address. `here`: a container of this node; `host`: this host itself; `peer`: another node;
+ * `unassigned`: inside the network, but in no lease; `outside`: not in the network.
  */
 type Side =
   | { readonly kind: 'here' | 'host' | 'unassigned' | 'outside' }
@@ -334,7 +334,8 @@ function forwarded({ source, destination, facts, status, route }: Question, isOu
 }
 
 /**
- * Explains why the kernel refuses a packet. Returns undefined if the kernel forwards no packets at all, because another step reports that.
+ * Explains why the kernel refuses a packet. Returns undefined if the kernel forwards no packets at all, because another
+ * step reports that.
  */
 function refusal({ refused, facts, destination }: Question): string | undefined {
   if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
@@ -350,8 +351,8 @@ function refusal({ refused, facts, destination }: Question): string | undefined 
 const isMasqueraded = (facts: Facts): boolean => facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true'
 
 /**
- * Returns the steps for a packet whose source is outside this node's subnet. If the backend proves the sender (WireGuard), peers accept
- * only sources in the sender's subnet.
+ * Returns the steps for a packet whose source is outside this node's subnet. If the backend proves the sender
+ * (WireGuard), peers accept only sources in the sender's subnet.
  */
 function provenSource({ source, status, facts }: Question, from: Side): Step[] {
   if (!kindOf(status.config?.backendType ?? '')?.provesSender) return []

@@ -60,7 +60,9 @@ export interface Facts {
   readonly nft: string | undefined
   /** The variables in the file subnet.env; undefined if the file does not exist. */
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
-  /** How far the store's clock is ahead of this host's clock, in ms; undefined if the store does not report its time. */
+  /**
+   * How far the store's clock is ahead of this host's clock, in ms; undefined if the store does not report its time.
+   */
   readonly storeAheadMs: number | undefined
   /** Which peers answered the probes that weft doctor has just sent, by lease and family. */
   readonly answers: AllAnswers
@@ -94,8 +96,8 @@ export interface Reach {
   /** True if the peer's host answers a ping outside the data path; undefined if weft doctor could send no ping. */
   readonly isPinged: boolean | undefined
   /**
-   * True if the address of the peer's host is on a link of this host, but no host on that link answers for the address (ARP, neighbour
-   * discovery).
+   * True if the address of the peer's host is on a link of this host, but no host on that link answers for the address
+   * (ARP, neighbour discovery).
    */
   readonly isOffLink: boolean
 }
@@ -123,8 +125,8 @@ export interface Sources {
   /** The function that probes peers; undefined if the data path is not open, because then no probe can reach a peer. */
   readonly probe: ProbePeer | undefined
   /**
-   * Pings the host of a peer outside the data path. Resolves with undefined if the peer has no public address of the family. Rejects if
-   * this host cannot send pings over the family.
+   * Pings the host of a peer outside the data path. Resolves with undefined if the peer has no public address of the
+   * family. Rejects if this host cannot send pings over the family.
    */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
@@ -353,8 +355,8 @@ async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
 }
 
 /**
- * Describes the state of weftd's unit, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Returns an empty text if systemd has
- * no such unit.
+ * Describes the state of weftd's unit, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Returns an empty
+ * text if systemd has no such unit.
  */
 async function unitState(run: Run): Promise<string> {
   const words = ['show', 'weftd', '--property=LoadState,ActiveState,InactiveEnterTimestamp,Result']

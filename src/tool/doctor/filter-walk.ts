@@ -1,4 +1,5 @@
-// filter-walk.ts - decides from the output of `iptables -S` or `ip6tables -S` whether the firewall would accept a packet. Pure.
+// filter-walk.ts - decides from the output of `iptables -S` or `ip6tables -S` whether the firewall would accept a
+// packet. Pure.
 
 import {
   allOf,

@@ -67,8 +67,8 @@ const lastIn = (net: Net): Address => {
 }
 
 /**
- * Finds the packets that the firewall drops between this node and its silent peers. If no peer is silent, examines the packets of the first
- * peer.
+ * Finds the packets that the firewall drops between this node and its silent peers. If no peer is silent, examines the
+ * packets of the first peer.
  */
 function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
   const { family, network } = side
@@ -93,7 +93,10 @@ interface Walking {
  */
 const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? state === 'answering')
 
-/** Returns the data path's device for packets of a family; undefined if the backend has no device, or if the device is not known. */
+/**
+ * Returns the data path's device for packets of a family; undefined if the backend has no device, or if the device is
+ * not known.
+ */
 function ownDevice({ family }: OwnSide, { status }: Facts): string | undefined {
   return status?.dataPath?.devices[family] ?? undefined
 }
@@ -263,7 +266,8 @@ export function portPacket(
   } as const
   const kind = kindOf(type)
   const protocol = kind?.outside?.protocol
-  // A backend with the option `portV6` uses one of two ports, depending on its mode. So the port of IPv6 packets is not known.
+  // A backend with the option `portV6` uses one of two ports, depending on its mode. So the port of IPv6 packets is not
+  // known.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
   if (!protocol || !config || !outersIn({ config }, family).includes(family)) return undefined

@@ -36,7 +36,10 @@ const isAnswering = ({ answers, state }: SeenSide): boolean => answers?.small ??
 const oncePerSession = (sides: readonly SeenSide[]): readonly SeenSide[] =>
   sides.filter((side, at) => !sides.slice(0, at).some((other) => other.endpoint === side.endpoint))
 
-/** Returns the finding that explains why a silent peer has no working WireGuard session; undefined if the session shows no fault. */
+/**
+ * Returns the finding that explains why a silent peer has no working WireGuard session; undefined if the session shows
+ * no fault.
+ */
 export function troubleOf(
   session: SessionStatus,
   { lossPercent }: Pick<SeenSide, 'lossPercent'>,
@@ -66,7 +69,10 @@ function seenText({ handshakeSecondsAgo: ago, attempts, stale, unconfirmed }: Se
     .join(', ')
 }
 
-/** Finds recent handshakes with keys that are in no lease. If a peer has the sender's address, the finding names that peer. */
+/**
+ * Finds recent handshakes with keys that are in no lease. If a peer has the sender's address, the finding names that
+ * peer.
+ */
 function unknownKeys({ dataPath, peers }: Status): Finding[] {
   const recent = (dataPath?.unknownKeys ?? []).filter(({ secondsAgo }) => secondsAgo < RECENT_S)
   return each('key-unknown', recent, ({ publicKey, endpoint, secondsAgo }) => {

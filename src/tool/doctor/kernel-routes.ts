@@ -9,7 +9,10 @@ import type { Finding } from './findings.ts'
 import { peersOf, type AnsweredQuery } from './route-queries.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
-/** Checks the kernel's routes. `isReported` is true if another check has already reported wrong routes of the main table. */
+/**
+ * Checks the kernel's routes. `isReported` is true if another check has already reported wrong routes of the main
+ * table.
+ */
 export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] {
   const { status, kernelRoutes, isForwarding, isForwardingIpv6 } = facts
   if (!status || !kernelRoutes) return []
@@ -65,7 +68,10 @@ export const ruleFor = (
       (rule.mark === undefined || rule.text.includes(' not ') || (Number(mark ?? 0) & rule.mask) === rule.mark),
   )
 
-/** Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup 52"`. */
+/**
+ * Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup
+ * 52"`.
+ */
 function routeText(route: KernelRoute, query: RouteQuery, rules: readonly PolicyRule[]): string {
   const { device, gateway, type, table } = route
   const rule = table === undefined ? undefined : ruleFor(rules, query, (each) => each.table === table)

@@ -1,4 +1,5 @@
-// links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and the file subnet.env. Pure.
+// links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and the
+// file subnet.env. Pure.
 
 import type { Link } from '../../host/links.ts'
 import { formatAddress, formatNet, netContains, type Address, type Family, type Net } from '../../net/address.ts'

@@ -1,4 +1,5 @@
-// neighbours.ts - checks that the kernel's neighbour tables are large enough for the hosts and containers that this host reaches. Pure.
+// neighbours.ts - checks that the kernel's neighbour tables are large enough for the hosts and containers that this
+// host reaches. Pure.
 
 import { FAMILY_NAMES } from '../../net/address.ts'
 import type { Facts } from './facts.ts'

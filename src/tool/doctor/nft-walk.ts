@@ -157,7 +157,10 @@ const TARGETS: Readonly<Record<string, Target>> = {
   dnat: { to: 'accept' },
   redirect: { to: 'accept' },
 }
-/** The statements after which a packet continues to the next part of the rule, with the number of words of each statement. */
+/**
+ * The statements after which a packet continues to the next part of the rule, with the number of words of each
+ * statement.
+ */
 const STATEMENTS: Readonly<Record<string, number>> = {
   log: 0,
   prefix: 1,
@@ -241,12 +244,16 @@ interface Selector {
    * or may not follow.
    */
   readonly isRead: boolean
-  /** True if the packet has the header that the selector names. Without the header the rule does not match, for any value. */
+  /**
+   * True if the packet has the header that the selector names. Without the header the rule does not match, for any
+   * value.
+   */
   readonly isThere: boolean
 }
 
 /**
- * Reads the selector that begins at word number `at`, such as `ip saddr`. Returns how the packet is compared with the selector's values.
+ * Reads the selector that begins at word number `at`, such as `ip saddr`. Returns how the packet is compared with the
+ * selector's values.
  */
 function selectorAt({ words, packet }: Reading, at: number): Selector {
   const [first = '', second = ''] = words.slice(at, at + 2)
@@ -339,7 +346,10 @@ function comparedAt(
 const valuesOf = (value: string, sets: Sets['sets']): readonly string[] | undefined =>
   value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
 
-/** Evaluates a verdict map, which gives each value its own verdict, such as `ct state vmap { established : accept, invalid : drop }`. */
+/**
+ * Evaluates a verdict map, which gives each value its own verdict, such as `ct state vmap { established : accept,
+ * invalid : drop }`.
+ */
 function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true | undefined): readonly Outcome[] {
   const entries = valuesOf(map, sets)
   if (!entries) return [{ matches: undefined, target: { to: 'drop' } }]

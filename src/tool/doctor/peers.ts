@@ -67,8 +67,8 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
 }
 
 /**
- * Checks whether the peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes packets to other
- * nodes.
+ * Checks whether the peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes
+ * packets to other nodes.
  */
 export function checkPeers(
   { status, answers, whyUnprobed, reaches, silence }: Facts,

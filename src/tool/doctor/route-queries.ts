@@ -15,8 +15,8 @@ const QUERIED_MARKS = 4
 interface PeerQuery {
   readonly family: Family
   /**
-   * The packet's direction. `out`: from a container of this node to a container of a peer; `host`: from this host to a container of a peer;
-   * `in`: from a container of a peer to a container of this node.
+   * The packet's direction. `out`: from a container of this node to a container of a peer; `host`: from this host to a
+   * container of a peer; `in`: from a container of a peer to a container of this node.
    */
   readonly direction: 'out' | 'host' | 'in'
   readonly lease: string
@@ -83,7 +83,10 @@ export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSi
     .flatMap((peer) => seenSides(peer, new Map()))
     .filter((side) => side.family === family && side.state !== 'stored' && side.subnet)
 
-/** Finds the marks that nftables rules set on packets. Policy rules may select another routing table for a marked packet. */
+/**
+ * Finds the marks that nftables rules set on packets. Policy rules may select another routing table for a marked
+ * packet.
+ */
 export const marksIn = (nft: string): readonly string[] => [
   ...new Set([...nft.matchAll(/\bmeta mark set (0x[\da-f]+)(?![\da-f])/g)].map(([, mark = '']) => mark)),
 ]

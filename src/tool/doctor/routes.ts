@@ -55,7 +55,8 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     const net = parseNet(destination)
     if (!net || isOwnDevice(status, family, device)) return true
     if (destination === whole) return !isOneRoute
-    // A route to this node's own containers is right if it leads to a device of this host, or through one of the containers.
+    // A route to this node's own containers is right if it leads to a device of this host, or through one of the
+    // containers.
     if (net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)) return staysHere(subnet, gateway)
     return gateway !== undefined && hosts.get(destination) === parseAddress(gateway)
   }

@@ -21,7 +21,9 @@ import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
 import { isNamedBy, kindOf, outersOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
-/** Whether a peer answered two probes of weft doctor: a small packet, and a packet as long as the MTU of the data path. */
+/**
+ * Whether a peer answered two probes of weft doctor: a small packet, and a packet as long as the MTU of the data path.
+ */
 export interface Answers {
   readonly small: boolean
   readonly large: boolean
@@ -58,7 +60,10 @@ export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): re
       )
     : [family]
 
-/** Returns the underlay family of packets to a peer: the family of the endpoint if the endpoint is known, else the preferred family. */
+/**
+ * Returns the underlay family of packets to a peer: the family of the endpoint if the endpoint is known, else the
+ * preferred family.
+ */
 export function outerIn(status: Pick<Status, 'config'>, family: Family, endpoint?: string | null): Family {
   const outers = outersIn(status, family)
   const now = endpoint ? (endpoint.startsWith('[') || parseIpv6(endpoint) !== undefined ? 'ipv6' : 'ipv4') : undefined

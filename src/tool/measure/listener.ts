@@ -173,7 +173,10 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   }
 }
 
-/** The wildcard address of each family. The IPv6 socket is IPv6-only, so that IPv4 addresses have the same form on every host. */
+/**
+ * The wildcard address of each family. The IPv6 socket is IPv6-only, so that IPv4 addresses have the same form on every
+ * host.
+ */
 const HOSTS = ['0.0.0.0', '::'] as const
 
 interface Endpoint {
@@ -318,8 +321,8 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
     async end(sent) {
       await new Promise<void>((resolve) => {
         let timer: NodeJS.Timeout | undefined
-        // A delayed timer may fire before Node.js has read datagrams that already arrived. setImmediate lets Node.js read them before
-        // the next check.
+        // A delayed timer may fire before Node.js has read datagrams that already arrived. setImmediate lets Node.js
+        // read them before the next check.
         const look = (before: number): void => {
           const now = datagrams
           if (now >= sent || now === before) resolve()
@@ -339,8 +342,9 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
 }
 
 /**
- * Returns how many datagrams the kernel discarded at a port because the socket buffer was full: the last column of /proc/net/udp
- * (net/ipv4/udp.c, udp4_format_sock) and of /proc/net/udp6 (net/ipv6/datagram.c, __ip6_dgram_sock_seq_show).
+ * Returns how many datagrams the kernel discarded at a port because the socket buffer was full: the last column of
+ * /proc/net/udp (net/ipv4/udp.c, udp4_format_sock) and of /proc/net/udp6 (net/ipv6/datagram.c,
+ * __ip6_dgram_sock_seq_show).
  */
 function dropsOfSockets(port: number): number {
   const own = `:${port.toString(16).toUpperCase().padStart(4, '0')}`

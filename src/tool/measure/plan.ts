@@ -54,8 +54,8 @@ export const orderOf = (pair: number): readonly PathName[] => (pair % 2 === 0 ? 
 const HEADERS_BYTES: Readonly<Record<Family, number>> = { ipv4: 28, ipv6: 48 }
 
 /**
- * Returns the payload length in bytes of the longest datagram that fits the overlay without fragmentation. Datagrams on both paths have
- * this length.
+ * Returns the payload length in bytes of the longest datagram that fits the overlay without fragmentation. Datagrams on
+ * both paths have this length.
  */
 export function datagramBytes(mtu: number, pathMtu: number | null, family: Family): number {
   return Math.max(DATAGRAM_HEADER_BYTES, Math.min(mtu, pathMtu ?? mtu) - HEADERS_BYTES[family])

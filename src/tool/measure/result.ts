@@ -1,4 +1,5 @@
-// result.ts - computes medians, ratios and losses from the samples of `weft bench`, and notes on how far the figures can be trusted. Pure.
+// result.ts - computes medians, ratios and losses from the samples of `weft bench`, and notes on how far the figures
+// can be trusted. Pure.
 
 import type { Arrived, Counts } from './conversation.ts'
 import { PATHS, type Both, type PathName } from './plan.ts'
@@ -91,7 +92,10 @@ function lengthNotes({ length, mtu }: Beside): string[] {
   return [`inside the tunnel packets of ${length.asked} bytes get no answer${found}: ${whose}`, ...mismatch]
 }
 
-/** The fraction of a CPU core above which a host's `weft bench` counts as fully busy, so that it limits the measured rate. */
+/**
+ * The fraction of a CPU core above which a host's `weft bench` counts as fully busy, so that it limits the measured
+ * rate.
+ */
 const FULLY_BUSY = 0.9
 
 export function resultOf(samples: Samples, beside: Beside = {}): Result {
@@ -183,8 +187,8 @@ function busyNotes(tcp: Both<readonly TcpSample[]>): string[] {
 }
 
 /**
- * Returns how much each counter increased from `before` to `after`. A counter that decreased was reset to 0, so its increase is its new
- * value.
+ * Returns how much each counter increased from `before` to `after`. A counter that decreased was reset to 0, so its
+ * increase is its new value.
  */
 export function increase(before: Counts, after: Counts): Counts {
   const grown = Object.entries(after).map(([name, count]): [string, number] => {

@@ -54,7 +54,9 @@ const MOST_BURST_MS = 3
  */
 const DATAGRAM_BUFFERS = 512
 
-/** A run of measurements against a listener. The listener's answers come over a leading connection on the outside path. */
+/**
+ * A run of measurements against a listener. The listener's answers come over a leading connection on the outside path.
+ */
 export class Run {
   /** The facts about the data path of the listener's host; null if the listener does not know them. */
   readonly there: InUse | null
@@ -199,7 +201,10 @@ class Leading {
     this.socket = socket
   }
 
-  /** Sends `request`, if there is one, and reads the next answer. Rejects with WeftError COMMAND if `read` does not accept the answer. */
+  /**
+   * Sends `request`, if there is one, and reads the next answer. Rejects with WeftError COMMAND if `read` does not
+   * accept the answer.
+   */
   async ask<Answer>(
     request: object | undefined,
     read: (line: string) => Answer | undefined,

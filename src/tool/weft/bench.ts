@@ -268,7 +268,8 @@ async function benchBy(
  * backend has no tunnel.
  */
 export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Paths {
-  // The outer datagrams of the tunnel may have another family than the packets inside, so use the endpoint of the tunnel.
+  // The outer datagrams of the tunnel may have another family than the packets inside, so use the endpoint of the
+  // tunnel.
   const endpoint = sidesOf(peer)[family]?.endpoint ?? ''
   const outer = endpoint === '' ? family : /^[\d.]+(:\d+)?$/.test(endpoint) ? 'ipv4' : 'ipv6'
   const publicIp = placeIn(peer, outer).publicIp ?? parseAddress(peer.publicIp) ?? 0
@@ -277,8 +278,8 @@ export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, fr
       remedy: 'this network has no tunnel that weft bench could compare with the underlay',
     })
   }
-  // Connect from this node's public IP if the host has that address. Behind a NAT router the host lacks it, so the kernel chooses the
-  // source address.
+  // Connect from this node's public IP if the host has that address. Behind a NAT router the host lacks it, so the
+  // kernel chooses the source address.
   const own = Object.values(networkInterfaces()).flatMap((addresses) => addresses?.map(({ address }) => address) ?? [])
   const known = node ? placeIn(node, outer).publicIp : undefined
   return {
@@ -407,7 +408,10 @@ async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUs
   }
 }
 
-/** Returns a function that shows the progress on a terminal, in one line that the next call overwrites. An empty text clears the line. */
+/**
+ * Returns a function that shows the progress on a terminal, in one line that the next call overwrites. An empty text
+ * clears the line.
+ */
 function progress(screen: Screen, json: boolean): (what: string) => void {
   return (what) => {
     if (screen.isTerminal && !json) screen.write(`\u001B[G${screen.colour('dim', what)}\u001B[K`)

@@ -126,8 +126,8 @@ function shownConfig(text: string): { readonly shown: string; readonly secrets: 
 }
 
 /**
- * Writes the archive to a file that only its owner may read. Throws WeftError USAGE if the file exists or cannot be created. Throws COMMAND
- * if writing failed, after deleting the file.
+ * Writes the archive to a file that only its owner may read. Throws WeftError USAGE if the file exists or cannot be
+ * created. Throws COMMAND if writing failed, after deleting the file.
  */
 export async function writeBundle(path: string, what: ToBundle, run: Run): Promise<void> {
   const file = await open(path, 'wx', 0o600).catch((error: NodeJS.ErrnoException) => {

@@ -1,4 +1,5 @@
-// capture.ts - `weft capture`: shows the packets that the data path dropped most recently and why, as text or as a capture file.
+// capture.ts - `weft capture`: shows the packets that the data path dropped most recently and why, as text or as a
+// capture file.
 
 import { open, type FileHandle } from 'node:fs/promises'
 import { version } from '../../base/assets.ts'
@@ -156,8 +157,8 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
 }
 
 /**
- * Formats a dropped packet as one line: `2026-11-22T13:14:15.123456Z out 10.5.1.2:4000 > 10.5.9.7:80 tcp, 60 bytes: no peer has the
- * destination (tx_drop_no_route)`
+ * Formats a dropped packet as one line: `2026-11-22T13:14:15.123456Z out 10.5.1.2:4000 > 10.5.9.7:80 tcp, 60 bytes: no
+ * peer has the destination (tx_drop_no_route)`
  */
 function line(packet: DroppedPacket, { reasons }: DropsReport, { colour }: Screen): string {
   const { atUs, direction, reason, length, headers } = packet
@@ -213,8 +214,8 @@ export function createTally(): (report: DropsReport) => number {
   let before: { readonly seen: number; readonly ahead: number } | undefined
   return (report) => {
     const { seen } = droppedOf(report)
-    // Return 0 for the first report, which counts earlier drops too. Return 0 also after the data path was opened again, because its
-    // counters then restart at zero.
+    // Return 0 for the first report, which counts earlier drops too. Return 0 also after the data path was opened
+    // again, because its counters then restart at zero.
     if (!before || seen < before.seen) {
       before = { seen, ahead: 0 }
       return 0

@@ -42,7 +42,10 @@ export interface Command {
   readonly does: string
   readonly more: string
   readonly flags: FlagTable
-  /** Runs the command and returns its exit code. Throws WeftError USAGE if the command line cannot be parsed, and HelpWanted for -h. */
+  /**
+   * Runs the command and returns its exit code. Throws WeftError USAGE if the command line cannot be parsed, and
+   * HelpWanted for -h.
+   */
   run(words: readonly string[], environment: NodeJS.ProcessEnv, screen: Screen, signal: AbortSignal): Promise<number>
 }
 

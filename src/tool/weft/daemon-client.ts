@@ -18,7 +18,10 @@ const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same pack
 export const fetchStatus = (socket: string, signal: AbortSignal): Promise<Status> =>
   fetchReport<Status>(socket, '/status.json', STATUS_SCHEMA, signal)
 
-/** Fetches the packets that were dropped after the report whose member `next` equals `after`. Rejects as fetchStatus does. */
+/**
+ * Fetches the packets that were dropped after the report whose member `next` equals `after`. Rejects as fetchStatus
+ * does.
+ */
 export const fetchDrops = (socket: string, after: DropsReport['next'], signal: AbortSignal): Promise<DropsReport> =>
   fetchReport<DropsReport>(socket, `/drops.json?after=${after.join(',')}`, DROPS_SCHEMA, signal)
 

@@ -80,8 +80,8 @@ async function reportOf(
 }
 
 /**
- * Parses the value of --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if the text is empty. Throws WeftError
- * USAGE.
+ * Parses the value of --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if the text is
+ * empty. Throws WeftError USAGE.
  */
 export function sinceOf(text: string, now: number): number {
   if (text === '') return -Infinity

@@ -1,4 +1,5 @@
-// explain.ts - `weft explain`: shows the rules, routes, peer and MTU that apply to a packet, and what would happen to the packet.
+// explain.ts - `weft explain`: shows the rules, routes, peer and MTU that apply to a packet, and what would happen to
+// the packet.
 
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'

@@ -302,7 +302,9 @@ function valueFor(before: StoreEntry, node: string | undefined): string {
   )
 }
 
-/** Parses the addresses of a node: `192.0.2.7`, `fd77::7`, or both with a comma between them. Throws WeftError USAGE. */
+/**
+ * Parses the addresses of a node: `192.0.2.7`, `fd77::7`, or both with a comma between them. Throws WeftError USAGE.
+ */
 function addressesIn(text: string | undefined): Addresses {
   const all = (text ?? '').split(',').map((part) => parseAddress(part) || undefined)
   const found = {

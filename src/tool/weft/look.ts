@@ -1,4 +1,5 @@
-// look.ts - formats the output of the `weft` commands: tables, colours, times and sizes. All functions except createScreen are pure.
+// look.ts - formats the output of the `weft` commands: tables, colours, times and sizes. All functions except
+// createScreen are pure.
 
 import { printable, printableLines } from '../../base/text.ts'
 import type { Family } from '../../net/address.ts'
@@ -33,7 +34,10 @@ interface Stdout {
   on(event: 'error', listener: (error: NodeJS.ErrnoException) => void): unknown
 }
 
-/** Creates the screen for a command's output. Uses colours if standard output is a terminal and NO_COLOR is not set (no-color.org). */
+/**
+ * Creates the screen for a command's output. Uses colours if standard output is a terminal and NO_COLOR is not set
+ * (no-color.org).
+ */
 export function createScreen(
   stdout: Stdout,
   stderr: { write(text: string): boolean },
@@ -119,7 +123,10 @@ export const percent = (part: number): string => `${Math.floor(part * 1000) / 10
 /** Formats a number with a noun, such as `1 peer` or `2 peers`. */
 export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
 
-/** Describes the data path: backend, device, engine, MTU and features, such as `udp by flannel0, the native engine, MTU 1472; udp-gso`. */
+/**
+ * Describes the data path: backend, device, engine, MTU and features, such as `udp by flannel0, the native engine, MTU
+ * 1472; udp-gso`.
+ */
 export function carrierText(carrier: {
   readonly backendType: string
   readonly device: string | null

@@ -38,7 +38,10 @@ interface Word {
 interface Flag {
   readonly name: string
   readonly help: string
-  /** The kind of value that follows the flag on the command line. A `text` may be a file path, so completion offers paths. */
+  /**
+   * The kind of value that follows the flag on the command line. A `text` may be a file path, so completion offers
+   * paths.
+   */
   readonly value: 'none' | 'text' | 'number'
 }
 

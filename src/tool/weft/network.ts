@@ -112,7 +112,10 @@ const clockText = (ms: number): string =>
 
 type Matrix = NonNullable<NetworkReport['matrix']>
 
-/** Formats the matrix of nodes. Each cell shows whether the node of its row reaches the node whose number heads its column. */
+/**
+ * Formats the matrix of nodes. Each cell shows whether the node of its row reaches the node whose number heads its
+ * column.
+ */
 function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colour): string {
   const head = ['FROM \\ TO', ...nodes.map((_node, at) => String(at + 1))]
   const rows = nodes.map((node, from): Shown[] => [

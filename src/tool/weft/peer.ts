@@ -114,7 +114,8 @@ export function peerToPing(status: Status, name: string) {
 }
 
 /**
- * Selects the probes over the family that the operator named; all probes if `family` is empty. Throws WeftError USAGE if no probe is left.
+ * Selects the probes over the family that the operator named; all probes if `family` is empty. Throws WeftError USAGE
+ * if no probe is left.
  */
 export function probesWanted(probes: readonly Probe[], family: string): readonly Probe[] {
   const wanted = probes.filter((probe) => family === '' || probe.family === family)

@@ -116,7 +116,9 @@ function sumText({ probe: { family }, times }: Pinged, isOneOfTwo: boolean): str
   return `${by}${answered.length} of ${times.length} answered (${lossOf(times)}% lost)${spread}\n`
 }
 
-/** Formats the results for --json, by family. The results of the first family are also at the top level of the object. */
+/**
+ * Formats the results for --json, by family. The results of the first family are also at the top level of the object.
+ */
 function toJson(peer: PeerStatus, pinged: readonly Pinged[]) {
   const resultOf = ({ probe: { to }, times }: Pinged) => ({
     address: formatAddress(to),

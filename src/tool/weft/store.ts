@@ -80,8 +80,8 @@ export async function inStore<T>(
 }
 
 /**
- * Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because opening the store would create a directory for a
- * mistyped name.
+ * Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because opening the store would create a
+ * directory for a mistyped name.
  */
 function requireFolder({ 'lease-dir': folder }: KeyStoreOptions): void {
   if (folder === '' || existsSync(folder)) return

@@ -47,8 +47,8 @@ interface Peer {
 }
 
 /**
- * Returns the WireGuard devices of this node. Throws WeftError CONFIG if the backend does not encrypt, and COMMAND if the node has no lease
- * or no device.
+ * Returns the WireGuard devices of this node. Throws WeftError CONFIG if the backend does not encrypt, and COMMAND if
+ * the node has no lease or no device.
  */
 export function interfacesOf(status: Status): readonly Interface[] {
   const { node, config, lease, dataPath, peers, trouble } = status

@@ -16,7 +16,9 @@ interface DirectoryOptions {
   readonly directory: string
   /** Called with the path if the directory was missing and has been created. */
   readonly onMade?: (path: string) => void
-  /** The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value. */
+  /**
+   * The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value.
+   */
   readonly ttlMs?: number
   /** The interval at which the directory is scanned, in ms. */
   readonly rescanMs?: number
@@ -116,8 +118,8 @@ export class DirectoryStore implements Store {
 
   list(signal: AbortSignal): Promise<{ revision: bigint; entries: LeaseFile[] }> {
     return this.#files.doing(signal, async () => {
-      // The revision is taken before the files are read. So a change that a watch reports during this scan has a higher revision than
-      // the listing.
+      // The revision is taken before the files are read. So a change that a watch reports during this scan has a higher
+      // revision than the listing.
       const revision = ++this.#lastRevision
       this.#listed = await this.#scan(this.#listed.files)
       this.#listedRevision = revision
@@ -205,7 +207,10 @@ export class DirectoryStore implements Store {
     return { live, files: all }
   }
 
-  /** Returns the leases among the files `names` that have not expired. If a file cannot be read, its lease in `known` still counts. */
+  /**
+   * Returns the leases among the files `names` that have not expired. If a file cannot be read, its lease in `known`
+   * still counts.
+   */
   async #readLive(names: readonly string[], known: ReadonlyMap<string, LeaseFile>): Promise<Map<string, LeaseFile>> {
     const now = await this.#files.now()
     const found = new Map<string, LeaseFile>()
@@ -216,7 +221,9 @@ export class DirectoryStore implements Store {
     return found
   }
 
-  /** Deletes the files of leases that expired at least STALE_LEASE_MS ago. The caller must hold the directory's lock. */
+  /**
+   * Deletes the files of leases that expired at least STALE_LEASE_MS ago. The caller must hold the directory's lock.
+   */
   async #removeEnded(): Promise<void> {
     const longAgo = (await this.#files.now()) - STALE_LEASE_MS
     for (const file of this.#listed.files.values()) {
@@ -275,7 +282,10 @@ function differences(
 interface News {
   /** True if the kernel had a free inotify instance and watch. If false, the directory is scanned more often. */
   readonly hasInotify: boolean
-  /** Returns the keys whose files changed since the last call. Throws if inotify failed, or the signal's reason if the signal aborted. */
+  /**
+   * Returns the keys whose files changed since the last call. Throws if inotify failed, or the signal's reason if the
+   * signal aborted.
+   */
   take(): string[]
   wait(ms: number): Promise<void>
   close(): void

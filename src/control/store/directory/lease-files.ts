@@ -46,8 +46,8 @@ export class LeaseFiles {
   /** The path of the folder with the files in which the hosts write their names (claims). */
   readonly #claims: string
   /**
-   * The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
-   * process id again, so a random part is needed.
+   * The name of this process in the names of temporary files. A container that restarts after a crash can have the same
+   * host name and process id again, so a random part is needed.
    */
   readonly #identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
   /** The preparation of the folders; undefined before the first operation, and after a preparation that failed. */
@@ -69,7 +69,10 @@ export class LeaseFiles {
     this.#claims = join(this.#top, 'weft')
   }
 
-  /** Runs file operations, and creates the directories first. Converts a failure to a WeftError STORE or STORE_UNAVAILABLE. */
+  /**
+   * Runs file operations, and creates the directories first. Converts a failure to a WeftError STORE or
+   * STORE_UNAVAILABLE.
+   */
   async doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
     signal.throwIfAborted()
     try {
@@ -97,8 +100,8 @@ export class LeaseFiles {
   }
 
   /**
-   * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read, returns `known` without
-   * reading.
+   * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read,
+   * returns `known` without reading.
    */
   async read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
     try {
@@ -109,7 +112,10 @@ export class LeaseFiles {
     }
   }
 
-  /** Reads a lease file that the caller is about to change; undefined if the file does not exist. Rejects if the file cannot be read. */
+  /**
+   * Reads a lease file that the caller is about to change; undefined if the file does not exist. Rejects if the file
+   * cannot be read.
+   */
   async readToChange(key: string): Promise<LeaseFile | undefined> {
     try {
       return await call(() => this.#readFrom(join(this.#subnets, key), key))
@@ -120,8 +126,8 @@ export class LeaseFiles {
   }
 
   /**
-   * Writes a lease file: replaces the file `present`, or creates a new one. Returns undefined if another process has created the file in
-   * the meantime. The caller must hold the lock.
+   * Writes a lease file: replaces the file `present`, or creates a new one. Returns undefined if another process has
+   * created the file in the meantime. The caller must hold the lock.
    */
   async write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined> {
     try {
@@ -199,7 +205,9 @@ export class LeaseFiles {
     if (present === value) await call(() => unlink(path))
   }
 
-  /** Starts to watch the lease files by inotify. Returns undefined if the kernel has no free inotify instance or watch. */
+  /**
+   * Starts to watch the lease files by inotify. Returns undefined if the kernel has no free inotify instance or watch.
+   */
   watch(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined {
     try {
       return watchDirectory(this.#subnets, (_event, name) => onChange(name)).on('error', onError)
@@ -247,13 +255,17 @@ export class LeaseFiles {
     return this.#prepared
   }
 
-  /** Reads the file `path`. Returns `known` if the file has not changed since `known` was read; undefined if the path is not a file. */
+  /**
+   * Reads the file `path`. Returns `known` if the file has not changed since `known` was read; undefined if the path is
+   * not a file.
+   */
   async #readFrom(path: string, key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
     if (known) {
       const info = await stat(path, { bigint: true })
       if (revisionOf(info) === known.revision) return known
     }
-    // O_NONBLOCK is needed in case the path is a named pipe: opening a pipe otherwise waits until another process writes to it.
+    // O_NONBLOCK is needed in case the path is a named pipe: opening a pipe otherwise waits until another process
+    // writes to it.
     return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
       // stat reads the open file, not the path, so that the content and the revision belong to the same file.
       const info = await file.stat({ bigint: true })
@@ -269,7 +281,10 @@ export class LeaseFiles {
     })
   }
 
-  /** Writes `value` to a temporary file and returns its path. The caller moves the file to its final name by link or rename. */
+  /**
+   * Writes `value` to a temporary file and returns its path. The caller moves the file to its final name by link or
+   * rename.
+   */
   #writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(this.#temporaries, `${key}.${this.#identity}.${this.#temporaryCount++}`)
     return call(async () =>
@@ -301,8 +316,8 @@ export class LeaseFiles {
   }
 
   /**
-   * Puts a new lease file in place of the file `present`, or creates the file. Returns false if another process has created the file in
-   * the meantime.
+   * Puts a new lease file in place of the file `present`, or creates the file. Returns false if another process has
+   * created the file in the meantime.
    */
   async #place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
     const temporary = await this.#writeTemporary(key, value, mode)

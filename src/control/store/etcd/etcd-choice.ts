@@ -16,8 +16,8 @@ import { codeOf, EndpointError, isDecision, isTooManyPings, isUnknownToken, plai
 const { Metadata, status } = loadGrpc()
 
 /**
- * How long a call to etcd may take by default, in ms. A busy etcd answers in less time, and keepalive pings detect a dead connection
- * earlier.
+ * How long a call to etcd may take by default, in ms. A busy etcd answers in less time, and keepalive pings detect a
+ * dead connection earlier.
  */
 export const CALL_TIMEOUT_MS = 6_000
 /** The pause in ms before weftd checks the next endpoint too, while earlier checks have not been answered. */

@@ -1,6 +1,7 @@
 // etcd-client.ts - calls to etcd: authentication, watches, and errors for the operator.
 //
-// A call may reach etcd twice (etcd-choice.ts). So callers must make writes conditional, and recognise their own earlier write.
+// A call may reach etcd twice (etcd-choice.ts). So callers must make writes conditional, and recognise their own
+// earlier write.
 
 import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
@@ -46,8 +47,8 @@ interface WatchMethod {
 }
 
 /**
- * Warns about given options that have no effect, such as certificates for endpoints without TLS. flanneld's client ignores these options
- * silently.
+ * Warns about given options that have no effect, such as certificates for endpoints without TLS. flanneld's client
+ * ignores these options silently.
  */
 function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
   if ((certFile === '') !== (keyFile === ''))
@@ -59,7 +60,10 @@ function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpti
     )
 }
 
-/** Matches etcd's errors for a token that has expired, or that was issued before users or roles changed (api/v3rpc/rpctypes/error.go). */
+/**
+ * Matches etcd's errors for a token that has expired, or that was issued before users or roles changed
+ * (api/v3rpc/rpctypes/error.go).
+ */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
 /**
  * The error for a watch that etcd denied. Some versions of etcd deny a watch also because of an expired token
@@ -78,11 +82,16 @@ export class EtcdClient {
 
   /** Aborts when the client is closed, and ends a pending request for a token. */
   readonly #closing = new AbortController()
-  /** True while calls send the user's token to etcd. Becomes false if etcd reports that authentication is not enabled. */
+  /**
+   * True while calls send the user's token to etcd. Becomes false if etcd reports that authentication is not enabled.
+   */
   #asUser: boolean
   /** The user's token, or the pending request for it; undefined if the next call must request a token. */
   #token: Promise<string> | undefined
-  /** The streams of open watches. They must end before their connections are closed, because an open stream keeps the process alive. */
+  /**
+   * The streams of open watches. They must end before their connections are closed, because an open stream keeps the
+   * process alive.
+   */
   readonly #streams = new Set<{ cancel(): void }>()
   readonly #choice: EndpointChoice
 
@@ -98,8 +107,8 @@ export class EtcdClient {
   }
 
   /**
-   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes a WeftError that
-   * names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
+   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes
+   * a WeftError that names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
    */
   async call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs = CALL_TIMEOUT_MS): Promise<T> {
     try {

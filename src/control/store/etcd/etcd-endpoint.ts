@@ -60,8 +60,8 @@ export interface Endpoint {
 const KEEPALIVE_MS = 6_000
 const KEEPALIVE_TIMEOUT_MS = 2_000
 /**
- * The interval of keepalive pings, in ms, to a server that is not etcd itself, such as `etcd grpc-proxy`. By default gRPC servers close
- * connections that ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
+ * The interval of keepalive pings, in ms, to a server that is not etcd itself, such as `etcd grpc-proxy`. By default
+ * gRPC servers close connections that ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
  */
 const SELDOM_MS = 310_000
 
@@ -102,9 +102,9 @@ setLogger({ error: receive, info: receive, debug: receive })
 export type Hosts = ReadonlyMap<string, boolean>
 
 /**
- * Parses the endpoints of --etcd-endpoints. The scheme of an endpoint decides if it uses TLS. An endpoint without a scheme uses TLS if
- * certificates are given, as in etcd's client (client/v3/internal/endpoint/endpoint.go). A URL may end with a slash. Throws WeftError
- * USAGE if there is no endpoint, or for an endpoint that can never be reached.
+ * Parses the endpoints of --etcd-endpoints. The scheme of an endpoint decides if it uses TLS. An endpoint without a
+ * scheme uses TLS if certificates are given, as in etcd's client (client/v3/internal/endpoint/endpoint.go). A URL may
+ * end with a slash. Throws WeftError USAGE if there is no endpoint, or for an endpoint that can never be reached.
  */
 export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOptions): Hosts {
   const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
@@ -146,8 +146,8 @@ function checkHost(endpoint: string, host: string, isTls: boolean): void {
 }
 
 /**
- * Creates the endpoints without connecting. Throws WeftError USAGE if a certificate file cannot be read, or OpenSSL's error if its
- * content is invalid.
+ * Creates the endpoints without connecting. Throws WeftError USAGE if a certificate file cannot be read, or OpenSSL's
+ * error if its content is invalid.
  */
 export function openEndpoints(hosts: Hosts, options: EndpointOptions): Endpoint[] {
   const tls = tlsCredentials(options, [...hosts.values()].includes(true))
@@ -162,7 +162,10 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     return { channel, host: new Host(address, channelCredentials, { channelOverride: channel }) }
   }
   let connection = connect()
-  /** The time, in ms of performance.now(), when the current connection attempt began; undefined while the endpoint is connected or idle. */
+  /**
+   * The time, in ms of performance.now(), when the current connection attempt began; undefined while the endpoint is
+   * connected or idle.
+   */
   let waitingSince: number | undefined
   let closed = false
 
@@ -226,8 +229,8 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
         try {
           return await once(service, method, payload, options)
         } catch (error) {
-          // A connection that pings only every SELDOM_MS would not be recognised as dead soon enough, so a timeout makes a new
-          // connection.
+          // A connection that pings only every SELDOM_MS would not be recognised as dead soon enough, so a timeout
+          // makes a new connection.
           if (isPingedSeldom && !closed && codeOf(error) === status.DEADLINE_EXCEEDED) reconnect()
           // The call waited for a connection that reconnect() has closed, so it is sent again over the new connection.
           if (closed || !/Channel closed before call started/.test(messageOf(error))) throw error
@@ -297,7 +300,10 @@ function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredent
   return tls
 }
 
-/** The files in which Linux distributions keep the trusted authorities, in the order in which Go tries them (crypto/x509/root_linux.go). */
+/**
+ * The files in which Linux distributions keep the trusted authorities, in the order in which Go tries them
+ * (crypto/x509/root_linux.go).
+ */
 const ROOT_FILES = [
   '/etc/ssl/certs/ca-certificates.crt',
   '/etc/pki/tls/certs/ca-bundle.crt',

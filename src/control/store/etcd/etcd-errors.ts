@@ -1,4 +1,5 @@
-// etcd-errors.ts - failures of calls to etcd: decides whether to try another endpoint, and explains the failure to an operator.
+// etcd-errors.ts - failures of calls to etcd: decides whether to try another endpoint, and explains the failure to an
+// operator.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -56,7 +57,10 @@ export const isUnknownToken = (error: unknown): boolean =>
 const TOO_MANY_PINGS = /Bandwidth exhausted or memory limit exceeded/
 export const isTooManyPings = (error: unknown): boolean => TOO_MANY_PINGS.test(messageOf(error))
 
-/** Replacements for messages of @grpc/grpc-js (subchannel-call, resolving-call, resolver-dns). The first pattern that matches is used. */
+/**
+ * Replacements for messages of @grpc/grpc-js (subchannel-call, resolving-call, resolver-dns). The first pattern that
+ * matches is used.
+ */
 const PLAIN: readonly (readonly [RegExp, string])[] = [
   [/^Deadline exceeded.*/s, 'no answer in time'],
   [/^Connection dropped$/, 'the connection broke'],
@@ -98,7 +102,10 @@ const REFUSED = /authentication failed/
 const DENIED = /permission denied|user name is empty/
 const LEARNER = /learner/
 
-/** Matches the errors of a TLS connection to a server without TLS, and of a connection without TLS to a server that requires it. */
+/**
+ * Matches the errors of a TLS connection to a server without TLS, and of a connection without TLS to a server that
+ * requires it.
+ */
 const NO_TLS_THERE =
   /before secure TLS connection|ECONNRESET|socket hang up|wrong version number|packet length too long/
 const TLS_THERE = /closed before it could be used|connection broke|ECONNRESET|socket hang up/

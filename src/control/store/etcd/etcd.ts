@@ -140,7 +140,8 @@ export class EtcdStore implements Store {
     } catch (error) {
       if (!isFull(error)) throw error
       const kept = await this.#keepAsRead(key, expected, signal)
-      // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not expired yet.
+      // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not
+      // expired yet.
       if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
       return kept && { ...kept, unwritten: describeError(error) }
     }
@@ -386,8 +387,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Yields the batches of one watch of etcd. Returns if the server closed the connection because of too many pings; the caller then opens
-   * the watch again.
+   * Yields the batches of one watch of etcd. Returns if the server closed the connection because of too many pings; the
+   * caller then opens the watch again.
    */
   async *#watchOnce(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, void> {
     // The watch resumes after the last delivered revision. If etcd has compacted that revision, the watch throws

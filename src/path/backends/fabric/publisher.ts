@@ -1,4 +1,5 @@
-// publisher.ts - the contract of the fabric backends: a publisher writes the route to this node's subnet into tables outside of the host.
+// publisher.ts - the contract of the fabric backends: a publisher writes the route to this node's subnet into tables
+// outside of the host.
 
 import type { Log } from '../../../base/log.ts'
 import type { Address, Net } from '../../../net/address.ts'

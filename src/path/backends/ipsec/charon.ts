@@ -1,4 +1,5 @@
-// charon.ts - finds strongSwan's IKE daemon charon on this host, or starts it as flanneld does (flannel: pkg/backend/ipsec/handle_charon.go).
+// charon.ts - finds strongSwan's IKE daemon charon on this host, or starts it as flanneld does (flannel:
+// pkg/backend/ipsec/handle_charon.go).
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'

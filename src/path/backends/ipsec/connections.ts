@@ -403,7 +403,10 @@ async function unload(client: ViciClient, name: string): Promise<void> {
   await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
 }
 
-/** Removes the connections and the shared keys that weftd loaded into charon for this network. Returns the names of the connections. */
+/**
+ * Removes the connections and the shared keys that weftd loaded into charon for this network. Returns the names of the
+ * connections.
+ */
 export async function unloadAll(client: ViciClient, network: Net): Promise<readonly string[]> {
   const names = [...(await connectionsIn(client, network))]
   for (const name of names) await unload(client, name)

@@ -1,4 +1,5 @@
-// ipsec-path.ts - the data path of the backend ipsec: the policies or the unreachable route, charon's connections, and the state of the peers.
+// ipsec-path.ts - the data path of the backend ipsec: the policies or the unreachable route, charon's connections, and
+// the state of the peers.
 
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'

@@ -7,7 +7,10 @@ import { connectRunning } from './charon.ts'
 import { connectionsIn, unloadAll } from './connections.ts'
 import type { ViciClient } from './vici-client.ts'
 
-/** Lists the names of the connections that weftd loaded into the running charon for these networks. Rejects with WeftError. */
+/**
+ * Lists the names of the connections that weftd loaded into the running charon for these networks. Rejects with
+ * WeftError.
+ */
 export const listConnections = (networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]> =>
   inCharon(networks, signal, async (client, network) => [...(await connectionsIn(client, network))])
 

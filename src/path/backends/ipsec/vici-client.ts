@@ -78,7 +78,10 @@ export class ViciClient {
     )
   }
 
-  /** Sends a command and returns its answer. Rejects with WeftError COMMAND if charon refuses the command or does not answer. */
+  /**
+   * Sends a command and returns its answer. Rejects with WeftError COMMAND if charon refuses the command or does not
+   * answer.
+   */
   async request(command: string, message: ViciSection = {}): Promise<ViciSection> {
     const { type, body } = await this.#send(CMD_REQUEST, command, encodeMessage(message))
     if (type === CMD_UNKNOWN) throw new WeftError('COMMAND', `charon does not know the command ${command}`)

@@ -44,8 +44,8 @@ const beforeMac1 = (message: Uint8Array): Uint8Array => message.subarray(0, mess
 const beforeMac2 = (message: Uint8Array): Uint8Array => message.subarray(0, message.length - MAC_BYTES)
 
 /**
- * Writes mac1, and mac2 if there is a cookie, at the end of a message. Returns mac1, with which a cookie reply to this message can be
- * decrypted.
+ * Writes mac1, and mac2 if there is a cookie, at the end of a message. Returns mac1, with which a cookie reply to this
+ * message can be decrypted.
  */
 export function writeMacs(message: Buffer, to: MacKeys, cookie: Uint8Array | undefined): Uint8Array {
   const mac1 = mac(to.mac1, beforeMac1(message))

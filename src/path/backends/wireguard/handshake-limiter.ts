@@ -14,7 +14,10 @@ import { MAX_SOURCES, RATES } from './limits.ts'
 interface HandshakeLimiter {
   /** Returns true if weftd may check a received message at all, because even checking its MACs costs time. */
   mayReceive(now: number): boolean
-  /** Decides what happens to a message whose mac1 is correct: `process` it, `challenge` the sender with a cookie reply, or `drop` it. */
+  /**
+   * Decides what happens to a message whose mac1 is correct: `process` it, `challenge` the sender with a cookie reply,
+   * or `drop` it.
+   */
   judge(message: Uint8Array, from: Endpoint, now: number): 'process' | 'challenge' | 'drop'
 }
 

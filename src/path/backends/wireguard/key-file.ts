@@ -1,7 +1,7 @@
 // key-file.ts - reads and creates the file with this node's private key.
 //
-// The file and its format are those of flanneld (pkg/backend/wireguard/device.go): base64 as `wg genkey` prints it. If the file is missing,
-// weftd creates it.
+// The file and its format are those of flanneld (pkg/backend/wireguard/device.go): base64 as `wg genkey` prints it. If
+// the file is missing, weftd creates it.
 
 import { randomBytes } from 'node:crypto'
 import { mkdir, readFile, writeFile } from 'node:fs/promises'

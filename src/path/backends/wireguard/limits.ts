@@ -13,9 +13,14 @@ export const REKEY_TIMEOUT_MS = 5_000
  * second).
  */
 export const JITTER_MS = 333
-/** How long, in ms, a node repeats an initiation that the peer does not answer (Rekey-Attempt-Time; paper, section 6.4). */
+/**
+ * How long, in ms, a node repeats an initiation that the peer does not answer (Rekey-Attempt-Time; paper, section 6.4).
+ */
 export const REKEY_ATTEMPT_MS = 90_000
-/** The minimum interval in ms between two accepted initiations of one peer (kernel, messages.h: INITIATIONS_PER_SECOND is 50). */
+/**
+ * The minimum interval in ms between two accepted initiations of one peer (kernel, messages.h: INITIATIONS_PER_SECOND
+ * is 50).
+ */
 export const ACCEPT_EVERY_MS = 20
 /**
  * The rate limit of this node's own initiations to all peers together. Further initiations wait, so that the start of a
@@ -25,7 +30,10 @@ export const INITIATIONS = { perSecond: 250, burst: 50 } as const
 /** The interval in ms at which this node checks waiting initiations against the rate limit again. */
 export const TURN_MS = 20
 
-/** How long, in ms, a node uses one secret for the cookies that it sends (paper, section 5.4.7; kernel, cookie.h: 120 s). */
+/**
+ * How long, in ms, a node uses one secret for the cookies that it sends (paper, section 5.4.7; kernel, cookie.h: 120
+ * s).
+ */
 export const COOKIE_SECRET_MS = 120_000
 /**
  * How long, in ms, a node may use a cookie that it received. The time is 5 s shorter than COOKIE_SECRET_MS, because the

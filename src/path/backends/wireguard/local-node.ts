@@ -23,7 +23,10 @@ export interface LocalNodeParts {
    * same number.
    */
   readonly indexSecret: number
-  /** The key that permutes the peers' numbers in indices (indices.ts); all zeros if left out. The engine needs the same key. */
+  /**
+   * The key that permutes the peers' numbers in indices (indices.ts); all zeros if left out. The engine needs the same
+   * key.
+   */
   readonly indexKey?: Uint8Array
   readonly engine: SessionEngine
   readonly random: Randomness

@@ -31,8 +31,8 @@ export class OwnKeyFile {
   }
 
   /**
-   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the file has no effect
-   * until weftd is restarted.
+   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the
+   * file has no effect until weftd is restarted.
    */
   async read(): Promise<OwnKey> {
     this.#atStart ??= this.#readFile()

@@ -85,7 +85,10 @@ const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const isSame = (a: UdpEndpoint, b: UdpEndpoint): boolean => a.address === b.address && a.port === b.port
 
 export class WireguardSessionManager implements SessionManager {
-  /** The engine's data about this host: the keepalive interval, the key of mac1, and the secrets that hide session numbers. */
+  /**
+   * The engine's data about this host: the keepalive interval, the key of mac1, and the secrets that hide session
+   * numbers.
+   */
   readonly ownEnd = Buffer.alloc(OWN_END_BYTES)
   readonly #hasLanes: () => boolean
   readonly #peerOf: (lease: Lease) => PublishedPeer | undefined

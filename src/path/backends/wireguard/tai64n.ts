@@ -10,7 +10,10 @@
 // Timestamps are counted in ticks, about sixty per second: one tick for each value of the upper bits of the
 // nanoseconds. The lower 24 bits are zero, to reveal little about the clock, as in other implementations of WireGuard.
 
-/** The TAI64N seconds of 1970-01-01 (https://cr.yp.to/libtai/tai64.html). All implementations of WireGuard add these ten seconds. */
+/**
+ * The TAI64N seconds of 1970-01-01 (https://cr.yp.to/libtai/tai64.html). All implementations of WireGuard add these ten
+ * seconds.
+ */
 const EPOCH = 2n ** 62n + 10n
 const TICKS_PER_SECOND = 60
 /** The number of nanoseconds in a tick (the unit of weft's timestamps): 2^24, about 17 ms. */

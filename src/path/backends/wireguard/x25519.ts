@@ -36,7 +36,9 @@ export const newKeyPair = (): KeyPair => pairOf(generateKeyPairSync('x25519').pr
 /** The header of an X25519 private key in PKCS #8 (RFC 8410, section 7), before the key's 32 bytes. */
 const PKCS8_HEAD = Uint8Array.of(0x30, 46, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x6e, 4, 34, 4, 32)
 
-/** Returns the key pair for a private key of any 32 bytes (RFC 7748, section 5). The caller must erase `privateBytes`. */
+/**
+ * Returns the key pair for a private key of any 32 bytes (RFC 7748, section 5). The caller must erase `privateBytes`.
+ */
 export function keyPairOf(privateBytes: Uint8Array): KeyPair {
   const der = Buffer.concat([PKCS8_HEAD, privateBytes])
   try {

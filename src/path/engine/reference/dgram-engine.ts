@@ -158,8 +158,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Opens the socket and the TUN, and starts the engine. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS or DEVICE; CONFIG if the
-   * network has IPv6 or the encapsulation is not udp.
+   * Opens the socket and the TUN, and starts the engine. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS or
+   * DEVICE; CONFIG if the network has IPv6 or the encapsulation is not udp.
    */
   static async start(config: EngineConfig): Promise<DgramEngine> {
     const encapsulation = encapsulationOf(config)
@@ -247,8 +247,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Reads a packet from the TUN into `buffer` and returns its length. Returns undefined if no packet waits, or after an error, which is
-   * counted.
+   * Reads a packet from the TUN into `buffer` and returns its length. Returns undefined if no packet waits, or after an
+   * error, which is counted.
    */
   #readTun(): number | undefined {
     try {
@@ -283,8 +283,8 @@ export class DgramEngine implements Engine {
       return this.#answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     const to = { peer: parseIpv4(endpoint.address) ?? 0 }
-    // A datagram that this host sent to a peer was routed back into the TUN, so it must not be sent again; native/core/circle.h explains
-    // the rule.
+    // A datagram that this host sent to a peer was routed back into the TUN, so it must not be sent again;
+    // native/core/circle.h explains the rule.
     if (endpoint.leadsInside && this.#table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
       return this.#drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
@@ -365,8 +365,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Sends an ICMP error about an expired TTL to the peer whose subnet contains the packet's source. The error must not go to the datagram's
-   * sender, which may be any host.
+   * Sends an ICMP error about an expired TTL to the peer whose subnet contains the packet's source. The error must not
+   * go to the datagram's sender, which may be any host.
    */
   #answerPeer(packet: Buffer): void {
     const sender = packet.readUInt32BE(12)

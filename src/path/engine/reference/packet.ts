@@ -1,4 +1,5 @@
-// packet.ts - operations on inner IPv4 packets for the dgram engine. Their results equal those of native/ byte for byte.
+// packet.ts - operations on inner IPv4 packets for the dgram engine. Their results equal those of native/ byte for
+// byte.
 
 import { LRUCache } from 'lru-cache'
 import { isOneHost, type Ipv4 } from '../../../net/ipv4.ts'
@@ -38,7 +39,10 @@ const ICMP_SENDER_EVERY_MS = 10
 /** The maximum number of senders whose rate of ICMP errors is tracked. */
 const ICMP_SENDERS = 1024
 
-/** Returns the length of the IPv4 packet at the start of `bytes`; undefined if `bytes` does not start with a complete IPv4 packet. */
+/**
+ * Returns the length of the IPv4 packet at the start of `bytes`; undefined if `bytes` does not start with a complete
+ * IPv4 packet.
+ */
 export function ipv4PacketBytes(bytes: Buffer): number | undefined {
   if (bytes.length < MIN_IPV4_HEADER_BYTES || bytes.readUInt8(0) >> 4 !== 4) return undefined
   const headerBytes = ipv4HeaderBytes(bytes)
@@ -140,8 +144,8 @@ export function isTcpSyn(packet: Buffer): boolean {
 }
 
 /**
- * Lowers the maximum segment size (MSS) in a SYN packet to what fits into packets of `mtu` bytes (RFC 9293, section 3.7.1), like
- * native/core/mss.h.
+ * Lowers the maximum segment size (MSS) in a SYN packet to what fits into packets of `mtu` bytes (RFC 9293, section
+ * 3.7.1), like native/core/mss.h.
  */
 export function clampMss(packet: Buffer, mtu: number): void {
   const tcp = packet.subarray(ipv4HeaderBytes(packet))
@@ -204,8 +208,8 @@ export function internetChecksum(bytes: Buffer): number {
 }
 
 /**
- * Decrements the TTL in the packet and updates the header checksum. Returns false if the TTL has expired, so that the packet must be
- * dropped.
+ * Decrements the TTL in the packet and updates the header checksum. Returns false if the TTL has expired, so that the
+ * packet must be dropped.
  */
 export function decrementTtl(bytes: Buffer): boolean {
   const ttl = bytes.readUInt8(8)
