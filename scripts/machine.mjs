@@ -202,8 +202,8 @@ function clangFolder() {
 function hasFuzzer() {
   const folder = clangFolder()
   const libraries = folder && join(folder, 'lib')
-  // The library is libclang_rt.fuzzer-x86_64.a; newer versions of clang have libclang_rt.fuzzer.a in a folder per
-  // target.
+  // The libFuzzer library is libclang_rt.fuzzer-x86_64.a; newer versions of clang have libclang_rt.fuzzer.a in a folder
+  // per target.
   return (
     existsSync(libraries ?? '') &&
     readdirSync(libraries ?? '', { recursive: true, encoding: 'utf8' }).some((path) =>

@@ -135,7 +135,8 @@ export async function startManager(
 }
 
 /**
- * Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does.
+ * Collects the facts about the node in the same order as flanneld, and then runs the node. Always rejects, as
+ * `runDaemon` does.
  */
 async function startNode(
   node: NewNode,

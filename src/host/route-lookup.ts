@@ -8,8 +8,8 @@ import { ipFlag, ipJson } from './links.ts'
 export interface RouteQuery {
   readonly to: string
   /**
-   * The source address of a packet that arrives on the interface `iif`. Both are left out for a packet that this host
-   * sends itself.
+   * The source address of a packet that arrives on the interface `iif`. For a packet that this host itself sends,
+   * `from` and `iif` are left out.
    */
   readonly from?: string
   readonly iif?: string

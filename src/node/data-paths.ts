@@ -405,7 +405,7 @@ export class DataPaths {
   ): Promise<void> {
     if (this.#isClosed) return
     this.#applied = { leases, ownKey }
-    // A queued transfer must not begin after `close`, because a successor may have set its own peers.
+    // A queued update of the peers must not begin after `close`, because a successor may have set its own peers.
     const wanted = (): Applied | undefined => (this.#isClosed ? undefined : this.#applied)
     const each = this.#carried().map(([part]) => part.transfer(wanted, touched))
     await untilLate(each, late)

@@ -81,8 +81,8 @@ async function withdrawOnce({ backend, lease, log }: ForwardingNode): Promise<bo
 async function closeDataPath(node: NewNode): Promise<void> {
   await loopEnded(node)
   await node.ownership.close()
-  // Keep the file of the last known state if the route could not be withdrawn, because `weft cleanup` needs the file to
-  // try again.
+  // If the published route could not be withdrawn, keep the file of the last known state, because `weft cleanup` needs
+  // the file to try again.
   const isWithdrawn = !canForward(node) || (await withdraw(node))
   if (node.next && isWithdrawn) await removeLastKnown(node.next.lastKnown)
 }

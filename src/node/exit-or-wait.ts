@@ -88,7 +88,8 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
   publish(`waiting for ${name}`)
   const onFailure = (error: WeftError): void => {
     clearTimeout(late) // the failure is logged
-    // Omit the reason if no configuration exists, because the name of the fact says as much.
+    // The status needs no reason for the wait if the store has no configuration: `name` (`the network configuration in
+    // ...`) says that already.
     if (error.code !== 'CONFIG_MISSING') publish(`waiting for ${name}: ${messageOf(error)}`)
   }
   return retry({ ...task, onFailure }, waiter).finally(() => clearTimeout(late))

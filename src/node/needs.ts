@@ -206,20 +206,20 @@ async function requirePort(
   const code = await tryUdpPort(family, address, port)
   if (code === 'EACCES')
     throw engineStartError({ code, message: `UDP port ${port}: ${code}` }, portConfig(needed, device))
-  // Ignore every other error, for example that the address does not exist yet. If the error persists, opening the port
-  // will report it.
+  // Ignore errors other than EACCES and EADDRINUSE, for example that the address does not exist yet. If the error
+  // persists, opening the port will report it.
   if (code !== 'EADDRINUSE') return
   const sockets = await socketsAt(family, address, port)
   const own = await socketsOf(process.pid)
   const before = predecessor === undefined ? new Set<number>() : await socketsOf(predecessor)
   const isKnown = (inode: number): boolean => own?.has(inode) === true || before?.has(inode) === true
-  // If this process or its predecessor has a socket on the port, this socket explains the error. An IPv6 socket on the
-  // same port need not conflict.
+  // A socket of this process or of its predecessor on the port explains EADDRINUSE. Any further socket, such as an IPv6
+  // socket on the same port, need not conflict.
   if (sockets.length === 0 || sockets.some(({ inode }) => isKnown(inode))) return
   const foreign = new Set(sockets.map(({ inode }) => inode))
   const owner = await ownerOfSockets(foreign)
   if (owner !== undefined) throw portError(needed, owner)
-  // The socket belongs to the kernel, or to a process that is not visible to this process.
+  // The port's socket belongs to the kernel, or to a process that is not visible to this process.
   const holders = devices.filter((each) => isOnPort(each, family, port) && each.flags?.includes('UP'))
   const other = holders.find((each) => !isReplaced(each, device) && !(vxlan && isShared(each, vxlan)))
   if (other) throw portError(needed, `the device ${other.ifname} (${kindOf(other)})`, `ip link del ${other.ifname}`)

@@ -68,7 +68,7 @@ export interface PathFacts {
 /** The parts that a node has as soon as it knows its store. */
 interface Membership {
   readonly manager: SubnetManager
-  /** Returns true if this node had an address earlier, because a lease with that public IP may be the node's own. */
+  /** Returns true if a lease with the given public IP belongs to this node, which may have another public IP now. */
   readonly isMine?: IsMine
   /**
    * The firewall's rules, the interval of their checks in ms, and a promise that resolves when no earlier process

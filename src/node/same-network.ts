@@ -8,7 +8,6 @@ import { pause } from '../host/bell.ts'
 import { addressText, formatAddress, listed } from '../net/address.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
 
-/** The key and the public IP of a lease. */
 interface KeyAndIp {
   readonly key: string
   readonly publicIp: string

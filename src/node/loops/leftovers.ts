@@ -97,8 +97,8 @@ export async function clearEarlier(
   try {
     await clear(parts, parts.leftovers, lease, before.backendType)
   } catch (error) {
-    // Write the earlier backend type into the lease again, because only this type makes the next start search for
-    // leftovers again.
+    // Write the earlier backend type into the lease again, because the next start searches for leftovers only if the
+    // lease has that type.
     const { manager, config, log, signal } = parts
     await manager
       .holder(config)
@@ -232,7 +232,8 @@ function note(
   const { backend, following } = node
   const own = bypasses.filter(({ isOfOwn }) => isOfOwn)
   const past = backend.isSealed ? bypasses.filter(({ isOfOwn }) => !isOfOwn) : []
-  // The last known leases are as useful for this judgement as those of a running node whose store does not answer.
+  // The leases of the last known state are enough to judge whether a route is a leftover. A running node whose store
+  // does not answer has no newer leases either.
   const isKnown = following.listedAt !== undefined || [...node.view.keys()].some((key) => key !== node.lease.key)
   const isUnjudged = backend.isSealed === true && needsLeases && !isKnown && past.length === 0
   const lines = [

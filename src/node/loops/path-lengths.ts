@@ -268,8 +268,8 @@ export class PathSearch {
     else search.fails = search.at
     const { sizes, passes, fails } = search
     if (fails - passes > 1) {
-      // The greatest size that passes is not known yet. But a size greater than that of a small request passed, so
-      // record that the path is narrow.
+      // The greatest size that reaches the peer is not known yet. But a greater size failed and the size at `passes`
+      // passed, so record that the path is narrow: it does not carry full-size packets.
       if (passes !== -1 && peer.length?.isWhole !== false) this.#learn(peer, undefined, now)
       this.#forget(peer)
       search.at = (passes + fails) >> 1

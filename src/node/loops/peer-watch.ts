@@ -143,7 +143,8 @@ export class PeerWatch {
         state.silent = { now: probed.at }
         this.#addEvent(looked, 'silent')
       }
-      // If the silence began in an earlier process, this is the time when this process first noticed it.
+      // If the silence began while an earlier process ran, `silentHere` is the time at which this process first noticed
+      // the silence.
       state.silentHere ??= probed.at
       if (!state.isOneWay && heardAt !== undefined && heardAt > state.silentHere + ON_ITS_WAY_MS) {
         state.isOneWay = true

@@ -98,7 +98,9 @@ export class Handover {
   private isReleased = false
   /** True if an attempt to forward with the last known state failed and will be repeated. */
   private isUnresumed = false
-  /** True if another process has, or had, the lock at the same time as this process. */
+  /**
+   * True if the lock of rendezvous.ts belongs, or belonged, to this process and to another process at the same time.
+   */
   private isShared = false
   private isOpening = false
   private isSettled = false
@@ -166,7 +168,7 @@ export class Handover {
     this.isOpening = true
     this.open()
     await this.standing
-    // The request also makes the predecessor write its current state to the file of the last known state.
+    // `about` also makes the predecessor write its current state to the file of the last known state.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
   }

@@ -22,7 +22,10 @@ export class UnknownSenderLog {
   #table: PeerTable | undefined
   /** The senders that were passed to the previous call of `report`. */
   #before: readonly UnknownSender[] = []
-  /** The senders that were already logged, each as text with the reason. */
+  /**
+   * The senders that were already logged: each entry is the text of a sender and of the reason why its packet was
+   * dropped.
+   */
   readonly #logged = new Set<string>()
   /** The times, in ms of `#now`, of the warnings of the last minute. */
   #loggedAt: readonly number[] = []

@@ -24,8 +24,9 @@ export class HttpPublisher implements Publisher {
   readonly #variables: Variables
   readonly #canList: boolean
   /**
-   * The credentials, by the origin to which they are sent. `#ca` is the text of CAFile. `find` reads both files, so a
-   * changed file has an effect after the next failure.
+   * The secrets of CredentialFile, by the origin (such as `https://example.com`) to which weftd sends them. `#ca` is
+   * the text of CAFile. The node calls `find`, which reads CredentialFile and CAFile, again after a failure, so that it
+   * notices changed files.
    */
   #credentials: ReadonlyMap<string, Secret> = new Map()
   #ca: string | undefined

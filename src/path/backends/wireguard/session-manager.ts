@@ -68,8 +68,8 @@ interface SessionOptions {
 }
 
 /**
- * A session with the peer that has one public key. `Peer` (peer.ts) has the handshakes of the session, and its current
- * endpoint.
+ * The session with one peer, which is identified by its public key. The class Peer (peer.ts) has the session's
+ * handshakes and the peer's current endpoint.
  */
 interface Session {
   readonly number: number
@@ -281,8 +281,8 @@ export class WireguardSessionManager implements SessionManager {
 
   /** Reads the peer's lease again. Returns true if this node must now send datagrams to the endpoint in the lease. */
   #update(session: Session, { address, port, anyPort }: PublishedPeer): boolean {
-    // While the lease did not allow any port, the engine followed the port from which the peer sent last. So set the
-    // endpoint to that of the lease now.
+    // Before this change, the peer's lease did not let the peer send from any port, so the engine sent datagrams to the
+    // port from which the peer last sent. Now the lease names the port on which the peer receives, so use that port.
     const isNews = anyPort && !session.anyPort && this.#endpointOf(session).address === address
     session.anyPort = anyPort
     if (!isNews && isSame(session.leased, { address, port })) return false
@@ -328,7 +328,8 @@ export class WireguardSessionManager implements SessionManager {
     const mail = this.#engine.takeMail(MOST_OF_OTHERS)
     for (const number of mail.confirmed) this.#handshakes.confirmed(number, now)
     for (const { session, ...to } of mail.moved) {
-      // Ignore a report of a moved peer that the engine made before the lease allowed any port.
+      // Ignore a report of a changed port that the engine made before the peer's lease allowed the peer to send from
+      // any port.
       if (this.#byNumber.get(session)?.anyPort) continue
       this.#handshakes.moved(session, to)
     }
