@@ -67,8 +67,8 @@ struct SessionLimits {
   /// The time in ms from received data to a keepalive. The keepalive is sent if this host sent no packet in this time
   /// (Keepalive-Timeout; white paper, section 6.5).
   static constexpr int64_t kKeepaliveMs = 10'000;
-  /// The time in ms from sent data to a request for new keys. The request is made if no packet was received in this
-  /// time (white paper, section 6.5: Keepalive-Timeout plus Rekey-Timeout).
+  /// The time in ms from sent data to a request for new keys, if no packet was received meanwhile (white paper, section
+  /// 6.5: Keepalive-Timeout plus Rekey-Timeout).
   static constexpr int64_t kSilenceMs = 15'000;
   /// The interval in ms at which a session repeats its request for a handshake. JavaScript limits the rate of
   /// initiations.
