@@ -22,7 +22,6 @@
 
 namespace weft {
 
-/// The length of the outer IPv4 and UDP headers, in bytes.
 constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
 /// The maximum length in bytes of a datagram's payload, and of all datagrams together in one message. IPv6 would allow
 /// 20 bytes more, which weft does not use.

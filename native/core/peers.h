@@ -131,7 +131,6 @@ class PeerTable {
     return find(6, bytes);
   }
 
-  /// True if the host of any peer has this address.
   bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
   /// True if the host of a peer with a subnet of this version has this address.
   bool has_endpoint_at(const Address& address, uint8_t version) const {

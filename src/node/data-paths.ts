@@ -314,7 +314,6 @@ export class DataPaths {
     return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
   }
 
-  /** Returns the open data path that carries the family. */
   #pathOf(family: Family): DataPath | undefined {
     return this.#parts.find(({ families }) => families.includes(family))?.carried
   }

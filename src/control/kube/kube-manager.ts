@@ -15,7 +15,6 @@ const RETRY_MS = 1_000
 
 export interface KubeManagerOptions extends AccessOptions {
   readonly annotationPrefix: string
-  /** The path of the file that contains the network configuration. */
   readonly netConfigPath: string
   /** True if weftd clears the condition NetworkUnavailable of its node. */
   readonly setCondition: boolean

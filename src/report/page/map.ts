@@ -24,7 +24,6 @@ export class PeerMap {
   readonly #history: History
   readonly #actions: MapActions
   readonly #map = byId('map')
-  /** The lines from this node to the peers. */
   readonly #lines: SVGSVGElement
   /** The list with the buttons of the map: one for each item, which is a peer or a group of peers. */
   readonly #field = byId('places')

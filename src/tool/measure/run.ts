@@ -66,7 +66,6 @@ export class Run {
   /** The run's identifier, which the listener assigned and which all streams and datagrams contain. */
   readonly #mark: string
   readonly #open: Set<Socket>
-  /** The echo connection of each path. */
   readonly #echoes = new Map<PathName, Socket>()
   readonly #filling = randomBytes(WRITE_BYTES)
   /** The maximum number of datagrams that the UDP samples of this run may have sent so far. */

@@ -58,7 +58,6 @@ export class DirectoryStore implements Store {
   readonly #rescanMs: number
   /** The result of the last listing. A watch can start only at the revision of this listing. */
   #listed: Scan = { live: new Map(), files: new Map() }
-  /** The revision of the last listing. */
   #listedRevision = 0n
   /** The highest revision of any listing and of any change that a watch has reported. */
   #lastRevision = 0n

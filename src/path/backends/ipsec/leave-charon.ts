@@ -15,7 +15,7 @@ export const listConnections = (networks: readonly Net[], signal: AbortSignal): 
   inCharon(networks, signal, async (client, network) => [...(await connectionsIn(client, network))])
 
 /**
- * Removes the connections and shared keys of these networks, and returns the names of the connections. Rejects with
+ * Removes the connections and shared keys of the given networks, and returns the names of the connections. Rejects with
  * WeftError.
  */
 export const leaveCharon = (networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]> =>

@@ -37,7 +37,6 @@ export class ViciClient {
   readonly #waiting: Waiting[] = []
   /** The received bytes of a packet that is not complete yet. */
   #received: Buffer = Buffer.alloc(0)
-  /** The receivers of events, by the event's name. */
   readonly #receivers = new Map<string, (event: ViciSection) => void>()
   /** Runs streams one after another, because an event does not name the command to which it belongs. */
   readonly #inTurn = createTurn()
