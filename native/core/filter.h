@@ -120,8 +120,8 @@ class Filter {
     return {};
   }
 
-  /// Returns the counter of the reason to drop packets from this inner source; nothing if they may enter. `at` points
-  /// to the source in the packet.
+  /// Returns the counter of the reason to drop packets with this inner source address; nothing if they may enter. `at`
+  /// points to the source address in the packet.
   std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
     peer_ = nullptr;
     // An IPv4-mapped source in an IPv6 packet belongs to no host.

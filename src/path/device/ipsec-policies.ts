@@ -183,7 +183,7 @@ function wordsOf(text: string): string | undefined {
   return `action ${text.includes(' action block ') ? 'block' : 'allow'} priority ${priority}`
 }
 
-/** Removes the policies of weftd and flanneld for this network. */
+/** Removes the policies of weftd and flanneld for the network. */
 export async function removePolicies(run: Run, network: string): Promise<void> {
   const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, network))
   await runBatch(
@@ -194,8 +194,8 @@ export async function removePolicies(run: Run, network: string): Promise<void> {
 }
 
 /**
- * Returns true if the source or the destination of the policy is within this network. The policies for an earlier
- * subnet of this node are within it too. Policies for other networks may belong to another program.
+ * Returns true if the source or the destination of the policy is within the network. The policies for an earlier subnet
+ * of this node are within it too. Policies for other networks may belong to another program.
  */
 function isFor(selector: string, network: string): boolean {
   const whole = parseNet(network)

@@ -192,7 +192,7 @@ export async function findLeftovers(
 }
 
 /**
- * Finds the IPsec policies and the unreachable routes that the backend ipsec made for these networks. They drop the
+ * Finds the IPsec policies and the unreachable routes that the backend ipsec made for the given networks. They drop the
  * packets of every other backend.
  */
 export async function findBlockingIpsec(
@@ -480,15 +480,15 @@ export async function removeLeftovers(
 }
 
 /**
- * Removes a kernel device of another backend that blocks a route to these networks, unless another running daemon may
- * own the device.
+ * Removes a kernel device of another backend that blocks a route to the given networks, unless another running daemon
+ * may own the device.
  */
 export async function removeKernelDevice(run: Run, name: string, networks: Nets): Promise<void> {
   if (await isRemovableKernelDevice(run, name, networks)) await run('ip', ['link', 'del', 'dev', name])
 }
 
 /**
- * Returns true if the device called `name` is a kernel device of a backend for these networks, and no other running
+ * Returns true if the device called `name` is a kernel device of a backend for the given networks, and no other running
  * daemon may own the device.
  */
 export async function isRemovableKernelDevice(run: Run, name: string, networks: Nets): Promise<boolean> {

@@ -65,7 +65,7 @@ export class InnerFamily {
     return this.filter.peers()
   }
 
-  /** Returns true if the engine's tunnel carries the packets to this peer. */
+  /** Returns true if the engine's tunnel carries the packets to the peer. */
   isTunnelled(peer: Lease): boolean {
     return this.#carrierOf(peer) === this.#tunnel
   }
@@ -75,7 +75,7 @@ export class InnerFamily {
     return this.#earlier.some((carrier) => carrier.hasRoute?.(destination))
   }
 
-  /** Describes how packets reach this peer. */
+  /** Describes how packets reach the peer. */
   pathSide(peer: Lease): PathSide {
     const carrier = this.#carrierOf(peer)
     return { endpoint: carrier.endpointOf(peer), probe: sideOf(peer, this.family).subnet.address, way: carrier.name }
@@ -261,7 +261,7 @@ export class InnerFamilies {
     return new Map(this.all.flatMap((inner) => [...inner.peers()]))
   }
 
-  /** Returns the lease keys of the peers in any of these families. */
+  /** Returns the lease keys of the peers in any of the given families. */
   keys(families: readonly InnerFamily[] = this.all): ReadonlySet<string> {
     return new Set(families.flatMap((inner) => [...inner.peers().keys()]))
   }

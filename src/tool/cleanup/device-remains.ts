@@ -91,7 +91,8 @@ export async function findHostRouteRemains(
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
 /**
- * Finds the IPsec policies and the unreachable routes of the backend ipsec for these networks (as `ip` writes them).
+ * Finds the IPsec policies and the unreachable routes of the backend ipsec for the given networks (as `ip` writes
+ * them).
  */
 export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>): Promise<Remains[]> {
   const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
@@ -111,7 +112,7 @@ export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>):
   }))
 }
 
-/** Finds the connections of the backend ipsec for these networks in the charon that runs on this host. */
+/** Finds the connections of the backend ipsec for the given networks in the charon that runs on this host. */
 export async function findCharonRemains(networks: ReadonlySet<string>): Promise<Remains[]> {
   const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
   if (nets.length === 0) return []

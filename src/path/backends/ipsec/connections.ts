@@ -363,19 +363,19 @@ export class IpsecConnections {
 }
 
 /**
- * The common beginning of the ids of the shared keys for this network. It is needed because another weftd on this host
+ * The common beginning of the ids of the shared keys for the network. It is needed because another weftd on this host
  * may have a key for the same hosts.
  */
 const keyPrefixOf = (network: Net): string => `weft-${formatNet(network)}-`
 const keyNameOf = (network: Net, host: string): string => `${keyPrefixOf(network)}${host}`
 
-/** Lists the connections in charon that weftd loaded for this network, now or in an earlier run. */
+/** Lists the connections in charon that weftd loaded for the network, now or in an earlier run. */
 export async function connectionsIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
   const { conns } = await client.request('get-conns')
   return new Set(listOf(conns).filter((name) => isOfNetwork(name, network)))
 }
 
-/** Lists the ids of the shared keys in charon that weftd loaded for this network, now or in an earlier run. */
+/** Lists the ids of the shared keys in charon that weftd loaded for the network, now or in an earlier run. */
 async function keysIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
   const { keys } = await client.request('get-shared')
   return new Set(listOf(keys).filter((id) => id.startsWith(keyPrefixOf(network))))
@@ -404,7 +404,7 @@ async function unload(client: ViciClient, name: string): Promise<void> {
 }
 
 /**
- * Removes the connections and the shared keys that weftd loaded into charon for this network. Returns the names of the
+ * Removes the connections and the shared keys that weftd loaded into charon for the network. Returns the names of the
  * connections.
  */
 export async function unloadAll(client: ViciClient, network: Net): Promise<readonly string[]> {

@@ -8,7 +8,7 @@ import { connectionsIn, unloadAll } from './connections.ts'
 import type { ViciClient } from './vici-client.ts'
 
 /**
- * Lists the names of the connections that weftd loaded into the running charon for these networks. Rejects with
+ * Lists the names of the connections that weftd loaded into the running charon for the given networks. Rejects with
  * WeftError.
  */
 export const listConnections = (networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]> =>
