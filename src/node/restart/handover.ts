@@ -272,8 +272,8 @@ export class Handover {
       this.lock = rendezvous.tryLock()
       const met = await this.meet()
       if (met && this.lock) {
-        // This process has the lock although another process listens at the socket: a process that ends releases its
-        // lock before it closes its socket.
+        // The process that listens at the socket is ending: a process releases its lock before it closes its socket.
+        // Give the lock back, and try again after that process has ended.
         this.lock.close()
         this.lock = undefined
         met.close()
