@@ -272,7 +272,9 @@ function removeNamespace(name: string): void {
   for (const pid of executeSync(['ip', 'netns', 'pids', name]).split(/\s+/).filter(Boolean)) {
     try {
       process.kill(Number(pid), 'SIGKILL')
-    } catch {}
+    } catch {
+      // Ignore the error: the process has ended meanwhile.
+    }
   }
   executeSync(['ip', 'netns', 'del', name])
 }

@@ -6,7 +6,6 @@ const LOGGED_A_MINUTE = 6
 
 export interface RepairLog {
   add(repaired: string): void
-  /** The number of repairs in the last minute. */
   lastMinute(): number
 }
 

@@ -35,7 +35,6 @@ export abstract class RoutedPath extends KernelPath {
   readonly #routes: RouteSync
   /** The next hops of the peers on the same link; undefined without direct routing. */
   readonly #direct: DirectHops | undefined
-  /** The next hop of each peer, by the peer's subnet. */
   #hops: NextHops = new Map()
   /** The peers whose packets use the tunnel because they have no direct route, by subnet. */
   protected tunnelled: ReadonlyMap<string, Lease> = new Map()

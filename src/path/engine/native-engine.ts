@@ -194,7 +194,6 @@ export class NativeEngine implements Engine {
     return (this.#stopped ??= this.#stop())
   }
 
-  /** Opens the TUN and the sockets at the first address. */
   #open(bindAddress: string): OpenDescriptors {
     const { tunName, port } = this.#config
     return addon.openDescriptors({

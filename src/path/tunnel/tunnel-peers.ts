@@ -16,11 +16,9 @@ export class TunnelPeers {
    * The function that returns the encapsulation's data about a peer, and the object that negotiates keys with peers.
    */
   readonly #kind: Pick<TunnelKind, 'endOf' | 'sessionManager'>
-  /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the limit of packet lengths for each peer. */
   readonly #underlay: Underlay
-  /** The slots in which the engine counts each peer's traffic. */
   readonly #slots: TrafficSlots
   /** The engine that gets the records; undefined until the engine runs. */
   #engine: Engine | undefined

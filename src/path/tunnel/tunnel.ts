@@ -180,7 +180,6 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
   readonly #kind: TunnelKind
   readonly #engine: Engine
-  /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay

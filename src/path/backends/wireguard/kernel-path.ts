@@ -20,7 +20,6 @@ export interface KernelOptions {
   /** A log that drops repeated lines, because weftd tries to open the device again and again. */
   readonly calm: Log
   readonly name: string
-  /** The families of inner packets. */
   readonly families: readonly Family[]
   /** The UDP port, and the name of the option that sets it. */
   readonly port: { readonly number: number; readonly option: string }
