@@ -256,7 +256,7 @@ interface HealthPlace {
 }
 
 /**
- * Starts the HTTP servers at these addresses. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot be
+ * Starts the HTTP servers at `ip` and `statusIp`. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot be
  * served. If only the full status cannot be served at `statusIp`, logs the problem and continues.
  */
 export async function serveHealth(
