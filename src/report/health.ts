@@ -256,8 +256,8 @@ interface HealthPlace {
 }
 
 /**
- * Starts the HTTP servers at `ip` and `statusIp`. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot be
- * served. If only the full status cannot be served at `statusIp`, logs the problem and continues.
+ * Starts the HTTP servers at `ip` and `statusIp`. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot
+ * be served. If only the full status cannot be served at `statusIp`, logs the problem and continues.
  */
 export async function serveHealth(
   { ip, port, statusIp }: HealthPlace,
