@@ -74,8 +74,12 @@ export function createFabricBackend<T extends BackendType>(
       },
     ],
     async withdraw(lease, signal) {
-      const removed = await Promise.all(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
-      return removed.flat()
+      // Wait for both families, because the process may end when this function fails.
+      const results = await Promise.allSettled(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
+      return results.flatMap((result) => {
+        if (result.status === 'rejected') throw result.reason
+        return result.value
+      })
     },
   }
 

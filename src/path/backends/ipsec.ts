@@ -15,7 +15,7 @@ import { formatAddress, formatNet, netContains, type Net } from '../../net/addre
 import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { IpsecPolicies, POLICY_CHANGES, removePolicies } from '../device/ipsec-policies.ts'
-import { removeUnreachable, UnreachableNetwork } from '../device/unreachable-network.ts'
+import { removeUserspaceGuard, UserspaceGuard } from '../device/userspace-guard.ts'
 import { Charon, checkPrograms, isCharonRunning } from './ipsec/charon.ts'
 import { IpsecConnections } from './ipsec/connections.ts'
 import { createFilter, IpsecPath } from './ipsec/ipsec-path.ts'
@@ -93,7 +93,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     }
     const isUserland = isUserspace === true
     const guard = isUserland
-      ? new UnreachableNetwork(network, run)
+      ? new UserspaceGuard(network, () => external.name, run)
       : new IpsecPolicies({ network: formatNet(network), own, hasHosts: hasHosts(), run, log })
     const connections = new IpsecConnections({
       network,
@@ -108,7 +108,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     // Set the guard first, so that no packet leaves unencrypted. Then remove the guard of the other carrier (kernel or
     // charon) that an earlier run may have left, because it would block all packets.
     await guard.block()
-    await (isUserland ? removePolicies(run, formatNet(network)) : removeUnreachable(run, network))
+    await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(run, network))
     await connections.open(signal)
     const filter = createFilter(TYPE, { lease, network, log })
     return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })

@@ -41,7 +41,7 @@ import {
 import { isNamedBy } from '../catalog.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 import { listPolicies } from './ipsec-policies.ts'
-import { isUnreachableNetwork, wordsFor } from './unreachable-network.ts'
+import { guardRemovals } from './userspace-guard.ts'
 
 /** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */
 export interface Surroundings {
@@ -192,8 +192,8 @@ export async function findLeftovers(
 }
 
 /**
- * Finds the IPsec policies and the unreachable routes that the backend ipsec made for the given networks. They drop the
- * packets of every other backend.
+ * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks.
+ * They drop the packets of every other backend.
  */
 export async function findBlockingIpsec(
   run: Run,
@@ -208,16 +208,13 @@ export async function findBlockingIpsec(
     const [, source = '', , destination = ''] = selector.split(' ')
     return isOurs(source) || isOurs(destination)
   })
-  const unreachable = networks.filter((network) => routes.some((route) => isUnreachableNetwork(route, network)))
+  const guards = await Promise.all(networks.map((network) => guardRemovals(run, network, routes)))
   return [
     ...selectors.map((selector) => ({
       what: `the IPsec policy ${selector}`,
       command: ['xfrm', 'policy', 'delete', ...selector.split(' ')],
     })),
-    ...unreachable.map((network) => ({
-      what: `the unreachable route to ${formatNet(network)}`,
-      command: wordsFor('del', network),
-    })),
+    ...guards.flat(),
   ]
 }
 

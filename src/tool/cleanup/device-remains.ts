@@ -91,8 +91,8 @@ export async function findHostRouteRemains(
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
 /**
- * Finds the IPsec policies and the unreachable routes of the backend ipsec for the given networks (as `ip` writes
- * them).
+ * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks
+ * (as `ip` writes them).
  */
 export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>): Promise<Remains[]> {
   const nets = [...networks].flatMap((each) => parseNet(each) ?? [])

@@ -44,12 +44,22 @@ export function signAcs3(
     'x-acs-version': version,
     ...(token === undefined ? {} : { 'x-acs-security-token': token }),
   }
+  return { ...headers, authorization: acs3Authorization({ query, headers, body: '' }, { id, secret }) }
+}
+
+/**
+ * Returns the Authorization header of a POST to `/` with these query parameters, headers and body, which are all
+ * signed.
+ */
+export function acs3Authorization(
+  { query, headers, body }: Pick<Acs3Request, 'query'> & { headers: Readonly<Record<string, string>>; body: string },
+  { id, secret }: Pick<CloudKeys, 'id' | 'secret'>,
+): string {
   const names = Object.keys(headers).toSorted()
   const canonicalHeaders = names.map((name) => `${name}:${headers[name]?.trim()}\n`).join('')
-  const canonical = ['POST', '/', acs3Query(query), canonicalHeaders, names.join(';'), sha256('')].join('\n')
+  const canonical = ['POST', '/', acs3Query(query), canonicalHeaders, names.join(';'), sha256(body)].join('\n')
   const signature = createHmac('sha256', secret)
     .update(`ACS3-HMAC-SHA256\n${sha256(canonical)}`)
     .digest('hex')
-  const authorization = `ACS3-HMAC-SHA256 Credential=${id},SignedHeaders=${names.join(';')},Signature=${signature}`
-  return { ...headers, authorization }
+  return `ACS3-HMAC-SHA256 Credential=${id},SignedHeaders=${names.join(';')},Signature=${signature}`
 }

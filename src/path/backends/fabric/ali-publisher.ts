@@ -11,7 +11,7 @@ import { formatNet } from '../../../net/address.ts'
 import { acs3Query, signAcs3 } from './acs3.ts'
 import { actionRefusal, jsonOf } from './api-client.ts'
 import { cloudKeys, type CloudKeyPlaces, type ExpiringCloudKeys, type GivenKeys } from './cloud-keys.ts'
-import { readMetadata } from './metadata.ts'
+import { readMetadata, requireHostName, tokenHeaders } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 
 const API_VERSION = '2016-04-28'
@@ -33,6 +33,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
   Forbidden: 'give the keys the permissions in docs/cloud.md',
   InvalidAccessKeyId: 'check the keys of Alibaba Cloud',
   SignatureDoesNotMatch: 'check the secret key of Alibaba Cloud',
+  InvalidTimeStamp: 'set the clock of this host',
   QuotaExceeded: 'request a higher quota of custom route entries, or take a backend that has a tunnel',
 }
 
@@ -68,9 +69,12 @@ export class AliPublisher implements Publisher {
   }
 
   async find(signal: AbortSignal): Promise<readonly RouteTable[]> {
+    const { client } = this.#place
+    const { metadata } = this.#endpoints
+    const headers = await this.#metadataHeaders(signal)
     const read = (path: string): Promise<string> =>
-      readMetadata(this.#place.client, `${this.#endpoints.metadata}/latest/meta-data/${path}`, {}, signal)
-    this.#region = await read('region-id')
+      readMetadata(client, `${metadata}/latest/meta-data/${path}`, headers, signal)
+    this.#region = requireHostName('the region', await read('region-id'))
     this.#instance = await read('instance-id')
     const vpcId = await read('vpc-id')
     if (this.#wanted.length > 0) return this.#wanted.map((id) => this.#table(id))
@@ -86,6 +90,15 @@ export class AliPublisher implements Publisher {
     if (table?.RouteTableId === undefined)
       throw new WeftError('CONFIG', `the VPC ${vpcId} has no route table`, { remedy: 'set RouteTableID in Backend' })
     return [this.#table(table.RouteTableId)]
+  }
+
+  /**
+   * Returns the headers of requests to the metadata server. If the instance is in the security hardening mode, the
+   * server answers only requests with a token.
+   */
+  async #metadataHeaders(signal: AbortSignal): Promise<Readonly<Record<string, string>>> {
+    const { metadata } = this.#endpoints
+    return (await tokenHeaders(this.#place.client, metadata, 'x-aliyun-ecs-metadata-token', signal)) ?? {}
   }
 
   #table(id: string): RouteTable {
@@ -172,6 +185,7 @@ export class AliPublisher implements Publisher {
       ],
       client,
       roleUrl: `${this.#endpoints.metadata}/latest/meta-data/ram/security-credentials/`,
+      roleHeaders: (signal) => this.#metadataHeaders(signal),
       members: ['AccessKeyId', 'AccessKeySecret', 'SecurityToken'],
       expires: ({ Expiration }) => Date.parse(String(Expiration)),
     }

@@ -7,6 +7,7 @@
 import { request as requestHttp, type IncomingHttpHeaders, type IncomingMessage } from 'node:http'
 import { request as requestHttps } from 'node:https'
 import { messageOf, WeftError } from '../../../base/errors.ts'
+import { HIDDEN } from '../../../base/secret.ts'
 import { printable } from '../../../base/text.ts'
 import { limited } from '../../../host/bell.ts'
 
@@ -17,7 +18,7 @@ const ANSWER_BYTES = 4 * 1024 * 1024
 /** The longest pause in ms that a server can request by Retry-After. */
 const LONGEST_PAUSE_MS = 300_000
 /** The maximum number of characters of an answer that an error message quotes. */
-const SHOWN = 200
+export const SHOWN = 200
 
 export interface ApiRequest {
   readonly method: string
@@ -122,18 +123,41 @@ export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): st
 }
 
 /**
+ * Matches the names of headers whose values an error must not contain. Some APIs repeat the request's headers in their
+ * answer if they refuse its signature.
+ */
+const SECRET_HEADER = /authorization|token|credential|cookie|secret|key/i
+
+/** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets. */
+export function hideIn(text: string, secrets: readonly string[]): string {
+  const forms = secrets.flatMap((secret) => {
+    if (/\p{Surrogate}/u.test(secret)) return [secret] // such a text has no percent-encoding
+    const encoded = encodeURIComponent(secret)
+    return [secret, encoded, encodeURIComponent(encoded)]
+  })
+  return forms.filter(({ length }) => length > 3).reduce((left, secret) => left.replaceAll(secret, HIDDEN), text)
+}
+
+/** Returns the values of secret headers, and each word of the values, such as the token after `Bearer`. */
+const secretsOf = (headers: Readonly<Record<string, string>>): readonly string[] =>
+  Object.entries(headers)
+    .filter(([name]) => SECRET_HEADER.test(name))
+    .flatMap(([, value]) => [value, ...value.split(/[\s,]+/)])
+
+/**
  * Makes the error for an answer with which the API refused a request. `code` and `message` come from the API; without
- * them the error quotes the text of the answer.
+ * them the error quotes the text of the answer. The error contains no secret header of the request, even if the API
+ * repeats the header.
  */
 export function refusalOf(
-  request: Pick<ApiRequest, 'method' | 'url'>,
+  request: Pick<ApiRequest, 'method' | 'url' | 'headers'>,
   { status, text }: ApiAnswer,
   code = '',
   message = text.trim(),
   remedy?: string,
 ): WeftError {
-  const why = printable(message).slice(0, SHOWN)
-  const words = [String(status), code, why].filter((word) => word !== '').join(' ')
+  const shown = [code, message].map((each) => printable(hideIn(each, secretsOf(request.headers ?? {}))).slice(0, SHOWN))
+  const words = [String(status), ...shown].filter((word) => word !== '').join(' ')
   return new WeftError('FABRIC', `${whereOf(request)}: ${words}`, { remedy })
 }
 
@@ -142,7 +166,7 @@ export function refusalOf(
  * part of the code before its first dot.
  */
 export function actionRefusal(
-  request: Pick<ApiRequest, 'method' | 'url'>,
+  request: Pick<ApiRequest, 'method' | 'url' | 'headers'>,
   answer: ApiAnswer,
   action: string,
   { code = '', message }: { readonly code?: string | undefined; readonly message?: string | undefined },

@@ -9,13 +9,23 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
 import { AwsApi } from './aws-api.ts'
 import { imdsHeaders } from './aws-credentials.ts'
-import { readMetadata } from './metadata.ts'
+import { readMetadata, requireHostName } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 import { textAt, elementsAt, type XmlElement } from './xml.ts'
 
 /** The default quota of routes per route table (Amazon VPC quotas, "Non-propagated routes per route table"). */
 const ROUTE_LIMIT = 50
 const METADATA = 'http://169.254.169.254'
+/** The domains of AWS's partitions (AWS SDK for JavaScript, dnsSuffix of each partition). */
+const DOMAINS = new Set([
+  'amazonaws.com',
+  'amazonaws.com.cn',
+  'amazonaws.eu',
+  'c2s.ic.gov',
+  'sc2s.sgov.gov',
+  'cloud.adc-e.uk',
+  'csp.hci.ic.gov',
+])
 
 /** A network interface of this instance. */
 interface Interface {
@@ -44,12 +54,18 @@ export class AwsPublisher implements Publisher {
     const headers = await imdsHeaders(client, this.#metadata, signal)
     const read = (path: string): Promise<string> =>
       readMetadata(client, `${this.#metadata}/latest/meta-data/${path}`, headers, signal)
-    const region = await read('placement/region')
+    const region = requireHostName('the region', await read('placement/region'))
     const own = await this.#findInterface(read)
     log.info(`Found ${own.id} that has ${formatAddress(address)} IP address.`)
-    const endpoint =
-      environment['AWS_ENDPOINT_URL_EC2'] ?? environment['AWS_ENDPOINT_URL'] ?? (await endpointOf(region, read))
-    const api = new AwsApi({ client, environment, region, endpoint: new URL(endpoint).href, metadata: this.#metadata })
+    const domain = await read('services/domain')
+    /** The URL of a service; the variables are those that AWS's own tools read. */
+    const urlOf = (service: string): string => {
+      const given = environment[`AWS_ENDPOINT_URL_${service.toUpperCase()}`] ?? environment['AWS_ENDPOINT_URL']
+      if (given === undefined) requireDomain(domain)
+      return new URL(given ?? `https://${service}.${region}.${domain}`).href
+    }
+    const [endpoint, stsUrl] = [urlOf('ec2'), () => urlOf('sts')]
+    const api = new AwsApi({ client, environment, region, endpoint, stsUrl, metadata: this.#metadata })
     await this.#disableCheck(api, own, signal)
     log.info(`Route table configured: ${this.#tables.length > 0}`)
     const tables = this.#tables.length > 0 ? this.#tables : [await this.#findTable(api, own, signal)]
@@ -134,12 +150,14 @@ export class AwsPublisher implements Publisher {
 }
 
 /**
- * Returns the URL of EC2's API in a region. Reads the domain of the AWS partition, such as amazonaws.com.cn, from the
- * metadata server.
+ * Throws WeftError FABRIC if the domain is not one of AWS's, because a server other than AWS's metadata server then
+ * answered.
  */
-async function endpointOf(region: string, read: (path: string) => Promise<string>): Promise<string> {
-  const domain = await read('services/domain')
-  return `https://ec2.${region}.${domain}`
+function requireDomain(domain: string): void {
+  if (DOMAINS.has(domain)) return
+  throw new WeftError('FABRIC', `the metadata server names the domain ${JSON.stringify(domain.slice(0, 100))}`, {
+    remedy: 'run weftd on an instance of AWS, or set AWS_ENDPOINT_URL_EC2 and AWS_ENDPOINT_URL_STS',
+  })
 }
 
 function filterOf(filters: readonly (readonly [name: string, value: string])[]): Record<string, string> {

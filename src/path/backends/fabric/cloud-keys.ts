@@ -4,7 +4,7 @@
 import { WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { ApiClient } from './api-client.ts'
-import { readMetadata, readMetadataJson } from './metadata.ts'
+import { findMetadata, readMetadataJson } from './metadata.ts'
 import type { CloudKeys } from './tc3.ts'
 
 /** weftd renews access keys EARLY_MS milliseconds before they expire. */
@@ -24,6 +24,8 @@ export interface CloudKeyPlaces {
    * URL with the role's name appended.
    */
   readonly roleUrl: string
+  /** Returns the headers of requests to the metadata server. */
+  readonly roleHeaders?: (signal: AbortSignal) => Promise<Readonly<Record<string, string>>>
   /** The names of the members with the access keys in the metadata server's answer. */
   readonly members: readonly [id: string, secret: string, token: string]
   /** Returns the time when the access keys expire, in ms since 1970, from the metadata server's answer. */
@@ -60,7 +62,7 @@ export async function cloudKeys(
 }
 
 async function roleKeys(
-  { cloud, client, roleUrl, variables, members, expires }: CloudKeyPlaces,
+  { cloud, client, roleUrl, roleHeaders, variables, members, expires }: CloudKeyPlaces,
   signal: AbortSignal,
 ): Promise<ExpiringCloudKeys> {
   const none = (): never => {
@@ -70,13 +72,9 @@ async function roleKeys(
         'set the keys in the environment of weftd, give the instance a role, or set AccessKeyID and AccessKeySecret in Backend',
     })
   }
-  const role = await readMetadata(client, roleUrl, {}, signal).catch(() => none())
-  const answer = await readMetadataJson(
-    client,
-    `${roleUrl}${encodeURIComponent(role.split('\n')[0] ?? '')}`,
-    {},
-    signal,
-  )
+  const headers = (await roleHeaders?.(signal)) ?? {}
+  const role = (await findMetadata(client, roleUrl, headers, signal)) ?? none()
+  const answer = await readMetadataJson(client, `${roleUrl}${encodeURIComponent(role)}`, headers, signal)
   const [id, secret, token] = members.map((name) => answer[name])
   if (typeof id !== 'string' || typeof secret !== 'string') return none()
   const end = expires(answer)

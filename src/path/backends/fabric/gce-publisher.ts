@@ -5,9 +5,10 @@
 // and the publisher polls an operation until the operation is done.
 
 import { WeftError } from '../../../base/errors.ts'
+import { printable } from '../../../base/text.ts'
 import { pause } from '../../../host/bell.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
-import { jsonOf, refusalOf, type ApiRequest } from './api-client.ts'
+import { jsonOf, refusalOf, SHOWN, type ApiRequest } from './api-client.ts'
 import { googleToken, type GoogleToken } from './google-token.ts'
 import { readMetadata } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
@@ -115,14 +116,25 @@ export class GcePublisher implements Publisher {
         const route = { name: nameOf(destination), destRange: destination, network, nextHopInstance: link }
         const body = { ...route, priority: PRIORITY, tags: [] }
         const operation = await this.#call('POST', `${base}/global/routes`, signal, [409], body)
-        if (operation === undefined) return 'exists'
-        return this.#done(base, operation, signal)
+        const result = operation === undefined ? 'exists' : await this.#done(base, operation, signal)
+        if (result === 'exists') await this.#requireName(base, network, nameOf(destination), signal)
+        return result
       },
       remove: async ({ id = '' }, signal) => {
         const operation = await this.#call('DELETE', `${base}/global/routes/${encodeURIComponent(id)}`, signal, [404])
         if (operation !== undefined) await this.#done(base, operation, signal)
       },
     }
+  }
+
+  /** Throws WeftError CONFIG if a route of another network in the project has the name of this node's route. */
+  async #requireName(base: string, network: string, name: string, signal: AbortSignal): Promise<void> {
+    const url = `${base}/global/routes/${encodeURIComponent(name)}`
+    const found: JsonRoute | undefined = await this.#call('GET', url, signal, [403, 404])
+    if (found?.network === undefined || isSame(found.network, network)) return
+    throw new WeftError('CONFIG', `a route of the network ${pathOf(found.network)} has the name ${name}`, {
+      remedy: 'choose a Network that no other network of the project uses, because a project can use a name only once',
+    })
   }
 
   async #list(base: string, { link, network }: Instance, signal: AbortSignal): Promise<readonly FabricRoute[]> {
@@ -163,7 +175,8 @@ export class GcePublisher implements Publisher {
     if (!first) return 'made'
     if (first.code === 'RESOURCE_ALREADY_EXISTS') return 'exists'
     const isFull = first.code === 'QUOTA_EXCEEDED'
-    throw new WeftError('FABRIC', `error running operation: ${first.code ?? ''} ${first.message ?? ''}`, {
+    const why = printable(`${first.code ?? ''} ${first.message ?? ''}`).slice(0, SHOWN)
+    throw new WeftError('FABRIC', `error running operation: ${why}`, {
       remedy: isFull ? 'request a higher quota of routes, or take a backend that has a tunnel' : undefined,
     })
   }

@@ -85,6 +85,13 @@ async function exchange({ tokenUri, text }: Assertion, client: ApiClient, signal
     body: String(new URLSearchParams({ grant_type: GRANT, assertion: text })),
   }
   const answer = await client.send(request, signal)
-  if (answer.status !== 200) throw refusalOf(request, answer, '', 'the token server refused the key')
+  if (answer.status !== 200)
+    throw refusalOf(
+      request,
+      answer,
+      '',
+      'the token server refused the key',
+      'check the key file, and the clock of this host',
+    )
   return jsonOf(request, answer)
 }

@@ -3,10 +3,10 @@
 
 import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../../../base/errors.ts'
-import { HIDDEN, Secret } from '../../../base/secret.ts'
+import { Secret } from '../../../base/secret.ts'
 import { formatAddress, formatNet, parseAddress, parseNet } from '../../../net/address.ts'
 import type { Settings } from '../../catalog.ts'
-import { jsonOf, refusalOf, type ApiAnswer, type ApiRequest } from './api-client.ts'
+import { hideIn, jsonOf, refusalOf, SHOWN, type ApiAnswer, type ApiRequest } from './api-client.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 import { signV4 } from './sigv4.ts'
 import { fillBody, fillHeaders, fillUrl, variablesOf, type Variables } from './template.ts'
@@ -58,6 +58,8 @@ export class HttpPublisher implements Publisher {
       const destination = formatNet(this.#place.subnet)
       return [{ destination, target: formatAddress(this.#place.publicIp), isOwn: true, state: 'active' }]
     }
+    // Without the instance's name this node cannot recognise its route, and `weft cleanup` would leave the route.
+    if (this.#variables['instance'] === undefined) this.#request('put', {})
     const { listRoutes, listDestination, listGateway, listId } = this.#settings
     const request = this.#request('list', {})
     const answer = await this.#place.client.send(request, signal)
@@ -69,7 +71,7 @@ export class HttpPublisher implements Publisher {
       const [destination, gateway] = [memberOf(each, listDestination), memberOf(each, listGateway)]
       if (typeof destination !== 'string') return []
       const net = parseNet(destination)
-      const target = typeof gateway === 'string' ? gateway : 'no gateway'
+      const target = typeof gateway === 'string' ? gateway.slice(0, SHOWN) : 'no gateway'
       const host = parseAddress(target)
       const id = listId === '' ? undefined : memberOf(each, listId)
       return [
@@ -153,10 +155,17 @@ export class HttpPublisher implements Publisher {
    */
   #check(request: ApiRequest, answer: ApiAnswer): void {
     if (answer.status >= 200 && answer.status < 300) return
-    let { text } = answer
     const { 'content-type': _, ...headers } = request.headers ?? {}
-    for (const secret of [...[...this.#credentials.values()].map((each) => each.reveal()), ...Object.values(headers)])
-      if (secret.length > 3) text = text.replaceAll(secret, HIDDEN)
+    const credentials = [...this.#credentials.values()].map((each) => each.reveal())
+    const { headers: inHeaders, putBody, removeBody, listBody } = this.#settings
+    const given = [inHeaders, putBody, removeBody, listBody].flatMap(secretsIn)
+    const secrets = [
+      ...credentials,
+      ...credentials.flatMap((each) => each.split(/\s+/)),
+      ...Object.values(headers),
+      ...given,
+    ]
+    const text = hideIn(answer.text, secrets)
     const isRedirect = answer.status >= 300 && answer.status < 400
     const remedy = isRedirect ? 'weft follows no redirects: name the address to which it leads' : undefined
     throw refusalOf(request, { ...answer, text }, '', text.trim(), remedy)
@@ -172,6 +181,12 @@ function memberOf(value: unknown, path: string): unknown {
     member = (member as Record<string, unknown>)[name]
   }
   return member
+}
+
+/** Returns the secrets in a template of headers or of a body. */
+function secretsIn(template: unknown): readonly string[] {
+  if (template instanceof Secret) return [template.reveal()]
+  return typeof template === 'object' && template !== null ? Object.values(template).flatMap(secretsIn) : []
 }
 
 /** Parses the credential file. Each line has an origin, a space and a credential. */

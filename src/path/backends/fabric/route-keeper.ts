@@ -103,12 +103,15 @@ export class RouteKeeper {
     await this.#inTurn(async () => {})
   }
 
-  /** Removes the route from all tables. Returns a description of each removed route. Throws WeftError. */
+  /**
+   * Removes the route from all tables, even if one table fails. Returns a description of each removed route. Throws the
+   * first error after all tables.
+   */
   withdraw(signal: AbortSignal): Promise<readonly string[]> {
     return this.#inTurn(() =>
       this.#within(signal, async (limit) => {
         const removed: string[] = []
-        for (const table of await this.#options.make().find(limit)) {
+        await this.#forEach(await this.#options.make().find(limit), limit, async (table) => {
           const own = (await table.list(limit)).filter((route) => route.isOwn && this.#isToSubnet(route))
           for (const route of own) {
             await table.remove(route, limit)
@@ -120,11 +123,25 @@ export class RouteKeeper {
               limit,
               (routes) => !routes.some((each) => each.isOwn && this.#isToSubnet(each)),
             )
-        }
+        })
         this.#isThere = false
         return removed
       }),
     )
+  }
+
+  /** Calls `act` for each table, even if a call fails. Throws the first error after all calls. */
+  async #forEach(tables: readonly RouteTable[], signal: AbortSignal, act: (table: RouteTable) => Promise<void>) {
+    const errors: unknown[] = []
+    for (const table of tables) {
+      try {
+        await act(table)
+      } catch (error) {
+        signal.throwIfAborted()
+        errors.push(error)
+      }
+    }
+    if (errors.length > 0) throw errors[0]
   }
 
   #within<T>(signal: AbortSignal, work: (limit: AbortSignal) => Promise<T>): Promise<T> {
@@ -148,19 +165,12 @@ export class RouteKeeper {
   async #ensureAll(signal: AbortSignal): Promise<readonly string[]> {
     this.#tables ??= await this.#options.make().find(signal)
     const repairs: string[] = []
-    const errors: unknown[] = []
     this.#routes = 0
     this.#nearLimit = 0
-    for (const table of this.#tables) {
-      try {
-        const made = await this.#ensure(table, signal)
-        if (made && this.#wasThere) repairs.push(`the route to ${this.#destination} was missing in ${table.name}`)
-      } catch (error) {
-        signal.throwIfAborted()
-        errors.push(error)
-      }
-    }
-    if (errors.length > 0) throw errors[0]
+    await this.#forEach(this.#tables, signal, async (table) => {
+      const made = await this.#ensure(table, signal)
+      if (made && this.#wasThere) repairs.push(`the route to ${this.#destination} was missing in ${table.name}`)
+    })
     return repairs
   }
 

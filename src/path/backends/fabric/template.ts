@@ -11,7 +11,7 @@ import type { Place } from './publisher.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
-/** Returns the values of a route's variables, except {credential}. */
+/** Returns the values of a route's variables, except {id} and {credential}. */
 export function variablesOf(
   subnet: Net,
   { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
@@ -27,8 +27,7 @@ export function variablesOf(
     address: formatAddress(address),
     node: nodeName,
     // The instance's name in the cloud is known only if the operator configured the name.
-    ...(instance === undefined ? {} : { instance }),
-    id: '',
+    ...(instance === undefined || instance === '' ? {} : { instance }),
   }
 }
 
@@ -49,6 +48,11 @@ function fill(template: string, variables: Variables, what: string, escape: (val
       throw new WeftError('CONFIG', `Backend.${what} has {instance}, and WEFT_INSTANCE is not set`, {
         remedy: "set WEFT_INSTANCE in the environment of weftd to the cloud's name of this host",
       })
+    // A request without the id could remove more than one route.
+    if (value === undefined && name === 'id')
+      throw new WeftError('CONFIG', `Backend.${what} has {id}, and the list of routes has no id for this route`, {
+        remedy: 'use {id} only in RemoveURL, RemoveBody and Headers, and set ListURL and ListID',
+      })
     if (value === undefined)
       throw new WeftError('CONFIG', `Backend.${what} has {${name}}, and there is no CredentialFile`, {
         remedy: 'set Backend.CredentialFile to a file with the credential',
@@ -57,8 +61,16 @@ function fill(template: string, variables: Variables, what: string, escape: (val
   })
 }
 
+/** Replaces the variables in a URL. Throws WeftError CONFIG if a value would change the path. */
 export const fillUrl = (template: string, variables: Variables, what: string): string =>
-  fill(template, variables, what, encodeURIComponent)
+  fill(template, variables, what, (value) => {
+    // The segments `.` and `..` remove parts of the path, also if they are percent-encoded (RFC 3986 section 5.2.4). A
+    // surrogate without its pair has no percent-encoding.
+    if (!/^\.{1,2}$|\p{Surrogate}/u.test(value)) return encodeURIComponent(value)
+    throw new WeftError('CONFIG', `Backend.${what} gets the value ${JSON.stringify(value)}, which no URL can have`, {
+      remedy: 'give the route another id, or the node another name',
+    })
+  })
 
 /**
  * Replaces the variables in the template of a request's body. The template is a string, or an object whose strings are

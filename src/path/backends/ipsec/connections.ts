@@ -40,6 +40,12 @@ interface Charon {
 const FIRST_NEGOTIATION_MS = 5_000
 const LONGEST_NEGOTIATION_MS = 40_000
 
+/**
+ * The maximum number of hosts for which weftd checks charon's shared keys. charon lists the ids of the keys in one
+ * packet of at most 512 KiB, in which about 12,000 ids fit, and sends no answer if the packet would be longer.
+ */
+const MOST_LISTED_KEYS = 10_000
+
 interface ConnectionOptions {
   readonly network: Net
   readonly own: PolicyPeer
@@ -291,6 +297,7 @@ export class IpsecConnections {
         await unload(client, name)
         log.info(`Unloaded connection: ${name}`)
       }
+    if (this.#hosts().size > MOST_LISTED_KEYS) return lost
     const keys = await keysIn(client, network)
     for (const host of loaded.hosts) if (!keys.has(keyNameOf(network, host))) loaded.hosts.delete(host)
     const known = new Set([...this.#hosts()].map((host) => keyNameOf(network, host)))
@@ -371,8 +378,9 @@ const keyNameOf = (network: Net, host: string): string => `${keyPrefixOf(network
 
 /** Lists the connections in charon that weftd loaded for the network, now or in an earlier run. */
 export async function connectionsIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
-  const { conns } = await client.request('get-conns')
-  return new Set(listOf(conns).filter((name) => isOfNetwork(name, network)))
+  // Do not use the command `get-conns`: its answer is one packet, in which the names of about 7,000 connections fit.
+  const events = await client.stream('list-conns', 'list-conn')
+  return new Set(events.flatMap((event) => Object.keys(event)).filter((name) => isOfNetwork(name, network)))
 }
 
 /** Lists the ids of the shared keys in charon that weftd loaded for the network, now or in an earlier run. */

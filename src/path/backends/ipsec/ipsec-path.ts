@@ -1,5 +1,5 @@
-// ipsec-path.ts - the data path of the backend ipsec: the policies or the unreachable route, charon's connections, and
-// the state of the peers.
+// ipsec-path.ts - the data path of the backend ipsec: the policies, or the guard that replaces them if charon carries
+// the packets, charon's connections, and the state of the peers.
 
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
@@ -7,7 +7,7 @@ import { withLatePromise } from '../../../host/bell.ts'
 import { formatAddress, formatNet, netAround, netContains, type Net } from '../../../net/address.ts'
 import type { Counting, DataPath, PathPeer, PathTraffic } from '../../contract.ts'
 import type { IpsecPolicies, PolicyPeer } from '../../device/ipsec-policies.ts'
-import type { UnreachableNetwork } from '../../device/unreachable-network.ts'
+import type { UserspaceGuard } from '../../device/userspace-guard.ts'
 import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import type { IpsecConnections, PeerKeys } from './connections.ts'
@@ -54,7 +54,7 @@ export function createFilter(type: string, { lease, network, log }: FilterParts)
 
 interface IpsecParts {
   readonly filter: PeerFilter
-  readonly guard: IpsecPolicies | UnreachableNetwork
+  readonly guard: IpsecPolicies | UserspaceGuard
   readonly connections: IpsecConnections
   readonly isUserspace: boolean
   readonly log: Log
@@ -63,8 +63,8 @@ interface IpsecParts {
 export class IpsecPath extends KernelPath implements Counting {
   readonly counting: Counting = this
   readonly #filter: PeerFilter
-  /** The policies or the route that make the kernel drop unencrypted packets of the network. */
-  readonly #guard: IpsecPolicies | UnreachableNetwork
+  /** Makes the kernel drop unencrypted packets of the network. */
+  readonly #guard: IpsecPolicies | UserspaceGuard
   readonly #connections: IpsecConnections
   /** True if charon carries the ESP packets. */
   readonly #isUserspace: boolean

@@ -218,6 +218,29 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(keeper.counters()).toMatchObject({ route_missing: 0n, route_failures: failures })
   })
 
+  it('reads new keys after the old ones expired between two requests of one check', async () => {
+    fabric = await make().start()
+    // The first requests of a check list the routes, and the next request adds the route.
+    fabric.expiresAfter = fabric.type === 'aws-vpc' || fabric.type === 'gce' ? 4 : 3
+    const { keeper, checkLater, lines } = keeperOf(1)
+    await keeper.check()
+    if (fabric.hasKeys)
+      expect(lines.at(-1)).toMatch(/^error The route to 10\.5\.1\.0\/24 cannot be published: .*; it is tried/)
+    await checkLater()
+    expect(keeper.counters()).toMatchObject({ route_missing: 0n, route_failures: fabric.hasKeys ? 1n : 0n })
+    expect(fabric.changes).toEqual([`put ${SUBNET}`])
+  })
+
+  it.each([-400_000, 400_000])('names the clock if the clock of the API is ahead by %i ms', async (aheadMs) => {
+    fabric = await make().start()
+    fabric.aheadMs = aheadMs
+    const { keeper, lines } = keeperOf(1)
+    await keeper.check()
+    const { hasClock } = fabric
+    expect(fabric.changes).toHaveLength(hasClock ? 0 : 1)
+    if (hasClock) expect(lines.at(-1)).toMatch(/^error .*the clock of this host/)
+  })
+
   it('reports a region that the API does not serve', async () => {
     fabric = await make().start()
     fabric.region = 'another-region-1'
