@@ -163,7 +163,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     })
   })
 
-  it('reserves, lists, shows and releases', async () => {
+  it('reserves, lists, shows and releases subnets', async () => {
     expect(await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.7')).toMatchObject({
       code: 0,
       out: 'reserved 10.5.7.0/24\n',

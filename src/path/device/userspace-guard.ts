@@ -4,19 +4,22 @@
 // looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets to a peer
 // without keys would leave unencrypted by the default route.
 //
-// A rule drops incoming packets that the kernel would forward. Packets that charon decrypted come from charon's own
-// device. So a packet from the external interface whose source is in the network was not encrypted.
+// A routing rule drops incoming packets that the kernel would forward. Packets that charon decrypted come from charon's
+// own device. So a packet from the external interface whose source is in the network was not encrypted.
 
 import type { Run } from '../../host/command.ts'
 import { ipFlag, ipJson, routesWithin, type Route } from '../../host/links.ts'
 import { formatNet, type Net } from '../../net/address.ts'
 
-/** The highest metric, so that every other route is preferred, such as that of a bridge with this node's own subnet. */
+/**
+ * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own
+ * subnet.
+ */
 const METRIC = 0xff_ff_ff_ff
 /** The priority of the rule. The kernel applies the rule before charon's rule, which has the priority 220. */
 const PRIORITY = 219
 
-/** True if the route is the unreachable route that this file makes to the network. */
+/** Returns true if the route is the unreachable route to the network, as `apply` makes it. */
 const isUnreachableNetwork = ({ type, destination, metric }: Route, network: Net): boolean =>
   type === 'unreachable' && destination === formatNet(network) && metric === METRIC
 
@@ -110,8 +113,9 @@ export class UserspaceGuard {
 }
 
 /**
- * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to this network; nothing if `routes` lacks
- * the unreachable route. The unreachable route is the last, so that the rules are found again after an interruption.
+ * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to the given network;
+ * an empty list if `routes` lacks the unreachable route. The unreachable route is the last element, so that weft finds
+ * the rules again if the removal is interrupted.
  */
 export async function guardRemovals(
   run: Run,
@@ -126,7 +130,7 @@ export async function guardRemovals(
   return [...rules, { what: `the unreachable route to ${formatNet(network)}`, command: routeWordsFor('del', network) }]
 }
 
-/** Removes the rules and the unreachable route to this network if the host has them. */
+/** Removes the rules and the unreachable route to the given network, if the host has them. */
 export async function removeUserspaceGuard(run: Run, network: Net): Promise<void> {
   for (const { command } of await guardRemovals(run, network, await routesWithin(run, network)))
     await run('ip', [...command])
