@@ -275,8 +275,8 @@ export interface UnknownKey {
 
 interface Carrier {
   /**
-   * The device's name; if each family has a device, the name of the first family's. Left out if the backend creates no
-   * device.
+   * The device's name. If each family has a device, the name of the first family's device. Left out if the backend
+   * creates no device.
    */
   readonly device?: string
   /** The device's name for each family; left out if all families share one device. */
@@ -290,7 +290,7 @@ interface Carrier {
   readonly features: readonly string[]
 }
 
-/** The part of a data path for the search for the longest packet that reaches a peer (docs/path-mtu.md). */
+/** The part of a data path that serves the search for the longest packet to a peer (docs/path-mtu.md). */
 export interface PathSearching {
   /**
    * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the search uses the

@@ -15,7 +15,9 @@ interface Plan {
    * The number of nodes that cannot exchange packets with the rest of the nodes until weftd has restarted on all nodes.
    */
   readonly cut: number
-  /** Further consequences for an operator, such as another MTU of the containers or another port to open. */
+  /**
+   * Consequences for an operator besides the changed keys, such as a different MTU of the containers or a port to open.
+   */
   readonly effects: readonly string[]
 }
 

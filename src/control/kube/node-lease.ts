@@ -3,7 +3,7 @@
 // The subnet is the podCIDR that a controller assigned to the node, and never changes in the life of a node
 // (ValidateNodeUpdate of the API server). A lease's other data are annotations with flannel's names and bytes
 // (pkg/subnet/kube/annotations.go, kube.go). weftd removes the annotations of an address family without a public IP,
-// because peers would send packets to an address that the node no longer has.
+// because with the old annotations peers would send packets to an address that the node no longer has.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import {

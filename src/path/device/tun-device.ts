@@ -310,8 +310,9 @@ export function createTunDevice(options: TunOptions): TunDevice {
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
-    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram, because the
-    // kernel splits larger superpackets of containers in software (gso_features_check in net/core/dev.c).
+    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. With a smaller
+    // value the kernel would split longer superpackets of containers in software (gso_features_check in
+    // net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
     // Give the scope for IPv4, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2,

@@ -324,8 +324,7 @@ export class NativeEngine implements Engine {
 }
 
 /**
- * Returns the options of the threads that follow from the configuration. `steers` is true if the TUN must steer flows
- * to queues.
+ * Returns the thread options that the configuration determines. `steers` is true if the TUN must steer flows to queues.
  */
 function pathOf(config: EngineConfig, steers: boolean) {
   const {

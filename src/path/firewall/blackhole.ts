@@ -17,8 +17,8 @@ const METRIC = 0xffffffff
 
 interface Blackhole {
   /**
-   * Sets the blackhole route for `subnet`, or for no subnet if it is undefined, and removes the route for an earlier
-   * subnet. Returns a description of each repair.
+   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the route for an earlier subnet.
+   * Returns a description of each repair.
    */
   ensure(subnet: Net | undefined): Promise<readonly string[]>
 }

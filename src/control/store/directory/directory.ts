@@ -44,7 +44,7 @@ const READS_ASKED = 64
 
 interface Scan {
   readonly live: Map<string, LeaseFile>
-  /** All lease files, including expired ones. The next scan reads only files that have changed since. */
+  /** All lease files, including expired ones. The next scan reads only the files that have changed since this scan. */
   readonly files: ReadonlyMap<string, LeaseFile>
 }
 
@@ -256,7 +256,7 @@ export class DirectoryStore implements Store {
 const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
   present?.revision === revision && present.value === value
 
-/** Compares the leases `keys` of `view` and `found`, updates `view` to `found`, and returns the changes. */
+/** Compares `view` with `found` at the lease keys `keys`, updates `view` to `found` there, and returns the changes. */
 function differences(
   view: Map<string, LeaseFile>,
   found: ReadonlyMap<string, LeaseFile>,

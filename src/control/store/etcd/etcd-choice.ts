@@ -4,7 +4,7 @@
 // check every quarter of a second (as RFC 8305 does with addresses), and uses the first endpoint that answers, so that
 // a dead endpoint costs only this pause. While a call waits for its answer, weftd checks the call's endpoint too. It
 // sends the call to another endpoint only if the first endpoint does not answer the check and the other endpoint does.
-// So a slow call is not abandoned, and a call may reach etcd twice.
+// So a slow call is not abandoned. But a call may reach etcd twice.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'

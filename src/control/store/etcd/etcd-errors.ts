@@ -80,8 +80,8 @@ const PLAIN: readonly (readonly [RegExp, string])[] = [
 ]
 
 /**
- * Rewrites an error message of @grpc/grpc-js for an operator: removes the leading status, the quoted earlier error and
- * a time. Keeps only the reason of a message about name resolution.
+ * Rewrites an error message of @grpc/grpc-js for an operator: removes the leading status, the words before a quoted
+ * error, and a time in parentheses at the end. Keeps only the reason of a message about name resolution.
  */
 export function plainly(message: string): string {
   const [, what = '', note = ''] = /^(.*?)\.? Resolution note: ?(.*)$/s.exec(message) ?? [undefined, message]

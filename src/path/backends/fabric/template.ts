@@ -96,8 +96,8 @@ function fillDeep(value: unknown, variables: Variables, what: string): unknown {
 }
 
 /**
- * The names of headers that a template may not set: headers that weft's HTTP client sets itself, and headers that would
- * change the meaning of the connection.
+ * The names of headers that a template may not set: headers that weft's HTTP client sets itself, and headers that apply
+ * to the connection instead of the request.
  */
 const OWN_HEADERS = new Set(['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade', 'te', 'trailer'])
 
@@ -122,8 +122,8 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
 }
 
 /**
- * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret: the file of the
- * last known state has no secrets, and a node must wait for its store instead of sending the placeholder.
+ * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret. The file of the
+ * last known state has such placeholders; a node that starts from this file must wait for its store.
  */
 function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()

@@ -29,7 +29,10 @@ const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) =>
  */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
-/** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
+/**
+ * Returns a limiter. `through` names the rate for messages without proof of the sender's address. Times are in ms of a
+ * monotonic clock.
+ */
 export function createHandshakeLimiter(
   cookies: Pick<Cookies, 'isProved'>,
   through: keyof typeof RATES = 'free',

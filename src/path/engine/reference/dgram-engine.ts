@@ -46,8 +46,9 @@ const RECEIVE_BUFFER_BYTES = 4 << 20
 const UNKNOWN_SENDERS = 64
 const PATHS = 4096
 /**
- * How long, in ms, the engine caches a path MTU. The rest are the packet length that always fits, the smallest
- * plausible path MTU (below it the kernel fragments datagrams), and the length of the outer headers, all in bytes.
+ * `askEveryMs` is how long, in ms, the engine caches a path MTU. The other values are in bytes: the packet length that
+ * always fits, the smallest plausible path MTU (the kernel fragments datagrams for smaller ones), and the length of the
+ * outer headers.
  */
 const {
   askEveryMs: ASK_PATH_EVERY_MS,
@@ -450,7 +451,7 @@ export class DgramEngine implements Engine {
     }
   }
 
-  /** Counts a dropped packet, and keeps its headers for weft's commands. */
+  /** Counts a dropped packet, and keeps its headers for `drops`. */
   #drop(reason: string, bytes: Buffer, details?: DropDetails): void {
     this.#count(reason)
     this.#dropLog.add(reason, bytes, details)
