@@ -244,7 +244,7 @@ export interface PeerSession {
   readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
   /**
    * The number of initiations from the peer that this host refused as replays, because their timestamp was not newer
-   * than an earlier one.
+   * than that of an earlier initiation.
    */
   readonly stale?: number | undefined
   /**

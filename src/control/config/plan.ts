@@ -1,5 +1,5 @@
 // plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that are
-// cut off from the rest of the nodes until weftd has restarted on all nodes.
+// unreachable until weftd has restarted on all nodes.
 
 import { Secret } from '../../base/secret.ts'
 import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'

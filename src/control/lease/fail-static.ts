@@ -160,7 +160,8 @@ export class LeaseView {
 
   /**
    * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of the
-   * entry's key: from `last`, the earlier changes of the same batch, or else from the current leases.
+   * entry's key. The lease comes from `last`, the earlier changes of the same batch, if it has the key, and otherwise
+   * from the current leases.
    */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
     const { key } = entry

@@ -73,7 +73,7 @@ interface FollowOptions {
   readonly clock?: Clock
 }
 
-/** One result of followLeases: the changes by a listing or by a batch of the watch. */
+/** One result of followLeases: the changes that a listing or a batch of the watch made. */
 interface Followed extends ViewChange {
   /** All current leases by key. The map is not a copy: followLeases modifies the map later. */
   readonly leases: PeerView

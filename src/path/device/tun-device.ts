@@ -348,8 +348,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // Read the routes before the device. If the device goes down between these two commands, its route is gone too,
-      // but only the device is reported.
+      // Read the routes before the device. If the device goes down between these two commands, weft then reports only
+      // the device, and not the route that went with it.
       const within = await routesWithin(run, network)
       const link = await findLink(run, device.name)
       if (!link) return []

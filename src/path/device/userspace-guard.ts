@@ -113,9 +113,9 @@ export class UserspaceGuard {
 }
 
 /**
- * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to the given network;
- * an empty list if `routes` lacks the unreachable route. The unreachable route is the last element, so that weft finds
- * the rules again if the removal is interrupted.
+ * Returns the steps that remove the rules and the unreachable route to the given network, each as a description and as
+ * arguments of `ip`. Returns an empty list if `routes` lacks the unreachable route. The unreachable route is the last
+ * element, so that weft finds the rules again if the removal is interrupted.
  */
 export async function guardRemovals(
   run: Run,

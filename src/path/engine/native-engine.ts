@@ -23,8 +23,8 @@ interface NativeOptions {
 }
 
 /**
- * The kernel features that are set on each UDP socket separately (native/io/udp.cc), so that some sockets may have a
- * feature that others lack.
+ * The kernel features that are set on each UDP socket separately (native/io/udp.cc), so some sockets may have a feature
+ * that others lack.
  */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 /** The kernel feature that `runEngine` requests; all other features are requested when the descriptors are opened. */

@@ -76,7 +76,7 @@ export class DirectoryStore implements Store {
     // from the watch.
     const view = new Map(this.#listed.live)
     let known = this.#listed.files
-    // inotify is started before the scan, so a change in between is noticed by inotify or by the scan.
+    // Start inotify before the scan, so that inotify or the scan notices every change.
     const news = await listen(this.#files, signal)
     const everyMs = news.hasInotify ? this.#rescanMs : Math.min(this.#rescanMs, RESCAN_UNTOLD_MS)
     try {

@@ -20,7 +20,7 @@ const { Metadata, status } = loadGrpc()
  * dead connection earlier.
  */
 export const CALL_TIMEOUT_MS = 6_000
-/** The pause in ms before weftd checks the next endpoint too, while earlier checks have not been answered. */
+/** The pause in ms between the starts of two checks, while no earlier check has been answered. */
 const STAGGER_MS = 250
 /**
  * After SILENT_MS milliseconds without an answer to a call, weftd checks the endpoint of the call. SILENT_MS is also

@@ -25,7 +25,7 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.OUT_OF_RANGE,
 ])
 /**
- * Matches rejections by which all etcd members would answer the request. The gRPC statuses of these rejections do not
+ * Matches rejections that every etcd member would give to the request. The gRPC statuses of these rejections do not
  * show that, because a single member uses the same statuses for its own faults, such as being a learner or lagging
  * behind.
  */

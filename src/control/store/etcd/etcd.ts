@@ -21,8 +21,8 @@ const LIST_TIMEOUT_MS = 20_000
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
 /**
- * If a write fails, weftd may use the etcd lease that was granted for that write for a later write, until this fraction
- * of the lease's lifetime has passed: one hour of 24.
+ * The etcd lease that was granted for a failed write may serve a later write until this fraction of the lease's
+ * lifetime has passed: one hour of 24.
  */
 const SPARE_SHARE = 1 / 24
 

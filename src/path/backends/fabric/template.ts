@@ -64,8 +64,8 @@ function fill(template: string, variables: Variables, what: string, escape: (val
 /** Replaces the variables in a URL. Throws WeftError CONFIG if a value would change the path. */
 export const fillUrl = (template: string, variables: Variables, what: string): string =>
   fill(template, variables, what, (value) => {
-    // The segments `.` and `..` remove parts of the path, also if they are percent-encoded (RFC 3986 section 5.2.4). A
-    // surrogate without its pair has no percent-encoding.
+    // A value must not be `.` or `..`: these segments remove parts of the path, also if they are percent-encoded (RFC
+    // 3986 section 5.2.4). A surrogate without its pair has no percent-encoding.
     if (!/^\.{1,2}$|\p{Surrogate}/u.test(value)) return encodeURIComponent(value)
     throw new WeftError('CONFIG', `Backend.${what} gets the value ${JSON.stringify(value)}, which no URL can have`, {
       remedy: 'give the route another id, or the node another name',

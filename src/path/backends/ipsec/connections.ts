@@ -164,8 +164,8 @@ export class IpsecConnections {
   /**
    * Has charon negotiate keys again with the peers of `#idle`. charon does not try again by itself if the peer refused,
    * or if charon could not install the keys, for example while this host had no address in its subnet. The pause
-   * between two requests for a peer grows. `isChange` is true after a change of this host; then only the first pause
-   * counts.
+   * between two requests for a peer grows. `isChange` is true after a change of this host; then each pause is as short
+   * as the first.
    */
   async negotiate(isChange: boolean): Promise<void> {
     const now = performance.now()

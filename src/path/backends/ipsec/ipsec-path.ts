@@ -167,7 +167,7 @@ export class IpsecPath extends KernelPath implements Counting {
     return this.#reading
   }
 
-  /** Reads the keys in `ms` milliseconds, or earlier if an earlier time is already planned. */
+  /** Reads the keys after `ms` milliseconds, or earlier if an earlier time is already planned. */
   #readSoon(ms: number): void {
     const at = performance.now() + ms
     if (this.#isClosed || (this.#timer && this.#readAt <= at)) return

@@ -51,8 +51,8 @@ export interface HandshakeMemory {
   /** The greatest timestamp in the peer's accepted initiations; -1 if there was none. */
   readonly greatest: bigint
   /**
-   * The low bits of the index in this node's last message to the peer. The next process counts on from this value, so
-   * that it does not reuse an index of a continued session.
+   * The low bits of the index in this node's last message to the peer. The next process continues to count from this
+   * value, so that it does not reuse an index of a continued session.
    */
   readonly low: number
   /**

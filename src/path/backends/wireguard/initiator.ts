@@ -132,8 +132,8 @@ export class Initiator {
   /** Handles a peer whose deadline has passed: makes the peer wait for the next initiation, or makes it idle. */
   #due(peer: Peer, now: number): void {
     if (peer.dueAt > now || this.#node.peers.get(peer.number) !== peer) return
-    // If the engine no longer wants keys, a handshake that the peer began has made them meanwhile, so do not count this
-    // handshake as failed.
+    // If the engine no longer wants keys, a handshake that the peer began has meanwhile made keys, so do not count this
+    // node's handshake as failed.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forgetPending()
     if (peer.wantedAt === undefined) return
