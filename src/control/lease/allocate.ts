@@ -3,7 +3,7 @@
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'
 
-/** flannel draws a new subnet at random from this many free subnets, the lowest of the network. */
+/** The maximum number of free subnets, the lowest of the network, among which flannel draws a new subnet at random. */
 export const CANDIDATES = 100
 
 /**
