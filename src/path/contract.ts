@@ -310,8 +310,8 @@ export interface PathSearching {
 }
 
 /**
- * Chooses over which family of the underlay packets are sent to each peer, whatever the family of the inner packets.
- * Packets from peers are accepted over both families.
+ * Chooses, for each peer, the family of the underlay over which packets are sent, whatever the family of the inner
+ * packets. Packets from peers are accepted over both families.
  */
 export interface Underlays {
   /** The outer family that is used by default; `other` is the second outer family. */

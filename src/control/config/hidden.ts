@@ -18,7 +18,7 @@ const programOf = (command: string): string => {
 
 /**
  * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Secrets are all values of members with
- * a secret name, the words of commands after the program, and texts that contain a URL with a user name.
+ * a secret name, the words that follow the program in a command, and texts that contain a URL with a user name.
  */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value

@@ -101,7 +101,7 @@ export function unknownKeys(text: string): readonly string[] {
   return [...unknown, ...unknownOptions(backend)]
 }
 
-/** Returns a hint for an unknown top-level key of the configuration, such as that the key belongs in `Backend`. */
+/** Returns a hint for an unknown top-level key of the configuration, for example that the key belongs in `Backend`. */
 function meantBy(key: string): string {
   const inside = Object.keys(KINDS).some((type) => has(namesOf(type as BackendType), key))
   return inside ? '; it belongs into Backend' : meant(key, Object.keys(HEAD))

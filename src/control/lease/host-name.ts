@@ -9,8 +9,8 @@
  */
 const LONGEST_NAME = 253
 /**
- * The maximum number of characters of the JSON text that has a host's name. A longer text is ignored, because it is
- * untrusted input.
+ * The maximum number of characters of the JSON text that has a host's name. weftd ignores a longer text, because any
+ * host can write a text of any length.
  */
 const LONGEST_TEXT = 65_536
 

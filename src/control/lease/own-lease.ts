@@ -339,7 +339,7 @@ function ownLeases(
   return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
 }
 
-/** Returns true if the subnet fits one of the configured ranges from which this node needs a subnet. */
+/** Returns true if the subnet fits one of `ranges`, from each of which this node needs a subnet. */
 const isWanted = (net: Net, { ranges }: Acquiring): boolean => {
   const range = ranges.find(({ network }) => familyOf(network) === familyOf(net))
   return range !== undefined && isCompatible(net, range)

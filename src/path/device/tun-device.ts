@@ -322,8 +322,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
 
   /**
    * Logs routes to parts of the network that do not use the device, because the kernel prefers them to weftd's route to
-   * the whole network. Does not log routes to this node's containers, which are needed. weftd only logs the rest,
-   * because an operator may want their packets to bypass the tunnel.
+   * the whole network. Does not log routes to this node's containers, which are needed. weftd does not remove the
+   * logged routes, because an operator may want their packets to bypass the tunnel.
    */
   function logBypassing(routes: readonly Route[]): void {
     const hiding = new Set<string>()

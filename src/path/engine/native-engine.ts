@@ -292,7 +292,10 @@ export class NativeEngine implements Engine {
       this.notes.push(`the kernel does not offer ${refused.join(', ')}: forwarding works, but is slower`)
   }
 
-  /** Adds details for the log if the kernel refused the steering program or the priority of the threads. */
+  /**
+   * Adds details for the log if the kernel refused the program that steers flows to TUN queues, or the priority of the
+   * threads.
+   */
   #detailRefusals(): void {
     const { steeringRefused, priorityRefused } = this.#native
     if (steeringRefused !== undefined) {

@@ -37,8 +37,8 @@ const RESCAN_SHARE = 0.05
  */
 const STALE_LEASE_MS = 24 * 3_600_000
 /**
- * The number of files that one listing requests simultaneously. lease-files.ts limits further how many files are read
- * simultaneously.
+ * The number of files that one listing requests simultaneously. lease-files.ts has a lower limit for simultaneous
+ * reads.
  */
 const READS_ASKED = 64
 

@@ -57,8 +57,8 @@ function shuffled<T>(all: readonly T[]): T[] {
 }
 
 /**
- * Returns the gRPC metadata of a call: the user's token, and the request that etcd ends the call if its member has no
- * leader (clientv3 WithRequireLeader).
+ * Returns the gRPC metadata of a call: the user's token, and the field that makes etcd end the call if its member has
+ * no leader (clientv3 WithRequireLeader).
  */
 export function metadataWith(token?: string): grpc.Metadata {
   const metadata = new Metadata()

@@ -7,7 +7,7 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 
 const { status } = loadGrpc()
 
-/** A failure of an endpoint that has no gRPC status, such as a watch that was not confirmed in time. */
+/** A failure without a gRPC status, such as a watch that an endpoint did not confirm in time. */
 export class EndpointError extends Error {}
 
 /** Returns the gRPC status of a failed call; undefined if the error is not from gRPC. */
@@ -34,7 +34,7 @@ const DECIDED = /authentication is not enabled|lease already exists|database spa
 /**
  * Returns true if etcd rejected the request, or if the error is not from a call; in these cases weftd tries no other
  * endpoint. Returns false for a failure that another endpoint may not have. Only messages of etcd itself count as
- * rejections, because a proxy uses the same statuses.
+ * rejections, because a proxy uses the same statuses for its own failures.
  */
 export function isDecision(error: unknown): boolean {
   if (error instanceof EndpointError) return false

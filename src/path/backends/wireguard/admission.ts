@@ -8,8 +8,8 @@ import { createHandshakeLimiter } from './handshake-limiter.ts'
 
 export interface AdmissionCounters {
   /**
-   * The number of messages that were dropped as invalid: wrong length, type or mac1, unknown sender, no matching
-   * message of this node, or not decryptable.
+   * The number of messages that were dropped as invalid: a wrong length, type or mac1; an unknown sender; no message of
+   * this node that they answer; or a failed decryption.
    */
   junk: number
   /**

@@ -24,8 +24,8 @@ interface HandshakeLimiter {
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
 /**
- * Returns the key by which messages are limited as messages of one sender: an IPv4 address, or the /64 prefix of an
- * IPv6 address, because one host may have a whole /64.
+ * Returns the sender to which the rate limit of one sender applies: an IPv4 address, or the /64 prefix of an IPv6
+ * address, because one host may have a whole /64.
  */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 

@@ -56,11 +56,11 @@ export interface HandshakeMemory {
    */
   readonly low: number
   /**
-   * The time of the last handshake that made keys in use, in ms of the session clock; undefined if there was none, or
-   * if the keys are lost.
+   * The time of the last handshake whose keys came into use, in ms of the session clock; undefined if there was none,
+   * or if the keys are lost.
    */
   readonly completedAt: number | undefined
-  /** The time, in ms since 1970, of the last handshake that made keys in use; undefined if there was none. */
+  /** The time, in ms since 1970, of the last handshake whose keys came into use; undefined if there was none. */
   readonly at: number | undefined
   /**
    * The time of an initiation that the peer has not answered yet, in ms of the session clock; undefined if there is

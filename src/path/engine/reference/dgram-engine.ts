@@ -62,8 +62,8 @@ interface Endpoint {
   readonly port: number
   readonly limit: number
   /**
-   * True if the endpoint's own address is in a peer's subnet, because the kernel then routes datagrams to the endpoint
-   * back into the TUN.
+   * True if the endpoint's own address is in a peer's subnet. The kernel then routes datagrams to the endpoint back
+   * into the TUN.
    */
   readonly leadsInside: boolean
   readonly traffic: Traffic
@@ -387,8 +387,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Writes an ICMP error about a packet from the TUN into the TUN, and counts the error, unless the rate limit `may`
-   * refuses it.
+   * Writes into the TUN an ICMP error about a packet that came from the TUN, and counts the error, unless the rate
+   * limit `may` refuses it.
    */
   #answer(about: IcmpError, packet: Buffer, counter: string, may = this.#mayAnswer): void {
     const error = icmpError(about, this.#ipv4.networkAddress, packet)
