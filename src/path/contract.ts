@@ -75,7 +75,7 @@ export interface Backend {
   /**
    * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if
    * the families are opened separately. The node opens each data path. If a data path fails, the node opens it again,
-   * while the other data path continues.
+   * while any other data path continues.
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**

@@ -129,7 +129,7 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
   const subnet = netsOf(cidrs.flatMap((cidr) => parseNet(cidr) ?? []))
   const key = leaseKey(subnet)
-  // A podCIDR that is not a valid subnet, or is not expressible as a lease key, is refused.
+  // Refuse a podCIDR that is not a valid subnet, or that no lease key can express.
   if (!parseLeaseKey(key)) return `node ${name} has no pod cidr that can be a subnet: ${cidrs.join(', ')}`
   return { key, subnet }
 }

@@ -296,7 +296,7 @@ function ownerOf(
 
 /**
  * Returns a running daemon that may have made the route to a host; undefined if no daemon may have made it. A daemon
- * whose networks are unknown counts only if no lease of this network has the route's destination as its subnet.
+ * whose networks are unknown is returned only if no lease of this network has the route's destination as its subnet.
  */
 function routeOwnerOf(
   { destination }: Route,

@@ -225,8 +225,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
-    // If the tunnel encrypts, the object that negotiates keys chooses the outer family instead. The probes by which
-    // weftd would choose it are sent unencrypted, and peers would not accept them.
+    // If the tunnel encrypts, the object that negotiates keys chooses the outer family, and weftd does not probe the
+    // families: weftd sends its probes unencrypted, and peers would not accept them.
     if (kind.other && engine.outers.length > 1 && !sessionManager)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (sessionManager) this.handshakes = sessionManager
