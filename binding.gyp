@@ -36,9 +36,9 @@
         "native/napi/watch.cc"
       ],
       "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")"],
-      "defines": ["NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS", "NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS"],
+      "defines": ["_FILE_OFFSET_BITS=64", "_TIME_BITS=64", "NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS", "NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS"],
       "cflags_cc!": ["-std=gnu++17", "-std=gnu++20", "-O3"],
-      "cflags_cc": ["-std=c++20", "-O2", "-Wall", "-Wextra", "-fno-exceptions", "-fvisibility=hidden"],
+      "cflags_cc": ["-std=c++20", "-O2", "-Wall", "-Wextra", "-fno-exceptions", "-Wno-psabi", "-fvisibility=hidden"],
       "cflags": ["-fno-omit-frame-pointer"]
     }
   ]

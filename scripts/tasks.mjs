@@ -1,6 +1,8 @@
 // tasks.mjs - defines the tasks of `npm run NAME`: for each task its prerequisites (machine.mjs), its commands and their environment
 // variables.
 
+import { ARCHITECTURES } from './release/architectures.mjs'
+
 /**
  * Returns the command that runs the project's tests with vitest. run.mjs appends further arguments of the user to the last command of a
  * task.
@@ -110,7 +112,12 @@ export const TASKS = {
     env: LONG,
     commands: [vitest('test/native/core.test.ts'), script('scripts/fuzz.mjs')],
   },
-  'test:arch': { ...NO_WORDS, setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
+  'test:arch': {
+    usage: `[${ARCHITECTURES.map(({ debian }) => debian).join('|')}]...`,
+    accepts: new RegExp(`^(?:${ARCHITECTURES.map(({ debian }) => debian).join('|')})$`),
+    setup: ['arch'],
+    commands: [script('scripts/test-arch.mjs')],
+  },
   'test:vm': {
     usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
     setup: ['test', 'vm'],

@@ -11,7 +11,7 @@ namespace weft {
 inline int64_t microseconds_of(clockid_t clock) {
   timespec now;
   clock_gettime(clock, &now);
-  return now.tv_sec * 1'000'000 + now.tv_nsec / 1'000;
+  return int64_t{now.tv_sec} * 1'000'000 + now.tv_nsec / 1'000;
 }
 
 inline int64_t monotonic_us() { return microseconds_of(CLOCK_MONOTONIC); }

@@ -58,7 +58,7 @@ constexpr Protocol kIcmpv6{AF_INET6,         IPPROTO_ICMPV6,  ICMP6_ECHO_REQUEST
 
 const Protocol& protocol_of(const Address& address) { return address.is_v4() ? kIcmp : kIcmpv6; }
 
-int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
+int64_t nanoseconds(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
 
 int64_t realtime() {
   timespec now;

@@ -50,8 +50,9 @@ std::optional<Form> form_of(int fd) {
   struct stat about;
   std::array<uint8_t, kStartBytes> start;
   if (fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &about) < 0) return {};
+  // The file's size has 64 bits also where size_t has 32.
+  if (about.st_size < off_t{kStartBytes} || about.st_size > off_t{kMostBytes} || !read_all(fd, 0, start)) return {};
   const auto size = static_cast<size_t>(about.st_size);
-  if (size < kStartBytes || size > kMostBytes || !read_all(fd, 0, start)) return {};
   const auto head_bytes = load<uint64_t>(&start[8]);
   if (load<uint64_t>(start.data()) != kMark || head_bytes > size - kStartBytes) return {};
   return Form{size, static_cast<size_t>(head_bytes)};

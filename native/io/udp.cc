@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <sys/socket.h>
 
+#include "kernel_layout.h"
 #include "linux_compat.h"
 
 namespace weft {

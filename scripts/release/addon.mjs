@@ -3,20 +3,20 @@
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { ARCHITECTURES } from './architectures.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
-
-/** The newest version of glibc that the finished addon may require. It is the version that Node.js itself requires. */
-const GLIBC = [2, 28]
 
 /**
  * Reads the build target from binding.gyp. The file must be plain JSON for this, although node-gyp also accepts comments and Python syntax.
  */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
-/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires a newer glibc than GLIBC. */
+/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires a newer glibc than the table of architectures allows. */
 export function buildAddon(root, architecture, target) {
-  const { gnu } = architecture
+  const { gnu, glibc } = architecture
   const system = sysroot(architecture)
+  // Without --sysroot and -L the linker would find the compiler's newer libraries first.
+  const libraries = system ? [`--sysroot=${system}`, `-L${system}/lib/${gnu}`, `-L${system}/usr/lib/${gnu}`] : []
   const { sources, defines, cflags, cflags_cc } = targetOf(root)
   execFileSync(
     `${gnu}-g++`,
@@ -30,13 +30,11 @@ export function buildAddon(root, architecture, target) {
       '-pthread',
       `-ffile-prefix-map=${root}=.`,
       '-I',
-      join(nodeRelease(architecture), 'include/node'),
+      // The headers are the same on every architecture.
+      join(nodeRelease(ARCHITECTURES[0]), 'include/node'),
       '-I',
       'node_modules/node-addon-api',
-      // Without --sysroot and -L the linker would find this machine's newer libraries first.
-      `--sysroot=${system}`,
-      `-L${system}/lib/${gnu}`,
-      `-L${system}/usr/lib/${gnu}`,
+      ...libraries,
       '-shared',
       '-static-libstdc++',
       '-static-libgcc',
@@ -52,6 +50,6 @@ export function buildAddon(root, architecture, target) {
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
   for (const [, version = ''] of symbols.matchAll(/GLIBC_([\d.]+)/g)) {
     const [major = 0, minor = 0] = version.split('.').map(Number)
-    if (major > GLIBC[0] || minor > GLIBC[1]) throw new Error(`${target} requires glibc ${version}`)
+    if (major > glibc[0] || minor > glibc[1]) throw new Error(`${target} requires glibc ${version}`)
   }
 }

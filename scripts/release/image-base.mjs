@@ -108,7 +108,7 @@ function prune(root, folder, isKept) {
 /**
  * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian packages of these
  * files, for programs that scan images for vulnerabilities.
- * @param {import('./inputs.mjs').Architecture} architecture
+ * @param {import('./architectures.mjs').Architecture} architecture
  */
 export const imageBase = ({ debian, gnu }) =>
   made(`${DEBIAN}-image-${debian}`, (folder) => {

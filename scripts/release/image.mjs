@@ -91,7 +91,7 @@ const json = (value) => Buffer.from(JSON.stringify(value))
 /**
  * Writes the archive with the images to the file `target`.
  * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences: string, builds: readonly {
- *   architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[], target: string }} from
+ *   architecture: import('./architectures.mjs').Architecture, executable: string, addon: string }[], target: string }} from
  * @returns {string} The digest of the common index, by which users can refer to the image on every architecture.
  */
 export function buildImage({ root, work, version, publisher, licences, builds, target }) {

@@ -111,7 +111,7 @@ int poll(pollfd*, nfds_t, int timeout_ms) {
   return 0;
 }
 int clock_gettime(clockid_t, timespec* now) {
-  *now = {clock_ms / 1'000, clock_ms % 1'000 * 1'000'000};
+  *now = {time_t{clock_ms / 1'000}, static_cast<long>(clock_ms % 1'000 * 1'000'000)};
   return 0;
 }
 int recvmmsg(int, mmsghdr* messages, unsigned count, int, timespec*) { return kernel.receive(messages, count); }
@@ -681,7 +681,7 @@ void test_handover_state() {
   // the memfd was made without MFD_ALLOW_SEALING, so it cannot be sealed
   CHECK(!take_handover_state(holding(whole, 0).get()));
   for (size_t size = 0; size < 16; size++) CHECK(is_none(holding(Bytes(whole.begin(), whole.begin() + size))));
-  for (const uint64_t bytes : {whole.size() - 15, size_t{1} << 32, ~size_t{0}}) {
+  for (const uint64_t bytes : {uint64_t{whole.size() - 15}, uint64_t{1} << 32, ~uint64_t{0}}) {
     Bytes wrong = whole;
     store(&wrong[8], bytes);
     CHECK(is_none(holding(wrong)));
@@ -691,6 +691,8 @@ void test_handover_state() {
   CHECK(is_none(holding(unmarked)));
   const Fd huge = holding(whole);
   CHECK(ftruncate(huge.get(), off_t{1} << 40) == 0 && is_none(huge));
+  // a size whose lower 32 bits are those of a valid memfd
+  CHECK(ftruncate(huge.get(), (off_t{1} << 32) + static_cast<off_t>(whole.size())) == 0 && is_none(huge));
   int ends[2];
   CHECK(pipe(ends) == 0);
   CHECK(is_none(Fd(ends[0])) && is_none(Fd(ends[1])) && is_none(Fd(open("/dev/null", O_RDWR))) && is_none(Fd()));

@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <linux/icmp.h>
 #include <linux/sock_diag.h>
 #include <stdio.h>
@@ -34,7 +35,7 @@ static int64_t clock_ms = 1'000'000;  // the simulated time, which advances only
 static int64_t slept_ms = 0;          // how long the host was suspended in ms, which only CLOCK_BOOTTIME includes
 extern "C" int clock_gettime(clockid_t clock, timespec* now) {
   const int64_t ms = clock_ms + (clock == CLOCK_BOOTTIME ? slept_ms : 0);
-  *now = {ms / 1'000, ms % 1'000 * 1'000'000};
+  *now = {time_t{ms / 1'000}, static_cast<long>(ms % 1'000 * 1'000'000)};
   return 0;
 }
 
@@ -2655,7 +2656,7 @@ size_t copies_of_key() {
   for (std::string line; std::getline(maps, line);) {
     uintptr_t from, to;
     char rights[5];
-    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &from, &to, rights) != 3 || rights[1] != 'w') continue;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s", &from, &to, rights) != 3 || rights[1] != 'w') continue;
     if (to - from > size_t{1} << 30) continue;  // skips the sanitizer's own memory
     for (uintptr_t at = from; at < to; at += bytes.size() - Key::kBytes + 1) {
       const ssize_t got =

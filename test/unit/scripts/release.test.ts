@@ -18,10 +18,10 @@ import { runInNewContext } from 'node:vm'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { execute, output } from '../../../lab/command.ts'
 import { packageRoot } from '../../../lab/lab.ts'
+import { ARCHITECTURES } from '../../../scripts/release/architectures.mjs'
 import { inAscii } from '../../../scripts/release/bundle.mjs'
 import { buildDeb } from '../../../scripts/release/deb.mjs'
 import { documents } from '../../../scripts/release/documents.mjs'
-import { ARCHITECTURES } from '../../../scripts/release/inputs.mjs'
 import { debianPackages, library } from '../../../scripts/release/materials.mjs'
 import { buildRpm } from '../../../scripts/release/rpm.mjs'
 import { currentVersion, PLACES } from '../../../scripts/release/version.mjs'
@@ -122,7 +122,9 @@ describe('the release of another publisher', () => {
   })
 
   it('says why a Node.js cannot be fetched', async () => {
-    const inputs = JSON.stringify(join(packageRoot, 'scripts/release/inputs.mjs'))
+    const [table, inputs] = ['architectures', 'inputs'].map((name) =>
+      JSON.stringify(join(packageRoot, `scripts/release/${name}.mjs`)),
+    )
     const { code, stderr } = await execute([
       'env',
       `XDG_CACHE_HOME=${folder}`,
@@ -131,7 +133,7 @@ describe('the release of another publisher', () => {
       process.execPath,
       '--input-type=module',
       '-e',
-      `const { ARCHITECTURES, nodeRelease } = await import(${inputs}); nodeRelease(ARCHITECTURES[0])`,
+      `const [{ ARCHITECTURES }, { nodeRelease }] = [await import(${table}), await import(${inputs})]; nodeRelease(ARCHITECTURES[0])`,
     ])
     expect([code, stderr]).toEqual([1, expect.stringMatching(/ECONNREFUSED/)])
     expect(readdirSync(join(folder, 'weft'))).toEqual([])
