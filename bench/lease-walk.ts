@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { setTimeout as delay } from 'node:timers/promises'
+import { parseFlags } from '../src/base/go-flags.ts'
 import type { Log } from '../src/base/log.ts'
 import { readSettings } from '../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../src/control/config/network-config.ts'
@@ -16,12 +17,15 @@ import { leaseKey, type Lease, type OwnLease } from '../src/control/lease/lease.
 import type { Change, Entry } from '../src/control/lease/subnet-manager.ts'
 import { createBell } from '../src/host/bell.ts'
 import type { Run } from '../src/host/command.ts'
+import type { Echo } from '../src/host/echo.ts'
 import { openDataPaths } from '../src/node/data-paths.ts'
 import { keepLastKnown } from '../src/node/loops/last-known.ts'
 import { keepPeers } from '../src/node/loops/peers.ts'
 import { probePeers } from '../src/node/loops/probes.ts'
-import { createNode, type Node, type NodeParts } from '../src/node/node.ts'
-import { createOwnership } from '../src/node/ownership.ts'
+import { createNode, joinNetwork, type Node } from '../src/node/node.ts'
+import { Ownership } from '../src/node/ownership.ts'
+import type { Next } from '../src/node/restart/last-known.ts'
+import { cutOptions, FLAGS } from '../src/options.ts'
 import { createUdpBackend } from '../src/path/backends/udp.ts'
 import type { Engine } from '../src/path/engine/engine.ts'
 
@@ -84,7 +88,7 @@ function createSource(entries: readonly Entry[]) {
 /** A stub for running commands. It answers `ip -j` as a kernel without routes and devices does. */
 const run: Run = async (_file, args) => (args.includes('-j') ? '[]' : '')
 
-async function openNode(count: number, onPeers: () => void, signal: AbortSignal, folder: string) {
+async function openNode(count: number, onPeers: () => void, stopping: AbortController, folder: string) {
   const external = { name: 'eth0', mtu: 1500, address: 0xc0000201, publicIp: 0xc0000201 }
   const config = parseNetworkConfig('{"Network":"10.0.0.0/7","SubnetLen":28,"Backend":{"Type":"udp"}}')
   const engine: Engine = {
@@ -118,33 +122,28 @@ async function openNode(count: number, onPeers: () => void, signal: AbortSignal,
   const own: OwnLease = { ...lease(2 ** 20 + 1, external.publicIp), attrs, expiresAt: undefined, revision: 1n }
   const entries = [own, ...Array.from({ length: count }, (_, index) => lease(index, HOSTS_FROM + index))].map(entryOf)
   const { source, change } = createSource(entries)
-  const parts = {
-    options: {
-      'subnet-file': join(folder, 'subnet.env'),
-      'subnet-lease-renew-margin': 60,
-      'fail-static-hold': 30,
-      'ip-masq': false,
-      'probe-interval': 10,
-    },
-    manager: { source } as unknown as NodeParts['manager'],
-    config,
-    backend,
-    log,
-    signal,
-    openEcho: () => ({ send: () => {}, close: () => {} }),
-    next: { config: '', store: 'bench', lastKnown: join(folder, 'last-known') },
-  } as unknown as NodeParts
-  const ownership = createOwnership(log)
+  const options = cutOptions(parseFlags(FLAGS, ['--subnet-file', join(folder, 'subnet.env')]).options).node
+  const ownership = new Ownership(log)
+  const next = { config: '', store: 'bench', lastKnown: join(folder, 'last-known') } as Next
+  const node = createNode({ options, store: 'bench', log, stopping }, ownership)
+  const { signal } = stopping
   await ownership.open(() => openDataPaths({ backend, lease: own, leases: new Map(), signal, log }))
-  const node = createNode(parts, own, attrs, ownership, new Map())
-  return { node, change }
+  const forwarding = Object.assign(node, { config, backend, lease: own, attrs, next, pathLease: own })
+  const manager = { source } as unknown as Node['manager']
+  return {
+    node: joinNetwork(forwarding, {
+      manager,
+      openEcho: () => ({ send: () => {}, close: () => {} }) as unknown as Echo,
+    }),
+    change,
+  }
 }
 
 async function measure(count: number): Promise<Record<string, number>> {
   const folder = mkdtempSync(join(tmpdir(), 'weft-walk-'))
   const stop = new AbortController()
   let resolveApplied = (): void => {}
-  const { node, change } = await openNode(count, () => resolveApplied(), stop.signal, folder)
+  const { node, change } = await openNode(count, () => resolveApplied(), stop, folder)
   const next = (): Promise<void> => new Promise((resolve) => (resolveApplied = resolve))
   const loops: Promise<unknown>[] = []
   // Ends this process if one of the loops ends, because the measurement is then worthless.

@@ -10,7 +10,7 @@ import { once } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
 import { macKeysOf, writeMacs } from '../src/path/backends/wireguard/cookie.ts'
 import { hash, MAC_BYTES, seal } from '../src/path/backends/wireguard/crypto.ts'
-import { INITIATION_BYTES, RESPONSE_BYTES } from '../src/path/backends/wireguard/handshakes.ts'
+import { INITIATION_BYTES, RESPONSE_BYTES } from '../src/path/backends/wireguard/messages.ts'
 import { readFirst, Remote, writeSecond } from '../src/path/backends/wireguard/noise.ts'
 import { keyPairOf, newKeyPair } from '../src/path/backends/wireguard/x25519.ts'
 

@@ -186,6 +186,8 @@ export interface Mail {
 export interface NativeEngine {
   /** The names of the granted features, without those that have failed or that `ethtool -K` has turned off. */
   readonly offloads: string[]
+  /** The interface name that the TUN has now; undefined after `release` and `stop`. */
+  readonly tunName: string | undefined
   /**
    * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine then joins
    * received packets only as far as they allow.
@@ -347,6 +349,9 @@ export function runEngine(
 /** Opens a non-blocking TUN without packet information and virtio header, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
+/** Returns the interface name that an open TUN has now; empty if the device was deleted. */
+export function tunName(fd: number): string
+
 /** Sets if the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
@@ -355,6 +360,12 @@ export function setTunPersistent(fd: number, persistent: boolean): void
  * the kernel does not know it.
  */
 export function pathMtu(from: string, to: string): number
+
+/**
+ * Returns the time of the clock of WireGuard's sessions (CLOCK_BOOTTIME), in ms. The clock continues while the host is
+ * suspended, and is the same for all processes of a host.
+ */
+export function sessionMs(): number
 
 /** Calls `onReadable` from the event loop as long as `fd` has unread input (libuv's uv_poll). Not for regular files. */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher

@@ -142,8 +142,15 @@ Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counte
   return path;
 }
 
+const std::string& Engine::tun_name() {
+  if (descriptors_.loops.empty()) return descriptors_.tun_name;
+  const std::string now = weft::tun_name(descriptors_.loops.front().tun.get());
+  if (!now.empty()) descriptors_.tun_name = now;
+  return descriptors_.tun_name;
+}
+
 void Engine::follow_switches() {
-  const JoinSwitches switches = join_switches(descriptors_.tun_name);
+  const JoinSwitches switches = join_switches(tun_name());
   features_.hold((switches.tcp ? 0u : kCoalesceTcp) | (switches.udp ? 0u : kCoalesceUdp));
 }
 
@@ -208,6 +215,7 @@ Engine::~Engine() { end_loops(); }
 
 Descriptors Engine::release(std::span<const uint8_t> head) {
   end_loops();
+  tun_name();  // the next process gets the present name
   descriptors_.features = features_.bits() & ~kTunSteering;
   if (sessions_) descriptors_.handover_state = write_handover_state(head, sessions_->save());
   sessions_.reset();

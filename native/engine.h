@@ -51,6 +51,8 @@ class Engine {
   /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys them from
   /// its next batch on.
   void follow_switches();
+  /// The interface name that the TUN has now. If the TUN was deleted, the last name that it had.
+  const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);
   void change_peers(std::span<const uint8_t> records);

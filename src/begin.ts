@@ -11,24 +11,26 @@ import { seldom, type Log } from './base/log.ts'
 import { HIDDEN } from './base/secret.ts'
 import { parseNetworkConfig } from './control/config/network-config.ts'
 import { leasesEqual } from './control/lease/lease.ts'
-import type { Start } from './daemon.ts'
-import { createBell } from './host/bell.ts'
 import { run, type Run } from './host/command.ts'
-import { chooseExternalInterface, resumeExternal, type ExternalInterface } from './host/external-interface.ts'
+import { resumeExternal, type ExternalInterface } from './host/external-interface.ts'
 import { lookAhead, type LookAhead } from './host/look-ahead.ts'
 import { addressText, familiesOf, listed, type Family, type Nets } from './net/address.ts'
 import { createBackend } from './node/choose.ts'
 import { openDataPaths } from './node/data-paths.ts'
-import type { ForwardingNode } from './node/loops/data-path.ts'
-import { nextFor, wishesText, writeKnown } from './node/loops/last-known.ts'
-import type { ResumedNode } from './node/open.ts'
-import { createOwnership } from './node/ownership.ts'
+import { canForward, createNode, type ForwardingNode, type NewNode } from './node/node.ts'
 import { earlierRun, keptName } from './node/restart/earlier-run.ts'
 import { enterHandover, type Inheritable, type HandoverParts } from './node/restart/handover.ts'
-import { lastKnownFile, readLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
+import {
+  externalOf,
+  lastKnownFile,
+  nextFor,
+  readLastKnown,
+  storeNameOf,
+  type LastKnown,
+} from './node/restart/last-known.ts'
 import { Superseded } from './node/restart/lender.ts'
 import { rendezvousAt } from './node/restart/rendezvous.ts'
-import { interfaceWishes, type DaemonOptions } from './options.ts'
+import { interfaceWishes, type CutOptions, type NodeOptions } from './options.ts'
 import { createEvents, type Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
@@ -37,7 +39,7 @@ import type { Notifier } from './report/notify.ts'
  * error that prevented the start (a WeftError if an operator can repair the cause).
  */
 export async function runDaemon(
-  options: DaemonOptions,
+  options: CutOptions,
   log: Log,
   stopping: AbortController,
   notifier?: Notifier,
@@ -50,144 +52,100 @@ export async function runDaemon(
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
   notifier?.forget(kept.map((_, place) => keptName(place)))
-  const ownership = createOwnership(log)
-  const start: Start = { options, log, stopping, notifier, events, ownership, known: undefined, forwarding: undefined }
-  const handover = await enterHandover(handoverParts(start, kept))
+  const store = storeNameOf(options.store)
+  const node = createNode({ options: options.node, store, log, stopping, notifier })
+  const handover = await enterHandover(handoverParts(node, options, kept))
   const { endDataPath } = await import('./node/end.ts') // loaded only after packets pass
   try {
     const { startManager } = await import('./daemon.ts')
-    return await startManager(start, handover)
+    return await startManager(node, handover, options, events)
   } catch (error) {
     stopping.abort(error) // end the connections of successors
     throw error
   } finally {
-    await endDataPath(start, stopping.signal.reason)
-    handover.close(start.forwarding === undefined)
+    await endDataPath(node, stopping.signal.reason)
+    handover.close(!canForward(node))
   }
 }
 
-function handoverParts(start: Start, kept: readonly number[]): HandoverParts<ResumedNode> {
-  const { options, log, stopping, ownership } = start
-  const store = storeNameOf(options)
+function handoverParts(node: NewNode, options: CutOptions, kept: readonly number[]): HandoverParts {
+  const { log, stopping, ownership, store } = node
   const calm = seldom(log)
-  let left = kept
-  // Errors are ignored here, because the loop that maintains the file logs them.
-  const write = async (): Promise<void> => {
-    if (start.forwarding) await writeKnown(start.forwarding).catch(() => {})
-  }
+  const left = [...kept]
   return {
     log,
     stopping,
-    rendezvous: rendezvousAt(options, (message) => log.warn(message)),
+    rendezvous: rendezvousAt(node.options, (message) => log.warn(message)),
+    dataPath: ownership,
     lender: {
-      write,
-      lend: () => ownership.lend(),
-      release: () => ownership.release(),
+      // Errors are ignored here, because the loop that maintains the file logs them.
+      async write() {
+        if (!canForward(node)) return
+        await import('./node/loops/last-known.ts').then(({ writeKnown }) => writeKnown(node)).catch(() => {})
+      },
       about() {
-        const { lease, attrs } = start.forwarding ?? {}
-        const own = lease && attrs && { key: lease.key, publicIp: addressText(attrs.publicIp) }
-        return { version: version(), store, lease: own, healthPort: options['healthz-port'] }
+        const lease = canForward(node) ? { key: node.lease.key, publicIp: addressText(node.attrs.publicIp) } : undefined
+        return { version: version(), store, lease, healthPort: options.report['healthz-port'] }
       },
       attend(isThere) {
         ownership.hasSuccessor = isThere
-        if (!isThere) start.forwarding?.leaseDoubt.ring() // the successor may have written a lease that this process does not know
+        if (!isThere) node.leaseDoubt.ring() // the successor may have written a lease that this process does not know
       },
-      refusal: () => (options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
-      async takeBack(why) {
-        log.warn(`The weftd that was taking over ${why}; forwarding again`)
-        await ownership.takeBack()
-        await write()
-      },
+      refusal: () => (node.options.persist ? undefined : 'it runs with --persist=false, and hands nothing over'),
     },
     async earlierRun() {
-      const known = await readLastKnown(lastKnownFile(options), log)
-      start.known = known?.store === store ? known : undefined
-      const fds = left
-      left = []
-      return earlierRun(fds, known, store)
+      const known = await readLastKnown(lastKnownFile(node.options), log)
+      node.known = known?.store === store ? known : undefined
+      return earlierRun(left.splice(0), known, store)
     },
-    async resume(inheritable) {
-      const resumed = await resume(start, inheritable, calm)
-      if (typeof resumed !== 'string') start.forwarding = resumed
-      return resumed
-    },
-    check(before) {
-      if (before.store === store) return
-      throw new WeftError(
-        'DEVICE',
-        `another weftd runs on this host for the store ${before.store}; this one's is ${store}`,
-        { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
-      )
-    },
+    resume: (inheritable) => resume(node, options, inheritable, calm),
   }
 }
 
 /**
- * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if it has to wait for
- * the store, because no state is known, or the state has expired or is from another store or host. Returns `failed` if the host prevents
- * forwarding at the moment. Logs the reason. Repairs the data path until the node takes it over.
+ * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if the node has to wait
+ * for the store, because no state is known, or the state has expired or is from another store or host. Returns `failed` if the host
+ * prevents forwarding at the moment. Logs the reason. If the node forwards, it has the facts of the file, and its data path is kept right.
  */
 async function resume(
-  { options, stopping, ownership, notifier, known }: Start,
+  node: NewNode,
+  options: CutOptions,
   inheritable: Inheritable,
   log: Log,
-): Promise<ResumedNode | 'nothing' | 'failed'> {
+): Promise<'forwards' | 'nothing' | 'failed'> {
+  const { stopping, signal, ownership, notifier, known } = node
+  const { engine } = options
   if (!known || known.isForCleanup || (known.expiresAt ?? Infinity) <= Date.now()) return 'nothing'
   if (ownership.state.is !== 'closed') return 'failed' // a successor has the data path
   let look: LookAhead | undefined
-  const { signal } = stopping
   try {
     signal.throwIfAborted()
-    const config = parseNetworkConfig(known.config, { areGiven: options['kube-subnet-mgr'] })
+    const config = parseNetworkConfig(known.config, { areGiven: options.store['kube-subnet-mgr'] })
     const networks: Nets = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
     look = lookAhead(run, networks)
     const silent = { ...log, info: () => {} }
-    const external = await externalFor(known, options, familiesOf(networks), look.run, silent)
+    const external = await externalFor(known, node.options, familiesOf(networks), look.run, silent)
     const publishedBefore = async () => known.lease.attrs
-    const backend = await createBackend(config, external, options, log, publishedBefore, inheritable, look.run)
+    const backend = await createBackend(config, external, engine, node.log, publishedBefore, inheritable, look.run)
     const attrs = await backend.prepare(signal)
     const lease = { ...known.lease, attrs, expiresAt: known.expiresAt, revision: 0n }
     if (!leasesEqual(lease, known.lease)) return 'nothing'
     const view = new Map(known.leases.map((each) => [each.key, each]))
-    const parts = { backend, lease, leases: view, others: known.others, signal, log }
-    const open = () => ownership.open(() => openDataPaths(parts))
-    await open()
+    const parts = { backend, lease, leases: view, others: known.others, signal, log: node.log }
+    await ownership.open(() => openDataPaths(parts))
     if (!ownership.dataPath) return 'failed' // a successor took the data path first
     const peers = view.size - (view.has(lease.key) ? 1 : 0)
-    log.info(`Forwarding to ${peers} peers as last known, until the store reports the present ones`)
+    node.log.info(`Forwarding to ${peers} peers as last known, until the store reports the present ones`)
     notifier?.report({ ready: false, status: 'forwarding as last known' })
-    const next = nextFor(options, known.config)
-    const forwarding: ForwardingNode = {
-      ownership,
-      backend,
-      next,
-      log,
-      lease,
-      attrs,
-      view,
-      signal,
-      unapplied: undefined,
-      ownApplied: undefined,
-      repaired: 0,
-      leaseDoubt: createBell(),
-      learnt: createBell(),
-      unprobed: { keys: undefined },
-      unsearched: { keys: undefined },
-    }
-    let end = lookAfter(forwarding, log)
-    return Object.assign(forwarding, {
-      config,
-      external,
-      hand: () => end(),
-      async again() {
-        await open().catch((error: unknown) =>
-          log.error(`Cannot forward with the last known state: ${messageOf(error)}`),
-        )
-        end = lookAfter(forwarding, log)
-      },
-    })
+    const next = nextFor(node, known.config)
+    Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
+    // The loop's code is loaded only once packets pass.
+    void import('./node/loops/data-path.ts')
+      .then(({ keepDataPath }) => keepDataPath(node as ForwardingNode))
+      .catch((error: unknown) => stopping.abort(error))
+    return 'forwards'
   } catch (error) {
-    stopping.signal.throwIfAborted()
+    signal.throwIfAborted()
     // The file has a placeholder in place of a pre-shared key, and the backend rejects the placeholder.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
       log.info(
@@ -208,34 +166,19 @@ async function resume(
  * have changed, chooses one by the flags. Throws WeftError INTERFACE.
  */
 async function externalFor(
-  { external, wishes, lease }: LastKnown,
-  options: DaemonOptions,
+  known: LastKnown,
+  options: NodeOptions,
   families: readonly Family[],
   look: Run,
   log: Log,
 ): Promise<ExternalInterface> {
-  if (external && wishes === wishesText(options) && families.every((family) => external.families?.includes(family))) {
+  const external = externalOf(known, options)
+  if (external && families.every((family) => external.families?.includes(family))) {
     const found = await resumeExternal(look, external)
     if (found) return found
     throw new WeftError('INTERFACE', `${external.name} has lost the addresses that this node had`)
   }
-  const earlier = { addresses: async () => listed(lease.attrs.publicIp), isOwn: () => false }
+  const { chooseExternalInterface } = await import('./host/choose-interface.ts') // loaded only if needed, since packets wait for this code
+  const earlier = { addresses: async () => listed(known.lease.attrs.publicIp), isOwn: () => false }
   return chooseExternalInterface(look, interfaceWishes(options), families, log, undefined, earlier)
-}
-
-/** Checks and repairs the data path until the returned function is called or the process stops. */
-function lookAfter(forwarding: ForwardingNode, log: Log): () => Promise<void> {
-  const ended = new AbortController()
-  const until = AbortSignal.any([forwarding.signal, ended.signal])
-  const keep = async (): Promise<never> => {
-    const { keepForwarding } = await import('./node/loops/data-path.ts') // loaded only once packets pass
-    return keepForwarding(forwarding, async () => {}, { until })
-  }
-  const looking = keep().catch((error: unknown) => {
-    if (!until.aborted) log.error(`Nothing repairs the data path until the store answers: ${messageOf(error)}`)
-  })
-  return async () => {
-    ended.abort(new Error('a node has the data path'))
-    await looking
-  }
 }

@@ -12,7 +12,7 @@
 import { version } from './base/assets.ts'
 import { prefixed } from './base/errors.ts'
 import { createWinstonWriter } from './base/log-winston.ts'
-import { seldom, type Log, type MovableLog } from './base/log.ts'
+import { seldom, type MovableLog } from './base/log.ts'
 import { addon } from './host/addon.ts'
 import { createBell } from './host/bell.ts'
 import { hasTimedOut, run } from './host/command.ts'
@@ -24,16 +24,16 @@ import { networkAsking } from './node/ask-nodes.ts'
 import { createBackend, createSubnetManager } from './node/choose.ts'
 import { dropsReportOf } from './node/drops.ts'
 import { endNode, endUnusedNode, giveNewLeaseBack } from './node/end.ts'
-import { retry } from './node/exit-or-wait.ts'
+import { retry, whileForwarding } from './node/exit-or-wait.ts'
 import { externalBefore, findExternal } from './node/external.ts'
 import { findConfig, watchConfig } from './node/loops/config.ts'
-import { keepDataPath, type ForwardingNode } from './node/loops/data-path.ts'
+import { keepDataPath } from './node/loops/data-path.ts'
 import { watchForDuplicateNode } from './node/loops/duplicate-node.ts'
 import { firewallFor, keepFirewall, raiseOrLate } from './node/loops/firewall.ts'
 import { warnOfForwarding, watchForwarding } from './node/loops/forwarding.ts'
 import { giveBack } from './node/loops/give-back.ts'
-import { keepLastKnown, nextFor } from './node/loops/last-known.ts'
-import { amendedOnce, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
+import { keepLastKnown } from './node/loops/last-known.ts'
+import { amended, attrsBefore, keepLease, obtainLease } from './node/loops/lease.ts'
 import { clearEarlier, clearLeftovers, earlierAttrs } from './node/loops/leftovers.ts'
 import { keepMemory } from './node/loops/memory.ts'
 import { keepNames } from './node/loops/names.ts'
@@ -47,21 +47,19 @@ import { readPreviousNets, type PreviousNets } from './node/loops/subnet-env-fil
 import { keepSubnetEnv, publish as publishSubnet } from './node/loops/subnet-env.ts'
 import { watchThreads } from './node/loops/threads.ts'
 import { chooseUnderlays } from './node/loops/underlays.ts'
-import type { NodeParts } from './node/node.ts'
+import { canForward, joinNetwork, type NewNode, type NodeParts } from './node/node.ts'
 import { warnOfRoutesLeft } from './node/old-routes.ts'
-import { fitsTo, goesOnWith, openNode, type StartParts, type ResumedNode } from './node/open.ts'
+import { goesOnWith, isFor, openNode } from './node/open.ts'
 import { ownAddresses } from './node/own-addresses.ts'
-import type { Ownership } from './node/ownership.ts'
-import { beginningOf, daemonStatusOf, reportOf, snapshotOf, startingReportOf } from './node/report.ts'
+import { daemonStatusOf, reportOf, reportWaiting, snapshotOf } from './node/report.ts'
 import type { Handover } from './node/restart/handover.ts'
-import { lastKnownFile, removeLastKnown, storeNameOf, type LastKnown } from './node/restart/last-known.ts'
+import { lastKnownFile, nextFor, removeLastKnown } from './node/restart/last-known.ts'
 import { permit } from './node/rights.ts'
-import { runLoops, type Loop } from './node/run-loops.ts'
+import { observed, runLoops, type Loop } from './node/run-loops.ts'
 import { refuseToMove, waitForSameNetwork } from './node/same-network.ts'
-import type { DaemonOptions } from './options.ts'
+import type { CutOptions } from './options.ts'
 import type { Events } from './report/events.ts'
 import { createHealth, type Health } from './report/health.ts'
-import type { Notifier } from './report/notify.ts'
 import { readPage } from './report/page.ts'
 import { serveStatus } from './report/serve.ts'
 
@@ -96,41 +94,31 @@ const OBSERVING: readonly Loop[] = [
 /** flanneld's prefix for errors of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
 
-/** The resources that the steps of the start share. */
-export interface Start {
-  readonly options: DaemonOptions
-  readonly log: Log
-  readonly stopping: AbortController
-  readonly notifier: Notifier | undefined
-  /** The most recent lines of the log. */
-  readonly events: Events
-  readonly ownership: Ownership
-  /** The last known state of the store that the flags name. */
-  known: LastKnown | undefined
-  /** The node. Until it exists, the node that forwards with the last known state. */
-  forwarding: ForwardingNode | undefined
-}
-
 /** Runs the rest of the start, from the first query of the store, and then the node. Always rejects, as `runDaemon` does. */
-export async function startManager(start: Start, handover: Handover<ResumedNode>): Promise<never> {
-  const { options, log, stopping, events } = start
+export async function startManager(
+  node: NewNode,
+  handover: Handover,
+  options: CutOptions,
+  events: Events,
+): Promise<never> {
+  const { log, signal, stopping } = node
   ;(log as Partial<MovableLog>).writeBy?.(createWinstonWriter())
-  const previous = await readPreviousNets(options['subnet-file'], log)
-  const manager = await whileForwarding(start, () =>
-    prefixed('Failed to create SubnetManager: ', createSubnetManager(options, log, stopping.signal)),
+  const previous = await readPreviousNets(node.options['subnet-file'], log)
+  const manager = await whileForwarding(node, () =>
+    prefixed('Failed to create SubnetManager: ', createSubnetManager(options.store, log, signal)),
   )
   try {
     const subnet = previous.subnet.ipv4 ? netText(previous.subnet) : 'None'
     const reused = manager.givesSubnets ? '' : ` with Previous Subnet: ${subnet}`
     log.info(`Created subnet manager: ${manager.title}${reused}`)
-    const page = options['status-page'] ? { page: () => readPage() } : {}
+    const page = options.report['status-page'] ? { page: () => readPage() } : {}
     const daemon = daemonStatusOf(options, version())
     const health = createHealth({ daemon, events: () => events.last(), ...page })
-    const served = await whileForwarding(start, () => serveStatus(options, health, handover, log, stopping))
-    const publish = publisher(start, manager, health, handover)
+    const served = await serveStatus(options.report, health, handover, log, stopping, canForward(node))
+    const publish = (waitsFor: string): void => reportWaiting(node, health, manager.name, waitsFor, handover)
     try {
-      const work = () => startNode(start, handover, manager, previous, health, publish)
-      return await whileForwarding(start, work, (why) => publish(`cannot be a node: ${why}`))
+      const work = () => startNode(node, handover, options, manager, previous, health, publish)
+      return await whileForwarding(node, work, (why) => publish(`cannot be a node: ${why}`))
     } finally {
       await served.close()
     }
@@ -139,57 +127,19 @@ export async function startManager(start: Start, handover: Handover<ResumedNode>
   }
 }
 
-/** Runs a part of the start. Tries again after a failure while this process forwards with the last known state. */
-export const whileForwarding = <T>(
-  { ownership, log, stopping: { signal } }: Pick<Start, 'ownership' | 'log' | 'stopping'>,
-  find: () => Promise<T>,
-  onFailure: (why: string) => void = () => {},
-): Promise<T> =>
-  retry(
-    {
-      failure: 'This weftd forwards with the last known state, and tries again: ',
-      find,
-      passing: [],
-      onFailure: ({ message }) => onFailure(message),
-    },
-    { log, signal, isForwarding: () => ownership.dataPath !== undefined },
-  )
-
-/** Returns a function that publishes the reason why this process waits; it is used until the node exists. */
-function publisher(
-  { stopping, notifier, ownership }: Start,
-  manager: NodeParts['manager'],
-  health: Health,
-  handover: Handover<ResumedNode>,
-): (waitsFor: string) => void {
-  return (waitsFor) => {
-    const beginning = () => {
-      const { isOnLoan, predecessorPid: pid } = handover
-      const other = isOnLoan && !ownership.dataPath ? `another weftd${pid ? ` (pid ${pid})` : ''} forwards; ` : ''
-      return beginningOf(other + waitsFor, ownership, stopping.signal)
-    }
-    const report = () => startingReportOf(manager.name, beginning(), ownership)
-    Object.assign(health, { beginning, report: async () => report() })
-    notifier?.report({ ready: false, status: report().summary })
-  }
-}
-
 /** Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does. */
 async function startNode(
-  start: Start,
-  handover: Handover<ResumedNode>,
+  node: NewNode,
+  handover: Handover,
+  options: CutOptions,
   manager: NodeParts['manager'],
   previous: PreviousNets,
   health: Health,
   publish: (waitsFor: string) => void,
 ): Promise<never> {
-  const { options, log, stopping, notifier, ownership, known } = start
-  const { signal } = stopping
+  const { log, signal, ownership, known } = node
   const hostChanged = createBell()
-  const changed = (): void => {
-    hostChanged.ring()
-    ownership.recheck.ring()
-  }
+  const changed = (): void => [hostChanged, ownership.recheck].forEach((bell) => bell.ring())
   const watch = createHostWatch(changed, log, signal)
   const waiter = { log: seldom(log), signal, publish }
   try {
@@ -198,44 +148,28 @@ async function startNode(
     const families = familiesOf(config)
     watch.follow(families)
     await waitForSameNetwork(manager, async () => (await handover.predecessor())?.lease, waiter)
-    const before = { earlier, known: () => externalBefore(handover.resumed, start.known, options) }
-    const external = await findExternal({ options, manager, families, hostChanged, before }, waiter)
-    await warnOfForwarding(families, waiter.log)
-    await warnOfRoutesLeft(previous.network, config, external, log)
-    const fits = fitsTo(configText, external, manager)
-    const { resumed } = handover
-    const made = fits(resumed)
-      ? resumed.backend
-      : await createBackend(config, external, options, log, attrsBefore(manager, log), handover)
-    const amend = amendedOnce(manager, log)
+    const before = { earlier, known: () => externalBefore(node) }
+    const external = await findExternal({ options: node.options, manager, families, hostChanged, before }, waiter)
+    await observed(warnOfForwarding(families, waiter.log), node)
+    await observed(warnOfRoutesLeft(previous.network, config, external, log), node)
+    const made = isFor(node, { config, external })
+      ? node.backend
+      : await createBackend(config, external, options.engine, log, attrsBefore(manager, log), handover)
     const parts: NodeParts = {
-      options,
       manager,
       config,
-      backend: amend(made),
-      externalName: external.name,
+      backend: amended(made, manager, log),
+      external,
       isMine,
       openEcho,
       readSysctl: getSysctl,
       giveBackMemory: addon.giveBackMemory,
-      next: nextFor(options, configText, handover.free),
+      next: nextFor(node, configText, handover.free),
       leftovers: { earlier: previous.subnet, run },
-      firewall: firewallFor(config, options, previous, log, signal, handover.free),
-      log,
-      signal,
+      firewall: firewallFor(config, node.options, previous, log, signal, handover.free),
       health,
-      notifier,
     }
-    return await runNode(parts, previous.subnet, stopping, {
-      ownership,
-      handover,
-      store: storeNameOf(options),
-      fits,
-      amend,
-      publish,
-      onNode: (node) => void (start.forwarding = node),
-      permit: (prepared, host) => permit(prepared, { ...host, run }),
-    })
+    return await runNode(node, parts, previous.subnet, handover, publish)
   } finally {
     await watch.end()
   }
@@ -243,44 +177,46 @@ async function startNode(
 
 /** Acquires the lease, opens the data path and runs the loops. Always rejects, as `runDaemon` does. */
 export async function runNode(
+  starting: NewNode,
   parts: NodeParts,
   previous: Nets,
-  stopping: AbortController,
-  before: StartParts,
+  handover: Pick<Handover, 'tunNames' | 'isOnLoan' | 'predecessor' | 'opening' | 'release' | 'settle'>,
+  publish?: (waitsFor: string) => void,
+  permitted: typeof permit = permit,
 ): Promise<never> {
-  const { backend, health, log, signal } = parts
-  const { ownership, handover } = before
+  const { backend, config, external, next, ...membership } = parts
+  const { options, log, signal, stopping, ownership } = starting
+  const means = { ...parts, options, log, signal }
   // A program such as `ip` that does not answer in time is waited for, because an overloaded host is not a mistake of an operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
+  const registered = <T>(work: Promise<T>): Promise<T> => prefixed(REGISTERING, work)
   const attrs = await answered(() => backend.prepare(signal))
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
   // Other nodes send packets to every node with a lease. So the lease is written last, when this node is likely to forward.
-  const isForwarding = predecessor !== undefined || ownership.dataPath !== undefined
-  const { tunNames } = handover
-  const host = { predecessor: predecessor?.pid, isForwarding, tunNames }
-  await prefixed(
-    REGISTERING,
-    answered(() => before.permit(backend, host)),
-  )
-  if (!ownership.dataPath) await answered(async () => parts.firewall?.rules.check?.())
-  const attrsEarlier = await earlierAttrs(parts, attrs)
-  const obtaining = obtainLease(parts, attrs, previous, false, before.publish)
+  const isForwarding = predecessor !== undefined || canForward(starting)
+  const host = { predecessor: predecessor?.pid, isForwarding, tunNames: handover.tunNames, run }
+  await registered(answered(() => permitted(backend, host)))
+  if (!canForward(starting)) await answered(async () => parts.firewall?.rules.check?.())
+  const attrsEarlier = await earlierAttrs(means, attrs)
+  const obtaining = obtainLease(means, attrs, previous, false, publish)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
-  const resumed = await handover.opening()
+  await handover.opening()
   // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
   if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
-  const clear = () => clearEarlier(parts, lease, attrsEarlier)
-  const node = await prefixed(REGISTERING, openNode(parts, lease, attrs, resumed, before, clear)).catch(
-    async (error: unknown) => {
-      // Another program may have taken a port since the check.
-      const isUnused = !ownership.dataPath && !handover.isOnLoan && !ownership.hasSuccessor
-      const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
-      if (isUseless) await giveNewLeaseBack(parts, lease)
-      throw error
-    },
-  )
-  before.onNode(node)
+  const forwardsAlready = canForward(starting)
+  const facts = { config, backend, external, lease, attrs, next }
+  const clear = () => clearEarlier(means, lease, attrsEarlier)
+  const opening = registered(openNode(starting, parts, facts, handover, clear))
+  const forwarding = await opening.catch(async (error: unknown) => {
+    // Another program may have taken a port since the check.
+    const isUnused = !canForward(starting) && !handover.isOnLoan && !ownership.hasSuccessor
+    const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
+    if (isUseless) await giveNewLeaseBack(means, lease)
+    throw error
+  })
+  const node = joinNetwork(forwarding, membership)
+  const { health } = node
   if (health) {
     health.snapshot = () => snapshotOf(node)
     health.report = () => reportOf(node)
@@ -291,12 +227,12 @@ export async function runNode(
   let isUseless = false
   try {
     await clearLeftovers(node)
-    await raiseOrLate(node, resumed !== undefined)
+    await raiseOrLate(node, forwardsAlready)
     await publishSubnet(node)
     handover.settle()
-    if (!parts.next && handover.tunNames.length > 0) await removeLastKnown(lastKnownFile(parts.options))
+    if (!next && handover.tunNames.length > 0) await removeLastKnown(lastKnownFile(options))
     log.info('Running backend.')
-    return await runLoops(node, stopping, ESSENTIAL, OBSERVING)
+    return await runLoops(node, ESSENTIAL, OBSERVING)
   } catch (error) {
     // A successor that has met this process may already use the lease.
     const isUnused = !node.isPublished && ownership.isOurs && !ownership.hasSuccessor

@@ -129,6 +129,89 @@ export const FLAGS = { ...FLANNEL_FLAGS, ...WEFT_FLAGS }
 
 export type DaemonOptions = Options<typeof FLAGS>
 
+const STORE = [
+  'lease-dir',
+  'etcd-endpoints',
+  'etcd-prefix',
+  'etcd-keyfile',
+  'etcd-certfile',
+  'etcd-cafile',
+  'etcd-username',
+  'etcd-password',
+  'kube-subnet-mgr',
+  'kube-api-url',
+  'kube-annotation-prefix',
+  'kubeconfig-file',
+  'net-config-path',
+  'set-node-network-unavailable',
+] as const satisfies readonly (keyof DaemonOptions)[]
+
+const ENGINE = [
+  'engine',
+  'workers',
+  'nice',
+  'poll-us',
+  'without',
+  'persist',
+] as const satisfies readonly (keyof DaemonOptions)[]
+
+const REPORT = [
+  'healthz-ip',
+  'healthz-port',
+  'status-socket',
+  'status-ip',
+  'status-page',
+] as const satisfies readonly (keyof DaemonOptions)[]
+
+const NODE = [
+  'subnet-file',
+  'persist',
+  'iface',
+  'iface-regex',
+  'iface-can-reach',
+  'iface-wait',
+  'public-ip',
+  'public-ipv6',
+  'subnet-lease-renew-margin',
+  'fail-static-hold',
+  'ip-masq',
+  'ip-masq-fully-random-disable',
+  'iptables-resync',
+  'iptables-forward-rules',
+  'ip-blackhole-route',
+  'probe-interval',
+  'status-network',
+  'status-token-file',
+] as const satisfies readonly (keyof DaemonOptions)[]
+
+/** The options of the store or of the Kubernetes API, which has the leases. */
+export type StoreOptions = Pick<DaemonOptions, (typeof STORE)[number]>
+/** The options about the engine, which forwards packets in user space. */
+export type EngineOptions = Pick<DaemonOptions, (typeof ENGINE)[number]>
+/** The options of the health server and of the status socket. */
+type ReportOptions = Pick<DaemonOptions, (typeof REPORT)[number]>
+/** The options about the node and its loops. */
+export type NodeOptions = Pick<DaemonOptions, (typeof NODE)[number]>
+
+/** The options, cut by the part of the program that uses them. */
+export interface CutOptions {
+  readonly store: StoreOptions
+  readonly engine: EngineOptions
+  readonly report: ReportOptions
+  readonly node: NodeOptions
+}
+
+/** Cuts the options, so that each part of the program gets only those that it uses. */
+export const cutOptions = (all: DaemonOptions): CutOptions => ({
+  store: only(all, STORE),
+  engine: only(all, ENGINE),
+  report: only(all, REPORT),
+  node: only(all, NODE),
+})
+
+const only = <Name extends keyof DaemonOptions>(all: DaemonOptions, names: readonly Name[]) =>
+  Object.fromEntries(names.map((name) => [name, all[name]])) as Pick<DaemonOptions, Name>
+
 /** The flags that name the store of the leases. The `weft` commands that open the store accept these flags too. */
 export const STORE_FLAGS = {
   'lease-dir': WEFT_FLAGS['lease-dir'],
@@ -141,15 +224,15 @@ export const STORE_FLAGS = {
   'etcd-password': FLANNEL_FLAGS['etcd-password'],
 } as const
 
-export type StoreOptions = Options<typeof STORE_FLAGS>
+export type KeyStoreOptions = Options<typeof STORE_FLAGS>
 
 /** Returns the kind of store that the flags name: a lease directory if --lease-dir is given, else etcd. */
-export function storeKindOf(options: Pick<StoreOptions, 'lease-dir'>): 'directory' | 'etcd' {
+export function storeKindOf(options: Pick<KeyStoreOptions, 'lease-dir'>): 'directory' | 'etcd' {
   return options['lease-dir'] === '' ? 'etcd' : 'directory'
 }
 
-/** Returns the flags that select the external interface, for host/external-interface.ts. */
-export const interfaceWishes = (options: DaemonOptions) => ({
+/** Returns the flags that select the external interface, for host/choose-interface.ts. */
+export const interfaceWishes = (options: NodeOptions) => ({
   ifaces: options.iface,
   patterns: options['iface-regex'],
   canReach: options['iface-can-reach'],
@@ -160,7 +243,7 @@ export const interfaceWishes = (options: DaemonOptions) => ({
 export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
 
 /** Checks that `--without` names only features that the native engine has. Throws WeftError USAGE for any other name. */
-export function checkFeatures({ without, engine }: DaemonOptions, features: readonly string[]): void {
+export function checkFeatures({ without, engine }: EngineOptions, features: readonly string[]): void {
   const unknown = without.find((name) => !features.includes(name))
   if (unknown !== undefined) {
     throw new WeftError('USAGE', `--without ${unknown}: unknown feature`, {
@@ -178,7 +261,7 @@ export function checkFeatures({ without, engine }: DaemonOptions, features: read
  * Checks that flanneld's lease renewal margin is in its allowed range. Throws WeftError USAGE if the margin is out of range; flanneld then
  * exits with 1.
  */
-export function checkMargin(options: DaemonOptions): void {
+export function checkMargin(options: NodeOptions): void {
   const margin = options['subnet-lease-renew-margin']
   if (margin < 1 || margin > 1439) {
     throw new WeftError('USAGE', 'Invalid subnet-lease-renew-margin option, out of acceptable range', {
@@ -238,4 +321,4 @@ export function checkOptions(options: DaemonOptions): void {
 }
 
 /** Returns the path of the file, next to subnet.env, that stores the peers' events across restarts. */
-export const eventsFile = (options: Pick<DaemonOptions, 'subnet-file'>): string => `${options['subnet-file']}.events`
+export const eventsFile = (options: Pick<NodeOptions, 'subnet-file'>): string => `${options['subnet-file']}.events`

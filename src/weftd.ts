@@ -18,11 +18,14 @@ import {
   checkFeatures,
   checkMargin,
   checkOptions,
+  cutOptions,
   FLAGS,
   FLANNEL_FLAGS,
   WEFT_FLAGS,
   WITHOUT_EFFECT,
+  type CutOptions,
   type DaemonOptions,
+  type NodeOptions,
 } from './options.ts'
 import type { Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
@@ -72,7 +75,8 @@ export async function main(program: string, args: readonly string[], environment
   for (const name of WITHOUT_EFFECT) {
     if (options[name] !== '') log.warn(`-${name} does nothing: -v alone decides which lines are logged`)
   }
-  if (options.leave) return leaveWith(options, log)
+  const cut = cutOptions(options)
+  if (options.leave) return leaveWith(cut, log)
   try {
     checkMargin(options)
   } catch (error) {
@@ -81,7 +85,7 @@ export async function main(program: string, args: readonly string[], environment
   }
   log.info(`CLI flags config: ${formatOptions(options)}`)
   const context: Context = {
-    options,
+    options: cut,
     log,
     calm: seldom(log),
     events,
@@ -98,7 +102,7 @@ export async function main(program: string, args: readonly string[], environment
 
 /** The state that consecutive runs of the daemon in one process share. A daemon runs again if its successor has ended. */
 interface Context {
-  readonly options: DaemonOptions
+  readonly options: CutOptions
   readonly log: Log
   /** A log that writes a repeated message only rarely. */
   readonly calm: Log
@@ -166,7 +170,7 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
       error.confirm()
       if (process.pid === 1 || context.notifier) {
         log.info('Waiting to be stopped: whoever started this process would start it again')
-        const free = error.how === 'end' ? untilFree(options, log) : new Promise<never>(() => {})
+        const free = error.how === 'end' ? untilFree(options.node, log) : new Promise<never>(() => {})
         if ((await untilStopped(error.message, context.notifier, signalled, free)) === 'alone') return 'alone'
       }
     } else if (error !== stopped && !uncaught.has(error)) {
@@ -231,7 +235,7 @@ async function untilStopped(
 }
 
 /** Resolves when no weftd forwards packets for this subnet file any more. Never resolves if weftd cannot determine that. */
-async function untilFree(options: DaemonOptions, log: Log): Promise<void> {
+async function untilFree(options: NodeOptions, log: Log): Promise<void> {
   const { rendezvousAt } = await import('./node/restart/rendezvous.ts')
   await rendezvousAt(options, (message) => log.warn(message))
     .untilFree()
@@ -242,7 +246,7 @@ async function untilFree(options: DaemonOptions, log: Log): Promise<void> {
 }
 
 /** Runs `weftd --leave`. Returns the exit code: 0 if everything that belongs to this node was removed. */
-async function leaveWith(options: DaemonOptions, log: Log): Promise<number> {
+async function leaveWith(options: CutOptions, log: Log): Promise<number> {
   const { leave } = await import('./tool/cleanup/leave.ts')
   try {
     return (await leave(options, log)) ? 0 : EXIT_FAILED

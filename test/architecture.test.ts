@@ -49,7 +49,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'path/firewall/flannel-rules.ts': ['net'],
   'path/firewall': ['base', 'net', 'host', 'path/remains.ts', 'path/firewall/flannel-rules.ts'],
   report: ['base', 'net', 'path/catalog.ts', 'host'],
-  'node/restart': ['base', 'net', 'options.ts', 'host', 'control/lease', 'path/engine'],
+  'node/restart': ['base', 'net', 'options.ts', 'path/catalog.ts', 'host', 'control/lease', 'path/engine'],
   node: [
     'base',
     'net',

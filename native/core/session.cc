@@ -21,9 +21,14 @@ int64_t load_time(SecretReader& in, int64_t now_ms) {
 
 void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms) {
   const Lock lock(lock_);
+  // After 4096 handshakes the index of an older pair is used again (src/path/backends/wireguard/indices.ts).
+  for (PairPointer* pair : {&previous_, &current_, &next_}) {
+    if (*pair && (*pair)->keys.own_index == keys.own_index) pair->reset();
+  }
   auto pair = std::make_unique<Pair>(number, keys, now_ms);
   if (keys.is_initiator) {
     replace_current(std::move(pair));
+    if (next_) next_->is_outdated = true;
     // The response to this host's initiation has arrived, so later messages with the same index are ignored.
     uint32_t& response = expected_[static_cast<size_t>(Expected::kResponse)];
     if (response == keys.own_index) response = 0;
@@ -35,7 +40,7 @@ void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms)
 }
 
 void Session::replace_current(PairPointer pair) {
-  if (!previous_ || (current_ && current_->used >= previous_->used)) previous_ = std::move(current_);
+  if (!previous_ || (current_ && current_->used_ms >= previous_->used_ms)) previous_ = std::move(current_);
   current_ = std::move(pair);
 }
 
@@ -84,8 +89,8 @@ void Session::save_pair(const Pair& pair, SecretWriter& out) {
   out.put(pair.made_ms);
   out.put(pair.next_counter);
   pair.received.save(out);
-  out.put(pair.used);
-  out.put(static_cast<uint8_t>(pair.is_refreshed));
+  out.put(pair.used_ms);
+  out.put(static_cast<uint8_t>(pair.is_outdated));
 }
 
 Session::PairPointer Session::load_pair(SecretReader& in, uint64_t number, int64_t now_ms) {
@@ -100,15 +105,14 @@ Session::PairPointer Session::load_pair(SecretReader& in, uint64_t number, int64
   auto pair = std::make_unique<Pair>(number, keys, load_time(in, now_ms));
   pair->next_counter = in.get<uint64_t>();
   pair->received.load(in);
-  pair->used = in.get<uint64_t>();
-  pair->is_refreshed = in.get_flag();
+  pair->used_ms = load_time(in, now_ms);
+  pair->is_outdated = in.get_flag();
   return pair;
 }
 
 void Session::save(SecretWriter& out) const {
   const Lock lock(lock_);
   for (const int64_t at : {passed_ms_, unanswered_ms_, unreplied_ms_}) out.put(at);
-  out.put(uses_);
   out.put(expected_);
   for (const PairPointer* pair : {&previous_, &current_, &next_}) {
     out.put(static_cast<uint8_t>(*pair != nullptr));
@@ -125,14 +129,10 @@ void Session::load(SecretReader& in, const std::function<uint64_t()>& next_numbe
                    const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms) {
   const Lock lock(lock_);
   for (int64_t* at : {&passed_ms_, &unanswered_ms_, &unreplied_ms_}) *at = load_time(in, now_ms);
-  uses_ = in.get<uint64_t>();
   expected_ = in.get<decltype(expected_)>();
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     *pair = in.get_flag() ? load_pair(in, next_number(), now_ms) : nullptr;
   }
-  // accept() takes the pair with the higher number as the newer one. If both ends initiated at the same time, either
-  // pair may be newer, so the two numbers may have to be swapped.
-  if (current_ && next_ && current_->made_ms > next_->made_ms) std::swap(current_->number, next_->number);
   staged_.clear();
   in.get_all([&] {
     Staged staged{{}, load_time(in, now_ms), slot};
@@ -151,8 +151,8 @@ SocketAddress Session::to() const {
   return to_;
 }
 
-bool Session::wants_handshake(int64_t now_ms) {
-  if (requested_ms_ != 0 && now_ms - requested_ms_ < Limits::kRekeyTimeoutMs) return false;
+bool Session::request_handshake(int64_t now_ms) {
+  if (requested_ms_ != 0 && now_ms - requested_ms_ < Limits::kRequestEveryMs) return false;
   requested_ms_ = now_ms;
   return true;
 }
@@ -167,7 +167,7 @@ Session::Grant Session::begin_seal(Aead& sealing, bool is_data, int64_t now_ms) 
   const Lock lock(lock_);
   Grant grant;
   if (!current_ || !current_->is_usable(now_ms)) {
-    grant.wants_handshake = wants_handshake(now_ms);
+    grant.wants_handshake = request_handshake(now_ms);
     return grant;
   }
   Pair& pair = *current_;
@@ -176,7 +176,7 @@ Session::Grant Session::begin_seal(Aead& sealing, bool is_data, int64_t now_ms) 
   grant.is_granted = true;
   if (sealing.key_number() != pair.number) sealing.use(pair.number, pair.keys.send);
   const bool is_old = now_ms - pair.made_ms >= Limits::kRekeyAfterMs && pair.keys.is_initiator;
-  if (is_old || grant.counter >= Limits::kRekeyAfterMessages) grant.wants_handshake = wants_handshake(now_ms);
+  if (is_old || grant.counter >= Limits::kRekeyAfterMessages) grant.wants_handshake = request_handshake(now_ms);
   sent(is_data, now_ms);
   return grant;
 }
@@ -198,27 +198,28 @@ std::vector<Staged> Session::take_staged() {
   return std::exchange(staged_, {});
 }
 
-Session::Pair* Session::find(uint32_t own_index) const {
+template <typename Is>
+Session::Pair* Session::find(Is is) const {
   for (const PairPointer* pair : {&current_, &previous_, &next_}) {
-    if (*pair && (*pair)->keys.own_index == own_index) return pair->get();
+    if (*pair && is(**pair)) return pair->get();
   }
   return nullptr;
 }
 
 std::optional<Counter> Session::begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const {
   const Lock lock(lock_);
-  const Pair* pair = find(own_index);
+  const Pair* pair = find([&](const Pair& each) { return each.keys.own_index == own_index; });
   if (!pair || !pair->is_usable(now_ms)) return k_rx_drop_no_session;
   if (counter >= Limits::kRejectAfterMessages) return k_rx_drop_replay;
   if (opening.key_number() != pair->number) opening.use(pair->number, pair->keys.receive);
   return {};
 }
 
-Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_data, const SocketAddress& from,
+Session::Accepted Session::accept(uint64_t number, uint64_t counter, bool is_data, const SocketAddress& from,
                                   int64_t now_ms) {
   const Lock lock(lock_);
   Accepted accepted;
-  Pair* pair = find(own_index);
+  Pair* pair = find([&](const Pair& each) { return each.number == number; });
   if (!pair) {
     accepted.reason = k_rx_drop_no_session;
     return accepted;
@@ -227,26 +228,21 @@ Session::Accepted Session::accept(uint32_t own_index, uint64_t counter, bool is_
     accepted.reason = k_rx_drop_replay;
     return accepted;
   }
+  pair->used_ms = now_ms;
   if (pair == next_.get()) {
-    // Both ends initiated at the same time, and this host's pair is newer. Each end continues to encrypt with the pair
-    // of its own handshake.
-    if (current_ && current_->number > pair->number && current_->is_usable(now_ms))
+    if (pair->is_outdated && current_)
       previous_ = std::move(next_);
     else
       replace_current(std::move(next_));
     accepted.is_confirmed = true;
   }
-  pair->used = ++uses_;
   accepted.has_moved = !any_port_ && !(to_ == from);
   if (accepted.has_moved) to_ = from;
   passed_ms_ = now_ms;
   unanswered_ms_ = 0;
   if (is_data && unreplied_ms_ == 0) unreplied_ms_ = now_ms;
-  const bool is_old = now_ms - pair->made_ms >= Limits::kRejectAfterMs - Limits::kKeepaliveMs - Limits::kRekeyTimeoutMs;
-  if (pair == current_.get() && pair->keys.is_initiator && is_old && !pair->is_refreshed) {
-    pair->is_refreshed = true;
-    accepted.wants_handshake = wants_handshake(now_ms);
-  }
+  const bool is_old = now_ms - pair->made_ms >= Limits::kRefreshAfterMs;
+  if (is_old && pair == current_.get() && pair->keys.is_initiator) accepted.wants_handshake = request_handshake(now_ms);
   return accepted;
 }
 
@@ -258,18 +254,18 @@ Session::Due Session::look(int64_t keepalive_ms, int64_t now_ms) {
   due.expired = static_cast<size_t>(waits - staged_.begin());
   staged_.erase(staged_.begin(), waits);
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
-    if (*pair && now_ms - (*pair)->made_ms >= Limits::kWipeAfterMs) pair->reset();
+    if (*pair && now_ms - (*pair)->made_ms >= Limits::kRejectAfterMs) pair->reset();
   }
   const bool is_usable = current_ && current_->is_usable(now_ms);
-  if (!staged_.empty()) due.wants_handshake = wants_handshake(now_ms);
-  if (unanswered_ms_ != 0 && now_ms - unanswered_ms_ >= Limits::kKeepaliveMs + Limits::kRekeyTimeoutMs) {
+  if (!staged_.empty()) due.wants_handshake = request_handshake(now_ms);
+  if (unanswered_ms_ != 0 && now_ms - unanswered_ms_ >= Limits::kSilenceMs) {
     unanswered_ms_ = 0;
-    due.wants_handshake = wants_handshake(now_ms) || due.wants_handshake;
+    due.wants_handshake = request_handshake(now_ms) || due.wants_handshake;
   }
   const bool is_quiet = keepalive_ms > 0 && now_ms - passed_ms_ >= keepalive_ms;
   const bool is_reply_due = unreplied_ms_ != 0 && now_ms - unreplied_ms_ >= Limits::kKeepaliveMs;
   due.keepalive = is_usable && (is_quiet || is_reply_due);
-  if (is_quiet && !is_usable && to_.address()) due.wants_handshake = wants_handshake(now_ms) || due.wants_handshake;
+  if (is_quiet && !is_usable && to_.address()) due.wants_handshake = request_handshake(now_ms) || due.wants_handshake;
   return due;
 }
 

@@ -1,27 +1,33 @@
 // session.h - WireGuard's session with one peer: its keys, the packets that wait for keys, and its timers.
+// docs/design/wireguard-sessions.md explains why sessions and handshakes together are right.
 //
-// A handshake yields a pair of keys, which is valid for three minutes. A session has up to three pairs. `current`
-// encrypts packets. `next` comes from a handshake that the peer initiated; it becomes `current` with the first packet
-// that the peer encrypts with it, because only then do both ends surely have it (white paper, sections 5.4.6 and 6.3).
-// `previous` still decrypts packets that the peer sent before it switched. It is the pair that the peer used last: if
-// both ends initiate simultaneously, each encrypts with the pair of its own handshake, and decrypts with the other
-// pair. The kernel (noise.c) keeps one pair fewer, and loses packets in flight in that case.
+// A handshake yields a pair of keys. A session has up to three pairs, one in each place:
 //
-// JavaScript performs handshakes (src/path/backends/wireguard/). A session only reports that it needs a handshake, at
-// most every few seconds, and receives the keys.
+//   next      decrypts. It comes from a handshake that the peer initiated, and the peer has not used it yet.
+//   current   encrypts and decrypts.
+//   previous  decrypts. Of all pairs that were replaced, it is the one that the peer used last.
+//
+// set_keys() installs a new pair: in `current` if this host initiated the handshake, else in `next`. accept() moves a
+// pair from `next` when the first packet with it arrives, because only then do both ends surely have it (white paper,
+// section 5.4.6). The pair moves to `current`; or to `previous`, if this host has installed a pair of its own handshake
+// since, because both ends initiated simultaneously. Then each end encrypts with the pair of its own handshake, and
+// decrypts with the other pair. The kernel (noise.c) keeps one pair fewer, and loses packets in flight in that case.
+//
+// A pair is erased when another pair takes its place, and when it has expired. Until then, it can be used.
+//
+// JavaScript performs handshakes (src/path/backends/wireguard/). A session only reports that it needs a handshake, and
+// receives the keys. The report is a hint that is repeated, so it does not matter if one is lost.
 //
 // All loop threads use a session simultaneously. It is locked only for a few instructions, never while a packet is
 // encrypted or decrypted: a thread takes a counter, and has its own copy of the key.
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "../crypto/aead.h"
@@ -29,6 +35,7 @@
 #include "counters.h"
 #include "replay.h"
 #include "secret_bytes.h"
+#include "staged.h"
 
 namespace weft {
 
@@ -39,56 +46,36 @@ struct SessionKeys {
   Key send, receive;
 };
 
-/// WireGuard's time limits and message limits (white paper, section 6.1), and weft's limits on packets that wait for
-/// keys.
+/// The limits of keys and packets, each with its source: the white paper, or weft itself. The limits of handshakes are
+/// in src/path/backends/wireguard/limits.ts.
 struct SessionLimits {
-  static constexpr int64_t kRekeyAfterMs = 120'000, kRejectAfterMs = 180'000, kWipeAfterMs = 3 * kRejectAfterMs;
-  static constexpr int64_t kKeepaliveMs = 10'000, kRekeyTimeoutMs = 5'000;
-  static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60, kRejectAfterMessages = UINT64_MAX - 8192;
-  /// The maximum number of packets that wait for the keys of one session, and how long each may wait: long enough for a
-  /// handshake whose first message was lost.
+  /// The age at which a pair is erased, so that it neither encrypts nor decrypts (Reject-After-Time, sections 6.1 and
+  /// 6.2).
+  static constexpr int64_t kRejectAfterMs = 180'000;
+  /// The number of packets that a pair may encrypt, and the limit of the counters that it decrypts
+  /// (Reject-After-Messages, sections 6.1 and 6.2).
+  static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
+  /// The age of a pair from which its initiator requests new keys when it sends a packet (Rekey-After-Time, section
+  /// 6.2). The responder does not, so that the ends do not initiate simultaneously.
+  static constexpr int64_t kRekeyAfterMs = 120'000;
+  /// The number of packets after which a pair requests new keys (Rekey-After-Messages, section 6.2).
+  static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60;
+  /// The age of a pair from which its initiator requests new keys when it receives a packet (section 6.2:
+  /// Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
+  static constexpr int64_t kRefreshAfterMs = 165'000;
+  /// How long after received data a keepalive is sent if no packet was sent meanwhile (Keepalive-Timeout, section 6.5).
+  static constexpr int64_t kKeepaliveMs = 10'000;
+  /// How long after sent data new keys are requested if no packet was received meanwhile (section 6.5:
+  /// Keepalive-Timeout plus Rekey-Timeout).
+  static constexpr int64_t kSilenceMs = 15'000;
+  /// The interval at which a session repeats its request for a handshake. JavaScript limits the initiations.
+  static constexpr int64_t kRequestEveryMs = 5'000;
+  /// The maximum number of packets that wait for the keys of one session (kernel, messages.h: MAX_STAGED_PACKETS).
   static constexpr size_t kMaxStaged = 128;
+  /// How long a packet waits for keys: long enough for a handshake whose first two messages were lost.
   static constexpr int64_t kStagedMs = 12'000;
   /// The total space before and behind a waiting packet, for the datagram's header and its authentication tag.
   static constexpr size_t kAroundBytes = 32;
-};
-
-/// A share of the memory limit for waiting packets. The destructor gives it back.
-class StagedBytes {
- public:
-  StagedBytes() = default;
-  /// Takes `bytes` of a limit of `most` bytes, of which `taken` are in use. Returns false if fewer are left.
-  static bool take(std::atomic<size_t>& taken, size_t most, size_t bytes, StagedBytes& share) {
-    if (taken.fetch_add(bytes, std::memory_order_relaxed) + bytes > most) {
-      taken.fetch_sub(bytes, std::memory_order_relaxed);
-      return false;
-    }
-    share = StagedBytes(taken, bytes);
-    return true;
-  }
-  StagedBytes(StagedBytes&& other) noexcept
-      : taken_(std::exchange(other.taken_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  StagedBytes& operator=(StagedBytes&& other) noexcept {
-    std::swap(taken_, other.taken_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~StagedBytes() {
-    if (taken_) taken_->fetch_sub(bytes_, std::memory_order_relaxed);
-  }
-
- private:
-  StagedBytes(std::atomic<size_t>& taken, size_t bytes) : taken_(&taken), bytes_(bytes) {}
-  std::atomic<size_t>* taken_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-/// A packet that waits for keys, with space before it for the header and behind it for the authentication tag.
-struct Staged {
-  std::vector<uint8_t> datagram;
-  int64_t since_ms;
-  uint32_t slot;
-  StagedBytes share = {};  ///< the packet's share of the memory limit for waiting packets
 };
 
 class Session {
@@ -116,8 +103,7 @@ class Session {
 
   // The following functions may be called only from JavaScript's thread.
 
-  /// Installs a pair of keys. The initiator of the handshake encrypts with it immediately; the responder only after it
-  /// has received a packet encrypted with it.
+  /// Installs a pair of keys. As long as this object exists, `number` must stand for these keys only.
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys of the session and drops its waiting packets.
   void forget();
@@ -155,8 +141,9 @@ class Session {
   /// or nothing.
   std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
   /// Notes that a packet has arrived. Must be called only after the packet was authenticated, because it moves the
-  /// replay window and the peer's address.
-  Accepted accept(uint32_t own_index, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
+  /// replay window and the peer's address. `number` is that of the pair that decrypted the packet; the index would not
+  /// suffice, because another pair may have got it meanwhile.
+  Accepted accept(uint64_t number, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
   /// Checks the session's timers and returns the actions that are due. `keepalive_ms` is the interval of silence after
   /// which a keepalive is sent; 0 means never.
   Due look(int64_t keepalive_ms, int64_t now_ms);
@@ -168,36 +155,36 @@ class Session {
     bool is_usable(int64_t now_ms) const {
       return now_ms - made_ms < Limits::kRejectAfterMs && next_counter < Limits::kRejectAfterMessages;
     }
-    uint64_t number;  // the number by which Aead recognises a key, unique in this process
+    uint64_t number;  // the number by which Aead recognises a key
     SessionKeys keys;
     int64_t made_ms;
     uint64_t next_counter = 0;
     ReplayWindow received;
-    // The value of uses_ when the peer last used this pair. So the pair that was used last has the highest value.
-    uint64_t used = 0;
-    bool is_refreshed = false;  // true if a handshake was already requested because of this pair's age
+    int64_t used_ms = 0;       // when the peer last used this pair; 0 for never
+    bool is_outdated = false;  // true if this host installed a pair of its own handshake while this pair was in `next`
   };
   using PairPointer = std::unique_ptr<Pair>;
 
   static void save_pair(const Pair& pair, SecretWriter& out);
   static PairPointer load_pair(SecretReader& in, uint64_t number, int64_t now_ms);
-  Pair* find(uint32_t own_index) const;
-  bool wants_handshake(int64_t now_ms);
+  template <typename Is>
+  Pair* find(Is is) const;
+  bool request_handshake(int64_t now_ms);
   void sent(bool is_data, int64_t now_ms);
   void wipe();
   void replace_current(PairPointer pair);
 
   mutable std::mutex lock_;
   PairPointer previous_, current_, next_;
-  uint64_t uses_ = 0;
-  SocketAddress to_;
+  SocketAddress to_;  // where datagrams are sent; without an address until the peer's record is known
   bool any_port_ = false;
   std::array<uint32_t, 2> expected_{};  // the index that each kind of answer must have; 0 if none is expected
-  std::vector<Staged> staged_;
-  int64_t requested_ms_ = 0;   // when a handshake was last requested, in ms of session_ms(); 0 for never
+  std::vector<Staged> staged_;          // the packets that wait for keys, the oldest first
+  // Times in ms of session_ms(). 0 stands for never.
+  int64_t requested_ms_ = 0;   // when a handshake was last requested
   int64_t passed_ms_ = 0;      // when an authenticated packet was last sent or received
-  int64_t unanswered_ms_ = 0;  // when the first data was sent that the peer has not replied to; 0 if there is none
-  int64_t unreplied_ms_ = 0;  // when the first data was received since this host last sent a packet; 0 if there is none
+  int64_t unanswered_ms_ = 0;  // when the first data was sent that the peer has not replied to
+  int64_t unreplied_ms_ = 0;   // when the first data was received since this host last sent a packet
 };
 
 }  // namespace weft

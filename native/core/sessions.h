@@ -175,7 +175,7 @@ class Sessions {
   static constexpr uint32_t kChunk = 1 << 8;
   /// The version of the format that save() writes. It must change when the format changes, and when the memory layout
   /// of a value changes that is written as raw bytes.
-  static constexpr uint32_t kForm = 2;
+  static constexpr uint32_t kForm = 3;
   static_assert(sizeof(Mailbox::Moved) == 32);
   static_assert(sizeof(Mailbox::ControlMessage) == sizeof(SocketAddress) + Mailbox::kMessageBytes + 8);
 

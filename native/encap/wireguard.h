@@ -105,7 +105,7 @@ class Wireguard {
     // If the sender's address is inside the network, the session keeps its address, because datagrams to the new
     // address would go through the tunnel.
     const SocketAddress from = message.is_from_inside ? session->to() : *message.sender;
-    const Session::Accepted accepted = session->accept(index, counter, !packet.empty(), from, now_ms_);
+    const Session::Accepted accepted = session->accept(opening_->key_number(), counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
     // On confirmation JavaScript sets the peer's address to the source of its handshake, which is older than this

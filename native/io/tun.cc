@@ -1,4 +1,5 @@
-// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and queries switches with ethtool ioctls.
+// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and queries its name and its switches by
+// ioctls.
 #include "tun.h"
 
 #include <errno.h>
@@ -110,6 +111,11 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   tun.name = request.ifr_name;
   tun.fd = std::move(fd);
   return {};
+}
+
+std::string tun_name(int tun) {
+  ifreq request{};
+  return ioctl(tun, TUNGETIFF, &request) < 0 ? std::string() : std::string(request.ifr_name);
 }
 
 Failure set_persistent(int tun, bool persistent) {

@@ -19,6 +19,10 @@ struct Tun {
 /// queue but `multi_queue` is true, or the reverse. `wanted` has the requested features.
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
 
+/// Returns the interface name that an open TUN has now, because another program may rename it; empty if the device was
+/// deleted.
+std::string tun_name(int tun);
+
 /// The switches of a device that allow received packets to be joined into superpackets (ethtool(8), -k). The kernel's
 /// own GRO obeys them too. Operators turn them off because the host's packet filter sees a superpacket as one packet.
 struct JoinSwitches {

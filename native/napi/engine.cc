@@ -72,7 +72,7 @@ class EngineHandle : public WithCleanup<EngineHandle> {
          InstanceMethod<&EngineHandle::follow_switches>("followSwitches"),
          InstanceMethod<&EngineHandle::traffic>("traffic"), InstanceMethod<&EngineHandle::drops>("drops"),
          InstanceMethod<&EngineHandle::release_descriptors>("release"), InstanceMethod<&EngineHandle::stop>("stop"),
-         InstanceAccessor<&EngineHandle::offloads>("offloads")});
+         InstanceAccessor<&EngineHandle::offloads>("offloads"), InstanceAccessor<&EngineHandle::tun_name>("tunName")});
   }
 
   explicit EngineHandle(const Napi::CallbackInfo& info) : WithCleanup(info) {}
@@ -127,6 +127,9 @@ class EngineHandle : public WithCleanup<EngineHandle> {
   }
   void follow_switches(const Napi::CallbackInfo&) {
     if (engine_) engine_->follow_switches();
+  }
+  Napi::Value tun_name(const Napi::CallbackInfo& info) {
+    return engine_ ? Napi::String::New(info.Env(), engine_->tun_name()) : info.Env().Undefined();
   }
   Napi::Value ask_threads(const Napi::CallbackInfo& info) {
     Napi::Object rounds = Napi::Object::New(info.Env());

@@ -33,6 +33,10 @@ Napi::Value open_plain_tun(const Napi::CallbackInfo& info) {
   return result;
 }
 
+Napi::Value tun_name_of(const Napi::CallbackInfo& info) {
+  return Napi::String::New(info.Env(), tun_name(info[0].As<Napi::Number>()));
+}
+
 void set_tun_persistent(const Napi::CallbackInfo& info) {
   const Failure failure = set_persistent(info[0].As<Napi::Number>(), info[1].As<Napi::Boolean>());
   if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
@@ -43,6 +47,10 @@ Napi::Value path_mtu(const Napi::CallbackInfo& info) {
   PathProbe probe(SocketAddress(to_address(info[0]), 0));
   const SocketAddress to(to_address(info[1]), to_be16(kAnyPort));
   return Napi::Number::New(info.Env(), static_cast<double>(probe.ask(to)));
+}
+
+Napi::Value session_clock(const Napi::CallbackInfo& info) {
+  return Napi::Number::New(info.Env(), static_cast<double>(session_us()) / 1'000);
 }
 
 void notify_manager(const Napi::CallbackInfo& info) {
@@ -165,8 +173,10 @@ void exit_now(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>()
 
 void export_host(Napi::Env env, Napi::Object exports) {
   exports.Set("openTun", Napi::Function::New<open_plain_tun>(env));
+  exports.Set("tunName", Napi::Function::New<tun_name_of>(env));
   exports.Set("setTunPersistent", Napi::Function::New<set_tun_persistent>(env));
   exports.Set("pathMtu", Napi::Function::New<path_mtu>(env));
+  exports.Set("sessionMs", Napi::Function::New<session_clock>(env));
   exports.Set("notify", Napi::Function::New<notify_manager>(env));
   exports.Set("openEcho", Napi::Function::New<open_echo_socket>(env));
   exports.Set("sendEcho", Napi::Function::New<send_echo_request>(env));

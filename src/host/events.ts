@@ -99,12 +99,12 @@ export function createHostWatch(onChange: () => void, log: Log, signal: AbortSig
 }
 
 /**
- * Returns the command that reports changes of the neighbours and forwarding entries of these devices. Devices are compared by name,
- * because a device that is created again has another index.
+ * Returns the command that reports changes of the neighbours and forwarding entries of some devices. `names` returns the present names of
+ * the devices, because the reports name the device.
  */
-export const entriesOf = (...devices: readonly string[]): Watched => ({
+export const entriesOf = (names: () => readonly string[]): Watched => ({
   monitor: ['ip', 'monitor', 'neigh'],
-  matters: (line) => devices.some((device) => line.includes(` dev ${device} `)),
+  matters: (line) => names().some((device) => line.includes(` dev ${device} `)),
 })
 
 /**

@@ -1,15 +1,12 @@
-// external-interface.ts - chooses the interface that carries the datagrams, and the addresses to which other nodes send.
+// external-interface.ts - the interface that carries the datagrams: its state now, by its index, whatever its name, and its addresses, the
+// best first. choose-interface.ts chooses it.
 //
-// The rules and texts are those of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with three differences. If there are several
-// default routes, the one with the lowest metric counts, as for all packets of the host. A tentative IPv6 address is not used, because no
-// socket can be bound to it. If there are several addresses, the node uses its earlier address, or else the kernel's source address,
-// because an address that another program adds later, such as a virtual IP, must not become the node's address.
+// A tentative IPv6 address is not used, because no socket can be bound to it. An address that another program adds later, such as a virtual
+// IP, must not become the node's address.
 
-import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
+import { messageOf, WeftError } from '../base/errors.ts'
 import {
   ADDRESS_BITS,
-  addressText,
   byFamily,
   FAMILIES,
   FAMILY_NAMES,
@@ -19,27 +16,14 @@ import {
   isLinkLocal,
   isOneHost,
   listed,
-  netAround,
-  netContains,
   parseAddress,
   type Address,
   type Addresses,
   type ByFamily,
   type Family,
 } from '../net/address.ts'
-import { parseIpv4 } from '../net/ipv4.ts'
-import { parseIpv6 } from '../net/ipv6.ts'
 import type { Run } from './command.ts'
-import {
-  findLink,
-  findLinkAgain,
-  listLinks,
-  routeFor,
-  routesTo,
-  type Link,
-  type LinkAddress,
-  type Route,
-} from './links.ts'
+import { findLinkAgain, listLinks, type Link, type LinkAddress } from './links.ts'
 
 /**
  * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP client that
@@ -50,7 +34,7 @@ const HOLD_MS = 5_000
 export interface ExternalInterface {
   readonly name: string
   /** The kernel's index of the interface, which stays the same if the interface is renamed; left out if it is not known. */
-  readonly index?: number
+  readonly index?: number | undefined
   readonly mtu: number
   /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
   readonly address: Addresses
@@ -68,22 +52,6 @@ export interface ExternalInterface {
    */
   readonly hold?: AddressHold
 }
-
-/** The knowledge that a starting node has about its earlier runs. */
-export interface Earlier {
-  /**
-   * Returns the addresses that this node used or published in earlier runs, the most certain first. It is called only if the interface
-   * has several addresses.
-   */
-  readonly addresses: () => Promise<readonly Address[]>
-  /**
-   * True for a device that weft created, and for a device with an address of this node's own subnet. Neither can be the external
-   * interface.
-   */
-  readonly isOwn: (link: Link) => boolean
-}
-
-const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 /** Stores the address of each family with which the node started, and the time since when the node's current address has been missing. */
 export class AddressHold {
@@ -120,80 +88,10 @@ export class AddressHold {
   }
 }
 
-export interface InterfaceWishes {
-  /**
-   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`, means the
-   * interface of the default route.
-   */
-  readonly ifaces: readonly string[]
-  /**
-   * The values of --iface-regex: regular expressions (RE2) for addresses and names of interfaces. They are tried if no interface fits
-   * `ifaces`.
-   */
-  readonly patterns: readonly string[]
-  /** The value of --iface-can-reach: the route to this address determines the interface. It is tried last; empty if not given. */
-  readonly canReach: string
-  /** The values of --public-ip and --public-ipv6, to which other nodes send packets; empty if not given. */
-  readonly publicIp: Readonly<Record<Family, string>>
-}
-
-/** Reads a kernel setting, as `getSysctl` of sysctl.ts does. */
-export type ReadSysctl = (name: string) => Promise<string | undefined>
-
-interface Host {
-  readonly run: Run
-  readonly links: readonly Link[]
-  /** The families of the network. The external interface must have an address of each of them. */
-  readonly families: readonly Family[]
-  /** Returns the name of the kernel setting that disables IPv6 on an interface; undefined if IPv6 is not disabled there. */
-  readonly ipv6OffBy: (link: Link) => Promise<string | undefined>
-  readonly earlier: Earlier
-  readonly log: Log
-}
-
-/** An interface that fits one of the operator's flags, and the addresses that the flag determines. */
-interface Found {
-  readonly link: Link
-  /** The addresses that the flag determines. For every other family the interface's preferred address is used. */
-  readonly given?: Addresses
-  /** True if the operator's flag names these addresses literally. */
-  readonly isNamed?: boolean
-  readonly pattern?: string
-}
-
-interface Choice {
-  readonly link: Link
-  readonly address: Addresses
-  readonly named: ByFamily<boolean>
-  readonly pattern: string | undefined
-}
-
-/** The texts of log lines and errors about IPv4 and IPv6. Most texts are flanneld's. */
-const SAYS = {
-  ipv4: {
-    using: (name: string, address: string) => `Using interface with name ${name} and address ${address}`,
-    defaulting: (address: string) => `Defaulting external address to interface address (${address})`,
-    noRoute: 'failed to get default interface: unable to find default route',
-    noOwner: (address: string) => `error looking up interface ${address}: no interface with given IP found`,
-    noAddress: (name: string) => `failed to find IPv4 address for interface ${name}`,
-    none: 'no IPv4 address',
-    noneUsable: 'no address of a host',
-  },
-  ipv6: {
-    using: (name: string, address: string) => `Using interface with name ${name} and v6 address ${address}`,
-    defaulting: (address: string) => `Defaulting external v6 address to interface address (${address})`,
-    noRoute: 'failed to get default v6 interface: unable to find default v6 route',
-    noOwner: (address: string) => `error looking up v6 interface ${address}: no interface with given IPv6 found`,
-    noAddress: (name: string) => `failed to find IPv6 address for interface ${name}`,
-    none: 'no IPv6 address',
-    noneUsable: 'no usable IPv6 address',
-  },
-} as const
-
-const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
+export const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
 
 /** True if an interface can have the address. False for an unspecified, loopback, multicast or IPv4-mapped IPv6 address. */
-function isOfHost(address: Address): boolean {
+export function isOfHost(address: Address): boolean {
   if (typeof address === 'bigint') return isOneHost(address)
   const top = address >>> 24
   return top !== 0 && top !== 127 && top < 224
@@ -203,7 +101,7 @@ function isOfHost(address: Address): boolean {
  * Returns 0 for a permanent address, and a higher number for a makeshift one (temporary or link-local). The node uses a makeshift address
  * only if the interface has no permanent one.
  */
-const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
+export const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
   (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
 
 /** True if the prefix length of the address covers a single host (/32 or /128), as for virtual IPs. */
@@ -219,7 +117,7 @@ const rankOf = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (isBare(
  * Lists the usable addresses of an interface, the best first, including tentative ones. Addresses of equal rank stay in the kernel's
  * order.
  */
-function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
+export function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
   return addressesOf(link, family)
     .filter(({ address, deprecated }) => !deprecated && isOfHost(address) && fits(formatAddress(address)))
     .toSorted((a, b) => rankOf(a) - rankOf(b))
@@ -240,260 +138,13 @@ export function preferredAddress(
 }
 
 /**
- * Returns the address with which a starting node begins. If the interface has several addresses, it is the address of the node's earlier
- * run, or else the kernel's source address.
- */
-async function addressToStartWith(
-  { run, earlier }: Host,
-  link: Link,
-  family: Family,
-  fits: (text: string) => boolean = () => true,
-): Promise<Address | undefined> {
-  const preferred = preferredAddress(link, family, fits)
-  const ready = candidatesOf(link, family, fits).filter(({ tentative }) => !tentative)
-  const [first] = ready
-  if (preferred === undefined || !first || ready.length === 1) return preferred
-  const alike = ready.filter((entry) => makeshiftOf(entry) === makeshiftOf(first))
-  const before = (await earlier.addresses()).find((address) => alike.some((entry) => entry.address === address))
-  if (before !== undefined || alike.length === 1) return before ?? preferred
-  const routes = (await routesTo(run, family)).filter(({ device }) => device === link.name)
-  const route = routes.toSorted((a, b) => a.metric - b.metric)[0]
-  const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
-  const isSource = ({ address, prefixLength }: LinkAddress): boolean =>
-    route?.source === undefined
-      ? gateway !== undefined && netContains(netAround(address, prefixLength), gateway)
-      : address === route.source
-  return alike.find(isSource)?.address ?? preferred
-}
-
-/**
- * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it was not chosen. `otherwise` is the
- * reason for an interface that would be suitable.
- */
-async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
-  const faultOf = async (link: Link, family: Family): Promise<string[]> => {
-    if (preferredAddress(link, family) !== undefined) return []
-    if (addressesOf(link, family).length > 0) return [SAYS[family].noneUsable]
-    const setting = family === 'ipv6' ? await ipv6OffBy(link) : undefined
-    return [setting === undefined ? SAYS[family].none : `no IPv6 by ${setting}`]
-  }
-  const reasonOf = async (link: Link): Promise<string> => {
-    const ofAddresses = await Promise.all(families.map((family) => faultOf(link, family)))
-    const faults = [...(link.up ? [] : ['down']), ...ofAddresses.flat(), ...(link.mtu === 0 ? ['MTU 0'] : [])]
-    return faults.length === 0 || (faults.length === 1 && !link.up)
-      ? [...faults, otherwise].join(', ')
-      : faults.join(', ')
-  }
-  const textOf = ({ address, deprecated, tentative }: LinkAddress): string => {
-    const state = typeof address === 'number' ? '' : deprecated ? '(deprecated)' : tentative ? '(tentative)' : ''
-    return formatAddress(address) + state
-  }
-  // An address of the loopback device cannot be that of a node.
-  const others = links.filter(({ loopback }) => !loopback)
-  const descriptions = others.map(async (link) => {
-    const addresses = families.flatMap((family) => addressesOf(link, family)).map(textOf)
-    return `${link.name}:[${addresses.join(' ')}] (${await reasonOf(link)})`
-  })
-  return (await Promise.all(descriptions)).join(', ')
-}
-
-/**
- * Chooses the external interface, which must have an address of each family of the network. Throws WeftError INTERFACE, with all
- * interfaces and the reasons against them, if none fits now. Throws WeftError USAGE if the flags can never be satisfied.
- */
-export async function chooseExternalInterface(
-  run: Run,
-  wishes: InterfaceWishes,
-  families: readonly Family[],
-  log: Log,
-  readSysctl?: ReadSysctl,
-  earlier: Earlier = FIRST_START,
-): Promise<ExternalInterface> {
-  const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
-  const ipv6OffBy = async ({ name }: Link): Promise<string | undefined> => {
-    const { dotted, getSysctl } = await import('./sysctl.ts') // few hosts need it
-    const setting = `net/ipv6/conf/${name}/disable_ipv6`
-    return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
-  }
-  const host: Host = { run, links: await listLinks(run), families, ipv6OffBy, earlier, log }
-  const { link, address, named, pattern } = await firstThatFits(host, wishes, asked)
-  for (const own of listed(address)) log.info(SAYS[familyOf(own)].using(link.name, formatAddress(own)))
-  const publicIp = byFamily(listed(address).map((own) => asked[familyOf(own)] ?? own))
-  for (const own of listed(address)) {
-    const other = asked[familyOf(own)]
-    if (other === undefined) log.info(SAYS[familyOf(own)].defaulting(formatAddress(own)))
-    else log.info(`Using ${formatAddress(other)} as external address`)
-  }
-  const found: ExternalInterface = {
-    name: link.name,
-    index: link.index,
-    mtu: link.mtu,
-    address,
-    publicIp,
-    named: { address: named, publicIp: { ipv4: asked.ipv4 !== undefined, ipv6: asked.ipv6 !== undefined } },
-    families,
-    hold: new AddressHold(address),
-  }
-  return pattern === undefined ? found : { ...found, pattern }
-}
-
-/** Parses --public-ip and --public-ipv6, also the one whose family the network lacks. Throws WeftError USAGE for an invalid address. */
-function readPublicIp({ publicIp }: InterfaceWishes): readonly Address[] {
-  const ipv4 = parseIpv4(publicIp.ipv4)
-  if (publicIp.ipv4 !== '' && ipv4 === undefined) {
-    throw new WeftError('USAGE', `invalid public IP address: ${publicIp.ipv4}`, {
-      remedy: 'give --public-ip an IPv4 address',
-    })
-  }
-  const ipv6 = parseIpv6(publicIp.ipv6)
-  if (publicIp.ipv6 !== '' && (ipv6 === undefined || !isOfHost(ipv6))) {
-    throw new WeftError('USAGE', `invalid public IPv6 address: ${publicIp.ipv6}`, {
-      remedy: 'give --public-ipv6 an IPv6 address of one host, without a zone',
-    })
-  }
-  if (ipv6 !== undefined && isLinkLocal(ipv6)) {
-    throw new WeftError('USAGE', `invalid public IPv6 address: ${publicIp.ipv6}`, {
-      remedy:
-        'give --public-ipv6 an address that every node can reach; a link-local address is valid only on its own link',
-    })
-  }
-  return listed({ ipv4, ipv6 })
-}
-
-async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Addresses): Promise<Choice> {
-  const { families, log } = host
-  const { ifaces, patterns, canReach } = wishes
-
-  if (ifaces.length === 0 && patterns.length === 0 && canReach === '') {
-    // If --public-ip is given without --iface, an interface must have the public address. A host behind NAT has no such interface, so its
-    // operator must give --iface too.
-    const own = listed(asked)
-    try {
-      return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)))
-    } catch (error) {
-      if (!isWeftError(error, 'INTERFACE')) throw error
-      const withoutRoute = families.length > 1 ? 'not of both default routes' : 'no default route'
-      const otherwise = own.length === 0 ? withoutRoute : `without ${own.map(formatAddress).join(' and ')}`
-      throw new WeftError('INTERFACE', `Failed to find any valid interface to use: ${error.message}`, {
-        remedy: await remedyFor(host, [error], otherwise),
-      })
-    }
-  }
-
-  const tries: (readonly [wish: string, find: () => Promise<Found>])[] = [
-    ...ifaces.map((wish) => [wish, () => (wish === '' ? byDefaultRoute(host) : byNameOrAddress(host, wish))] as const),
-    ...patterns.map((wish) => [wish, () => (wish === '' ? byDefaultRoute(host) : byPattern(host, wish))] as const),
-    ...(canReach === '' ? [] : [[`ifaceCanReach: ${canReach}`, () => byReach(host, canReach)] as const]),
-  ]
-  const failures: WeftError[] = []
-  for (const [wish, find] of tries) {
-    try {
-      return await complete(host, await find())
-    } catch (error) {
-      if (!isWeftError(error, 'INTERFACE') && !isWeftError(error, 'USAGE')) throw error
-      log.info(`Could not find valid interface matching ${wish}: ${error.message}`)
-      failures.push(error)
-    }
-  }
-  const message = 'Failed to find interface to use that matches the interfaces and/or regexes provided'
-  const why = failures.map((failure) => failure.message).join(', ')
-  const hasIpv6 = families.includes('ipv6')
-  if (failures.every(({ code }) => code === 'USAGE')) {
-    throw new WeftError('USAGE', `${message}: ${why}`, {
-      remedy: `give --iface-regex an expression of RE2, --iface-can-reach an ${hasIpv6 ? '' : 'IPv4 '}address`,
-    })
-  }
-  // In an IPv4-only network the message must be exactly flanneld's. In other networks it also says which family each interface lacks.
-  throw new WeftError('INTERFACE', hasIpv6 ? `${message}: ${why}` : message, {
-    remedy: await remedyFor(host, failures, 'not asked for'),
-  })
-}
-
-async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: string): Promise<string> {
-  const remedies = failures.flatMap(({ remedy }) => remedy ?? [])
-  const candidates = await describeCandidates(host, otherwise)
-  const naming = candidates === '' ? 'give the host an interface' : `name one with --iface: ${candidates}`
-  return [...remedies, naming].join(', or ')
-}
-
-/**
- * Completes a found interface with the addresses that the operator's flag did not determine. Throws WeftError INTERFACE if the interface
- * lacks an address of a family of the network.
- */
-async function complete(host: Host, { link, given = {}, isNamed = false, pattern }: Found): Promise<Choice> {
-  const addresses: Address[] = []
-  for (const family of host.families) {
-    const address = given[family] ?? (await addressToStartWith(host, link, family))
-    if (address === undefined) throw await lacking(host, link, family, SAYS[family].noAddress(link.name))
-    addresses.push(address)
-  }
-  const address = byFamily(addresses)
-  if (link.mtu === 0) throw new WeftError('INTERFACE', `failed to determine MTU for ${addressText(address)} interface`)
-  const isNamedOf = (family: Family): boolean =>
-    isNamed && host.families.includes(family) && given[family] !== undefined
-  return { link, address, named: { ipv4: isNamedOf('ipv4'), ipv6: isNamedOf('ipv6') }, pattern }
-}
-
-async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message: string): Promise<WeftError> {
-  const setting = family === 'ipv6' ? await ipv6OffBy(link) : undefined
-  if (setting === undefined) return new WeftError('INTERFACE', message)
-  return new WeftError('INTERFACE', `IPv6 is off on the interface ${link.name}: ${setting} is 1`, {
-    remedy: 'set it to 0',
-  })
-}
-
-/**
- * Chooses the external interface in a dual-stack network while the host lacks one family. Chooses an interface that fits one family, and
- * adds its addresses of the other family except link-local ones. Throws WeftError INTERFACE if no interface fits either family.
- */
-export async function chooseForSome(
-  run: Run,
-  wishes: InterfaceWishes,
-  families: readonly Family[],
-  log: Log,
-  readSysctl?: ReadSysctl,
-  earlier: Earlier = FIRST_START,
-): Promise<ExternalInterface> {
-  let failure: unknown
-  for (const family of families) {
-    try {
-      const found = await chooseExternalInterface(run, wishes, [family], log, readSysctl, earlier)
-      return withOthers(found, families, await findLink(run, found.name), await fitsOf(found), wishes)
-    } catch (error) {
-      if (!isWeftError(error, 'INTERFACE')) throw error
-      failure ??= error
-    }
-  }
-  throw failure
-}
-
-function withOthers(
-  found: ExternalInterface,
-  families: readonly Family[],
-  link: Link | undefined,
-  fits: ((text: string) => boolean) | undefined,
-  wishes: InterfaceWishes,
-): ExternalInterface {
-  const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
-  const others = families.flatMap((family) => {
-    const other = found.address[family] === undefined && link ? preferredAddress(link, family, fits) : undefined
-    return other === undefined || isLinkLocal(other) ? [] : [other]
-  })
-  const address = byFamily([...listed(found.address), ...others])
-  const publicIp = byFamily(listed(address).map((own) => asked[familyOf(own)] ?? own))
-  const publicNamed = { ipv4: asked.ipv4 !== undefined, ipv6: asked.ipv6 !== undefined }
-  const named = { address: found.named.address, publicIp: publicNamed }
-  return { ...found, address, publicIp, named, families, hold: new AddressHold(address) }
-}
-
-/**
  * Returns the current state of the external interface: its name, its MTU and its addresses. A property that is missing only for the
  * moment, as while DHCP renews or a cable is unplugged, stays as it was.
  */
 export const currentExternal = async (run: Run, before: ExternalInterface): Promise<ExternalInterface> =>
   (await seeExternal(run, before)).now
 
-const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
+export const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
   pattern === undefined ? undefined : compile(pattern)
 
 /** Returns the families of the network, even those of which the interface has no address now. */
@@ -522,8 +173,7 @@ export async function seeExternal(
     return isKept ? (before.publicIp[family] ?? address) : address
   }
   const publicIp = byFamily(FAMILIES.flatMap((family) => publicOf(family) ?? []))
-  const place = { name: link.name, ...(before.index === undefined ? {} : { index: link.index }) }
-  const now = { ...before, ...place, mtu: link.mtu, address: byFamily(own), publicIp }
+  const now = { ...before, name: link.name, index: link.index, mtu: link.mtu, address: byFamily(own), publicIp }
   return { now, gone: goneOf(now, link) }
 }
 
@@ -603,18 +253,6 @@ function follow(
   return other === undefined || isForNow || !isLeft ? known : other.address
 }
 
-/**
- * Returns a text about how the external interface differs from `before`: a changed or new address of one of these families, or otherwise a
- * changed MTU. The data path that was made for `before` must then be made again. Returns undefined if neither changed.
- */
-export const changeOf = (
-  before: ExternalInterface,
-  now: ExternalInterface,
-  families: readonly Family[] = FAMILIES,
-): string | undefined =>
-  families.map((family) => addressChange(before, now, family)).find((change) => change !== undefined) ??
-  mtuChange(before, now)
-
 export function addressChange(before: ExternalInterface, now: ExternalInterface, family: Family): string | undefined {
   const [was, is] = [before.address[family], now.address[family]]
   if (is === undefined || is === was) return undefined
@@ -626,111 +264,10 @@ export const mtuChange = (before: ExternalInterface, now: ExternalInterface): st
   now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
 
 /**
- * Describes the renaming of the external interface; undefined if it was not renamed. After a renaming the kernel refuses new routes and
- * devices that use the old name.
- */
-export const nameChange = (before: ExternalInterface, now: ExternalInterface): string | undefined =>
-  now.name === before.name ? undefined : `the interface ${before.name} is called ${now.name} now`
-
-/**
- * Returns the default route that the kernel uses, which is the one with the lowest metric. Routes without a device, of type blackhole or
- * unreachable, are skipped.
- */
-export async function defaultRoute(
-  run: Run,
-  family: Family,
-  isPassedOver: (device: string) => boolean = () => false,
-): Promise<Route | undefined> {
-  const routes = (await routesTo(run, family)).filter(
-    ({ device, type }) => device !== '' && type === 'unicast' && !isPassedOver(device),
-  )
-  return routes.toSorted((a, b) => a.metric - b.metric)[0]
-}
-
-async function byDefaultRoute(host: Host): Promise<Found> {
-  const { run, links, families, earlier, log } = host
-  const isOwn = (device: string): boolean => links.some((link) => link.name === device && earlier.isOwn(link))
-  log.info('Determining IP address of default interface')
-  const found: Link[] = []
-  for (const family of families) {
-    const route = await defaultRoute(run, family, isOwn)
-    const [other] = found
-    if (!route) {
-      const message = SAYS[family].noRoute
-      throw other ? await lacking(host, other, family, message) : new WeftError('INTERFACE', message)
-    }
-    if (other && other.name !== route.device) {
-      throw new WeftError(
-        'INTERFACE',
-        `v6 default route interface ${route.device} must be the same with v4 default route interface ${other.name}`,
-        { remedy: 'let both default routes use one interface' },
-      )
-    }
-    found.push(linkOf(links, route.device))
-  }
-  return { link: found[0] as Link }
-}
-
-/**
- * Parses a value of --iface as an address; undefined if it is the name of an interface. In a network without IPv6, an IPv6 address counts
- * as a name, as in flanneld.
- */
-const readAddress = (text: string, families: readonly Family[]): Address | undefined =>
-  parseIpv4(text) ?? (families.includes('ipv6') ? parseIpv6(text) : undefined)
-
-async function byNameOrAddress(host: Host, wish: string): Promise<Found> {
-  const address = readAddress(wish, host.families)
-  return address === undefined ? { link: linkOf(host.links, wish) } : byAddress(host, address)
-}
-
-function byAddress({ links, log }: Host, address: Address): Found {
-  const [family, text] = [familyOf(address), formatAddress(address)]
-  log.info(`Searching for interface using ${text}`)
-  const isIt = (entry: LinkAddress): boolean => entry.address === address && !entry.tentative
-  const link = links.find((candidate) => addressesOf(candidate, family).some(isIt))
-  if (link) return { link, given: byFamily([address]), isNamed: true }
-  throw new WeftError('INTERFACE', SAYS[family].noOwner(text))
-}
-
-/** Finds the interface that has all of these addresses, at most one of each family. */
-async function byAddresses(host: Host, addresses: readonly Address[]): Promise<Found> {
-  const [first, second = first] = addresses.map((address) => byAddress(host, address)) as [Found, Found?]
-  if (second.link !== first.link) {
-    throw new WeftError(
-      'INTERFACE',
-      `v6 interface ${second.link.name} must be the same with v4 interface ${first.link.name}`,
-      { remedy: 'give --public-ip and --public-ipv6 addresses of one interface' },
-    )
-  }
-  return { link: first.link, given: byFamily(addresses), isNamed: true }
-}
-
-/** Finds an interface by a regular expression: the first interface with a matching address, or else the first with a matching name. */
-async function byPattern(host: Host, pattern: string): Promise<Found> {
-  const { families, earlier } = host
-  const links = host.links.filter((link) => !earlier.isOwn(link))
-  const matches = await compile(pattern)
-  for (const link of links) {
-    const given = await Promise.all(families.map((family) => addressToStartWith(host, link, family, matches)))
-    if (given.every((address) => address !== undefined)) return { link, given: byFamily(given), pattern }
-  }
-  const named = links.find(({ name }) => matches(name))
-  if (named) return { link: named }
-  const candidates = links.map((link) => {
-    const usable = families.flatMap((family) => candidatesOf(link, family, () => true))
-    return `${link.name}:[${usable.map(({ address }) => formatAddress(address)).join(' ')}]`
-  })
-  throw new WeftError(
-    'INTERFACE',
-    `could not match pattern ${pattern} to any of the available network interfaces (${candidates.join(', ')})`,
-  )
-}
-
-/**
  * Compiles a regular expression to a function that searches a text for it. The syntax is that of Go (RE2), and a search takes linear
  * time.
  */
-async function compile(pattern: string): Promise<(text: string) => boolean> {
+export async function compile(pattern: string): Promise<(text: string) => boolean> {
   const { RE2JS } = await import('re2js') // few hosts need it
   try {
     const expression = RE2JS.compile(pattern)
@@ -738,31 +275,6 @@ async function compile(pattern: string): Promise<(text: string) => boolean> {
   } catch (error) {
     throw new WeftError('USAGE', `could not compile the IP address regex '${pattern}': ${messageOf(error)}`)
   }
-}
-
-async function byReach({ run, links, families, earlier, log }: Host, target: string): Promise<Found> {
-  log.info(`Determining interface to use based on given ifcanreach: ${target}`)
-  const address = readAddress(target, families)
-  if (address === undefined) throw new WeftError('USAGE', `invalid IP address for --iface-can-reach: ${target}`)
-  const route = await routeFor(run, address)
-  if (!route) {
-    throw new WeftError(
-      'INTERFACE',
-      `failed to get ifcanreach based interface: couldn't lookup route to ${target}: network is unreachable`,
-    )
-  }
-  const link = linkOf(links, route.device)
-  if (earlier.isOwn(link))
-    throw new WeftError('INTERFACE', `the route to ${target} leads through ${link.name}, which is weft's own device`)
-  // The kernel's IPv6 source address may be a temporary address, so only the IPv4 source is used. flanneld does the same.
-  return typeof route.source === 'number' ? { link, given: { ipv4: route.source } } : { link }
-}
-
-function linkOf(links: readonly Link[], name: string): Link {
-  const link = links.find((candidate) => candidate.name === name)
-  if (link) return link
-  // These are the words of the error of Go's net.InterfaceByName, which flanneld logs.
-  throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }
 
 export function externalText({ hold, ...external }: ExternalInterface): object {

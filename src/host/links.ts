@@ -2,6 +2,7 @@
 
 import { readFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../base/errors.ts'
+import type { Log } from '../base/log.ts'
 import {
   ADDRESS_BITS,
   familyOf,
@@ -104,12 +105,6 @@ export async function isTunOpen(name: string, index: number, flags: readonly str
   return (await read('ifindex')) !== String(index) || (await read('carrier')) !== '0'
 }
 
-/** True if a device has a name that the kernel may make from a pattern such as `flannel%d`. */
-export const isNamedBy = (pattern: string, name: string): boolean => {
-  const [before = '', after] = pattern.split('%d')
-  return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
-}
-
 /** Runs `ip -j` with these arguments and parses its output. Rejects with WeftError COMMAND if the output is not a JSON list. */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   return parseList(await run('ip', ['-j', ...args]), `ip -j ${args.join(' ')}`)
@@ -182,6 +177,57 @@ export async function findLinkAgain(run: Run, name: string, index: number | unde
   if (!index || named?.index === index) return named
   return (await listLinks(run)).find((link) => link.index === index) ?? named
 }
+
+/** A name that another program may change at any time. */
+export interface Named {
+  readonly name: string
+}
+
+/**
+ * An interface that weftd follows by the kernel's index, because another program may rename it. An interface that was deleted and created
+ * again under the same name has another index, and takes the place of the deleted one.
+ */
+export class FollowedLink implements Named {
+  /** The name as of the last `find`. */
+  name: string
+  /** The kernel's index; undefined until `find` has found the interface. */
+  index: number | undefined
+  /** The name under which the interface is created again. */
+  readonly #firstName: string
+
+  constructor(name: string, index?: number) {
+    this.name = name
+    this.index = index
+    this.#firstName = name
+  }
+
+  /** Looks up the interface and remembers its present name and index. Returns undefined if the interface is gone. */
+  async find(run: Run): Promise<Link | undefined> {
+    const link = await findLinkAgain(run, this.name, this.index)
+    if (!link || link.index === 0) return undefined
+    this.name = link.name
+    this.index = link.index
+    return link
+  }
+
+  /** Records that the interface is gone, and that the caller will create it again under its first name. */
+  forget(): void {
+    this.name = this.#firstName
+    this.index = undefined
+  }
+
+  /** Finds the interface like `find`, and logs a new name. */
+  async follow(run: Run, log: Pick<Log, 'info'>): Promise<Link | undefined> {
+    const before = this.name
+    const link = await this.find(run)
+    if (this.name !== before) log.info(renamed(before, this.name))
+    return link
+  }
+}
+
+/** Describes in the log the renaming of an interface that weftd follows. */
+export const renamed = (before: string, now: string): string =>
+  `The interface ${before} is called ${now} now; weftd goes on with it under the new name`
 
 /**
  * Creates a device of a type such as `vxlan`. `common` are options that every type has, `own` are those of this type. Rejects with

@@ -10,7 +10,7 @@ import { Secret } from '../base/secret.ts'
 import { printable } from '../base/text.ts'
 import type { Lease } from '../control/lease/lease.ts'
 import { addressText, FAMILIES, formatAddress, netText, type Address, type Family } from '../net/address.ts'
-import type { DaemonOptions } from '../options.ts'
+import type { NodeOptions } from '../options.ts'
 import type { PathPeer } from '../path/contract.ts'
 import type { NetworkQuery } from '../report/health.ts'
 import type { QueriedNode } from '../report/network-findings.ts'
@@ -32,7 +32,7 @@ const MOST_ASKED = 500
 /** The maximum length of an answer. A view of 2,000 peers has a quarter of it. */
 const MOST_BYTES = 1 << 20
 
-type NetworkOptions = Pick<DaemonOptions, 'status-network' | 'status-token-file'>
+type NetworkOptions = Pick<NodeOptions, 'status-network' | 'status-token-file'>
 
 /** The path at which a node serves its view. */
 const VIEW_PATH = '/view.json'

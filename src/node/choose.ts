@@ -8,8 +8,7 @@ import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import type { Store } from '../control/store/store.ts'
 import { run as runCommand } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { raiseSession } from '../host/session-priority.ts'
-import { storeKindOf, type DaemonOptions, type StoreOptions } from '../options.ts'
+import { storeKindOf, type EngineOptions, type KeyStoreOptions, type StoreOptions } from '../options.ts'
 import type { VxlanBackendOptions } from '../path/backends/vxlan.ts'
 import { isBackendType, isIpv4Alone, kindOf, remedyFor, type BackendType } from '../path/catalog.ts'
 import type { Backend, BackendParts } from '../path/contract.ts'
@@ -19,7 +18,7 @@ import type { Inheritable } from './restart/handover.ts'
 
 /** Creates the subnet manager that the flags name. Contacts the store only in a pod, to find out which node this is. */
 export async function createSubnetManager(
-  options: DaemonOptions,
+  options: StoreOptions,
   log: Log,
   signal: AbortSignal,
 ): Promise<SubnetManager> {
@@ -42,7 +41,7 @@ export async function createSubnetManager(
 }
 
 /** Creates the store that the flags name. Does not contact it. */
-export async function createStore(options: StoreOptions, log: Log): Promise<Store> {
+export async function createStore(options: KeyStoreOptions, log: Log): Promise<Store> {
   switch (storeKindOf(options)) {
     case 'directory': {
       const { DirectoryStore } = await import('../control/store/directory/directory.ts')
@@ -59,7 +58,7 @@ export async function createStore(options: StoreOptions, log: Log): Promise<Stor
   }
 }
 
-async function createEtcd(options: StoreOptions, log: Log): Promise<Store> {
+async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
   // A user name in the URL is ignored, as in flanneld.
   const endpoints = String(options['etcd-endpoints']).split(',')
@@ -117,7 +116,7 @@ export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): voi
 export async function createBackend(
   config: NetworkConfig,
   external: ExternalInterface,
-  options: DaemonOptions,
+  options: EngineOptions,
   log: Log,
   publishedBefore: VxlanBackendOptions['publishedBefore'],
   inheritable: Inheritable,
@@ -156,7 +155,7 @@ function knownType(type: string): BackendType {
   throw new WeftError('CONFIG', `Error fetching backend: unknown backend type: ${type}`, { remedy: remedyFor() })
 }
 
-function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inheritable: Inheritable): Persistence {
+function persistenceOf({ engine, persist, workers, without }: EngineOptions, inheritable: Inheritable): Persistence {
   const isNative = engine === 'native'
   return {
     persist,
@@ -168,7 +167,7 @@ function persistenceOf({ engine, persist, workers, without }: DaemonOptions, inh
 }
 
 async function startEngineOf(
-  { engine, workers, nice, without, 'poll-us': pollUs }: DaemonOptions,
+  { engine, workers, nice, without, 'poll-us': pollUs }: EngineOptions,
   config: EngineConfig,
 ): Promise<Engine> {
   if (engine === 'dgram') {
@@ -176,6 +175,9 @@ async function startEngineOf(
     return DgramEngine.start(config)
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
-  if (engine === 'native' && nice !== 0) raiseSession(nice)
-  return new NativeEngine(config, { workers, nice, pollUs, without })
+  const started = new NativeEngine(config, { workers, nice, pollUs, without })
+  // The first packet does not wait for the priority.
+  if (engine === 'native' && nice !== 0)
+    void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
+  return started
 }

@@ -9,18 +9,14 @@ import { seldom, type Log } from '../base/log.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import { run as runCommand, type Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
-import {
-  addressChange,
-  mtuChange,
-  nameChange,
-  seeExternal,
-  type ExternalInterface,
-} from '../host/external-interface.ts'
+import { addressChange, mtuChange, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
 import { createTurn } from '../host/turn.ts'
 import { FAMILIES, FAMILY_NAMES, onlyOf, type Addresses, type ByFamily, type Family } from '../net/address.ts'
 import type {
   Backend,
   DataPath,
+  HandoverSide,
+  Observing,
   PathPeer,
   PathSearching,
   PathTraffic,
@@ -77,7 +73,9 @@ class PathPart {
   lacking: string | undefined
   /** The number of entries that this path has in the list `next` of `drops`. */
   places = 0
+  /** The running check, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
+  /** The running transfer of peers. */
   #transfer: Promise<void> | undefined
   /** The lease keys that may differ from the last transfer; `all` if every key may, undefined if the path has all peers. */
   #pending: ReadonlySet<string> | 'all' | undefined
@@ -123,10 +121,11 @@ class PathPart {
   async #transferAll(wanted: () => Applied | undefined): Promise<void> {
     const { path } = this
     try {
-      for (let pending = this.#pending; pending !== undefined; pending = this.#pending) {
+      // A failed path may complete a transfer after another path was opened, which then has transfers of its own.
+      while (this.path === path && this.#pending !== undefined) {
+        const touched = this.#pending === 'all' ? undefined : this.#pending
         this.#pending = undefined
         const applied = wanted()
-        const touched = pending === 'all' ? undefined : pending
         if (applied) await path?.apply(applied.leases, applied.ownKey, touched)
       }
     } catch (error) {
@@ -159,7 +158,7 @@ class PathPart {
 type Drops = ReturnType<Engine['drops']>
 
 const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffic>> =>
-  (await path.traffic?.()) ?? new Map()
+  (await path.counting?.traffic()) ?? new Map()
 
 /** The families of the external interface's addresses to which the data path is bound. */
 const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
@@ -171,7 +170,9 @@ export class DataPaths {
   readonly watched: readonly Watched[]
   /** Resolves with the reason if all data paths stop working, or if all must be opened again; stays pending otherwise. */
   readonly fault: Promise<Error>
+  /** Plans the data paths, and knows the external interface as of the last `prepare`. */
   readonly #backend: DataPathsParts['backend']
+  /** The data paths that the backend planned, including those for which the node has no subnet. */
   readonly #plan: readonly PlannedPath[]
   /** The planned paths for which the node has a subnet. */
   readonly #parts: readonly PathPart[]
@@ -179,7 +180,9 @@ export class DataPaths {
   readonly #own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] }
   /** The peers that are known before the first `apply`. */
   readonly #initial: ReadonlyMap<string, Lease>
+  /** The lease keys of the peers that are reached over the second family of the underlay. */
   readonly #others: readonly string[] | undefined
+  /** Aborts when the daemon stops. */
   readonly #signal: AbortSignal
   readonly #run: Run
   readonly #log: Log
@@ -187,21 +190,28 @@ export class DataPaths {
   readonly #calm: Log
   /** Runs one operation at a time, so that no data path is opened while the data paths are being closed or passed on. */
   readonly #next = createTurn()
+  /** Resolves `fault`. */
   #reportFault!: (reason: Error) => void
-  /** The external interface for which the paths were planned; undefined if each path watches the external interface itself. */
-  readonly #plannedFor: ExternalInterface | undefined
+  /** The external interface for which the paths were planned. */
+  readonly #plannedFor: ExternalInterface
   /** The external interface as this node last published it to the peers. */
-  #published: ExternalInterface | undefined
+  #published: ExternalInterface
   /** Describes a changed address that must be published to the peers; undefined if there is none. */
   #move: string | undefined
+  /** True if the external interface has another name than at the backend's last `prepare`. */
+  #isRenamed = false
+  /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
+  /** The peers of the last `apply`; undefined before the first one. */
   #applied: Applied | undefined
   /**
    * True if the last check of a path failed or has not returned. The daemon then checks more often, because changes of the path's device
    * may be unnoticed.
    */
   #isUnseen = false
+  /** True after `fault` has resolved. Then the list is not checked any more, because the caller opens all data paths again. */
   #hasFailed = false
+  /** True after `close` was called. Then no data path is opened or repaired any more. */
   #isClosed = false
   /** True after `leave` passed the descriptors on, until `takeBack`: another process may forward with them. */
   #isAway = false
@@ -222,7 +232,7 @@ export class DataPaths {
     this.#run = run
     this.#log = log
     this.#calm = seldom(log)
-    this.#plannedFor = this.#plan.some(({ external }) => external) ? backend.external : undefined
+    this.#plannedFor = backend.external
     this.#published = this.#plannedFor
   }
 
@@ -269,6 +279,11 @@ export class DataPaths {
     return this.#carried().map(([, path]) => path)
   }
 
+  /** The carried data paths whose packets an engine of weftd carries, each with its part. */
+  #observed(): readonly (readonly [PathPart, Observing])[] {
+    return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
+  }
+
   /** The open data path that carries the family. */
   #pathOf(family: Family): DataPath | undefined {
     return this.#parts.find(({ families }) => families.includes(family))?.carried
@@ -305,7 +320,7 @@ export class DataPaths {
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
     )
     // A data path of both families reports a missing family in its own `lacking`.
-    return { ...Object.assign({}, ...this.#paths().map((path) => path.lacking)), ...Object.fromEntries(ours) }
+    return { ...Object.assign({}, ...this.#paths().map((path) => path.adapting?.lacking)), ...Object.fromEntries(ours) }
   }
 
   /**
@@ -313,15 +328,16 @@ export class DataPaths {
    * stay open, because the family works again when the address returns.
    */
   gone(): ByFamily<string> {
-    return Object.assign({}, this.#gone, ...this.#paths().map((path) => path.gone?.()))
+    return this.#gone
   }
 
-  /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
+  /** True if the daemon must call `renew`, because a family is not carried or the node's address or the interface's name has changed. */
   get isOutdated(): boolean {
     return (
+      this.#isRenamed ||
       this.#move !== undefined ||
       this.#parts.some(({ lacking }) => lacking !== undefined) ||
-      this.#paths().some((path) => path.isOutdated)
+      this.#paths().some((path) => path.adapting?.isOutdated)
     )
   }
 
@@ -334,8 +350,8 @@ export class DataPaths {
 
   /** True if changes of the data paths can be unnoticed. The daemon then calls `resync` more often. */
   get unreported(): boolean {
-    const carried = this.#paths()
-    return this.#isUnseen || carried.length < this.#parts.length || carried.some((path) => path.unreported)
+    const isUnreported = this.#parts.some(({ plan }) => plan.isUnreported)
+    return this.#isUnseen || isUnreported || this.#carried().length < this.#parts.length
   }
 
   /**
@@ -366,7 +382,7 @@ export class DataPaths {
    * no longer waits for a slow path; the next call returns that path's repairs.
    */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
-    if (this.#plannedFor) await this.#checkExternal(this.#plannedFor)
+    if (this.#plan.some(({ external }) => external)) await this.#checkExternal()
     // If the paths are closed or passed on, the successor may already have devices with these names, which a check would change.
     if (this.#isClosed || this.#isAway || this.#hasFailed) return []
     const { values, failures } = await this.#checkEach(late)
@@ -377,42 +393,40 @@ export class DataPaths {
   }
 
   /** Compares the external interface with its state when the paths were opened and when this node's addresses were published. */
-  async #checkExternal(before: ExternalInterface): Promise<void> {
-    const { now, gone } = await seeExternal(this.#run, this.#backend.external ?? before)
+  async #checkExternal(): Promise<void> {
+    const { now, gone } = await seeExternal(this.#run, this.#backend.external)
     this.#gone = onlyOf(
       this.#plan.flatMap(({ external }) => external?.families ?? []),
       gone,
     )
     if (this.#isClosed || this.#isAway) return
-    const change = this.#changeForAll(before, now)
+    const change = this.#changeForAll(now)
     if (change !== undefined) return this.#fail(new Error(change))
+    this.#isRenamed = now.name !== this.#backend.external.name
     this.#lose(
       this.#carried().flatMap(([part]) => {
         const [moved] = boundTo(part.plan).flatMap(
-          (family) => addressChange(part.external ?? before, now, family) ?? [],
+          (family) => addressChange(part.external ?? this.#plannedFor, now, family) ?? [],
         )
         return moved === undefined ? [] : [[part, new Error(moved)] as const]
       }),
     )
     const bound = new Set(this.#plan.flatMap(boundTo))
-    const published = this.#published ?? before
     const unbound = FAMILIES.filter((family) => !bound.has(family))
-    this.#move = unbound.flatMap((family) => addressChange(published, now, family) ?? [])[0]
+    this.#move = unbound.flatMap((family) => addressChange(this.#published, now, family) ?? [])[0]
   }
 
   /**
-   * Describes a change after which all data paths must be opened again: of the MTU, the name of the external interface, or its first
-   * address in a family of which the node lacked a subnet. Existing devices and routes survive a new name, because they refer to the
-   * interface by its index, but new ones would use the old name.
+   * Describes a change after which all data paths must be opened again: of the MTU, or the external interface's first address in a family
+   * of which the node lacked a subnet.
    */
-  #changeForAll(before: ExternalInterface, now: ExternalInterface): string | undefined {
+  #changeForAll(now: ExternalInterface): string | undefined {
+    const before = this.#plannedFor
     const leased = new Set(this.#parts.map(({ plan }) => plan))
     const idle = this.#plan.filter((plan) => !leased.has(plan)).flatMap(({ families }) => families)
     const came = idle.find((family) => before.address[family] === undefined)
     return (
-      mtuChange(before, now) ??
-      (this.#plan.some(({ external }) => external?.isByName) ? nameChange(before, now) : undefined) ??
-      (came && addressChange(before, now, came)) // the node may get a subnet of this family now
+      mtuChange(before, now) ?? (came && addressChange(before, now, came)) // the node may get a subnet of this family now
     )
   }
 
@@ -441,8 +455,9 @@ export class DataPaths {
       this.#own.attrs = attrs
       if (this.#move !== undefined) this.#log.info(`Publishing a change to the peers: ${this.#move}`)
       this.#move = undefined
-      if (this.#plannedFor) this.#published = this.#backend.external
-      for (const path of this.#paths()) await path.renew?.()
+      this.#isRenamed = false
+      this.#published = this.#backend.external
+      for (const path of this.#paths()) await path.adapting?.renew(this.#published)
       const ended = await this.#closeEnded()
       if (this.#isClosed) return
       await this.open()
@@ -481,13 +496,13 @@ export class DataPaths {
 
   /** The names of the engines' TUN devices; undefined if the kernel carries the packets. */
   get tunNames(): readonly string[] | undefined {
-    const names = this.#paths().flatMap((path) => path.tunNames ?? [])
+    const names = this.#observed().flatMap(([, { tunNames }]) => tunNames)
     return names.length > 0 ? names : undefined
   }
 
   /** This host's address in each family, from which the daemon sends probes to peers; empty if it cannot probe peers. */
   get probeSource(): Addresses {
-    const sources = this.#paths().map((path) => path.probeSource)
+    const sources = this.#paths().map(({ probing }) => probing?.source)
     return {
       ipv4: sources.find((source) => source?.ipv4 !== undefined)?.ipv4,
       ipv6: sources.find((source) => source?.ipv6 !== undefined)?.ipv6,
@@ -501,8 +516,8 @@ export class DataPaths {
 
   /** Returns the peer with this lease key; undefined if one peer costs as much as listing all. */
   get peer(): ((key: string) => PathPeer | undefined) | undefined {
-    if (!this.#can('peer')) return undefined
-    return (key) => mergePeers(this.#paths().map((path) => asList(path.peer?.(key))))[0]
+    if (!this.#can('observing')) return undefined
+    return (key) => mergePeers(this.#observed().map(([, observing]) => asList(observing.peer(key))))[0]
   }
 
   /** Returns the traffic with each peer, by lease key, since the peer was added. */
@@ -516,8 +531,8 @@ export class DataPaths {
 
   /** Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see handshakes. */
   get unknownKeys(): (() => readonly UnknownKey[]) | undefined {
-    if (!this.#can('unknownKeys')) return undefined
-    return () => this.#paths().flatMap((path) => path.unknownKeys?.() ?? [])
+    if (!this.#can('handshakes')) return undefined
+    return () => this.#paths().flatMap(({ handshakes }) => handshakes?.unknownKeys() ?? [])
   }
 
   /**
@@ -525,15 +540,15 @@ export class DataPaths {
    * it shorter than `mtu`.
    */
   pathMtu(peer: Lease, family: Family): number | undefined {
-    return this.#pathOf(family)?.pathMtu?.(peer, family)
+    return this.#pathOf(family)?.observing?.pathMtu(peer, family)
   }
 
   /** Supports the search for the path MTU; undefined if the kernel does not report the longest packet that it would send. */
   get pathSearch(): PathSearching | undefined {
-    const searches = this.#paths().flatMap((path) => path.pathSearch ?? [])
+    const searches = this.#observed().map(([, { pathSearch }]) => pathSearch)
     const [first] = searches
-    if (!first || !this.#can('pathSearch')) return undefined
-    const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.pathSearch
+    if (!first || !this.#can('observing')) return undefined
+    const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.observing?.pathSearch
     return {
       // Each family has its own overhead if the paths are separate, and the backend's table has it.
       ...(this.#parts.length === 1 && first.overhead !== undefined ? { overhead: first.overhead } : {}),
@@ -541,7 +556,7 @@ export class DataPaths {
         const bytes = searchOf(family)?.knownMtu(key, family)
         return bytes && Math.min(bytes, this.mtu)
       },
-      ...(searches.every(({ limit }) => limit)
+      ...(searches.every((search) => search.limit !== undefined)
         ? { limit: (bytes, family) => searchOf(family)?.limit?.(bytes, family) }
         : {}),
     }
@@ -566,7 +581,7 @@ export class DataPaths {
     const packets: Drops['packets'][number][] = []
     for (const part of this.#parts) {
       const its = after.slice(next.length)
-      const dropped = part.path?.drops?.(its) ?? { next: its.slice(0, part.places), packets: [] }
+      const dropped = part.path?.observing?.drops(its) ?? { next: its.slice(0, part.places), packets: [] }
       part.places = dropped.next.length
       next.push(...dropped.next)
       packets.push(...dropped.packets)
@@ -579,23 +594,25 @@ export class DataPaths {
    * does not hang soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>> {
-    const all = this.#carried().map(([part, path]) =>
-      Object.entries(path.threads()).map(([name, rounds]) => [part.prefix + name, rounds] as const),
+    const all = this.#observed().map(([part, observing]) =>
+      Object.entries(observing.threads()).map(([name, rounds]) => [part.prefix + name, rounds] as const),
     )
     return Object.fromEntries(all.flat())
   }
 
   /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
   look(): void {
-    for (const path of this.#paths()) path.look?.()
+    for (const [, observing] of this.#observed()) observing.look()
   }
 
-  /**
-   * Stops forwarding, but keeps the devices with their addresses and routes for the next process. Returns the open descriptors in which
-   * packets wait meanwhile, if they can be passed on. Undefined if `close` keeps the devices too.
-   */
-  get leave(): (() => Promise<readonly OpenPath[]>) | undefined {
-    return this.#can('leave') ? () => this.#next(() => this.#leave()) : undefined
+  /** Passes the open paths on to the next process; undefined if `close` keeps the devices too. */
+  get handover(): HandoverSide | undefined {
+    if (!this.#can('handover')) return undefined
+    return {
+      isLendable: this.#paths().every(({ handover }) => handover?.isLendable),
+      leave: () => this.#next(() => this.#leave()),
+      takeBack: () => this.#next(() => this.#takeBack()),
+    }
   }
 
   async #leave(): Promise<readonly OpenPath[]> {
@@ -606,26 +623,22 @@ export class DataPaths {
     try {
       await this.#untilIdle()
       await this.#closeEnded()
-      left = (await Promise.all(this.#paths().map(async (path) => (await path.leave?.()) ?? []))).flat()
+      left = (await Promise.all(this.#paths().map(async (path) => (await path.handover?.leave()) ?? []))).flat()
       return left
     } finally {
       this.#isAway = left.length > 0
     }
   }
 
-  get takeBack(): (() => Promise<void>) | undefined {
-    if (!this.#can('takeBack')) return undefined
-    return () =>
-      this.#next(async () => {
-        this.#isAway = false
-        await Promise.all(this.#paths().map(async (path) => path.takeBack?.()))
-      })
+  async #takeBack(): Promise<void> {
+    this.#isAway = false
+    await Promise.all(this.#paths().map(async (path) => path.handover?.takeBack()))
   }
 
   close(): Promise<void> {
     this.#isClosed = true
     return this.#next(async () => {
-      const done = await Promise.allSettled(this.#parts.map(({ path }) => path?.close()))
+      const done = await Promise.allSettled(this.#parts.map(async ({ path }) => path?.close()))
       for (const result of done) if (result.status === 'rejected') throw result.reason
     })
   }
@@ -639,7 +652,7 @@ export class DataPaths {
     }
   }
 
-  /** True if all carried paths have this member. */
+  /** True if all carried paths have this facet. */
   #can(what: keyof DataPath): boolean {
     return this.#paths().every((path) => path[what] !== undefined)
   }

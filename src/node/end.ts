@@ -1,16 +1,14 @@
 // end.ts - ends the data path and the node: leaves them to the next process, or removes the node from the network.
 
 import { describeError, messageOf } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
 import type { OwnLease } from '../control/lease/lease.ts'
 import { addon } from '../host/addon.ts'
 import { limited } from '../host/bell.ts'
 import { closeAll } from '../host/unix-socket.ts'
 import type { OpenPath } from '../path/engine/engine.ts'
 import type { Notifier } from '../report/notify.ts'
-import { writeKnown, type KnownParts } from './loops/last-known.ts'
-import type { Node } from './node.ts'
-import type { Ownership } from './ownership.ts'
+import { writeKnown } from './loops/last-known.ts'
+import { canForward, type ForwardingNode, type NewNode, type Node } from './node.ts'
 import { keptName } from './restart/earlier-run.ts'
 import { removeLastKnown } from './restart/last-known.ts'
 import { Superseded } from './restart/lender.ts'
@@ -23,39 +21,33 @@ const WITHDRAW_MS = 10_000
 
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
-/** The data path that ends, and the facts for the last-known file. */
-interface Ending {
-  readonly ownership: Ownership
-  /** The node, or the node that forwards with the last known state; undefined if there is neither. */
-  readonly forwarding: KnownParts | undefined
-  readonly notifier?: Notifier | undefined
-  readonly log: Log
-}
-
 /** Ends the data path and writes the last known state. If possible, the service manager keeps the open paths. Idempotent. */
-export async function endDataPath(ending: Ending, reason: unknown): Promise<void> {
-  if (isLeaving(reason)) return closeDataPath(ending)
-  const { ownership, forwarding, notifier, log } = ending
-  await ownership.end(async (paths) => {
-    const kept = await giveToManager(paths, notifier)
-    await (forwarding && writeKnown(forwarding, kept))?.catch((error: unknown) =>
-      log.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`),
-    )
+export async function endDataPath(node: NewNode, reason: unknown): Promise<void> {
+  if (isLeaving(reason)) return closeDataPath(node)
+  await loopEnded(node)
+  await node.ownership.end(async (paths) => {
+    const kept = await giveToManager(paths, node.notifier)
+    const notWritten = (error: unknown): void =>
+      node.log.warn(`Cannot write the last known state for the next start: ${messageOf(error)}`)
+    if (canForward(node)) await writeKnown(node, kept).catch(notWritten)
   })
 }
 
+/** Resolves when the loop of the data path has ended, because it must not use a data path that ends. Must be called after the stop. */
+const loopEnded = async ({ keepingPath }: NewNode): Promise<void> => keepingPath?.catch(() => {})
+
 /** The withdrawals so far, because the data path is ended twice when a node leaves. */
-const withdrawals = new WeakMap<Ownership, Promise<boolean>>()
+const withdrawals = new WeakMap<NewNode, Promise<boolean>>()
 
 /** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot. The node leaves in both cases. */
-function withdraw(known: KnownParts, log: Log): Promise<boolean> {
-  const withdrawal = withdrawals.get(known.ownership) ?? withdrawOnce(known, log)
-  withdrawals.set(known.ownership, withdrawal)
+function withdraw(node: ForwardingNode): Promise<boolean> {
+  const withdrawal = withdrawals.get(node) ?? withdrawOnce(node)
+  withdrawals.set(node, withdrawal)
   return withdrawal
 }
 
-async function withdrawOnce({ backend, lease }: KnownParts, log: Log): Promise<boolean> {
-  if (!backend?.withdraw) return true
+async function withdrawOnce({ backend, lease, log }: ForwardingNode): Promise<boolean> {
+  if (!backend.withdraw) return true
   const late = () => new Error(`no answer within ${WITHDRAW_MS / 1000} s`)
   try {
     const removed = await limited(new AbortController().signal, WITHDRAW_MS, late, async (signal) =>
@@ -70,11 +62,12 @@ async function withdrawOnce({ backend, lease }: KnownParts, log: Log): Promise<b
 }
 
 /** Ends the data path for good, and leaves nothing to the next process. */
-async function closeDataPath({ ownership, forwarding, log }: Pick<Ending, 'ownership' | 'forwarding' | 'log'>) {
-  await ownership.close()
+async function closeDataPath(node: NewNode): Promise<void> {
+  await loopEnded(node)
+  await node.ownership.close()
   // The file stays if the route could not be withdrawn, because `weft cleanup` needs it to try again.
-  const isWithdrawn = !forwarding || (await withdraw(forwarding, log))
-  if (forwarding?.next && isWithdrawn) await removeLastKnown(forwarding.next.lastKnown)
+  const isWithdrawn = !canForward(node) || (await withdraw(node))
+  if (node.next && isWithdrawn) await removeLastKnown(node.next.lastKnown)
 }
 
 /** Closes the paths in this process. Returns their descriptions if the service manager keeps them open. */
@@ -98,13 +91,13 @@ async function giveToManager(
 
 /** Ends a node. If the reason is `weftd --leave`, the node leaves its network. */
 export async function endNode(node: Node, reason: unknown): Promise<void> {
-  await endDataPath({ ...node, forwarding: node }, reason)
+  await endDataPath(node, reason)
   if (isLeaving(reason)) (reason as Superseded).isLeaseBack = await giveLeaseBack(node)
 }
 
 /** Ends a node that could not become ready, and gives back its lease, which is new. */
 export async function endUnusedNode(node: Node): Promise<void> {
-  await closeDataPath({ ...node, forwarding: node }).catch((error: unknown) =>
+  await closeDataPath(node).catch((error: unknown) =>
     node.log.error(`Cannot close the data path: ${describeError(error)}`),
   )
   await giveNewLeaseBack(node, node.lease)

@@ -7,6 +7,7 @@ import { describeError, isWeftError, messageOf, type ErrorCode, type WeftError }
 import { seldom, type Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { hasTimedOut } from '../host/command.ts'
+import { canForward, type NewNode } from './node.ts'
 
 /** How long weftd waits for a condition, in ms, before it logs the name of the condition. */
 const LATE_MS = 5_000
@@ -81,4 +82,16 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
     if (error.code !== 'CONFIG_MISSING') publish(`waiting for ${name}: ${messageOf(error)}`)
   }
   return retry({ ...task, onFailure }, waiter).finally(() => clearTimeout(late))
+}
+
+/** Runs a part of the start. After a failure tries again if the node forwards with the last known state, or opens that data path again. */
+export function whileForwarding<T>(
+  node: NewNode,
+  find: () => Promise<T>,
+  say = (_why: string): void => {},
+): Promise<T> {
+  const failure = 'This weftd forwards with the last known state, and tries again: '
+  const onFailure = ({ message }: Error): void => say(message)
+  const { log, signal } = node
+  return retry({ failure, find, passing: [], onFailure }, { log, signal, isForwarding: () => canForward(node) })
 }

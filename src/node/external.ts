@@ -4,21 +4,14 @@ import { isDeepStrictEqual } from 'node:util'
 import { isWeftError } from '../base/errors.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause, type Bell } from '../host/bell.ts'
+import { chooseExternalInterface, chooseForSome, type Earlier } from '../host/choose-interface.ts'
 import { run } from '../host/command.ts'
-import {
-  chooseExternalInterface,
-  chooseForSome,
-  resumeExternal,
-  seeExternal,
-  type Earlier,
-  type ExternalInterface,
-} from '../host/external-interface.ts'
+import { resumeExternal, seeExternal, type ExternalInterface } from '../host/external-interface.ts'
 import { FAMILIES, familiesOf, formatAddress, listed, type Family } from '../net/address.ts'
-import { interfaceWishes, type DaemonOptions } from '../options.ts'
+import { interfaceWishes, type NodeOptions } from '../options.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
-import { wishesText } from './loops/last-known.ts'
-import type { ResumedNode } from './open.ts'
-import type { LastKnown } from './restart/last-known.ts'
+import { canForward, type NewNode } from './node.ts'
+import { externalOf } from './restart/last-known.ts'
 
 /** The interval of the checks of the host's interfaces if the kernel reports no change. */
 const LOOK_MS = 5_000
@@ -35,7 +28,7 @@ interface InterfaceBefore {
 }
 
 interface ExternalParts {
-  readonly options: DaemonOptions
+  readonly options: NodeOptions
   readonly manager: SubnetManager
   readonly families: readonly Family[]
   /** Rings when the host's addresses, routes or devices change. */
@@ -59,15 +52,14 @@ export async function findExternal(
   return waitForInterface(given, families, hostChanged, waiter, before)
 }
 
-/** Returns the external interface of the resumed data path. Without one, returns the last known interface, if the flags are the same. */
-export async function externalBefore(
-  resumed: Pick<ResumedNode, 'backend' | 'external'> | undefined,
-  known: LastKnown | undefined,
-  options: DaemonOptions,
-): Promise<ExternalInterface | undefined> {
-  if (resumed) return resumed.backend.external ?? resumed.external
-  const { external, wishes } = known ?? {}
-  if (!external || wishes !== wishesText(options)) return undefined
+/**
+ * Returns the external interface of the node that forwards with the last known state. If the node does not forward, returns the last known
+ * interface, if the flags are the same.
+ */
+export async function externalBefore(node: NewNode): Promise<ExternalInterface | undefined> {
+  if (canForward(node)) return node.backend.external ?? node.external
+  const external = node.known && externalOf(node.known, node.options)
+  if (!external) return undefined
   const { index: _index, ...unnumbered } = external // the kernel's index is valid for one boot
   return (await resumeExternal(run, external)) ?? unnumbered
 }
@@ -78,7 +70,7 @@ export async function externalBefore(
  * has that address.
  */
 export async function waitForInterface(
-  options: DaemonOptions,
+  options: NodeOptions,
   families: readonly Family[],
   hostChanged: Bell,
   { log, signal, publish = () => {} }: Waiter,

@@ -3,9 +3,11 @@
 
 import { isWeftError, WeftError } from '../base/errors.ts'
 import { notInstalled, type Run } from '../host/command.ts'
-import { ipJson, isNamedBy, isTunOpen } from '../host/links.ts'
+import { ipJson, isTunOpen } from '../host/links.ts'
 import { ownerOfSockets, socketsAt, socketsOf, tryUdpPort } from '../host/udp-ports.ts'
+import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend, NeededDevice, NeededPart, NeededPort, NeededSide } from '../path/contract.ts'
+import { findRenamed } from '../path/device/flannel-devices.ts'
 import { checkForeignRoute, checkMtu } from '../path/device/tun-device.ts'
 import { engineStartError } from '../path/engine/start-error.ts'
 
@@ -63,11 +65,12 @@ async function failuresOf<T>(all: readonly T[], check: (each: T) => Promise<void
 }
 
 async function requirePart(
-  { ports = [], device, sides = [], programs = [] }: NeededPart,
+  { ports = [], device: needed, sides = [], programs = [] }: NeededPart,
   host: NeedsHost,
 ): Promise<void> {
   for (const program of programs) await requireProgram(program, host)
   const devices = await ipJson<JsonDevice>(host.run, ['-d', 'link', 'show'])
+  const device = needed && (await presentDevice(needed, devices, host))
   if (device) await requireDevice(device, devices, host)
   for (const port of ports) {
     requireVni(port, device, devices)
@@ -94,6 +97,20 @@ async function requireSide(
   const isOwn = (name: string): boolean =>
     tunNames.includes(name) || (device !== undefined && !device.name.includes('%d') && name === device.name)
   if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)
+}
+
+/** Returns the device with its present name, because another program may have renamed the device of an earlier run. */
+async function presentDevice(
+  device: NeededDevice,
+  devices: readonly JsonDevice[],
+  { run }: NeedsHost,
+): Promise<NeededDevice> {
+  const { name, type, networks } = device
+  // Without a device of this type there is nothing to search.
+  const isRenamed = ({ ifname = '', linkinfo }: JsonDevice): boolean =>
+    linkinfo?.info_kind === type && !hasBackendName(ifname)
+  if (devices.some(({ ifname = '' }) => isNamedBy(name, ifname)) || !devices.some(isRenamed)) return device
+  return { ...device, name: (await findRenamed(run, type, networks)) ?? name }
 }
 
 const kindOf = ({ linkinfo }: JsonDevice): string => linkinfo?.info_kind ?? 'none'

@@ -1,4 +1,6 @@
-// node.ts - the state of a node in the network, which its loops share.
+// node.ts - the node. There is one object from the first millisecond of the process to its last, and all loops share it.
+//
+// At first the node knows nothing. It gets its facts from the file of the last known state (begin.ts), and from the store (daemon.ts).
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -7,11 +9,12 @@ import type { FollowState } from '../control/lease/follow.ts'
 import type { LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { IsMine, SubnetManager } from '../control/lease/subnet-manager.ts'
 import { createBell, type Bell } from '../host/bell.ts'
+import type { ReadSysctl } from '../host/choose-interface.ts'
 import type { Run } from '../host/command.ts'
 import type { OpenEcho } from '../host/echo.ts'
-import type { ReadSysctl } from '../host/external-interface.ts'
+import type { ExternalInterface } from '../host/external-interface.ts'
 import type { ByFamily, Family, Nets } from '../net/address.ts'
-import type { DaemonOptions } from '../options.ts'
+import type { NodeOptions } from '../options.ts'
 import type { Backend } from '../path/contract.ts'
 import type { OtherDaemon } from '../path/device/leftovers.ts'
 import type { Firewall } from '../path/firewall/firewall.ts'
@@ -20,30 +23,42 @@ import type { Notifier } from '../report/notify.ts'
 import type { Threads } from '../report/threads.ts'
 import type { PathSearch } from './loops/path-lengths.ts'
 import type { ProbeSchedule } from './loops/probe-schedule.ts'
-import type { Ownership } from './ownership.ts'
+import { Ownership } from './ownership.ts'
+import type { LastKnown, Next } from './restart/last-known.ts'
 
 /** The interval at which a loop checks its fact if no event makes it check earlier. */
 export const RESYNC_MS = 5_000
 /** How long a slow step, such as the device of one family or the firewall at the start, delays the other steps. */
 export const LATE_MS = 1_000
 
-/** The parts that a node is made of. */
-export interface NodeParts {
-  readonly options: Pick<
-    DaemonOptions,
-    | 'subnet-file'
-    | 'subnet-lease-renew-margin'
-    | 'fail-static-hold'
-    | 'ip-masq'
-    | 'probe-interval'
-    | 'status-network'
-    | 'status-token-file'
-  >
-  readonly manager: SubnetManager
+/** The parts that a node has from the first millisecond of its process. */
+interface NodeBase {
+  readonly options: NodeOptions
+  /** The name of the store (storeNameOf). */
+  readonly store: string
+  readonly log: Log
+  /** Stops the process. */
+  readonly stopping: AbortController
+  /** The service manager, if it asked for notifications. */
+  readonly notifier?: Notifier | undefined
+}
+
+/** The facts by which a node forwards. They come from the file of the last known state at first, and from the store later. */
+export interface PathFacts {
   readonly config: NetworkConfig
   readonly backend: Backend
-  /** The name of the external interface that was chosen at the start. */
-  readonly externalName?: string
+  /** The external interface that was chosen at the start. */
+  readonly external?: ExternalInterface | undefined
+  lease: OwnLease
+  /** The attributes that the lease must have; the next renewal writes them. */
+  attrs: LeaseAttrs
+  /** The facts that the last-known file needs; left out with `--persist=false`. */
+  readonly next?: Next | undefined
+}
+
+/** The parts that a node has from the time when it knows its store. */
+interface Membership {
+  readonly manager: SubnetManager
   /** Checks whether this node had an address, because a lease with such a public IP may be its own. */
   readonly isMine?: IsMine
   /** The rules, the interval of checks, and a promise that resolves when no earlier process changes the rules any more. */
@@ -61,29 +76,12 @@ export interface NodeParts {
   readonly readSysctl?: ReadSysctl
   /** Returns memory to the kernel that only the start needed. */
   readonly giveBackMemory?: () => void
-  readonly log: Log
-  readonly signal: AbortSignal
   /** The object through which the HTTP server gets the node's state. */
   readonly health?: Health
-  /** The facts that the last-known file needs; left out with `--persist=false`. */
-  readonly next?: Next | undefined
-  /** The service manager, if it asked for notifications. */
-  readonly notifier?: Notifier | undefined
 }
 
-/** The part of the last known state that does not change while the process runs, and the paths of the files that the next weftd reads. */
-export interface Next {
-  /** The network configuration's text without its secrets, and the name of its store. */
-  readonly config: string
-  readonly store: string
-  /** The flags about the external interface, as text (wishesText). */
-  readonly wishes: string
-  /** The paths of the last-known file (node/restart/last-known.ts) and of the file of the peers' events. */
-  readonly lastKnown: string
-  readonly events: string
-  /** Resolves when no earlier process writes these files any more. */
-  readonly free: Promise<void>
-}
+/** The facts that the start finds before the node takes its lease. */
+export type NodeParts = Membership & Omit<PathFacts, 'lease' | 'attrs'>
 
 /** The lease keys of the applied peers that a loop has not handled yet. If `keys` is undefined, that is all peers. */
 interface Unseen {
@@ -102,11 +100,12 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
   return keys
 }
 
-export interface Node extends NodeParts {
+/** The state that the loops of a node share. */
+interface NodeState {
   readonly ownership: Ownership
-  lease: OwnLease
-  /** The attributes that the lease must have; the next renewal writes them. */
-  attrs: LeaseAttrs
+  readonly signal: AbortSignal
+  /** The last known state of the store, as the file had it at the start; undefined if there was none. */
+  known: LastKnown | undefined
   /** All accepted leases, including this node's own. */
   view: PeerView
   /** The peers that the next check applies again: `all` if the data path refused them, `rest` if a part of the data path is behind. */
@@ -115,8 +114,8 @@ export interface Node extends NodeParts {
   ownApplied: string | undefined
   /** The state of following the leases. */
   readonly following: FollowState
-  /** The time, by performance.now(), when the node was created. */
-  readonly since: number
+  /** The time, by performance.now(), when the node joined its network. */
+  since: number
   /** Rings when the store's value of this node's own lease differs from the one that this node wrote. */
   readonly leaseDoubt: Bell
   /** Rings when this node's own lease was lost, because the configuration may be gone too. */
@@ -127,8 +126,14 @@ export interface Node extends NodeParts {
   isConfigOther: boolean
   /** Rings when the last known state has changed, so that its file must be written. */
   readonly learnt: Bell
-  /** The MTU of the data path when the node was created. */
-  readonly mtuAtStart: number | undefined
+  /** The MTU of the data path when the node joined its network. */
+  mtuAtStart: number | undefined
+  /** The lease for which the data path was opened last. */
+  pathLease: OwnLease | undefined
+  /** The loop of the data path, once it runs. It runs from the time when the node forwards first. */
+  keepingPath: Promise<never> | undefined
+  /** True once all loops run. */
+  isRunning: boolean
   /** The number of repairs since the start. */
   repaired: number
   /** The time, by performance.now(), since when the data path has lacked each missing family. */
@@ -173,21 +178,31 @@ export interface Node extends NodeParts {
   readonly cameAt: Map<string, number>
 }
 
-export function createNode(
-  parts: NodeParts,
-  lease: OwnLease,
-  attrs: LeaseAttrs,
-  ownership: Ownership,
-  view: PeerView,
-): Node {
+/** A node that may not know all facts yet. */
+export interface NewNode extends NodeBase, NodeState, Partial<PathFacts>, Partial<Membership> {}
+
+/** A node that knows enough to forward. */
+export interface ForwardingNode extends NodeBase, NodeState, PathFacts, Partial<Membership> {}
+
+/** A node that has joined its network, so that all loops can run. */
+export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
+
+/** True if a node knows the facts with which it forwards, or tries to. */
+export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
+
+/** Creates the node of this process, which knows no facts yet. */
+export function createNode(base: NodeBase, ownership = new Ownership(base.log)): NewNode {
   return {
-    ...parts,
+    ...base,
     ownership,
-    lease,
-    attrs,
-    view,
+    signal: base.stopping.signal,
+    known: undefined,
+    view: new Map(),
     unapplied: undefined,
     ownApplied: undefined,
+    pathLease: undefined,
+    keepingPath: undefined,
+    isRunning: false,
     repaired: 0,
     lackingSince: new Map(),
     leftOut: '',
@@ -195,7 +210,7 @@ export function createNode(
     isPublished: false,
     isReady: false,
     threads: new Map(),
-    cameAt: new Map([...view.keys()].map((key) => [key, Date.now()])),
+    cameAt: new Map(),
     probes: undefined,
     lengths: {},
     memory: undefined,
@@ -204,7 +219,7 @@ export function createNode(
     unforwarded: [],
     rulesTrouble: undefined,
     claimed: undefined,
-    mtuAtStart: ownership.dataPath?.mtu,
+    mtuAtStart: undefined,
     unprobed: { keys: undefined },
     unsearched: { keys: undefined },
     written: new Set(),
@@ -219,4 +234,11 @@ export function createNode(
     names: new Map(),
     newcomers: createBell(),
   }
+}
+
+/** Gives a node that forwards the parts that its loops need. */
+export function joinNetwork(node: ForwardingNode, membership: Membership): Node {
+  for (const key of node.view.keys()) node.cameAt.set(key, Date.now())
+  const { ownership } = node
+  return Object.assign(node, membership, { mtuAtStart: ownership.dataPath?.mtu, since: performance.now() })
 }

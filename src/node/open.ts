@@ -1,114 +1,83 @@
-// open.ts - opens the data path of a node, or continues with the data path that this process opened from the last known state.
+// open.ts - opens the data path for the facts of the store, or goes on with the one that is open.
 
 import { isDeepStrictEqual } from 'node:util'
-import { isWeftError } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
-import { withoutSecrets } from '../control/config/hidden.ts'
-import { parseNetworkConfig, type NetworkConfig } from '../control/config/network-config.ts'
-import { leasesEqual, type Lease, type LeaseAttrs, type OwnLease } from '../control/lease/lease.ts'
+import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
 import { run } from '../host/command.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import { isNamedBy } from '../host/links.ts'
+import { hasBackendName, isNamedBy } from '../path/catalog.ts'
 import type { Backend } from '../path/contract.ts'
 import { removeIdleTun } from '../path/device/tun-device.ts'
-import { openDataPaths } from './data-paths.ts'
-import type { ForwardingNode } from './loops/data-path.ts'
-import type { NeedsHost } from './needs.ts'
-import { createNode, type Node, type NodeParts } from './node.ts'
-import { untilOurs, type Ownership } from './ownership.ts'
+import { openDataPaths, type DataPaths } from './data-paths.ts'
+import { amended } from './loops/lease.ts'
+import { canForward, type ForwardingNode, type NewNode, type NodeParts, type PathFacts } from './node.ts'
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
-/** The node that forwards with the last known state, and the facts that its data path was opened with. */
-export interface ResumedNode extends ForwardingNode {
-  readonly config: NetworkConfig
-  readonly external: ExternalInterface
-  /** Ends the temporary loop that repairs the data path, because from now on the node's own loop repairs it. */
-  hand(): Promise<void>
-  /** Reopens the resumed data path and looks after it again, because the node could not open its own. */
-  again(): Promise<void>
-}
-
-/** The parts that exist before the node. */
-export interface StartParts {
-  readonly ownership: Ownership
-  readonly handover: Omit<Handover<ResumedNode>, 'free' | 'resumed' | 'close' | 'enter' | 'predecessorPid'>
-  /** Returns the backend with an operator's public IP (lease.ts), and always the same result for the same backend. */
-  readonly amend: (backend: Backend) => Backend
-  /** The store's name (storeNameOf). */
-  readonly store: string
-  /** True if the resumed node has the present network configuration and external interface. */
-  readonly fits: (resumed: ResumedNode | undefined) => boolean
-  /** Checks that a prepared backend can be opened on this host. Throws WeftError with the obstacle. */
-  readonly permit: (backend: Backend, host: Omit<NeedsHost, 'run'>) => Promise<void>
-  /** Publishes the missing fact. */
-  readonly publish?: (waitsFor: string) => void
-  /** Called once with the node. From then on the node answers a newer weftd that wants to take over the data path. */
-  readonly onNode: (node: Node) => void
-}
-
-/** Returns a function that checks whether a resumed node has this network configuration and external interface. */
-export function fitsTo(configText: string, external: ExternalInterface, { givesSubnets }: NodeParts['manager']) {
-  // The last known configuration has no secrets. A configuration with a secret is never resumed.
-  const known = parseNetworkConfig(withoutSecrets(configText), { areGiven: givesSubnets })
-  return (resumed: ResumedNode | undefined): resumed is ResumedNode =>
-    isDeepStrictEqual(resumed?.config, known) &&
-    isDeepStrictEqual(resumed?.backend.external ?? resumed?.external, external)
-}
-
-/** True if the backend can use this TUN. Any other TUN would block it and keep the route. */
-export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
-  tunNames?.some((name) => isNamedBy(name, left)) === true
+/** Opens data paths for these facts. `others` lists the lease keys of the peers that are reached over the second underlay family. */
+export const openPath = (
+  { view: leases, signal, log }: NewNode,
+  { backend, lease, attrs }: PathFacts,
+  others?: readonly string[],
+): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
 
 /**
- * Opens the data path for this lease, or continues with the resumed one, and returns the node. `clear` removes obstacles once nothing
- * forwards any more.
+ * True if the backend can use this TUN, which may have been renamed since the earlier run. Any other TUN would block the backend and keep
+ * the route.
+ */
+export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
+  tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
+
+/** Returns the interface without its name, which may change, if its index identifies it. */
+const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
+  external?.index === undefined ? external : { ...external, name: '' }
+
+/** True if a node forwards in this network and through this external interface. */
+export const isFor = (
+  node: NewNode,
+  { config, external }: Pick<NodeParts, 'config' | 'external'>,
+): node is ForwardingNode =>
+  canForward(node) &&
+  isDeepStrictEqual(node.config, config) &&
+  isDeepStrictEqual(unnamed(node.backend.external ?? node.external), unnamed(external))
+
+/**
+ * Gives the node the facts of the store. Goes on with the open data path if it fits, or opens another one. `clear` removes obstacles once
+ * nothing forwards any more. If the data path cannot be opened, the node keeps the facts that it had.
  */
 export async function openNode(
+  node: NewNode,
   parts: NodeParts,
-  lease: OwnLease,
-  attrs: LeaseAttrs,
-  resumed: ResumedNode | undefined,
-  before: StartParts,
+  facts: PathFacts,
+  handover: Pick<Handover, 'isOnLoan' | 'tunNames'>,
   clear: () => Promise<void> = async () => {},
-): Promise<Node> {
-  const { config, options, signal, log } = parts
-  const { ownership, handover, fits, amend } = before
-  await resumed?.hand()
-  const known = resumed ? undefined : await knownBefore(options, lease, before, log)
-  const view = resumed?.view ?? known?.view ?? new Map()
-  for (;;) {
-    await untilOurs(ownership, signal)
-    const goesOn = resumed && ownership.dataPath && fits(resumed) && leasesEqual(resumed.lease, { ...lease, attrs })
-    const backend = goesOn ? amend(resumed.backend) : parts.backend
-    if (!goesOn) {
-      if (resumed) log.warn('The last known state is out of date; the data path is opened again')
-      await ownership.close()
-      if (ownership.state.is !== 'closed') continue // a successor came first, and the lent path is open here
-      try {
-        await ownership.open(async () => {
-          for (const left of handover.tunNames)
-            if (!goesOnWith(backend, left))
-              await removeIdleTun(run, left, { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network })
-          await clear()
-          return openDataPaths({
-            backend,
-            lease: { ...lease, attrs },
-            leases: view,
-            others: known?.others,
-            signal,
-            log,
-          })
-        })
-      } catch (error) {
-        // The last known data path forwards, instead of none, while the node tries again to open its own.
-        if (isWeftError(error)) await resumed?.again()
-        throw error
-      }
-    }
-    // If there is no data path, a successor has taken it over in the meantime.
-    if (ownership.dataPath) return createNode({ ...parts, backend }, lease, attrs, ownership, view)
+): Promise<ForwardingNode> {
+  const { ownership, signal, log } = node
+  const known = canForward(node) ? undefined : await knownBefore(node, facts.lease, handover)
+  if (known) node.view = known.view
+  const open = async (): Promise<DataPaths> => {
+    const { backend, config } = facts
+    const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
+    for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(run, left, networks)
+    await clear()
+    const dataPath = await openPath(node, facts, known?.others)
+    Object.assign(node, facts, { pathLease: facts.lease })
+    return dataPath
   }
+  // If there is no data path, a successor has taken it over in the meantime.
+  while (!canForward(node) || node.lease !== facts.lease || !ownership.dataPath) {
+    await ownership.untilOurs(signal)
+    const isSame = (of: ForwardingNode): boolean =>
+      leasesEqual({ ...of.lease, attrs: of.attrs }, { ...facts.lease, attrs: facts.attrs })
+    if (ownership.dataPath && isFor(node, parts) && isSame(node))
+      return Object.assign(node, facts, { backend: amended(node.backend, parts.manager, log), pathLease: facts.lease })
+    if (canForward(node) && node.lease !== facts.lease)
+      log.warn('The last known state is out of date; the data path is opened again')
+    await ownership.replace(open).catch((error: unknown) => {
+      ownership.recheck.ring() // the loop of the data path opens the last known one again, instead of none
+      throw error
+    })
+  }
+  return node
 }
 
 /**
@@ -116,10 +85,9 @@ export async function openNode(
  * process whose descriptors are kept, because their sessions and packets belong to these peers. Returns undefined if neither applies.
  */
 async function knownBefore(
-  options: NodeParts['options'],
+  { options, store, log }: NewNode,
   { key }: OwnLease,
-  { store, handover: { isOnLoan, tunNames } }: Pick<StartParts, 'store' | 'handover'>,
-  log: Log,
+  { isOnLoan, tunNames }: Pick<Handover, 'isOnLoan' | 'tunNames'>,
 ): Promise<{ readonly view: ReadonlyMap<string, Lease>; readonly others: readonly string[] } | undefined> {
   if (!isOnLoan && tunNames.length === 0) return undefined
   const known = await readLastKnown(lastKnownFile(options), log)

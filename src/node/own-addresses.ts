@@ -6,10 +6,10 @@ import type { Log } from '../base/log.ts'
 import { hostNameIn } from '../control/lease/host-name.ts'
 import type { SubnetManager } from '../control/lease/subnet-manager.ts'
 import { pause } from '../host/bell.ts'
+import type { Earlier } from '../host/choose-interface.ts'
 import { run } from '../host/command.ts'
 import { openEcho } from '../host/echo.ts'
-import type { Earlier } from '../host/external-interface.ts'
-import { isNamedBy, listLinks, type Link } from '../host/links.ts'
+import { listLinks, type Link } from '../host/links.ts'
 import {
   FAMILIES,
   familyOf,
@@ -20,7 +20,7 @@ import {
   type Address,
   type Nets,
 } from '../net/address.ts'
-import { KINDS, type Kind } from '../path/catalog.ts'
+import { hasBackendName } from '../path/catalog.ts'
 import { throwUnlessWaiting } from './exit-or-wait.ts'
 import { queryPatiently } from './loops/lease.ts'
 import type { LastKnown } from './restart/last-known.ts'
@@ -44,17 +44,16 @@ export interface OwnAddressesParts {
   readonly name?: string
 }
 
-/** True for a device whose name weft or flannel uses. */
-const isOwnDevice = (name: string): boolean =>
-  Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, name)))
-
-/** True for the bridge of this node's containers, which has the first address of the node's own subnet. */
-const isOwnBridge = ({ addresses }: Link, subnet: Nets): boolean =>
+/**
+ * True for the bridge of this node's containers and for a renamed device of weft. The device has the first address of the node's own subnet,
+ * and the bridge the next one.
+ */
+const hasOwnAddress = ({ addresses }: Link, subnet: Nets): boolean =>
   FAMILIES.some((family) => {
     const net = subnet[family]
     if (!net) return false
     const gateway = typeof net.address === 'number' ? net.address + 1 : net.address + 1n
-    return addresses[family].some(({ address }) => address === gateway)
+    return addresses[family].some(({ address }) => address === gateway || address === net.address)
   })
 
 export function ownAddresses({ manager, subnet, known, log, signal, ...given }: OwnAddressesParts) {
@@ -99,7 +98,7 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
 
   const earlier: Earlier = {
     addresses: () => (addresses ??= findAddresses()),
-    isOwn: (link) => isOwnDevice(link.name) || isOwnBridge(link, subnet),
+    isOwn: (link) => hasBackendName(link.name) || hasOwnAddress(link, subnet),
   }
   /**
    * True if a lease of this node's earlier subnet under this address is the node's own. That is so if the host has the address now, or if

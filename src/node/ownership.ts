@@ -1,7 +1,8 @@
 // ownership.ts - whether this process owns the host's data path. It is one state with these transitions:
 //
-//   closed      no data path is open here, and one may be opened   open -> forwarding
-//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released
+//   closed      no data path is open here, and one may be opened   open -> forwarding, replace -> forwarding
+//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released,
+//                                                                   replace -> forwarding
 //   lent        a successor forwards through the open path, which   takeBack -> forwarding, release -> released
 //               is open in both processes
 //   released    a successor forwards through a path of its own,     takeBack -> closed
@@ -27,120 +28,159 @@ type OwnershipState =
   | { readonly is: 'released' }
   | { readonly is: 'ended' }
 
-export interface Ownership {
-  readonly state: OwnershipState
-  /** True if no other process owns the data path, so that this one may change its device, routes, firewall rules and files. */
-  readonly isOurs: boolean
+export class Ownership {
   /** True while a successor prepares or has taken over. It may have written the node's lease already. */
-  hasSuccessor: boolean
-  /** The data path that is open here: this process forwards through it, or has lent it. */
-  readonly dataPath: DataPaths | undefined
-  /** Rings when another process changed the state, the data path died, the host changed, or the node has another lease. */
+  hasSuccessor = false
+  /**
+   * Rings when another process changed the state, the data path died, the host changed, or the node has another lease. Only the loop of the
+   * data path waits for it.
+   */
   readonly recheck: Bell
-  /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
-  open(make: () => Promise<DataPaths>): Promise<void>
-  /** Closes the data path. The state is `closed` even if this rejects. */
-  close(): Promise<void>
-  /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
-  lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */
-  release(): Promise<void>
-  takeBack(): Promise<void>
-  /** Stops forwarding for good. Calls `keep` with the open paths if this process forwards; `keep` must close them. */
-  end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void>
-}
+  readonly #log: Log
+  readonly #inTurn = createTurn()
+  /** The bells of the callers that wait until this process owns the data path again. */
+  readonly #waiting = new Set<Bell>()
+  #state: OwnershipState = { is: 'closed' }
 
-export function createOwnership(log: Log, recheck = createBell()): Ownership {
-  const inTurn = createTurn()
-  let state: OwnershipState = { is: 'closed' }
-  /** Runs a transition that another process forOther for. */
-  const forOther = <T>(work: () => Promise<T>): Promise<T> => inTurn(() => work().finally(() => recheck.ring()))
+  constructor(log: Log, recheck = createBell()) {
+    this.#log = log
+    this.recheck = recheck
+  }
 
-  async function lend(): Promise<readonly OpenPath[]> {
-    if (state.is !== 'forwarding') return []
-    const { dataPath } = state
-    if (!dataPath.leave || !dataPath.takeBack) return []
-    state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
+  get state(): OwnershipState {
+    return this.#state
+  }
+
+  /** True if no other process owns the data path, so that this one may change its device, routes, firewall rules and files. */
+  get isOurs(): boolean {
+    return this.#state.is === 'closed' || this.#state.is === 'forwarding'
+  }
+
+  /** The data path that is open here: this process forwards through it, or has lent it. */
+  get dataPath(): DataPaths | undefined {
+    return 'dataPath' in this.#state ? this.#state.dataPath : undefined
+  }
+
+  /** Resolves when no other process owns the data path. Rejects with the signal's reason. */
+  async untilOurs(signal: AbortSignal): Promise<void> {
+    const bell = createBell()
+    this.#waiting.add(bell)
     try {
-      const paths = await dataPath.leave()
+      while (!this.isOurs) await bell.wait(signal)
+    } finally {
+      this.#waiting.delete(bell)
+    }
+  }
+
+  /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
+  open(make: () => Promise<DataPaths>): Promise<void> {
+    return this.#inTurn(async () => {
+      if (this.#state.is === 'closed') this.#state = { is: 'forwarding', dataPath: await make() }
+    })
+  }
+
+  /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
+  replace(make: () => Promise<DataPaths>): Promise<void> {
+    return this.#inTurn(async () => {
+      // A data path that cannot be closed is left to the next one, which meets the cause again.
+      await this.#close().catch((error: unknown) =>
+        this.#log.error(`Cannot close the data path: ${describeError(error)}`),
+      )
+      if (this.#state.is === 'closed') this.#state = { is: 'forwarding', dataPath: await make() }
+    })
+  }
+
+  /** Closes the data path, or does nothing if `only` is another one. The state is `closed` even if this rejects. */
+  close(only?: DataPaths): Promise<void> {
+    return this.#inTurn(() => this.#close(only))
+  }
+
+  /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
+  lend(): Promise<readonly OpenPath[]> {
+    return this.#forOther(() => this.#lend())
+  }
+
+  /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */
+  release(): Promise<void> {
+    return this.#forOther(() => this.#release())
+  }
+
+  takeBack(): Promise<void> {
+    return this.#forOther(() => this.#takeBack())
+  }
+
+  /** Stops forwarding for good. Calls `keep` with the open paths if this process forwards; `keep` must close them. */
+  end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
+    return this.#inTurn(() => this.#end(keep))
+  }
+
+  /** Runs a transition that another process asked for. */
+  #forOther<T>(work: () => Promise<T>): Promise<T> {
+    const ring = (): void => [this.recheck, ...this.#waiting].forEach((bell) => bell.ring())
+    return this.#inTurn(() => work().finally(ring))
+  }
+
+  async #close(only?: DataPaths): Promise<void> {
+    if (this.#state.is !== 'forwarding' || (only && this.#state.dataPath !== only)) return
+    const { dataPath } = this.#state
+    this.#state = { is: 'closed' }
+    await dataPath.close()
+  }
+
+  async #lend(): Promise<readonly OpenPath[]> {
+    if (this.#state.is !== 'forwarding') return []
+    const { dataPath } = this.#state
+    const { handover } = dataPath
+    if (!handover?.isLendable) return []
+    this.#state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
+    try {
+      const paths = await handover.leave()
       // A data path without paths has died, and its `fault` reports that.
-      state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
+      this.#state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {
       // The data path has stopped and cannot be lent, so the loop opens another one.
-      log.error(`The data path cannot be handed over: ${describeError(error)}`)
+      this.#log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
-      state = { is: 'closed' }
+      this.#state = { is: 'closed' }
       return []
     }
   }
 
-  async function release(): Promise<void> {
-    const before = state
+  async #release(): Promise<void> {
+    const before = this.#state
     if (before.is === 'ended') return
-    state = { is: 'released' }
+    this.#state = { is: 'released' }
     try {
       if (before.is === 'lent') return closeAll(fdsOf(before.paths))
       if (before.is !== 'forwarding') return
-      if (!before.dataPath.leave) return await before.dataPath.close()
-      closeAll(fdsOf(await before.dataPath.leave()))
+      const { dataPath } = before
+      if (!dataPath.handover) return await dataPath.close()
+      closeAll(fdsOf(await dataPath.handover.leave()))
     } catch (error) {
       // This process must be able to continue. The next data path to be opened meets the cause again.
-      log.error(`Cannot close the data path: ${describeError(error)}`)
+      this.#log.error(`Cannot close the data path: ${describeError(error)}`)
     }
   }
 
-  async function takeBack(): Promise<void> {
-    if (state.is === 'released') return void (state = { is: 'closed' })
-    if (state.is !== 'lent') return
-    const { dataPath } = state
-    await dataPath.takeBack?.()
-    state = { is: 'forwarding', dataPath }
+  async #takeBack(): Promise<void> {
+    if (this.#state.is === 'released') return void (this.#state = { is: 'closed' })
+    if (this.#state.is !== 'lent') return
+    const { dataPath } = this.#state
+    await dataPath.handover?.takeBack()
+    this.#state = { is: 'forwarding', dataPath }
   }
 
-  async function end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
+  async #end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
       // The successor has copies of these descriptors. This process may run for a while, and would block device and port.
-      if (state.is === 'lent') return closeAll(fdsOf(state.paths))
-      if (state.is !== 'forwarding') return
-      if (!state.dataPath.leave) return await state.dataPath.close()
-      await keep(await state.dataPath.leave())
+      if (this.#state.is === 'lent') return closeAll(fdsOf(this.#state.paths))
+      if (this.#state.is !== 'forwarding') return
+      const { dataPath } = this.#state
+      if (!dataPath.handover) return await dataPath.close()
+      await keep(await dataPath.handover.leave())
     } finally {
-      state = { is: 'ended' }
+      this.#state = { is: 'ended' }
     }
   }
-
-  return {
-    hasSuccessor: false,
-    get state() {
-      return state
-    },
-    get isOurs() {
-      return state.is === 'closed' || state.is === 'forwarding'
-    },
-    get dataPath() {
-      return 'dataPath' in state ? state.dataPath : undefined
-    },
-    recheck,
-    open: (make) =>
-      inTurn(async () => {
-        if (state.is === 'closed') state = { is: 'forwarding', dataPath: await make() }
-      }),
-    close: () =>
-      inTurn(async () => {
-        if (state.is !== 'forwarding') return
-        const { dataPath } = state
-        state = { is: 'closed' }
-        await dataPath.close()
-      }),
-    lend: () => forOther(lend),
-    release: () => forOther(release),
-    takeBack: () => forOther(takeBack),
-    end: (keep) => inTurn(() => end(keep)),
-  }
-}
-
-/** Resolves when no other process owns the data path. Rejects with the signal's reason. */
-export async function untilOurs(ownership: Ownership, signal: AbortSignal): Promise<void> {
-  while (!ownership.isOurs) await ownership.recheck.wait(signal)
 }

@@ -20,8 +20,9 @@ import {
   type Family,
   type Nets,
 } from '../net/address.ts'
-import { storeKindOf, type DaemonOptions } from '../options.ts'
+import { storeKindOf, type CutOptions, type StoreOptions } from '../options.ts'
 import type { PathSide, PathTraffic, PeerSession } from '../path/contract.ts'
+import type { Health } from '../report/health.ts'
 import { isReached, stateOf, summaryOf, troubleInFull, type Snapshot } from '../report/snapshot.ts'
 import type { Beginning } from '../report/states.ts'
 import {
@@ -41,27 +42,31 @@ import { isHung, type Threads } from '../report/threads.ts'
 import type { DataPaths } from './data-paths.ts'
 import type { PathLength } from './loops/path-lengths.ts'
 import type { Probed } from './loops/probe-schedule.ts'
-import type { Node } from './node.ts'
+import type { NewNode, Node } from './node.ts'
 import type { Ownership } from './ownership.ts'
+import type { Handover } from './restart/handover.ts'
 
 /** The maximum number of peers whose path MTUs are read from the kernel, one system call each. */
 const MOST_PATHS = 500
 
 /** Returns the part of the status that does not change. `version` is the version of weft. */
-export function daemonStatusOf(options: DaemonOptions, version: string): DaemonStatus {
+export function daemonStatusOf(
+  { store, node: options }: Pick<CutOptions, 'store' | 'node'>,
+  version: string,
+): DaemonStatus {
   return {
     version,
     pid: process.pid,
     startedAt: new Date(performance.timeOrigin).toISOString(),
     subnetFile: options['subnet-file'],
-    leases: leasesOf(options),
-    etcdFiles: etcdFilesOf(options),
+    leases: leasesOf(store),
+    etcdFiles: etcdFilesOf(store),
     network:
       options['status-network'] === 0 ? 'off' : options['status-token-file'] === '' ? ('open' as const) : 'guarded',
   }
 }
 
-function etcdFilesOf(options: DaemonOptions): NonNullable<DaemonStatus['etcdFiles']> | null {
+function etcdFilesOf(options: StoreOptions): NonNullable<DaemonStatus['etcdFiles']> | null {
   if (options['kube-subnet-mgr'] || storeKindOf(options) !== 'etcd') return null
   const files = {
     caFile: options['etcd-cafile'],
@@ -72,7 +77,7 @@ function etcdFilesOf(options: DaemonOptions): NonNullable<DaemonStatus['etcdFile
   return given.length === 0 ? null : Object.fromEntries(given.map(([name, path]) => [name, resolve(path)]))
 }
 
-function leasesOf(options: DaemonOptions): string {
+function leasesOf(options: StoreOptions): string {
   if (options['kube-subnet-mgr']) return `nodes, annotations ${options['kube-annotation-prefix']}`
   switch (storeKindOf(options)) {
     case 'directory':
@@ -82,16 +87,26 @@ function leasesOf(options: DaemonOptions): string {
   }
 }
 
-/** Describes a daemon that has no node yet, and the fact that it waits for. */
-export const beginningOf = (waitsFor: string, ownership: Ownership, signal: AbortSignal): Beginning => ({
-  isForwarding: ownership.dataPath !== undefined,
-  leaving: leavingOf(ownership, signal),
-  waitsFor,
-})
-
-/** Returns the report of a daemon that has no node yet, with the data path that forwards meanwhile. */
-export const startingReportOf = (store: string, beginning: Beginning, ownership: Ownership): NodeReport =>
-  startingReport(store, beginning, beginning.isForwarding ? pathOf(ownership, new Map(), 0) : null)
+/** Publishes the fact that a node waits for before it joins its network: in the status, and to the service manager. */
+export function reportWaiting(
+  node: NewNode,
+  health: Health,
+  store: string,
+  waitsFor: string,
+  handover: Pick<Handover, 'isOnLoan' | 'predecessorPid'>,
+): void {
+  const { ownership, signal } = node
+  const beginning = (): Beginning => {
+    const { isOnLoan, predecessorPid: pid } = handover
+    const isForwarding = ownership.dataPath !== undefined
+    const other = isOnLoan && !isForwarding ? `another weftd${pid ? ` (pid ${pid})` : ''} forwards; ` : ''
+    return { isForwarding, leaving: leavingOf(ownership, signal), waitsFor: other + waitsFor }
+  }
+  const report = (): NodeReport =>
+    startingReport(store, beginning(), ownership.dataPath ? pathOf(ownership, new Map(), 0) : null)
+  Object.assign(health, { beginning, report: async () => report() })
+  node.notifier?.report({ ready: false, status: report().summary })
+}
 
 /** Returns the reason why this daemon ends or has ended its work; undefined while it works. */
 function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefined {
@@ -190,7 +205,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
       subnet: netText(lease.subnet),
       publicIp: addressText(node.attrs.publicIp),
       ...ipv6Of(lease.subnet, node.attrs.publicIp),
-      externalInterface: node.backend.external?.name ?? node.externalName ?? null,
+      externalInterface: (node.backend.external ?? node.external)?.name ?? null,
       twin: node.duplicate ?? null,
     },
     config: configOf(node.config),

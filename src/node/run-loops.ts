@@ -15,16 +15,20 @@ const RESTART_MAX_MS = 60_000
  * Resolves never. Rejects when all loops have ended, with the reason of the stop. An essential loop that fails stops the node. An observing
  * loop that fails is started again.
  */
-export async function runLoops(
-  node: Node,
-  stopping: AbortController,
-  essential: readonly Loop[],
-  observing: readonly Loop[],
-): Promise<never> {
+export async function runLoops(node: Node, essential: readonly Loop[], observing: readonly Loop[]): Promise<never> {
+  const { stopping } = node
+  node.isRunning = true
   const all = [...essential, ...observing.map((loop) => restarted(loop))]
   await Promise.allSettled(all.map((loop) => loop(node).catch((error: unknown) => stopping.abort(error))))
   throw stopping.signal.reason
 }
+
+/** Waits for a step of the start that only warns. As with an observing loop, its failure stops nothing. */
+export const observed = (step: Promise<void>, { log, signal }: Pick<Node, 'log' | 'signal'>): Promise<void> =>
+  step.catch((error: unknown) => {
+    signal.throwIfAborted()
+    log.error(`A check of this host failed, and the start goes on: ${describeError(error)}`)
+  })
 
 /** Returns a loop that starts `loop` again after a failure, each time after a longer pause. After a failure following a long run the pause is the first one again. */
 const restarted =

@@ -483,3 +483,13 @@ export function remedyFor(): string {
   const known = `${types.slice(0, -1).join(', ')} or ${types.at(-1)}`
   return `set "Backend": {"Type": ...} in the network configuration to ${known}`
 }
+
+/** True if a device has a name that the kernel may make from a pattern such as `flannel%d`. */
+export const isNamedBy = (pattern: string, name: string): boolean => {
+  const [before = '', after] = pattern.split('%d')
+  return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
+}
+
+/** True for a device whose name weft or flannel gives. A device of weft that another program has renamed has another name. */
+export const hasBackendName = (device: string): boolean =>
+  Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, device)))

@@ -9,7 +9,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../control/lease/lease.ts'
 import type { Run } from '../host/command.ts'
 import type { Watched } from '../host/events.ts'
 import type { ExternalInterface } from '../host/external-interface.ts'
-import type { Address, Addresses, ByFamily, Family, Net } from '../net/address.ts'
+import type { Address, Addresses, ByFamily, Family, Net, Nets } from '../net/address.ts'
 import type { BackendType, Settings } from './catalog.ts'
 import type { Engine, PeerTraffic, UdpEndpoint } from './engine/engine.ts'
 import type { OpenPath } from './engine/engine.ts'
@@ -46,8 +46,8 @@ export interface Backend {
   readonly usesIpsec?: boolean
   /** True if packets to peers must leave this host only through the backend's device, because only that device encrypts them. */
   readonly isSealed?: boolean
-  /** The external interface as the last `prepare` found it; left out if it is not known. */
-  readonly external?: ExternalInterface | undefined
+  /** The external interface as the last `prepare` found it. */
+  readonly external: ExternalInterface
   /**
    * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log flanneld's lines,
    * such as `Subnet added: ...`.
@@ -82,13 +82,15 @@ export interface PlannedPath {
   readonly families: readonly Family[]
   /** The longest packet in bytes that containers may send through this path. With several paths the smallest length counts for all. */
   readonly mtu: number
-  /** How the path depends on the external interface; left out if the path watches the external interface itself. */
+  /** Left out if the path does not depend on the external interface. */
   readonly external?: ExternalUse
   /**
    * Kernel objects other than links, addresses and routes that the path uses. When one of them changes, weftd checks and repairs the
    * path. Paths may share this object.
    */
   readonly watched?: Watched
+  /** True if the path depends on kernel objects whose changes the kernel does not report. The node then checks the path more often. */
+  readonly isUnreported?: boolean
   /**
    * Opens the path. It starts with the peers of `leases`, if it can set peers before the first packet. `others` lists the lease keys of the
    * peers that are reached over the second family of the underlay. When the node publishes other attributes, the member `attrs` of `own` is
@@ -102,13 +104,12 @@ export interface PlannedPath {
   ): Promise<DataPath>
 }
 
-export interface ExternalUse {
+/** How a data path depends on the external interface, which the node watches. */
+interface ExternalUse {
   /** The families of the interface's addresses that the path uses. weftd reports if such an address is missing. */
   readonly families: readonly Family[]
   /** True if the path must be opened again when such an address changes. Other changed addresses are only published to the peers. */
   readonly isBound: boolean
-  /** True if a device or route of the path refers to the interface by its name, so that all paths are opened again after a renaming. */
-  readonly isByName: boolean
 }
 
 /** The ports, device and families that a data path uses when it is opened, so that a check can tell beforehand if they are available. */
@@ -141,6 +142,8 @@ export interface NeededDevice {
   readonly name: string
   /** The link type in the kernel's terms, such as `vxlan` or `tun`. */
   readonly type: string
+  /** The networks that contain the device's addresses, by which a device of an earlier run is recognised under another name. */
+  readonly networks: Nets
   /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
   readonly replaces: readonly string[] | 'any'
   /** flanneld's error message for an existing device of another type with this name; left out if weft's own message is used. */
@@ -262,29 +265,12 @@ export interface Underlays {
   send(key: string, by: Family, packet: Uint8Array): void
 }
 
+/** An open data path. Its facets, which are optional, are interfaces that a data path has as a whole or not at all. */
 export interface DataPath {
-  /** The names of the engines' TUN devices; left out if the kernel carries the packets. */
-  readonly tunNames?: readonly string[] | undefined
-  /**
-   * True if the data path depends on kernel objects whose changes the kernel does not report. The daemon then calls `resync` more often.
-   */
-  readonly unreported?: boolean
+  /** The families that the data path can carry, even if a family is missing now. */
+  readonly families: readonly Family[]
   /** Resolves with the reason if the data path stops working; stays pending otherwise. */
   readonly fault: Promise<Error>
-  /** The families that the network has but this data path does not carry, each with the reason. At least one other family is carried. */
-  readonly lacking?: ByFamily<string>
-  /**
-   * Returns the families whose address was missing from the external interface at the last `resync`, each with the reason. Their sockets
-   * stay open, because the family works again when the address returns.
-   */
-  gone?(): ByFamily<string>
-  /** True if the daemon must call `renew`, because a family is not carried or the node's address has changed. */
-  readonly isOutdated?: boolean
-  /**
-   * Adapts the open data path to the backend's last `prepare` and to the attributes that the node's lease now publishes. It opens missing
-   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
-   */
-  renew?(): Promise<void>
   /**
    * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
    * the keys that may differ from the last call; if it is left out, all keys may differ.
@@ -295,46 +281,90 @@ export interface DataPath {
    * the call need not wait for a slow repair; the next call returns it.
    */
   resync(late?: Promise<unknown>): Promise<readonly string[]>
+  close(): Promise<void>
   carrier(): Carrier
-  /** This host's address in each family, from which the daemon sends probes to peers; left out if it cannot probe peers. */
-  readonly probeSource?: Addresses
-  /** The families that the data path can carry, even if a family is missing now. If it is left out, these are the network's families. */
-  readonly families?: readonly Family[]
   /** Lists the applied peers, without the skipped ones and those that could not be set. */
   peers(): readonly PathPeer[]
-  /** Returns the peer with this lease key. Left out if one peer costs as much as listing all, or if peers change without `apply`. */
-  peer?(key: string): PathPeer | undefined
-  /** Returns the traffic with each peer, by lease key, since the peer was added; left out if the traffic is not counted per peer. */
-  traffic?(): Promise<ReadonlyMap<string, PathTraffic>>
+  counters(): Readonly<Record<string, bigint>>
+  /** Left out if the daemon cannot probe peers. */
+  readonly probing?: Probing
+  /** Left out if an open path never has to adapt to a change of the host. */
+  readonly adapting?: Adapting
+  /** Left out if the traffic is not counted per peer. */
+  readonly counting?: Counting
+  /** Left out if weftd's engine does not carry the packets. */
+  readonly observing?: Observing
+  /** Left out if the data path does not see handshakes. */
+  readonly handshakes?: Handshakes
+  /** Left out if there is only one family of the underlay, or if weftd does not choose the family. */
+  readonly underlays?: Underlays
+  /** Left out if `close` keeps the device too. */
+  readonly handover?: HandoverSide
+}
+
+/** The part of a data path from which the daemon sends probes to peers. */
+export interface Probing {
+  /** This host's address in each family, which is the source of the probes. */
+  readonly source: Addresses
+}
+
+/** The part of a data path that adapts to changes of the host while the path is open. */
+export interface Adapting {
+  /** The families that the network has but this data path does not carry, each with the reason. At least one other family is carried. */
+  readonly lacking: ByFamily<string>
+  /** True if the node must call `renew`, because a family that `renew` can open is not carried. */
+  readonly isOutdated: boolean
   /**
-   * Returns a sample of the public keys in handshakes that belong to no peer, each with its last handshake. Left out if the data path does
-   * not see handshakes.
+   * Adapts the open data path to the external interface, and to the attributes that the node's lease now publishes. It opens missing
+   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
    */
-  unknownKeys?(): readonly UnknownKey[]
+  renew(external: ExternalInterface): Promise<void>
+}
+
+/** The part of a data path that counts the packets of each peer. */
+export interface Counting {
+  /** Returns the traffic with each peer, by lease key, since the peer was added. */
+  traffic(): Promise<ReadonlyMap<string, PathTraffic>>
+}
+
+/** The part of a data path by which an engine of weftd is observed. */
+export interface Observing {
+  /** The names of the engine's TUN devices. */
+  readonly tunNames: readonly string[]
+  readonly pathSearch: PathSearching
+  /** Returns the peer with this lease key; undefined if it is not applied. */
+  peer(key: string): PathPeer | undefined
   /**
    * Returns the longest packet of a family that reaches this peer's host without fragmentation; undefined unless the known path MTU makes
-   * it shorter than `mtu`.
+   * it shorter than the MTU of the containers.
    */
-  pathMtu?(peer: Lease, family: Family): number | undefined
-  /** Chooses the underlay's family for each peer. Left out if there is only one family, or if weftd does not choose the family. */
-  readonly underlays?: Underlays
-  /** Supports the search for the path MTU. Left out if the kernel does not report the longest packet that it would send. */
-  readonly pathSearch?: PathSearching
-  counters(): Readonly<Record<string, bigint>>
-  /** Returns the last dropped packets with their headers (see Engine.drops); left out if the data path does not know them. */
-  readonly drops?: Engine['drops']
+  pathMtu(peer: Lease, family: Family): number | undefined
+  /** Returns the last dropped packets with their headers (see Engine.drops). */
+  drops(after?: readonly number[]): ReturnType<Engine['drops']>
   /**
    * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
    * does not hang soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>>
   /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
-  look?(): void
+  look(): void
+}
+
+/** The part of a data path that receives handshakes of encryption. */
+export interface Handshakes {
+  /** Returns a sample of the public keys in handshakes that belong to no peer, each with its last handshake. */
+  unknownKeys(): readonly UnknownKey[]
+}
+
+/** The part of a data path that passes the open path on to the next process. */
+export interface HandoverSide {
+  /** True if the next process can continue with the descriptors of `leave`, and this process after it with `takeBack`. */
+  readonly isLendable: boolean
   /**
    * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open descriptors in which packets
-   * wait meanwhile, if they can be passed on. Left out if `close` keeps the device too.
+   * wait meanwhile; returns none if they cannot be passed on.
    */
-  leave?(): Promise<readonly OpenPath[]>
-  takeBack?(): Promise<void>
-  close(): Promise<void>
+  leave(): Promise<readonly OpenPath[]>
+  /** Forwards again with the descriptors that `leave` returned. */
+  takeBack(): Promise<void>
 }

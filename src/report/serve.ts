@@ -1,7 +1,7 @@
 // serve.ts - starts the health port and the status socket, or waits until the predecessor has released them.
 
 import { describeError, isWeftError } from '../base/errors.ts'
-import type { Log } from '../base/log.ts'
+import { seldom, type Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } from './health.ts'
 
@@ -28,8 +28,8 @@ export interface PredecessorState {
 }
 
 /**
- * Starts the servers at the health port and the status socket. Rejects as `serveHealth` does if a process other than the predecessor has
- * the port.
+ * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port, rejects as
+ * `serveHealth` does. If this process forwards already, logs the failure instead and tries again, because packets do not need the port.
  */
 export async function serveStatus(
   places: ServedPlaces,
@@ -37,8 +37,10 @@ export async function serveStatus(
   before: PredecessorState,
   log: Log,
   stopping: AbortController,
+  isForwarding = false,
 ): Promise<Pick<HealthServer, 'close'>> {
   const { signal } = stopping
+  const calm = seldom(log)
   const place = { ip: places['healthz-ip'], port: places['healthz-port'], statusIp: places['status-ip'] }
   const open: Pick<HealthServer, 'close'>[] = []
   const atPort = async (): Promise<void> => void open.push(await serveHealth(place, health, log))
@@ -55,9 +57,10 @@ export async function serveStatus(
     try {
       await atPort()
     } catch (error) {
-      // If the predecessor has just ended, the kernel may not have freed its port yet. This process already forwards packets, so it must
-      // not fail but try again.
-      if (!isWeftError(error, 'PORT_IN_USE') || !before.isSuccessor || (await before.predecessor())) throw error
+      if (!isWeftError(error)) throw error
+      // If the predecessor has just ended, the kernel may not have freed its port yet.
+      const isFreed = error.code === 'PORT_IN_USE' && before.isSuccessor && !(await before.predecessor())
+      if (!isFreed && !isForwarding) throw error
       later.push(atPort)
     }
   }
@@ -80,7 +83,7 @@ export async function serveStatus(
         } catch (error) {
           // Log and try again: a node that forwards packets must not end because it cannot serve its status.
           if (!isWeftError(error)) throw error
-          log.error(describeError(error))
+          calm.error(describeError(error))
           await Promise.race([pause(signal, RETRY_MS).catch(() => {}), closed])
         }
       }

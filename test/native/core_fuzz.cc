@@ -403,7 +403,7 @@ void take_over(const uint8_t* bytes, size_t size) {
     for (const uint32_t index : {0, 1}) {
       if (!opening || session.begin_open(*opening, index, 70, now_ms)) continue;
       const SocketAddress from(Address::v4(index + 1), 1);
-      const Session::Accepted accepted = session.accept(index, 70, true, from, now_ms);
+      const Session::Accepted accepted = session.accept(opening->key_number(), 70, true, from, now_ms);
       if (accepted.has_moved && (number == 1 || !(session.to() == from))) abort();
     }
     session.look(1, now_ms);

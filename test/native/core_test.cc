@@ -1323,15 +1323,16 @@ static void test_session() {
   const auto lane = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
   const SocketAddress there(ipv4(0xc0000202), to_be16(51820)), elsewhere(ipv4(0xc0000203), to_be16(51820));
   uint64_t pairs = 100;
+  std::map<uint32_t, uint64_t> numbers;  // the number of the last pair with each index
   const auto keys = [](bool is_initiator, uint32_t index) {
     return SessionKeys{
         .is_initiator = is_initiator, .own_index = index, .peer_index = index + 50, .send = {}, .receive = {}};
   };
   const auto make = [&](Session& session, bool is_initiator, uint32_t index, int64_t now) {
-    session.set_keys(++pairs, keys(is_initiator, index), now);
+    session.set_keys(numbers[index] = ++pairs, keys(is_initiator, index), now);
   };
   const auto comes = [&](Session& session, uint32_t index, uint64_t counter, int64_t now, bool is_data = true) {
-    return session.accept(index, counter, is_data, there, now);
+    return session.accept(numbers[index], counter, is_data, there, now);
   };
 
   // The initiator of a handshake requests new keys after two minutes, encrypts for three, and sends a request at most
@@ -1363,12 +1364,15 @@ static void test_session() {
     CHECK(comes(session, 1, 0, 1'000).is_confirmed && !comes(session, 1, 1, 1'000).is_confirmed);
     CHECK(!session.begin_seal(*lane, true, 1'000 + Limits::kRejectAfterMs - 1).wants_handshake);
   }
-  {  // An initiator that only receives data requests one handshake per pair, shortly before its keys expire.
+  {  // An initiator that only receives data requests a handshake shortly before its keys expire.
     Session session;
     make(session, true, 1, 1'000);
     CHECK(!comes(session, 1, 0, 1'000 + 164'999).wants_handshake);
     CHECK(comes(session, 1, 1, 1'000 + 165'000).wants_handshake);
-    CHECK(!comes(session, 1, 2, 1'000 + 175'000).wants_handshake);
+    CHECK(!comes(session, 1, 2, 1'000 + 169'999).wants_handshake);
+    CHECK(comes(session, 1, 3, 1'000 + 170'000).wants_handshake);
+    make(session, true, 2, 1'000 + 171'000);
+    CHECK(!comes(session, 1, 4, 1'000 + 176'000).wants_handshake);
   }
   {  // Packets in flight must decrypt with the previous of three pairs; a fourth pair removes the oldest pair.
     Session session;
@@ -1396,6 +1400,18 @@ static void test_session() {
     CHECK(!comes(session, 6, 0, 5'000).reason);
     make(session, true, 7, 6'000);
     CHECK(!session.begin_open(*opening, 6, 1, 6'000) && session.begin_open(*opening, 4, 1, 6'000));
+  }
+  {  // If the index of an older pair is used again, the index must stand for the new pair only. A packet that the older
+     // pair decrypted just before must count neither for the new pair, nor as the confirmation that the peer has it.
+    Session session;
+    make(session, true, 1, 1'000);
+    CHECK(!session.begin_open(*opening, 1, 7, 1'000));
+    const uint64_t older = opening->key_number();
+    make(session, false, 1, 2'000);
+    CHECK(session.accept(older, 7, true, elsewhere, 2'000).reason == k_rx_drop_no_session);
+    CHECK(!session.begin_seal(*lane, true, 2'000).is_granted && !(session.to() == elsewhere));
+    CHECK(!session.begin_open(*opening, 1, 7, 2'000) && opening->key_number() == pairs);
+    CHECK(comes(session, 1, 7, 2'000).is_confirmed);
   }
   // Data without a reply for 15 seconds must trigger a handshake. Received data must trigger a keepalive after 10
   // seconds.
@@ -1426,9 +1442,9 @@ static void test_session() {
     Session session;
     session.send_to(there, false);
     make(session, true, 1, 1'000);
-    CHECK(!session.accept(1, 0, true, there, 1'000).has_moved);
-    CHECK(session.accept(1, 1, true, elsewhere, 1'000).has_moved && session.to() == elsewhere);
-    CHECK(session.accept(1, 1, true, there, 1'000).reason == k_rx_drop_replay && session.to() == elsewhere);
+    CHECK(!session.accept(pairs, 0, true, there, 1'000).has_moved);
+    CHECK(session.accept(pairs, 1, true, elsewhere, 1'000).has_moved && session.to() == elsewhere);
+    CHECK(session.accept(pairs, 1, true, there, 1'000).reason == k_rx_drop_replay && session.to() == elsewhere);
     session.send_to(there, false);
     CHECK(session.to() == there);
   }
@@ -1437,14 +1453,14 @@ static void test_session() {
     session.send_to(there, true);
     make(session, true, 1, 1'000);
     const SocketAddress lane(there.address(), to_be16(52'060));
-    CHECK(!session.accept(1, 0, true, lane, 1'000).has_moved && session.to() == there);
-    CHECK(!session.accept(1, 1, true, elsewhere, 1'000).has_moved && session.to() == there);
+    CHECK(!session.accept(pairs, 0, true, lane, 1'000).has_moved && session.to() == there);
+    CHECK(!session.accept(pairs, 1, true, elsewhere, 1'000).has_moved && session.to() == there);
     session.send_to(elsewhere, true);
     CHECK(session.to() == elsewhere);
     session.forget();
     session.send_to(there, false);
     make(session, true, 1, 1'000);
-    CHECK(session.accept(1, 0, true, lane, 1'000).has_moved && session.to() == lane);
+    CHECK(session.accept(pairs, 0, true, lane, 1'000).has_moved && session.to() == lane);
   }
   {  // Waiting packets and keys must expire.
     Session session;
@@ -1454,10 +1470,10 @@ static void test_session() {
     CHECK(session.look(0, Limits::kStagedMs + 200).expired == Limits::kMaxStaged - 10);
     CHECK(session.take_staged().size() == 1 && session.take_staged().empty());
     make(session, true, 1, 1'000);
-    session.look(0, 1'000 + Limits::kWipeAfterMs - 1);
-    CHECK(session.accept(1, 0, true, there, 1'000).reason != k_rx_drop_no_session);
-    session.look(0, 1'000 + Limits::kWipeAfterMs);
-    CHECK(session.accept(1, 1, true, there, 1'000).reason == k_rx_drop_no_session);
+    session.look(0, 1'000 + Limits::kRejectAfterMs - 1);
+    CHECK(session.accept(pairs, 0, true, there, 1'000).reason != k_rx_drop_no_session);
+    session.look(0, 1'000 + Limits::kRejectAfterMs);
+    CHECK(session.accept(pairs, 1, true, there, 1'000).reason == k_rx_drop_no_session);
   }
   {
     Session session;
@@ -1466,6 +1482,44 @@ static void test_session() {
     session.forget();
     CHECK(!session.begin_seal(*lane, true, 1'000).is_granted && session.take_staged().empty());
   }
+}
+
+/// A pair must encrypt up to the last counter, and must neither encrypt nor decrypt with the counters above it.
+static void test_last_counter() {
+  using Limits = SessionLimits;
+  constexpr uint64_t kLast = Limits::kRejectAfterMessages - 1, kSealed = 4'711;
+  constexpr int64_t kNowMs = 1'000;
+  const auto lane = Aead::create(Aead::Way::kSeal), opening = Aead::create(Aead::Way::kOpen);
+  const SocketAddress there(ipv4(0xc0000202), to_be16(51820));
+  Session older;
+  older.set_keys(1, {.is_initiator = true, .own_index = 7, .send = {}, .receive = {}}, kNowMs);
+  for (uint64_t i = 0; i < kSealed; i++) older.begin_seal(*lane, true, kNowMs);
+  SecretWriter out;
+  older.save(out);
+  SecretBytes saved = out.take();
+  // The saved counter is replaced by the last one, because no test can encrypt 2^64 packets.
+  uint8_t bytes[sizeof kSealed];
+  store(bytes, kSealed);
+  const auto at = std::search(saved.begin(), saved.end(), std::begin(bytes), std::end(bytes));
+  CHECK(at != saved.end() && std::search(at + 1, saved.end(), std::begin(bytes), std::end(bytes)) == saved.end());
+  store(&*at, kLast);
+  SecretReader in(saved);
+  Session session;
+  session.load(
+      in, [] { return uint64_t{1}; }, [](size_t, StagedBytes&) { return true; }, 0, kNowMs);
+  CHECK(in.is_whole());
+  CHECK(!session.begin_open(*opening, 7, kLast, kNowMs));
+  CHECK(!session.accept(1, kLast, true, there, kNowMs).reason);
+  CHECK(session.accept(1, kLast, true, there, kNowMs).reason == k_rx_drop_replay);
+  CHECK(session.accept(1, 0, true, there, kNowMs).reason == k_rx_drop_replay);
+  CHECK(!session.accept(1, kLast - 1, true, there, kNowMs).reason);
+  for (const uint64_t counter : {kLast + 1, UINT64_MAX}) {
+    CHECK(session.begin_open(*opening, 7, counter, kNowMs) == k_rx_drop_replay);
+  }
+  const Session::Grant last = session.begin_seal(*lane, true, kNowMs);
+  CHECK(last.is_granted && last.counter == kLast && last.wants_handshake);
+  const Session::Grant refused = session.begin_seal(*lane, true, kNowMs + Limits::kRequestEveryMs);
+  CHECK(!refused.is_granted && refused.wants_handshake && !session.may_seal(kNowMs));
 }
 
 /// A session must be found by its number and by the index in a datagram, while other threads create sessions.
@@ -1511,7 +1565,7 @@ static void test_sessions() {
           if (grant.is_granted) carried++;
           if (grant.wants_handshake) sessions.mailbox().want(number);
           if (!session->begin_open(*opening, number, counter++, 2'000)) {
-            session->accept(number, counter, true, from, 2'000);
+            session->accept(opening->key_number(), counter, true, from, 2'000);
           }
           session->stage({{1, 2, 3}, 2'000, 0});
           session->look(1'000, 2'000);
@@ -1576,6 +1630,12 @@ static void test_saved_sessions() {
     const auto byte = static_cast<uint8_t>(index);
     return SessionKeys{is_initiator, index, index + 50, key(byte), key(static_cast<uint8_t>(byte + 100))};
   };
+  /// Accepts a packet if there are keys for it.
+  const auto comes = [&](Session& session, uint32_t index, uint64_t counter) {
+    const auto refused = session.begin_open(*opening, index, counter, kSavedMs);
+    return refused ? Session::Accepted{.reason = refused}
+                   : session.accept(opening->key_number(), counter, true, there, kSavedMs);
+  };
   const auto saved_with = [&](size_t packets) {
     auto sessions = fresh();
     sessions->keep(naming({kNamed, kOther}));
@@ -1585,7 +1645,7 @@ static void test_saved_sessions() {
     }
     Session& session = *sessions->of(kNamed);
     for (int i = 0; i < 5; i++) CHECK(session.begin_seal(*lane, true, kSavedMs).counter == static_cast<uint64_t>(i));
-    for (const uint64_t counter : {0, 1, 5}) CHECK(!session.accept(kNamed, counter, true, there, kSavedMs).reason);
+    for (const uint64_t counter : {0, 1, 5}) CHECK(!comes(session, kNamed, counter).reason);
     for (size_t i = 0; i < packets; i++) CHECK(session.stage({Bytes(Limits::kAroundBytes + i), kSavedMs, 3}));
     sessions->mailbox().post(there, Bytes(92, 2), Mailbox::Origin::kAsked);
     sessions->mailbox().post(there, Bytes(148, 1), Mailbox::Origin::kOther);
@@ -1609,16 +1669,16 @@ static void test_saved_sessions() {
   Aead& reader = *opening;
   reader.use(1'000'000, key(kNamed));
   CHECK(reader.open(1, {text.data(), 10}));  // it must be encrypted with the sending key of that pair
-  CHECK(session.accept(kNamed, 1, true, there, kSavedMs).reason == k_rx_drop_replay);
-  CHECK(session.accept(kNamed, 5, true, there, kSavedMs).reason == k_rx_drop_replay);
-  CHECK(!session.accept(kNamed, 3, true, there, kSavedMs).reason);
+  CHECK(comes(session, kNamed, 1).reason == k_rx_drop_replay);
+  CHECK(comes(session, kNamed, 5).reason == k_rx_drop_replay);
+  CHECK(!comes(session, kNamed, 3).reason);
   CHECK((heir->take_ready() == std::vector<uint32_t>{kNamed}));
   const std::vector<Staged> waiting = session.take_staged();
   CHECK(waiting.size() == 2 && waiting[1].datagram.size() == Limits::kAroundBytes + 1 && waiting[1].slot == 9);
   // The pairs must keep their age, and the peer's pair must still be unconfirmed.
   CHECK(session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs - 1).wants_handshake);
   CHECK(!session.begin_seal(*lane, true, kMadeMs + Limits::kRejectAfterMs).is_granted);
-  CHECK(session.accept(kNamed + 1, 0, true, there, kSavedMs).is_confirmed);
+  CHECK(comes(session, kNamed + 1, 0).is_confirmed);
   CHECK(session.begin_seal(*lane, true, kSavedMs).peer_index == kNamed + 51);
   // A session that no record names must be dropped.
   CHECK(!heir->of(kOther) || heir->of(kOther)->is_empty());
@@ -1663,7 +1723,7 @@ static void test_saved_sessions() {
     auto next = fresh();
     next->keep(naming({kNamed}));
     CHECK(next->take_over(bytes, naming({kNamed}), kSavedMs));
-    CHECK(next->of(kNamed)->accept(2, 0, true, there, kSavedMs).is_confirmed);
+    CHECK(comes(*next->of(kNamed), 2, 0).is_confirmed);
     CHECK(next->of(kNamed)->begin_seal(*lane, true, kSavedMs).peer_index == (ours_is_later ? 51u : 52u));
   }
   {
@@ -1691,7 +1751,7 @@ static void test_saved_sessions() {
       Session& any = *sessions->of(number);
       any.begin_seal(*lane, true, kSavedMs);
       for (const uint32_t index : {number, number + 1}) {
-        if (!any.begin_open(*opening, index, 9, kSavedMs)) any.accept(index, 9, true, there, kSavedMs);
+        comes(any, index, 9);
       }
       any.look(1'000, kSavedMs);
       any.take_staged();
@@ -3380,6 +3440,7 @@ static void test_threads() {
   if (Aead::create(Aead::Way::kSeal)) {
     test_aead();
     test_session();
+    test_last_counter();
     test_sessions();
     test_mailbox();
     test_saved_sessions();

@@ -1764,9 +1764,14 @@ void test_both_families() {
   CHECK(answer(0x0a050100, 4, false) == Both(0, 1) && answer(0x0a050102, 4) == Both(0, 1));
   peers.change(peer(2, false));
   CHECK(answer(0x0a050100, 4) == Both(1, 0) && answer(0x0a050100, 6) == Both(0, 1));
+  // A reply to a peer without an address of that family must go to the address that the peer has.
+  Bytes without_six = peer(2, false);
+  store(&without_six[offsetof(PeerRecord, ipv6)], Address());
+  peers.change(without_six);
+  CHECK(answer(0x0a050100, 6) == Both(1, 0));
   Traffic sum;
   traffic.sum(kSlot, sum);
-  CHECK(sum.tx_packets == row[k_tx_packets] && before == 9 + 8 + 2 && row[k_tx_packets] == before + 1 + 6);
+  CHECK(sum.tx_packets == row[k_tx_packets] && before == 9 + 8 + 2 && row[k_tx_packets] == before + 1 + 7);
 }
 
 constexpr uint8_t kOurMac[6] = {2, 0, 0, 0, 0, 0xaa};
@@ -2269,7 +2274,7 @@ void test_wireguard_waits_too_late() {
   const auto datagrams = host.drain(host.other);
   CHECK(datagrams.size() == 1 && remote.open(datagrams.at(0), 1) == build({}));
   // No further handshake may be requested for this packet.
-  clock_ms += SessionLimits::kRekeyTimeoutMs;
+  clock_ms += SessionLimits::kRequestEveryMs;
   host.ingress->tick();
   CHECK(rung == 1 && host.drain(host.other).empty() && host.row[k_tx_drop_no_session] == 0);
 }
@@ -2489,10 +2494,10 @@ void test_wireguard_slept() {
   CHECK(host.sessions->mailbox().take(0).wanted == std::vector<uint32_t>{kSession});
   host.from_peer(remote.seal(build(inward())));
   CHECK(!host.ingress->pump().failure && host.row[k_rx_drop_no_session] == 1 && host.row[k_rx_packets] == 0);
-  // After a longer suspension the keys must be wiped at the first check.
-  CHECK(!host.sessions->of(kSession)->is_empty());
+  // The keys must be wiped at the first check.
   host.sessions->of(kSession)->take_staged();
-  slept_ms += SessionLimits::kWipeAfterMs;
+  CHECK(!host.sessions->of(kSession)->is_empty());
+  slept_ms += Wireguard::kTickMs;
   CHECK(host.ingress->tick());
   CHECK(host.sessions->of(kSession)->is_empty());
   slept_ms = 0;

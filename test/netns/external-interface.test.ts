@@ -2,8 +2,9 @@
 
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createLab, type Host, type Lab } from '../../lab/lab.ts'
+import { chooseExternalInterface } from '../../src/host/choose-interface.ts'
 import type { Run } from '../../src/host/command.ts'
-import { chooseExternalInterface, currentExternal } from '../../src/host/external-interface.ts'
+import { currentExternal } from '../../src/host/external-interface.ts'
 import { findLink } from '../../src/host/links.ts'
 import { addressText, FAMILIES, type Family } from '../../src/net/address.ts'
 import { eventually } from '../support/event.ts'

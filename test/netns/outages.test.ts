@@ -479,7 +479,7 @@ describe.concurrent('while the lease directory', () => {
 
   const UNWRITABLE = [
     // Per case: the line of a daemon that starts meanwhile, whether it ends, and whether the running daemons can renew.
-    ['is read-only', readOnly, /EROFS.*; make the directory writable for this user/, true, false],
+    ['is read-only', readOnly, /EROFS.*; mount its file system read-write/, true, false],
     ['is full', full, /ENOSPC.*; free space on the file system of the directory/, false, true],
   ] as const
   it.each(UNWRITABLE)(

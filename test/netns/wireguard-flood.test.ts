@@ -9,7 +9,7 @@ import { createLab, WIREGUARD_APART, type Daemon, type Host, type Lab, type Pod 
 import { reach } from '../../lab/measure.ts'
 import { macKeysOf, writeMacs } from '../../src/path/backends/wireguard/cookie.ts'
 import { systemRandomness } from '../../src/path/backends/wireguard/crypto.ts'
-import { INITIATION_BYTES, RESPONSE_BYTES } from '../../src/path/backends/wireguard/handshakes.ts'
+import { INITIATION_BYTES, RESPONSE_BYTES } from '../../src/path/backends/wireguard/messages.ts'
 import type { SessionStatus } from '../../src/report/status.ts'
 import { eventually } from '../support/event.ts'
 import { buildForge, type Forge, type Sender } from '../support/forge.ts'

@@ -11,10 +11,12 @@ import { managerOf } from '../../src/control/lease/store-manager.ts'
 import { runNode } from '../../src/daemon.ts'
 import { addressText, netsOverlap } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
+import { createNode } from '../../src/node/node.ts'
 import type { Backend } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
-import { alone } from '../support/alone.ts'
-import { planOf } from '../support/data-paths.ts'
+import { ALONE, permitAll } from '../support/alone.ts'
+import { EXTERNAL, planOf } from '../support/data-paths.ts'
+import { nodeOptions } from '../support/options.ts'
 import { randomFrom } from '../support/packet-model.ts'
 import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type VirtualStore } from './virtual-store.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
@@ -294,12 +296,14 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
   node.steady.clear()
   const backend: Backend = {
     name: 'simulated',
+    external: EXTERNAL,
     prepare: async () => ({ publicIp: { ipv4: parseIpv4(node.publicIp)! }, backendType: '' }),
     plan: planOf(async (lease) => {
       node.lease = lease
       node.table = new Map()
       node.steady.clear()
       return {
+        families: ['ipv4'],
         fault: new Promise((resolve) => {
           node.die = () => resolve(new Error('died'))
         }),
@@ -327,31 +331,19 @@ function start(node: Node, store: VirtualStore, violations: string[]): void {
         carrier: () => ({ engine: 'none', features: [] }),
         peers: () => [],
         counters: () => ({}),
-        threads: () => ({}),
         close: async () => {},
       }
     }),
   }
-  const parts = {
-    options: {
-      'subnet-file': 'not written',
-      'subnet-lease-renew-margin': 5,
-      'fail-static-hold': 30,
-      'ip-masq': false,
-      'probe-interval': 0,
-      'status-network': 0,
-      'status-token-file': '',
-    },
-    manager: managerOf(node.connection.store),
-    config,
-    backend,
-    log: { info: say, warn: say, error: say, v: () => false },
-    signal: node.stopping.signal,
-    health: node.health,
+  const flags = { 'subnet-file': 'not written', 'subnet-lease-renew-margin': 5, 'probe-interval': 0 }
+  const options = nodeOptions(flags)
+  const log = { info: say, warn: say, error: say, v: () => false }
+  const parts = { manager: managerOf(node.connection.store), config, backend, health: node.health }
+  const run = (): Promise<never> => {
+    const weftd = createNode({ options, store: '', log, stopping: node.stopping })
+    return runNode(weftd, parts, previous, ALONE, undefined, permitAll)
   }
-  node.ended = node.machine
-    .run(() => runNode(parts, previous, node.stopping, alone(parts)))
-    .catch((error: unknown) => error)
+  node.ended = node.machine.run(run).catch((error: unknown) => error)
 }
 
 /**

@@ -2,6 +2,7 @@
 
 import type { Lease, OwnLease } from '../../src/control/lease/lease.ts'
 import type { Run } from '../../src/host/command.ts'
+import type { ExternalInterface } from '../../src/host/external-interface.ts'
 import { familiesOf } from '../../src/net/address.ts'
 import { openDataPaths, type DataPaths } from '../../src/node/data-paths.ts'
 import type { Backend, PlannedPath } from '../../src/path/contract.ts'
@@ -19,6 +20,15 @@ export function openPaths(
   }: Partial<Pick<Parameters<typeof openDataPaths>[0], 'leases' | 'signal' | 'log'>> = {},
 ): Promise<DataPaths> {
   return openDataPaths({ backend, lease, leases, signal, run, log })
+}
+
+/** The external interface of a fake backend, whose data path does not depend on it. */
+export const EXTERNAL: ExternalInterface = {
+  name: 'eth0',
+  mtu: 1500,
+  address: {},
+  publicIp: {},
+  named: { address: {}, publicIp: {} },
 }
 
 /** Returns the plan of a backend with one data path, which carries all families of the lease. */

@@ -14,17 +14,17 @@ import { createBell } from '../../src/host/bell.ts'
 import { familiesOf, onlyOf, type ByFamily, type Family } from '../../src/net/address.ts'
 import { parseIpv4 } from '../../src/net/ipv4.ts'
 import { parseIpv6 } from '../../src/net/ipv6.ts'
-import type { NodeParts } from '../../src/node/node.ts'
-import type { StartParts } from '../../src/node/open.ts'
-import type { Ownership } from '../../src/node/ownership.ts'
+import { createNode, type NewNode, type NodeParts } from '../../src/node/node.ts'
+import { Ownership } from '../../src/node/ownership.ts'
 import type { Backend, DataPath, PathPeer, PathTraffic, UnknownKey } from '../../src/path/contract.ts'
 import { createHealth, type Health } from '../../src/report/health.ts'
 import type { State } from '../../src/report/notify.ts'
 import { detailsOf, isReadyNow, troubleOf } from '../../src/report/snapshot.ts'
 import type { Status } from '../../src/report/status.ts'
-import { alone } from './alone.ts'
-import { planOf } from './data-paths.ts'
+import { ALONE, permitAll } from './alone.ts'
+import { EXTERNAL, planOf } from './data-paths.ts'
 import { createMemoryStore, type MemoryStore } from './memory-store.ts'
+import { nodeOptions } from './options.ts'
 
 interface FakeDataPath {
   readonly subnet: string
@@ -39,10 +39,8 @@ interface FakeDataPath {
   unseen: Error | undefined
   /** Runs during a check of the data path; its argument settles when the check is late. */
   looking: ((late: Promise<unknown> | undefined) => Promise<unknown>) | undefined
-  unreported: boolean
   /** The families that the data path lacks, and the calls that asked to open them. */
   lacking: ByFamily<string>
-  gone: ByFamily<string>
   readonly renewed: LeaseAttrs[]
   /** Until this settles the data path keeps the state that `renew` left. */
   renewing: Promise<void> | undefined
@@ -94,6 +92,7 @@ const pathPeer = (key: string): PathPeer => {
 
 export const backend: Backend = {
   name: 'fake',
+  external: EXTERNAL,
   prepare: async () => ({ publicIp: { ipv4: parseIpv4('192.0.2.1')! }, backendType: '' }),
   plan: planOf(openFake),
 }
@@ -112,9 +111,7 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
     repaired: [],
     unseen: undefined,
     looking: undefined,
-    unreported: false,
     lacking: {},
-    gone: {},
     renewed: [],
     renewing: undefined,
     rounds: {},
@@ -128,6 +125,7 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
   }
   dataPaths.push(dataPath)
   return {
+    families: familiesOf(lease.subnet),
     fault,
     apply: async (leases, own) => {
       if (dataPath.closed) misuses.push('applied to a data path that is closed')
@@ -139,40 +137,50 @@ export async function openFake(lease: OwnLease): Promise<DataPath> {
       if (dataPath.unseen) throw dataPath.unseen
       return dataPath.repaired.splice(0)
     },
-    get unreported() {
-      return dataPath.unreported
-    },
-    gone: () => dataPath.gone,
-    get lacking() {
-      return dataPath.lacking
-    },
-    get isOutdated() {
-      return familiesOf(dataPath.lacking).length > 0
-    },
-    renew: async () => {
-      dataPath.renewed.push(lease.attrs)
-      await dataPath.renewing
+    adapting: {
+      get lacking() {
+        return dataPath.lacking
+      },
+      get isOutdated() {
+        return familiesOf(dataPath.lacking).length > 0
+      },
+      renew: async () => {
+        dataPath.renewed.push(lease.attrs)
+        await dataPath.renewing
+      },
     },
     carrier: () => ({ device: 'fake0', engine: 'native', features: [] }),
-    probeSource: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address },
+    probing: { source: { ipv4: lease.subnet.ipv4?.address, ipv6: lease.subnet.ipv6?.address } },
     peers: () => (dataPath.refusal ? [] : (dataPath.applied.at(-1) ?? []).map(pathPeer)),
-    peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
-    traffic: async () => {
-      const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
-      return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+    counting: {
+      traffic: async () => {
+        const traffic = dataPath.counting ? await dataPath.counting() : dataPath.traffic
+        return new Map((dataPath.applied.at(-1) ?? []).flatMap((key) => (traffic ? [[key, traffic]] : [])))
+      },
     },
-    unknownKeys: () => dataPath.unknownKeys,
+    handshakes: { unknownKeys: () => dataPath.unknownKeys },
     counters: () => ({ tx_packets: 5n, tx_drop_no_route: dataPath.dropped, rx_drop_ttl: 0n }),
-    threads: () => dataPath.rounds,
-    ...(knownMtu
-      ? { pathSearch: { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) } }
-      : {}),
-    look: () => void dataPath.looks++,
+    observing: {
+      tunNames: [],
+      peer: (key) => (dataPath.applied.at(-1)?.includes(key) ? pathPeer(key) : undefined),
+      pathMtu: () => undefined,
+      drops: () => ({ next: [], packets: [] }),
+      threads: () => dataPath.rounds,
+      pathSearch: knownMtu
+        ? { overhead: 28, knownMtu, limit: (all) => void dataPath.limits.push([...all]) }
+        : { knownMtu: () => undefined },
+      look: () => void dataPath.looks++,
+    },
     close: async () => {
       dataPath.closed = true
       if (dataPath.stuck) throw dataPath.stuck
     },
   }
+}
+
+/** Sets the families whose address is missing from the external interface. */
+export function setGone(gone: ByFamily<string>): void {
+  vi.spyOn(ownership.dataPath!, 'gone').mockReturnValue(gone)
 }
 
 /** Returns the parts of a dual-stack or IPv6-only node, in place of those of an IPv4 node. */
@@ -259,20 +267,19 @@ export const subnetFile = (): string => join(folder, 'subnet.env')
 const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
 export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
 
+/** The node that `start` makes differs in these from a node that runs alone. */
+interface Differences {
+  readonly options?: Partial<NewNode['options']>
+  readonly handover?: typeof ALONE
+  readonly permit?: () => Promise<void>
+}
+
 export function start(
   extra: Partial<NodeParts> = {},
   hostChanged = createBell(),
-  more: Partial<StartParts> = {},
+  { options: flags = {}, handover = ALONE, permit = permitAll }: Differences = {},
 ): void {
-  const options = {
-    'subnet-file': subnetFile(),
-    'subnet-lease-renew-margin': 60,
-    'fail-static-hold': 30,
-    'ip-masq': false,
-    'probe-interval': 10,
-    'status-network': 0,
-    'status-token-file': '',
-  }
+  const options = nodeOptions({ 'subnet-file': subnetFile(), ...flags })
   const notifier = {
     aliveMs: 15_000,
     report: ({ ready, status }: State) => void (told.at(-1) !== status && ready && told.push(status)),
@@ -282,11 +289,10 @@ export function start(
     keep: async () => false,
     forget: () => {},
   }
-  const manager = managerOf(store)
-  const parts = { options, manager, config, backend, log, signal: stopping.signal, health, notifier, ...extra }
-  const before = { ...alone(parts, hostChanged), ...more }
-  ownership = before.ownership
-  ended = runNode(parts, {}, stopping, before).catch((error: unknown) => error)
+  const parts = { manager: managerOf(store), config, backend, health, ...extra }
+  ownership = new Ownership(log, hostChanged)
+  const node = createNode({ options, store: '', log, stopping, notifier }, ownership)
+  ended = runNode(node, parts, {}, handover, undefined, permit).catch((error: unknown) => error)
 }
 
 /** The end in real time, which writing a file takes. */

@@ -16,15 +16,10 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { output } from '../../lab/command.ts'
 import { SecretBytes } from '../../src/base/secret.ts'
 import { formatIpv4, parseIpv4 } from '../../src/net/ipv4.ts'
-import { macKeysOf, writeMacs } from '../../src/path/backends/wireguard/cookie.ts'
+import { type Endpoint, macKeysOf, writeMacs } from '../../src/path/backends/wireguard/cookie.ts'
 import { systemRandomness } from '../../src/path/backends/wireguard/crypto.ts'
-import {
-  createHandshakes,
-  INITIATION_BYTES,
-  type Endpoint,
-  type Handshakes,
-  type HandshakeState,
-} from '../../src/path/backends/wireguard/handshakes.ts'
+import { Handshakes, type HandshakeState } from '../../src/path/backends/wireguard/handshakes.ts'
+import { INITIATION_BYTES } from '../../src/path/backends/wireguard/messages.ts'
 import { ipv4Packet, udpDatagram } from './packets.ts'
 
 /** The result; each scenario sets its own members. */
@@ -186,7 +181,7 @@ async function begin({
   }
   const receivedThere: string[] = []
 
-  const handshakes = createHandshakes({
+  const handshakes = new Handshakes({
     privateKey: new SecretBytes(ourKey),
     indexSecret: 0x5eed_c0de,
     engine: {

@@ -1,7 +1,8 @@
 // wireguard-sessions.ts - a small model of how an engine uses the keys of handshakes: which pair it uses and when it requests another one.
 // It checks that no key and no nonce is ever used twice.
 
-import type { SessionEngine, SessionKeys } from '../../src/path/backends/wireguard/handshakes.ts'
+import type { SessionEngine } from '../../src/path/backends/wireguard/local-node.ts'
+import type { SessionKeys } from '../../src/path/engine/engine.ts'
 
 /** A data message: the key that sealed it, and its receiver. */
 export interface Packet {
@@ -19,8 +20,8 @@ interface Pair {
   readonly since: number
   nonce: number
   readonly received: Set<number>
-  /** The pairs of a node are numbered in the order of their creation. */
-  readonly number: number
+  /** True if this node installed a pair of its own handshake since. */
+  isOutdated: boolean
   /** Grows with each use by the peer: of two pairs the one with the higher value was used last. */
   used: number
 }
@@ -55,7 +56,7 @@ export function createSessions(
   let sentAt: number | undefined // the time of data since which nothing was received
   let keepaliveAt: number | undefined
   let delivered = 0
-  let [uses, pairs] = [0, 0]
+  let uses = 0
 
   const once = (what: string): void => {
     if (everUsed.has(what)) throw new Error(`twice: ${what}`)
@@ -103,7 +104,7 @@ export function createSessions(
         since: clock(),
         nonce: -1,
         received: new Set<number>(),
-        number: (pairs += 1),
+        isOutdated: false,
         used: 0,
       }
       if (!isInitiator) {
@@ -111,6 +112,7 @@ export function createSessions(
         return
       }
       replaceCurrent(pair)
+      if (next) next.isOutdated = true
       seal(pair) // a keepalive, or the waiting data
       isStaged = false
     },
@@ -123,8 +125,7 @@ export function createSessions(
       sentAt = undefined
       if (pair === next) {
         next = undefined
-        // Of two simultaneous handshakes our own came later.
-        if (isYoung(current, now) && current.number > pair.number) previous = pair
+        if (pair.isOutdated && isYoung(current, now)) previous = pair
         else replaceCurrent(pair)
         say.confirmed(now)
         if (isStaged) data(now)

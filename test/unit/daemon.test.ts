@@ -3,8 +3,7 @@
 import { readFileSync } from 'node:fs'
 import { describe, expect, it, vi } from 'vitest'
 import { WeftError } from '../../src/base/errors.ts'
-import type { Log } from '../../src/base/log.ts'
-import { alone } from '../support/alone.ts'
+import { ALONE } from '../support/alone.ts'
 import {
   installRig,
   dataPaths,
@@ -23,8 +22,6 @@ import {
 } from '../support/node-rig.ts'
 
 installRig()
-
-const silent: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 it('leases, opens, writes subnet.env and says so, in this order', async () => {
   start()
@@ -100,7 +97,7 @@ describe('a lease that is new', () => {
     expect(await keys()).toEqual(['10.5.0.64-26'])
     store.remove('10.5.0.64-26')
     restart()
-    start({}, undefined, { handover: { ...alone({ log: silent } as never).handover, isOnLoan: true } })
+    start({}, undefined, { handover: { ...ALONE, isOnLoan: true } })
     await ended
     expect(await keys()).toHaveLength(1)
   })

@@ -8,10 +8,12 @@ import {
   checkFeatures,
   checkMargin,
   checkOptions,
+  cutOptions,
   FLAGS,
   FLANNEL_FLAGS,
   interfaceWishes,
   WEFT_FLAGS,
+  WITHOUT_EFFECT,
 } from '../../src/options.ts'
 import { usage } from '../../src/weftd.ts'
 
@@ -298,4 +300,19 @@ it('describe every requested property of the external interface', () => {
     canReach: '192.0.2.1',
     publicIp: { ipv4: '198.51.100.1', ipv6: 'fc00::1' },
   })
+})
+
+it("are cut so that each flag goes to a part of the program, with its value, or is weftd.ts's own", () => {
+  const { options } = parse('--workers', '3', '--lease-dir', '/leases')
+  const parts = cutOptions(options)
+  const given = new Set<string>([
+    'version',
+    'v',
+    'leave',
+    ...WITHOUT_EFFECT,
+    ...Object.values(parts).flatMap((part: object) => Object.keys(part)),
+  ])
+  expect([...given].toSorted()).toEqual(Object.keys(FLAGS).toSorted())
+  expect([parts.engine.workers, parts.store['lease-dir'], parts.node['probe-interval']]).toEqual([3, '/leases', 10])
+  for (const part of Object.values(parts)) expect(options).toMatchObject(part as object)
 })

@@ -3,7 +3,7 @@
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterEach, expect, it, vi } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { runDaemon } from '../../src/begin.ts'
 import type { OwnLease } from '../../src/control/lease/lease.ts'
 import type { startManager } from '../../src/daemon.ts'
@@ -11,10 +11,10 @@ import { familiesOf } from '../../src/net/address.ts'
 import { FAMILIES } from '../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../src/net/ipv6.ts'
-import { wishesText } from '../../src/node/loops/last-known.ts'
-import { lastKnownFile, storeNameOf, writeLastKnown } from '../../src/node/restart/last-known.ts'
-import type { DaemonOptions } from '../../src/options.ts'
+import { canForward } from '../../src/node/node.ts'
+import { lastKnownFile, nextFor, storeNameOf, writeLastKnown } from '../../src/node/restart/last-known.ts'
 import type { DataPath } from '../../src/path/contract.ts'
+import { optionsOf } from '../support/options.ts'
 
 const lines: string[] = []
 const log = { info: () => {}, warn: () => {}, error: (line: string) => void lines.push(line), v: () => false }
@@ -68,41 +68,56 @@ vi.mock('../../src/daemon.ts', () => ({
   startManager: (...args: Parameters<typeof startManager>) => begun.with(...args),
 }))
 
-const folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))
+let folder: string
+beforeEach(() => (folder = mkdtempSync(join(tmpdir(), 'weft-resume-'))))
 afterEach(() => rmSync(folder, { recursive: true, force: true }))
 
-it('logs the loss of a family also after the node has taken over what was resumed', async () => {
-  const options = {
-    'subnet-file': join(folder, 'subnet.env'),
-    'lease-dir': folder,
-    persist: true,
-    iface: [],
-    'iface-regex': [],
-    'public-ip': '',
-    'public-ipv6': '',
-    'iface-can-reach': '',
-  } as unknown as DaemonOptions
+/** Runs a daemon whose last known state is in its file. */
+async function resume(stopping = new AbortController()): Promise<never> {
+  const options = optionsOf('--subnet-file', join(folder, 'subnet.env'), '--lease-dir', folder)
   const config = JSON.stringify({
     Network: '10.5.0.0/16',
     EnableIPv6: true,
     IPv6Network: 'fd00:5::/48',
     Backend: { Type: 'wireguard' },
   })
-  const known = { store: storeNameOf(options), config, lease, expiresAt: undefined, leases: [lease] }
-  await writeLastKnown(lastKnownFile(options), {
+  const known = { store: storeNameOf(options.store), config, lease, expiresAt: undefined, leases: [lease] }
+  await writeLastKnown(lastKnownFile(options.node), {
     ...known,
     external: external as never,
-    wishes: wishesText(options),
+    wishes: nextFor({ options: options.node, store: known.store }, config)!.wishes,
     tunNames: [],
   })
-  const stopping = new AbortController()
+  return runDaemon(options, log, stopping)
+}
+
+it('logs the loss of a family from the first packet on', async () => {
   const stop = new Error('enough')
-  begun.with = async (_start, handover) => {
-    expect(handover.resumed).toBeDefined()
-    await handover.resumed!.hand()
+  begun.with = async (node) => {
+    expect(canForward(node)).toBe(true)
     lose(new Error('flannel-wg-v6 is gone'))
     await vi.waitFor(() => expect(lines.join('\n')).toMatch(/Cannot carry IPv6, trying again: flannel-wg-v6 is gone/))
     throw stop
   }
-  await expect(runDaemon(options, log, stopping)).rejects.toBe(stop)
+  await expect(resume()).rejects.toBe(stop)
+})
+
+it('ends with a defect in the loop of the data path, as a node whose loops all run', async () => {
+  const defect = new TypeError('a defect')
+  begun.with = async (node) => {
+    await vi.waitFor(() => expect(node.keepingPath).toBeDefined())
+    vi.spyOn(node.ownership.dataPath!, 'resync').mockImplementation(() => {
+      Object.defineProperty(node.ownership.dataPath, 'isOutdated', {
+        get() {
+          throw defect
+        },
+      })
+      return Promise.resolve([])
+    })
+    node.ownership.recheck.ring()
+    return new Promise((_resolve, reject) =>
+      node.signal.addEventListener('abort', () => reject(node.signal.reason as Error)),
+    )
+  }
+  await expect(resume()).rejects.toBe(defect)
 })

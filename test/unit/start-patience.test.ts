@@ -2,9 +2,11 @@
 
 import { expect, it, vi } from 'vitest'
 import { WeftError, type ErrorCode } from '../../src/base/errors.ts'
-import { whileForwarding } from '../../src/daemon.ts'
+import type { OwnLease } from '../../src/control/lease/lease.ts'
 import type { DataPaths } from '../../src/node/data-paths.ts'
-import { createOwnership } from '../../src/node/ownership.ts'
+import { whileForwarding } from '../../src/node/exit-or-wait.ts'
+import { createNode, type NewNode } from '../../src/node/node.ts'
+import { observed } from '../../src/node/run-loops.ts'
 import {
   ended,
   installRig,
@@ -22,10 +24,13 @@ import {
 
 installRig()
 
-async function forwarding() {
-  const ownership = createOwnership(log)
-  await ownership.open(async () => ({ close: async () => {} }) as unknown as DataPaths)
-  return { ownership, log, stopping }
+const newNode = (): NewNode => createNode({ options: {} as NewNode['options'], store: '', log, stopping })
+
+/** A node that forwards with the last known state. */
+async function forwarding(): Promise<NewNode> {
+  const node = newNode()
+  await node.ownership.open(async () => ({ close: async () => {} }) as unknown as DataPaths)
+  return Object.assign(node, { lease: {} as OwnLease })
 }
 
 const CODES: readonly ErrorCode[] = [
@@ -63,19 +68,31 @@ it('is tried again less and less often, every half a minute at most', async () =
   expect(await started).toMatchObject({ message: 'stop' })
 })
 
-it('ends where nothing forwards, by a defect, and where the data path goes meanwhile', async () => {
+it('ends where nothing forwards and by a defect, but not while the data path is down for a moment', async () => {
   const wrong = new WeftError('CONFIG', 'it is wrong')
   const fails = (error: Error) => async (): Promise<never> => {
     throw error
   }
-  await expect(whileForwarding({ ownership: createOwnership(log), log, stopping }, fails(wrong))).rejects.toBe(wrong)
+  await expect(whileForwarding(newNode(), fails(wrong))).rejects.toBe(wrong)
   const defect = new Error('a defect')
   await expect(whileForwarding(await forwarding(), fails(defect))).rejects.toBe(defect)
   const part = await forwarding()
-  const started = whileForwarding(part, fails(wrong)).catch((error: unknown) => error)
-  await part.ownership.close()
-  await vi.advanceTimersByTimeAsync(2_000)
-  expect(await started).toBe(wrong)
+  let isRight = false
+  const started = whileForwarding(part, async () => {
+    if (!isRight) throw wrong
+    return 'a node'
+  })
+  await part.ownership.close() // it died, and its loop opens it again
+  await vi.advanceTimersByTimeAsync(20_000)
+  isRight = true
+  await vi.advanceTimersByTimeAsync(30_000)
+  expect(await started).toBe('a node')
+})
+
+it('goes on with a check of the host that fails, and logs why', async () => {
+  const step = Promise.reject(new Error('`ip` printed half a line'))
+  await observed(step, { log, signal: stopping.signal })
+  expect(lines.join('\n')).toMatch(/E A check of this host failed, and the start goes on: .*half a line/)
 })
 
 /** Faults that a running node survives: the other half of the table. */

@@ -15,7 +15,7 @@ const GONE_MS = 5_000
 
 interface FoundConfig {
   readonly config: NetworkConfig
-  /** The text that the configuration was read from. */
+  /** The text that the configuration was read from, without its secrets. */
   readonly configText: string
 }
 
@@ -30,7 +30,7 @@ export async function findConfig(manager: SubnetManager, waiter: Waiter): Promis
     named = configText
     const config = parseNetworkConfig(configText, { areGiven: manager.givesSubnets })
     log.info(`Found network config - Backend type: ${config.backendType}`)
-    return { config, configText }
+    return { config, configText: withoutSecrets(configText) }
   }
   const name = `the network configuration in the ${manager.name} store`
   const passing = ['CONFIG', 'CONFIG_MISSING', 'STORE_UNAVAILABLE'] as const

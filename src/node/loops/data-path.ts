@@ -3,13 +3,14 @@
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
-import { leasesEqual, type OwnLease } from '../../control/lease/lease.ts'
+import { leasesEqual } from '../../control/lease/lease.ts'
 import { pause, withLatePromise } from '../../host/bell.ts'
 import { watchHost } from '../../host/events.ts'
+import { renamed } from '../../host/links.ts'
 import { FAMILIES, familiesOf, FAMILY_NAMES, type ByFamily } from '../../net/address.ts'
-import { openDataPaths, type DataPaths } from '../data-paths.ts'
-import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
-import { untilOurs } from '../ownership.ts'
+import type { DataPaths } from '../data-paths.ts'
+import { LATE_MS, RESYNC_MS, type ForwardingNode, type Node } from '../node.ts'
+import { openPath } from '../open.ts'
 import { createRepairLog, type RepairLog } from '../repairs.ts'
 import { clearLeftovers } from './leftovers.ts'
 import { applyPeers } from './peers.ts'
@@ -23,92 +24,81 @@ const CALM_MS = 30_000
 /** With more repairs per minute, another program probably undoes them. Then the device is checked only once per RESYNC_MS. */
 const REPAIRS_A_MINUTE = 60
 
-/** The part of a node that keeps its data path. It exists before the node if the process forwards with the last known state. */
-export type ForwardingNode = Pick<
-  Node,
-  'ownership' | 'backend' | 'next' | 'log' | 'signal' | 'lease' | 'attrs' | 'view'
-> &
-  Pick<Node, 'unapplied' | 'ownApplied' | 'repaired' | 'leaseDoubt' | 'learnt' | 'unprobed' | 'unsearched'>
-
-export const keepDataPath = (node: Node): Promise<never> =>
-  keepForwarding(node, () => publish(node), { beside: () => clearLeftovers(node) })
-
 /**
- * Keeps the data path right. Calls `moved` after the data path was opened for another lease or MTU, and `beside` after each check. Stops
- * when `until` aborts, but leaves the data path open, because a node may continue with it.
+ * Keeps the data path right. The loop runs once for a node: from the time when the node forwards with the last known state, or from the time
+ * when all loops run. It stops when the node stops, and leaves the data path open.
  */
-export async function keepForwarding(
-  node: ForwardingNode,
-  moved: () => Promise<void>,
-  { beside = async () => {}, until = node.signal }: { beside?: () => Promise<unknown>; until?: AbortSignal } = {},
-): Promise<never> {
-  const { ownership, backend, log } = node
-  let { lease } = node
-  const openMtu = (): number | undefined => ownership.dataPath?.mtu
-  let mtu = openMtu()
+export const keepDataPath = (node: ForwardingNode): Promise<never> => (node.keepingPath ??= keep(node))
+
+/** Repairs the data path, and opens another one when that is necessary. Then a running node publishes its changed lease and MTU. */
+async function keep(node: ForwardingNode): Promise<never> {
+  const { ownership, log, signal } = node
   let diedYoung = 0
-  const repairs = createRepairLog(node, node.log)
-  const logGone = createGoneLog(node.log)
+  const repairs = createRepairLog(node, log)
+  const logGone = createGoneLog(log)
   for (;;) {
     const openedAt = performance.now()
-    await keepRight(node, lease, repairs, logGone, { beside, until })
+    const { dataPath } = ownership
+    const before = { key: node.pathLease?.key, mtu: dataPath?.mtu }
+    await keepRight(node, repairs, logGone)
     // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
-    const before = { lease, mtu }
     const calm = seldom(log)
-    await untilOurs(ownership, until)
+    await ownership.untilOurs(signal)
+    if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start opened one for the facts of the store
     // A data path that cannot be closed is left to whoever opens the next one.
-    await ownership.close().catch((error: unknown) => calm.error(`Cannot close the data path: ${describeError(error)}`))
-    if (diedYoung > 1) await pause(until, REOPEN_RETRY_MS)
-    while (openMtu() === undefined) {
-      await untilOurs(ownership, until)
+    const notClosed = (error: unknown): void => calm.error(`Cannot close the data path: ${describeError(error)}`)
+    if (dataPath) await ownership.close(dataPath).catch(notClosed)
+    if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
+    while (ownership.dataPath === undefined) {
+      await ownership.untilOurs(signal)
       try {
         await prepareAgain(node)
         await ownership.open(() => {
-          lease = node.lease
-          return openDataPaths({
-            backend,
-            lease: { ...lease, attrs: node.attrs },
-            leases: node.view,
-            signal: node.signal,
-            log,
-          })
+          node.pathLease = node.lease
+          return openPath(node, node)
         })
-        mtu = openMtu()
       } catch (error) {
-        until.throwIfAborted()
+        signal.throwIfAborted()
         calm.error(`Cannot open the data path: ${describeError(error)}`)
-        await pause(until, REOPEN_RETRY_MS)
+        await pause(signal, REOPEN_RETRY_MS)
       }
     }
     await applyPeers(node)
     node.learnt.ring()
-    if (lease.key !== before.lease.key || mtu !== before.mtu) await moved()
+    const isMoved = node.pathLease?.key !== before.key || ownership.dataPath?.mtu !== before.mtu
+    if (isMoved && isRunning(node)) await publish(node)
   }
 }
 
+/** True if all loops of the node run, so that this loop may change the host beyond its data path. */
+const isRunning = (node: ForwardingNode): node is Node => node.isRunning
+
 async function prepareAgain(node: ForwardingNode): Promise<void> {
-  node.attrs = await node.backend.prepare(node.signal)
-  if (!leasesEqual(node.lease, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring() // to publish the new attributes
+  const { backend } = node
+  const before = backend.external.name
+  const attrs = await backend.prepare(node.signal)
+  if (node.backend !== backend) return // the store had other facts meanwhile
+  node.attrs = attrs
+  const now = backend.external.name
+  if (before !== now) {
+    node.log.info(renamed(before, now))
+    node.learnt.ring() // the file for the next process has the name too
+  }
+  if (!leasesEqual(node.lease, { ...node.lease, attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
 
 /** Repairs the device until the data path must be opened again, because it died or the node has another lease. */
-async function keepRight(
-  node: ForwardingNode,
-  lease: OwnLease,
-  repairs: RepairLog,
-  logGone: GoneLog,
-  { beside, until: stop }: { readonly beside: () => Promise<unknown>; readonly until: AbortSignal },
-): Promise<void> {
-  const { log, ownership } = node
+async function keepRight(node: ForwardingNode, repairs: RepairLog, logGone: GoneLog): Promise<void> {
+  const { log, ownership, signal } = node
   const { dataPath } = ownership
   if (!dataPath) return
   const ended = new AbortController()
-  const until = AbortSignal.any([stop, ended.signal])
+  const until = AbortSignal.any([signal, ended.signal])
   const ring = (): void => ownership.recheck.ring()
   const watching = Promise.all(dataPath.watched.map((watched) => watchHost(ring, log, until, watched)))
   try {
-    return await lookAfter(node, dataPath, lease, repairs, logGone, { beside, signal: stop })
+    return await lookAfter(node, dataPath, repairs, logGone)
   } finally {
     ended.abort()
     await watching
@@ -118,12 +108,10 @@ async function keepRight(
 async function lookAfter(
   node: ForwardingNode,
   dataPath: DataPaths,
-  lease: OwnLease,
   repairs: RepairLog,
   logGone: GoneLog,
-  { beside, signal }: { readonly beside: () => Promise<unknown>; readonly signal: AbortSignal },
 ): Promise<void> {
-  const { log, ownership } = node
+  const { log, ownership, signal } = node
   let fault: Error | undefined
   const onFault = (error: Error): void => {
     fault = error
@@ -132,8 +120,9 @@ async function lookAfter(
   void dataPath.fault.then(onFault, onFault)
   const calm = seldom(log)
   let isCalm = false
+  let tunNames = dataPath.tunNames?.join()
   let triedAt = -Infinity
-  let besideAt = -Infinity
+  let searchedAt = -Infinity
   let renewing: Promise<void> | undefined
   for (;;) {
     const rang = await ownership.recheck.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
@@ -143,10 +132,13 @@ async function lookAfter(
       log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
       return await renewing // wait for a `renew` that still runs
     }
-    if (node.lease.key !== lease.key) return await renewing
+    const { pathLease } = node
+    if (node.lease.key !== pathLease?.key) return await renewing
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
+      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the file for the next process names the TUN
+      tunNames = dataPath.tunNames?.join()
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
@@ -158,7 +150,7 @@ async function lookAfter(
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
     // If the node got another lease and its old one again before this check, the peers were applied for the other lease.
-    const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== lease.key
+    const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== pathLease.key
     if (node.unapplied || isAsElsewhere) await applyPeers(node, new Set())
     // A family that cannot be opened changes the host with each try, and the kernel reports that. Such a report must not cause the next try.
     if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
@@ -169,11 +161,11 @@ async function lookAfter(
     // A family that opens slowly does not delay the checks of the other.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
-    // Starting and ending containers change the host all the time, so `beside` is called at most once per RESYNC_MS.
-    const isDue = performance.now() - besideAt >= RESYNC_MS
+    // Starting and ending containers change the host all the time, so leftovers are searched at most once per RESYNC_MS.
+    const isDue = performance.now() - searchedAt >= RESYNC_MS
     if (isDue) {
-      besideAt = performance.now()
-      await beside()
+      searchedAt = performance.now()
+      if (isRunning(node)) await clearLeftovers(node)
     }
     isCalm &&= isDue
     await pause(signal, repairs.lastMinute() < REPAIRS_A_MINUTE ? SETTLE_MS : RESYNC_MS)

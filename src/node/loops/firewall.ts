@@ -8,10 +8,10 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import { limited, pause, withLatePromise } from '../../host/bell.ts'
 import { run, type Run } from '../../host/command.ts'
 import { xtablesLockHolder } from '../../host/xtables-lock.ts'
-import type { DaemonOptions } from '../../options.ts'
+import type { NodeOptions } from '../../options.ts'
 import { createFirewall } from '../../path/firewall/firewall.ts'
 import { exitOrWait } from '../exit-or-wait.ts'
-import { LATE_MS, RESYNC_MS, type Node, type NodeParts } from '../node.ts'
+import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
@@ -27,12 +27,12 @@ const LOCK_MS = 60_000
 /** The rules that the network configuration and the flags ask for. */
 export function firewallFor(
   { enableNftables, ipv4, ipv6 }: NetworkConfig,
-  options: DaemonOptions,
+  options: NodeOptions,
   previous: PreviousNets,
   log: Log,
   signal: AbortSignal,
   free?: Promise<void>,
-): NonNullable<NodeParts['firewall']> {
+): NonNullable<Node['firewall']> {
   // A stop ends a command that waits for the lock of iptables.
   const runTillStop: Run = (file, args, more) =>
     more?.patient ? runForLock(file, args, more, signal) : run(file, args, more)

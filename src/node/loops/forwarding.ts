@@ -2,8 +2,8 @@
 
 import type { Log } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
+import { defaultRoute, type ReadSysctl } from '../../host/choose-interface.ts'
 import { run } from '../../host/command.ts'
-import { defaultRoute, type ReadSysctl } from '../../host/external-interface.ts'
 import { dotted, FORWARDING, getSysctl } from '../../host/sysctl.ts'
 import { familiesOf, type Family } from '../../net/address.ts'
 import { RESYNC_MS, type Node } from '../node.ts'

@@ -2,39 +2,21 @@
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
-import { withoutSecrets } from '../../control/config/hidden.ts'
 import { pause } from '../../host/bell.ts'
-import { eventsFile, interfaceWishes, type DaemonOptions } from '../../options.ts'
-import type { Next, Node } from '../node.ts'
-import { lastKnownFile, removeLastKnown, storeNameOf, writeLastKnown } from '../restart/last-known.ts'
+import type { ForwardingNode, Node } from '../node.ts'
+import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
 
 /** The pause after each write, and its addition per lease. With 10,000 peers the file has a megabyte, and some peers always change. */
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
 
-/** The parts of a node that the last-known file needs. */
-export type KnownParts = Pick<Node, 'next' | 'lease' | 'attrs' | 'view' | 'ownership'> & {
-  readonly backend?: Pick<Node['backend'], 'external' | 'withdraw'>
-}
-
-/** Returns undefined with `--persist=false`. */
-export function nextFor(options: DaemonOptions, config: string, free = Promise.resolve()): Next | undefined {
-  if (!options.persist) return undefined
-  const files = { lastKnown: lastKnownFile(options), events: eventsFile(options) }
-  const wishes = wishesText(options)
-  return { config: withoutSecrets(config), store: storeNameOf(options), wishes, ...files, free }
-}
-
-/** Returns the flags about the external interface as text, for comparison with those of another process. */
-export const wishesText = (options: DaemonOptions): string => JSON.stringify(interfaceWishes(options))
-
-const turns = new WeakMap<KnownParts, Promise<void>>()
+const turns = new WeakMap<ForwardingNode, Promise<void>>()
 
 /**
  * Writes the last known state, with the descriptions of paths that the service manager keeps. Writes run one after another, so the file has
  * the last one. Rejects with the file system's error.
  */
-export function writeKnown(node: KnownParts, paths?: unknown): Promise<void> {
+export function writeKnown(node: ForwardingNode, paths?: unknown): Promise<void> {
   const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, paths))
   turns.set(
     node,
@@ -44,14 +26,14 @@ export function writeKnown(node: KnownParts, paths?: unknown): Promise<void> {
 }
 
 async function write(
-  { next, lease, attrs, view, backend, ownership: { dataPath } }: KnownParts,
+  { next, lease, attrs, view, backend, ownership: { dataPath } }: ForwardingNode,
   paths: unknown,
 ): Promise<void> {
   // While the data path is down, the file keeps the state before, for a process that starts meanwhile.
   if (!next || !dataPath) return
   const { tunNames } = dataPath
   // A data path in the kernel forwards without weftd, so the next process needs no state. `weft cleanup` may need it.
-  const isForCleanup = tunNames === undefined && backend?.withdraw !== undefined
+  const isForCleanup = tunNames === undefined && backend.withdraw !== undefined
   if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next
   await writeLastKnown(next.lastKnown, {
@@ -62,7 +44,7 @@ async function write(
     ...(isForCleanup ? { isForCleanup } : {}),
     paths,
     others: dataPath.underlays?.others(),
-    external: backend?.external,
+    external: backend.external,
     lease: { ...lease, attrs },
     expiresAt: lease.expiresAt,
     leases: view.values(),

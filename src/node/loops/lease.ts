@@ -7,7 +7,7 @@ import { limited } from '../../host/bell.ts'
 import { FAMILIES, formatNet, listed, netsText, type Addresses, type Family, type Nets } from '../../net/address.ts'
 import type { Backend } from '../../path/contract.ts'
 import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
-import type { Node, NodeParts } from '../node.ts'
+import type { Node } from '../node.ts'
 
 /** The time limit for the store's answer about an operator's public IP, if an earlier answer can be used instead. */
 const AMEND_MS = 1_000
@@ -35,7 +35,7 @@ const CLOCKS_MS = 60_000
  * store that is unreachable.
  */
 export async function obtainLease(
-  { manager, config, isMine, log, signal }: NodeParts,
+  { manager, config, isMine, log, signal }: Pick<Node, 'manager' | 'config' | 'isMine' | 'log' | 'signal'>,
   attrs: LeaseAttrs,
   previous: Nets,
   isForwarding: boolean,
@@ -57,7 +57,7 @@ export const queryPatiently = <T>(
 ): Promise<T> => waitFor(what, { failure: `failed to look for ${what}: `, find: () => query(signal) }, { log, signal })
 
 /** The attributes that a node with this public IP published at an earlier time, if they are still there. */
-export function attrsBefore(manager: NodeParts['manager'], log: Log) {
+export function attrsBefore(manager: Node['manager'], log: Log) {
   const find = async (publicIp: Addresses, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
     if (manager.published) return manager.published(signal)
     const { entries } = await manager.source.list(signal)
@@ -67,12 +67,21 @@ export function attrsBefore(manager: NodeParts['manager'], log: Log) {
     queryPatiently('an earlier lease', (signal) => find(publicIp, signal), log, stopping)
 }
 
+const amendments = new WeakMap<Backend, Backend>()
+
 /**
  * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store.
- * If the store does not answer a later call, that call uses the store's last answer, so that a data path can be opened again.
+ * If the store does not answer a later call, that call uses the store's last answer, so that a data path can be opened again. For the same
+ * backend the result is the same.
  */
-export function amended(backend: Backend, manager: NodeParts['manager'], log: Log): Backend {
+export function amended(backend: Backend, manager: Node['manager'], log: Log): Backend {
   if (!manager.amend) return backend
+  const made = amendments.get(backend) ?? amend(backend, manager, log)
+  amendments.set(backend, made)
+  return made
+}
+
+function amend(backend: Backend, manager: Node['manager'], log: Log): Backend {
   let known: Addresses | undefined
   const calm = seldom(log)
   const late = () =>
@@ -103,16 +112,6 @@ export function amended(backend: Backend, manager: NodeParts['manager'], log: Lo
         })
       return { ...attrs, publicIp: { ipv4: known?.ipv4 ?? publicIp.ipv4, ipv6: known?.ipv6 ?? publicIp.ipv6 } }
     },
-  }
-}
-
-/** Returns a function that amends backends, and returns the same result for the same backend. */
-export function amendedOnce(manager: NodeParts['manager'], log: Log): (backend: Backend) => Backend {
-  const known = new Map<Backend, Backend>()
-  return (backend) => {
-    const again = known.get(backend) ?? amended(backend, manager, log)
-    known.set(backend, again)
-    return again
   }
 }
 

@@ -14,7 +14,8 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
-import type { Node, NodeParts } from '../node.ts'
+import type { DataPaths } from '../data-paths.ts'
+import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 import { attrsBefore } from './lease.ts'
 
@@ -70,7 +71,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
  * the new backend makes its own routes. Must be called before the lease is written.
  */
 export async function earlierAttrs(
-  { backend, manager, log, signal }: Pick<NodeParts, 'backend' | 'manager' | 'log' | 'signal'>,
+  { backend, manager, log, signal }: Pick<Node, 'backend' | 'manager' | 'log' | 'signal'>,
   { publicIp, backendType }: LeaseAttrs,
 ): Promise<LeaseAttrs | undefined> {
   if (!backend.routesByOthers) return undefined
@@ -83,7 +84,7 @@ export async function earlierAttrs(
  * routes from leftovers. Must be called while nothing forwards here. Throws WeftError DEVICE if a leftover stays.
  */
 export async function clearEarlier(
-  parts: Pick<NodeParts, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
+  parts: Pick<Node, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
   lease: OwnLease,
   before: LeaseAttrs | undefined,
 ): Promise<void> {
@@ -106,8 +107,8 @@ export async function clearEarlier(
 }
 
 async function clear(
-  parts: Pick<NodeParts, 'backend' | 'config' | 'options' | 'manager' | 'log' | 'signal'>,
-  { run, earlier, others = othersOf(parts.options) }: NonNullable<NodeParts['leftovers']>,
+  parts: Pick<Node, 'backend' | 'config' | 'options' | 'manager' | 'log' | 'signal'>,
+  { run, earlier, others = othersOf(parts.options) }: Leftovers,
   lease: OwnLease,
   type: string,
 ): Promise<void> {
@@ -171,7 +172,7 @@ async function findInTable(
     networks: { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network },
     subnets: lease.subnet,
     earlier,
-    ownDevices: [...(backend.devices ?? []), ...(ownership.dataPath?.tunNames ?? [])],
+    ownDevices: [...(backend.devices ?? []), ...presentDevices(ownership.dataPath)],
     routesToHosts: backend.routesToHosts === true,
     routesByOthers: backend.routesByOthers === true,
     ownPolicies: backend.usesIpsec === true,
@@ -185,6 +186,12 @@ async function findInTable(
   if (!listed) return { found, surroundings }
   const all = { ...surroundings, leases: listed }
   return { found: { ...(await findLeftovers(run, all, others)), needsLeases: false }, surroundings: all }
+}
+
+/** Returns the present names of the data path's devices, which another program may have renamed. */
+function presentDevices(dataPath: DataPaths | undefined): readonly string[] {
+  const { device, devices = {} } = dataPath?.carrier() ?? {}
+  return [...(dataPath?.tunNames ?? []), device, devices.ipv4, devices.ipv6].filter((name) => name !== undefined)
 }
 
 /** Lists the leases in the store, for the time before the node follows them; undefined if the store does not answer. */

@@ -12,10 +12,10 @@ import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { parseLeaseKey } from '../../control/lease/lease.ts'
 import { pause } from '../../host/bell.ts'
-import { isNamedBy } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import { closeAll } from '../../host/unix-socket.ts'
 import { FAMILIES, familyOfText, formatNet, type Nets } from '../../net/address.ts'
+import { hasBackendName, isNamedBy } from '../../path/catalog.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
 import type { EarlierRun } from './earlier-run.ts'
 import { serveSuccessors, type Lender } from './lender.ts'
@@ -41,33 +41,33 @@ export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'w
 }
 
 /** The part of a hand-over that a backend uses. */
-export type Inheritable = Pick<Handover<unknown>, 'tunNames' | 'take'>
+export type Inheritable = Pick<Handover, 'tunNames' | 'take'>
 
-export interface HandoverParts<R> {
+export interface HandoverParts {
   readonly rendezvous: Rendezvous
-  readonly lender: Omit<Lender, 'lock' | 'kill'>
+  readonly lender: Omit<Lender, 'lock' | 'kill' | 'lend' | 'release' | 'takeBack'>
+  /** The data path of this process, which a successor gets. */
+  readonly dataPath: Pick<Lender, 'lend' | 'release'> & { takeBack(): Promise<void> }
   /** Reads what the earlier run of weftd left on this host. */
   readonly earlierRun: () => Promise<EarlierRun>
   /** Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may succeed. */
-  readonly resume: (inheritable: Inheritable) => Promise<R | 'nothing' | 'failed'>
-  /** Checks that this process may replace a running daemon. Throws WeftError DEVICE. */
-  readonly check: (about: About) => void
+  readonly resume: (inheritable: Inheritable) => Promise<'forwards' | 'nothing' | 'failed'>
   readonly log: Log
   readonly stopping: AbortController
 }
 
 /** Resolves when it is known who forwards: this process, if it has a last known state, or another process. */
-export async function enterHandover<R>(parts: HandoverParts<R>): Promise<Handover<R>> {
+export async function enterHandover(parts: HandoverParts): Promise<Handover> {
   const handover = new Handover(parts)
   await handover.enter()
   return handover
 }
 
-/** The way of this process to the data path. `R` is the type of the node that forwards with the last known state. */
-export class Handover<R> {
+/** The way of this process to the data path. */
+export class Handover {
   /** Resolves when no other daemon owns the data path, the ports or the sockets. */
   readonly free: Promise<void>
-  private readonly parts: HandoverParts<R>
+  private readonly parts: HandoverParts
   private readonly oneByOne = createTurn()
   private readonly opens: Promise<void>
   private lock: Lock | undefined
@@ -77,7 +77,6 @@ export class Handover<R> {
   private untaken: readonly OpenPath[] = []
   /** The subnets that the inherited paths were opened for; undefined if they are not known. */
   private subnetsBefore: Nets | undefined
-  private resumedNow: R | undefined
   /** Tries to resume, until the node opens its own data path. */
   private standing: Promise<void> = Promise.resolve()
   private wasSuccessor = false
@@ -93,7 +92,7 @@ export class Handover<R> {
   private setFree!: () => void
   private open!: () => void
 
-  constructor(parts: HandoverParts<R>) {
+  constructor(parts: HandoverParts) {
     this.parts = parts
     this.free = new Promise((resolve) => (this.setFree = resolve))
     this.opens = new Promise((resolve) => (this.open = resolve))
@@ -107,11 +106,6 @@ export class Handover<R> {
   /** True if another daemon owned the data path when this process started. */
   get isSuccessor(): boolean {
     return this.wasSuccessor
-  }
-
-  /** The node that forwards with the last known state now. */
-  get resumed(): R | undefined {
-    return this.resumedNow
   }
 
   /** True if the data path returns to the predecessor when this process ends now. */
@@ -153,15 +147,14 @@ export class Handover<R> {
     return this.oneByOne(() => this.takeNext(wanted))
   }
 
-  /** Stops waiting for the predecessor's end and trying to resume. Returns the node that forwards with the last known state. */
-  async opening(): Promise<R | undefined> {
+  /** Stops waiting for the predecessor's end and trying to resume. */
+  async opening(): Promise<void> {
     this.isOpening = true
     this.open()
     await this.standing
     // The request makes the predecessor write its current state.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
-    return this.resumed
   }
 
   /** Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager kept. */
@@ -227,20 +220,22 @@ export class Handover<R> {
   }
 
   private lender(): Lender {
-    const { lender, rendezvous } = this.parts
+    const { lender, dataPath, rendezvous, log } = this.parts
     return {
       ...lender,
       lend: () => {
         this.isShared = true
-        return lender.lend()
+        return dataPath.lend()
       },
       release: () => {
         this.isShared = true
-        return lender.release()
+        return dataPath.release()
       },
       takeBack: async (why) => {
         this.lock?.sign()
-        await lender.takeBack(why)
+        log.warn(`The weftd that was taking over ${why}; forwarding again`)
+        await dataPath.takeBack()
+        await lender.write()
       },
       lock: () => this.lock?.fd,
       kill: (pid) => rendezvous.kill(pid),
@@ -292,13 +287,14 @@ export class Handover<R> {
       found.close()
       return undefined
     }
-    try {
-      this.parts.check(about)
-    } catch (error) {
-      found.close()
-      throw error
-    }
-    return found
+    const { store } = this.parts.lender.about()
+    if (about.store === store) return found
+    found.close()
+    throw new WeftError(
+      'DEVICE',
+      `another weftd runs on this host for the store ${about.store}; this one's is ${store}`,
+      { remedy: 'name the same store; or, if this host will leave its network, stop the other weftd first' },
+    )
   }
 
   /** Called after `claim`. */
@@ -316,9 +312,7 @@ export class Handover<R> {
   }
 
   private async resume(): Promise<void> {
-    const result = await this.parts.resume(this)
-    this.isUnresumed = result === 'failed'
-    this.resumedNow = typeof result === 'string' ? undefined : result
+    this.isUnresumed = (await this.parts.resume(this)) === 'failed'
   }
 
   /** Forwards with the last known state if the predecessor ends or an earlier try failed, until the node opens its own path. */
@@ -412,10 +406,14 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
     remedy: `end it${pid ? ` (kill -9 ${pid})` : ''}, then start this one`,
   })
 
+/** True for a TUN with a name that this backend gives, and for a TUN with a name of no backend, because another program has renamed it. */
+const isNameFor = (path: OpenPath, tunName: string): boolean =>
+  isNamedBy(tunName, path.tunName) || !hasBackendName(path.tunName)
+
 /** True if a new path may need this path's device or port. A data path has at most one path for each underlay family. */
 const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boolean => {
   const wanted = new Set(bindAddresses.map(familyOfText))
-  return isNamedBy(tunName, path.tunName) || path.bindAddresses.some((each) => wanted.has(familyOfText(each)))
+  return isNameFor(path, tunName) || path.bindAddresses.some((each) => wanted.has(familyOfText(each)))
 }
 
 /** False if the paths carried another subnet of a wanted family, because their device has the address and the route of that subnet. */
@@ -430,7 +428,7 @@ const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): b
  */
 function fits(path: OpenPath, { tunName, bindAddresses, port, workers, without }: WantedPath): boolean {
   return (
-    isNamedBy(tunName, path.tunName) &&
+    isNameFor(path, tunName) &&
     path.bindAddresses[0] === bindAddresses[0] &&
     path.port === port &&
     path.loops.length === workers &&

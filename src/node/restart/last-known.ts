@@ -12,7 +12,7 @@ import { decodeLease } from '../../control/lease/decode.ts'
 import { encodeLeaseValue, type Lease } from '../../control/lease/lease.ts'
 import { externalText, readExternalText, type ExternalInterface } from '../../host/external-interface.ts'
 import { replaceFile } from '../../host/replace-file.ts'
-import { storeKindOf, type DaemonOptions } from '../../options.ts'
+import { eventsFile, interfaceWishes, storeKindOf, type NodeOptions, type StoreOptions } from '../../options.ts'
 
 /** The number of leases that are formatted at a time, which takes about two milliseconds. */
 const LEASES_A_PIECE = 1_000
@@ -51,7 +51,7 @@ interface Written extends Omit<LastKnown, 'lease' | 'leases' | 'external'> {
   readonly external?: unknown
 }
 
-export const lastKnownFile = (options: Pick<DaemonOptions, 'subnet-file'>): string =>
+export const lastKnownFile = (options: Pick<NodeOptions, 'subnet-file'>): string =>
   `${options['subnet-file']}.last-known`
 
 /** Resolves symbolic links, because one folder can have many names. */
@@ -65,7 +65,7 @@ function realFolder(path: string): string {
 
 /** Returns a name that identifies a store. It has the prefix or folder, but not the endpoints, which may change. */
 export function storeNameOf(
-  options: Pick<DaemonOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
+  options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
 ): string {
   if (options['kube-subnet-mgr']) return `kubernetes ${String(options['kube-api-url'])} ${options['kubeconfig-file']}`
   const kind = storeKindOf(options)
@@ -136,3 +136,36 @@ export async function removeLastKnown(path: string): Promise<void> {
     if (error.code !== 'ENOENT') throw error
   })
 }
+
+/** The part of the last known state that does not change while the process runs, and the paths of the files that the next weftd reads. */
+export interface Next {
+  /** The network configuration's text without its secrets, and the name of its store. */
+  readonly config: string
+  readonly store: string
+  /** The flags about the external interface, as text (wishesText). */
+  readonly wishes: string
+  /** The paths of the last-known file (node/restart/last-known.ts) and of the file of the peers' events. */
+  readonly lastKnown: string
+  readonly events: string
+  /** Resolves when no earlier process writes these files any more. */
+  readonly free: Promise<void>
+}
+
+/** `config` is the network configuration's text without its secrets. Returns undefined with `--persist=false`. */
+export function nextFor(
+  { options, store }: { readonly options: NodeOptions; readonly store: string },
+  config: string,
+  free = Promise.resolve(),
+): Next | undefined {
+  if (!options.persist) return undefined
+  const files = { lastKnown: lastKnownFile(options), events: eventsFile(options) }
+  const wishes = wishesText(options)
+  return { config, store, wishes, ...files, free }
+}
+
+/** Returns the external interface of the earlier run; undefined if it is not known, or if the flags about it have changed. */
+export const externalOf = ({ external, wishes }: LastKnown, options: NodeOptions): ExternalInterface | undefined =>
+  wishes === wishesText(options) ? external : undefined
+
+/** Returns the flags about the external interface as text, for comparison with those of another process. */
+const wishesText = (options: NodeOptions): string => JSON.stringify(interfaceWishes(options))

@@ -23,9 +23,9 @@ import { dirname } from 'node:path'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { addon } from '../../host/addon.ts'
 import { connect, listen, type Connection, type Listener } from '../../host/unix-socket.ts'
-import type { DaemonOptions } from '../../options.ts'
+import type { NodeOptions } from '../../options.ts'
 
-type SubnetFile = Pick<DaemonOptions, 'subnet-file'>
+type SubnetFile = Pick<NodeOptions, 'subnet-file'>
 export const handoverSocket = (options: SubnetFile): string => `${options['subnet-file']}.handover`
 export const handoverLock = (options: SubnetFile): string => `${options['subnet-file']}.handover.lock`
 

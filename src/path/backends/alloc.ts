@@ -3,7 +3,7 @@
 
 import type { Lease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { FAMILIES, familiesOf, formatAddress } from '../../net/address.ts'
+import { FAMILIES, familiesOf, formatAddress, type Family } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 
 export function createAllocBackend({ config, external: found, run }: BackendParts<'alloc'>): Backend {
@@ -23,17 +23,18 @@ export function createAllocBackend({ config, external: found, run }: BackendPart
       {
         families: familiesOf(config),
         mtu: external.mtu,
-        external: { families: FAMILIES, isBound: true, isByName: false },
-        open: async () => openAlloc(),
+        external: { families: FAMILIES, isBound: true },
+        open: async () => openAlloc(familiesOf(config)),
       },
     ],
   }
 }
 
 /** Opens a data path that only lists the peers. */
-function openAlloc(): DataPath {
+function openAlloc(families: readonly Family[]): DataPath {
   let applied: readonly Lease[] = []
   return {
+    families,
     fault: new Promise(() => {}),
     async apply(leases, ownKey) {
       applied = [...leases.values()].filter(({ key }) => key !== ownKey)
@@ -51,7 +52,6 @@ function openAlloc(): DataPath {
         ),
       })),
     counters: () => ({}),
-    threads: () => ({}),
     close: async () => {},
   }
 }

@@ -55,6 +55,8 @@ export function createExtensionBackend({
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
+  /** The attributes of the last `prepare`; undefined before it. */
+  let attrs: LeaseAttrs | undefined
   const commands = new Commands(settings, run, log)
   return {
     name: TYPE,
@@ -65,21 +67,25 @@ export function createExtensionBackend({
       return external
     },
     async prepare(signal): Promise<LeaseAttrs> {
+      const { name } = external
       external = await currentExternal(run, external)
+      // The data path stays open after a rename, so the command must not run again.
+      if (attrs && external.name !== name) return attrs
       const output = settings.PreStartupCommand.isEmpty
         ? undefined
         : await commands.must('PreStartupCommand', {}, signal)
-      return {
+      attrs = {
         publicIp: external.address,
         backendType: TYPE,
         ...(output === undefined ? {} : { backendData: output }),
       }
+      return attrs
     },
     plan: () => [
       {
         families: familiesOf(config),
         mtu: external.mtu,
-        external: { families: FAMILIES, isBound: true, isByName: false },
+        external: { families: FAMILIES, isBound: true },
         open,
       },
     ],
@@ -217,10 +223,6 @@ class ExtensionPath implements DataPath {
   counters(): Readonly<Record<string, bigint>> {
     const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
     return { peers_unusable: BigInt(skipped), command_failures: BigInt(this.#failures) }
-  }
-
-  threads(): Readonly<Record<string, number>> {
-    return {}
   }
 
   close(): Promise<void> {

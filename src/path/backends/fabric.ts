@@ -57,7 +57,9 @@ export function createFabricBackend<T extends BackendType>(
       {
         families,
         mtu: external.mtu,
-        external: { families: FAMILIES, isBound: true, isByName: false },
+        external: { families: FAMILIES, isBound: true },
+        // No kernel reports a change of the routes. So the node calls `resync` often, and a keeper decides if a check is due.
+        isUnreported: true,
         async open(own, _leases, signal) {
           const path = new FabricPath(keepersFor(own), filtersFor(own))
           await path.checkFirst(signal)
@@ -86,8 +88,6 @@ export function createFabricBackend<T extends BackendType>(
 class FabricPath implements DataPath {
   readonly families: readonly Family[]
   readonly fault: Promise<Error> = new Promise(() => {})
-  /** True because no kernel reports a change of the routes. So the caller calls `resync` often, and a keeper decides if a check is due. */
-  readonly unreported = true
   /** The keepers of this node's published routes, one for each family. */
   readonly #keepers: readonly RouteKeeper[]
   readonly #filters: ReadonlyMap<Family, PeerFilter>
@@ -143,10 +143,6 @@ class FabricPath implements DataPath {
   counters(): Readonly<Record<string, bigint>> {
     const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
     return { peers_unusable: BigInt(skipped), ...sumOf(this.#keepers.map((keeper) => keeper.counters())) }
-  }
-
-  threads(): Readonly<Record<string, number>> {
-    return {}
   }
 
   /** The route stays, as flanneld's did, so that packets arrive while the daemon restarts. */

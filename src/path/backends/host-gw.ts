@@ -5,12 +5,13 @@
 import { WeftError } from '../../base/errors.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
+import { FollowedLink } from '../../host/links.ts'
 import { familiesOf, type Family, type Net } from '../../net/address.ts'
 import type { Backend, BackendParts, DataPath, PathSide } from '../contract.ts'
 import { ROUTE_WORDS, type NextHop } from '../device/route-sync.ts'
 import { checkFamily } from '../device/tun-device.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
-import { RoutedPath, type RoutedParts } from './kernel-path.ts'
+import { RoutedPath, type RoutedParts } from './routed-path.ts'
 
 const TYPE = 'host-gw'
 const PUBLIC_FLAG: Readonly<Record<Family, string>> = { ipv4: '--public-ip', ipv6: '--public-ipv6' }
@@ -43,13 +44,13 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
       familiesOf(config).map((family) => ({
         families: [family],
         mtu: external.mtu,
-        external: { families: [family], isBound: true, isByName: true },
+        external: { families: [family], isBound: true },
         open: (own) => openFamily(family, own),
       })),
   }
 
   async function openFamily(family: Family, own: OwnLease): Promise<DataPath> {
-    const { name, address } = external
+    const { name, index, address } = external
     checkFamily(family, external.mtu, external)
     const network = config[family]?.network
     const local = address[family]
@@ -57,16 +58,16 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     const isOneOfTwo = familiesOf(config).length === 2
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
     // Probes go from host to host, because a host without containers may have no address in its subnet.
-    return new HostGwPath({ family, network, probeSource: local, filter, run, log }, name)
+    return new HostGwPath({ family, network, probeSource: local, filter, run, log }, new FollowedLink(name, index))
   }
 }
 
 /** The data path of a family: the next hop of each peer's subnet is the peer's host. */
 class HostGwPath extends RoutedPath {
-  /** The name of the external interface. */
-  readonly #device: string
+  /** The external interface. */
+  readonly #device: FollowedLink
 
-  constructor(parts: RoutedParts, device: string) {
+  constructor(parts: RoutedParts, device: FollowedLink) {
     super(parts)
     this.#device = device
   }

@@ -8,7 +8,7 @@ import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../contro
 import { currentExternal } from '../../host/external-interface.ts'
 import { formatAddress, formatNet, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
-import type { Backend, BackendParts, DataPath, PathPeer, PathTraffic } from '../contract.ts'
+import type { Backend, BackendParts, Counting, DataPath, PathPeer, PathTraffic } from '../contract.ts'
 import { IpsecPolicies, POLICY_CHANGES, removePolicies, type PolicyPeer } from '../device/ipsec-policies.ts'
 import { ROUTE_WORDS } from '../device/route-sync.ts'
 import { removeUnreachable, UnreachableNetwork } from '../device/unreachable-network.ts'
@@ -59,7 +59,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       {
         families: ['ipv4'],
         mtu: external.mtu - overhead - (udpEncap ? UDP_HEADER : 0),
-        external: { families: ['ipv4'], isBound: true, isByName: false },
+        external: { families: ['ipv4'], isBound: true },
         watched: POLICY_CHANGES,
         open,
       },
@@ -94,7 +94,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   }
 }
 
-class IpsecPath extends KernelPath {
+class IpsecPath extends KernelPath implements Counting {
+  readonly counting: Counting = this
   readonly #filter: PeerFilter
   /** Refuses unencrypted packets of the network. */
   readonly #guard: IpsecPolicies | UnreachableNetwork

@@ -72,11 +72,12 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       const { name } = external
       const mtu = external.mtu - overhead
       const families = familiesOf(config).filter((family) => external.publicIp[family] !== undefined)
+      const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
       if (address === undefined) return []
       return [
         {
           ports: [{ family: outer, address: formatAddress(address), port, option: OPTIONS.port.name }],
-          device: { name: TUN_NAME, type: 'tun', replaces: [] },
+          device: { name: TUN_NAME, type: 'tun', networks, replaces: [] },
           sides: families.map((family) => ({ family, network: config[family]?.network, mtu, external: name })),
         },
       ]
@@ -84,12 +85,20 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     plan() {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()
+      // When this host gets an address in the other outer family, the data path is opened again.
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
       const families = familiesOf(config)
-      const carried = { families, outer, other, awaited, overheadOf } as const
+      const carried = { families, outer, other, overheadOf } as const
       const kind = { encapsulation: 'udp', ...carried, overhead, tunName: TUN_NAME, port, mtu } as const
       const now = { ...options, external }
-      return [{ families, mtu, open: (own, leases, _signal, others) => Tunnel.open(now, kind, own, leases, others) }]
+      return [
+        {
+          families,
+          mtu,
+          external: { families: awaited ? [outer, awaited] : [outer], isBound: true },
+          open: (own, leases, _signal, others) => Tunnel.open(now, kind, own, leases, others),
+        },
+      ]
     },
   }
 }

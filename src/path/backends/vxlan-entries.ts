@@ -5,7 +5,7 @@
 
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { ipFlag, ipJson, parseList } from '../../host/links.ts'
+import { ipFlag, ipJson, parseList, type Named } from '../../host/links.ts'
 import type { Address } from '../../net/address.ts'
 
 export interface VxlanPeer {
@@ -54,13 +54,13 @@ interface JsonForwarding {
 
 export class VxlanEntryTable {
   /** The device's name. */
-  readonly #name: string
+  readonly #device: Named
   /** An address of the family of the neighbour entries. */
   readonly #local: Address
   readonly #run: Run
 
-  constructor(name: string, local: Address, run: Run) {
-    this.#name = name
+  constructor(device: Named, local: Address, run: Run) {
+    this.#device = device
     this.#local = local
     this.#run = run
   }
@@ -87,12 +87,12 @@ export class VxlanEntryTable {
     const hadNeighbours = await runBatch(
       this.#run,
       'ip',
-      [...addresses.keys()].map((address) => `neigh del ${address} dev ${this.#name}`),
+      [...addresses.keys()].map((address) => `neigh del ${address} dev ${this.#device.name}`),
     )
     const hadForwarding = await runBatch(
       this.#run,
       'bridge',
-      [...macs].map(([mac, host]) => `fdb del ${mac} dev ${this.#name} dst ${host} self`),
+      [...macs].map(([mac, host]) => `fdb del ${mac} dev ${this.#device.name} dst ${host} self`),
     )
     return hadNeighbours && hadForwarding
   }
@@ -110,7 +110,7 @@ export class VxlanEntryTable {
 
   /** Returns the device's neighbour entries: the MAC for each address. */
   async #neighbours(): Promise<Map<string, string>> {
-    const args = [ipFlag(this.#local), 'neigh', 'show', 'dev', this.#name, 'nud', 'permanent']
+    const args = [ipFlag(this.#local), 'neigh', 'show', 'dev', this.#device.name, 'nud', 'permanent']
     const entries = await ipJson<JsonNeighbour>(this.#run, args)
     return new Map(entries.map(({ dst = '', lladdr = '' }) => [dst, lladdr]))
   }
@@ -120,8 +120,8 @@ export class VxlanEntryTable {
    * floods no packets.
    */
   async #forwarding(): Promise<Map<string, string>> {
-    const text = await this.#run('bridge', ['-j', 'fdb', 'show', 'dev', this.#name])
-    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${this.#name}`)
+    const text = await this.#run('bridge', ['-j', 'fdb', 'show', 'dev', this.#device.name])
+    const entries = parseList<JsonForwarding>(text, `bridge -j fdb show dev ${this.#device.name}`)
     return new Map(entries.flatMap(({ mac = '', dst }) => (dst === undefined ? [] : [[mac, dst] as const])))
   }
 
@@ -129,7 +129,7 @@ export class VxlanEntryTable {
     return runBatch(
       this.#run,
       'bridge',
-      peers.map(({ mac, host }) => `fdb replace ${mac} dev ${this.#name} dst ${host} self permanent`),
+      peers.map(({ mac, host }) => `fdb replace ${mac} dev ${this.#device.name} dst ${host} self permanent`),
     )
   }
 
@@ -137,7 +137,7 @@ export class VxlanEntryTable {
     return runBatch(
       this.#run,
       'ip',
-      peers.map(({ address, mac }) => `neigh replace ${address} lladdr ${mac} dev ${this.#name} nud permanent`),
+      peers.map(({ address, mac }) => `neigh replace ${address} lladdr ${mac} dev ${this.#device.name} nud permanent`),
     )
   }
 }

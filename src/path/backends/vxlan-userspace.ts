@@ -11,7 +11,7 @@ import { checkFamily } from '../device/tun-device.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { Tunnel } from '../tunnel/tunnel.ts'
 import { namesOf, peersOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
-import { vxlanMac } from './vxlan-device.ts'
+import { vxlanMac } from './vxlan-link.ts'
 
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
 
@@ -39,7 +39,12 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
       const address = formatAddress(external.address[family] ?? 0)
       return {
         ports: [{ family, address, port, option: KINDS.vxlan.options.port.name }],
-        device: { name: names[family] ?? '', type: 'tun', replaces: ['vxlan'] },
+        device: {
+          name: names[family] ?? '',
+          type: 'tun',
+          networks: { [family]: config[family]?.network },
+          replaces: ['vxlan'],
+        },
         sides: [{ family, network: config[family]?.network, mtu: leastMtu(), external: external.name }],
       }
     },
@@ -47,7 +52,7 @@ export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOp
       families.map((family) => ({
         families: [family],
         mtu: setup().mtus[family],
-        external: { families: [family], isBound: true, isByName: false },
+        external: { families: [family], isBound: true },
         async open(own, leases) {
           checkFamily(family, leastMtu(), setup().external)
           const opened = await openFamily(family, setup(), options, own, leases)

@@ -16,8 +16,8 @@ import type { Backend } from '../contract.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
 import { namesOf, TYPE, vtepMacOf, type VxlanCarrier, type VxlanSetup } from './vxlan-config.ts'
-import { randomMac, vxlanMac } from './vxlan-device.ts'
 import { prepareKernelVxlan } from './vxlan-kernel.ts'
+import { randomMac, vxlanMac, vxlanName } from './vxlan-link.ts'
 import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 
 const { outside } = KINDS.vxlan
@@ -45,6 +45,10 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   const { vni, port, gbp, learning, directRouting, dataPath } = own
   const families = familiesOf(config)
   const names = onlyOf(families, namesOf(vni))
+  const nameOf = async (family: Family): Promise<string> => {
+    const [name = '', network] = [names[family], config[family]?.network]
+    return network ? vxlanName(run, name, vni, network) : name
+  }
   let { external } = options
   let macs: ByFamily<string> = {}
   let logged = ''
@@ -104,7 +108,7 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
       // Peers send to the MAC that they know from the lease. So this node uses the same MAC again after a restart of weftd, a new device or
       // a reboot, and makes a random MAC only if no earlier one is known.
       const macOf = async (family: Family): Promise<string> =>
-        (await vxlanMac(run, names[family] ?? '')) ?? macs[family] ?? (await published(family)) ?? randomMac()
+        (await vxlanMac(run, await nameOf(family))) ?? macs[family] ?? (await published(family)) ?? randomMac()
       const found: { ipv4?: string; ipv6?: string } = {}
       for (const family of families) found[family] = await macOf(family)
       macs = found

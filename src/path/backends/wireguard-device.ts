@@ -5,7 +5,7 @@
 import type { Log } from '../../base/log.ts'
 import type { Secret } from '../../base/secret.ts'
 import type { Run } from '../../host/command.ts'
-import { addDevice, findLink } from '../../host/links.ts'
+import { addDevice, type FollowedLink } from '../../host/links.ts'
 import { REJECT_AFTER_MS, WIREGUARD_KEY } from '../catalog.ts'
 import type { PeerSession } from '../contract.ts'
 import { sayingWhoHasIt } from '../device/device-refusal.ts'
@@ -24,7 +24,8 @@ export interface WireguardPeer {
 }
 
 interface WireguardOptions {
-  readonly name: string
+  /** The device, which another program may rename. */
+  readonly link: FollowedLink
   /** The path of the private key's file. Temporary files with keys for `wg` may be created in the same directory. */
   readonly keyFile: string
   readonly privateKey: Secret
@@ -48,14 +49,16 @@ interface WireguardTraffic extends PeerTraffic {
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
 /**
- * Creates the device; an existing device with this name is deleted first. Throws WeftError DEVICE or COMMAND; NO_DEVICE_TYPE if the kernel
+ * Creates the device; an existing one is deleted first. Throws WeftError DEVICE or COMMAND; NO_DEVICE_TYPE if the kernel
  * does not support WireGuard.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
-  const { name, keyFile, run } = options
+  const { link, keyFile, run } = options
   await removeLeftovers(keyFile)
-  if (await findLink(run, name)) await run('ip', ['link', 'del', name])
-  await sayingWhoHasIt(run, { name }, () => addDevice(run, name, 'wireguard', []))
+  if (await link.find(run)) await run('ip', ['link', 'del', link.name])
+  link.forget()
+  await sayingWhoHasIt(run, { name: link.name }, () => addDevice(run, link.name, 'wireguard', []))
+  await link.find(run)
   const device = new WireguardDevice(options)
   try {
     await device.setOwn()
@@ -80,9 +83,9 @@ export class WireguardDevice {
    * node published its public key.
    */
   setOwn(): Promise<void> {
-    const { name, keyFile, privateKey, port, run } = this.#options
+    const { link, keyFile, privateKey, port, run } = this.#options
     return withKeyFile(keyFile, 'wgkey', privateKey, async (file) => {
-      await run('wg', ['set', name, 'listen-port', String(port), 'private-key', file])
+      await run('wg', ['set', link.name, 'listen-port', String(port), 'private-key', file])
     })
   }
 
@@ -107,8 +110,8 @@ export class WireguardDevice {
 
   /** Returns the traffic, the session and the endpoint of each peer, by the peer's public key. */
   async traffic(): Promise<ReadonlyMap<string, WireguardTraffic>> {
-    const { name, run } = this.#options
-    const [, ...lines] = (await run('wg', ['show', name, 'dump'])).trim().split('\n')
+    const { link, run } = this.#options
+    const [, ...lines] = (await run('wg', ['show', link.name, 'dump'])).trim().split('\n')
     const now = Date.now()
     const at = performance.now() - now
     return new Map(
@@ -134,8 +137,8 @@ export class WireguardDevice {
   }
 
   async close(): Promise<void> {
-    const { name, run } = this.#options
-    if (await findLink(run, name)) await run('ip', ['link', 'del', name])
+    const { link, run } = this.#options
+    if (await link.find(run)) await run('ip', ['link', 'del', link.name])
   }
 
   /**
@@ -143,8 +146,8 @@ export class WireguardDevice {
    * endpoint.
    */
   async #present(): Promise<{ isOwn: boolean; peers: Map<string, string> }> {
-    const { name, ownKey, port, run } = this.#options
-    const [own = [], ...lines] = (await run('wg', ['show', name, 'dump']))
+    const { link, ownKey, port, run } = this.#options
+    const [own = [], ...lines] = (await run('wg', ['show', link.name, 'dump']))
       .trim()
       .split('\n')
       .map((line) => line.split('\t'))
@@ -180,9 +183,9 @@ export class WireguardDevice {
   }
 
   async #set(peers: readonly (readonly string[])[]): Promise<void> {
-    const { name, run } = this.#options
+    const { link, run } = this.#options
     for (let at = 0; at < peers.length; at += PEERS_AT_ONCE)
-      await run('wg', ['set', name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
+      await run('wg', ['set', link.name, ...peers.slice(at, at + PEERS_AT_ONCE).flat()])
   }
 
   #withPsk(work: (words: readonly string[]) => Promise<void>): Promise<void> {

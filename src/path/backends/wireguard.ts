@@ -4,35 +4,31 @@
 // The options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). When the daemon ends, the devices are
 // deleted and the key file stays.
 
-import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
-import { seldom } from '../../base/log.ts'
-import type { Secret } from '../../base/secret.ts'
-import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
-import { currentExternal } from '../../host/external-interface.ts'
-import { addDevice } from '../../host/links.ts'
+import { WeftError } from '../../base/errors.ts'
+import { seldom, type Log } from '../../base/log.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import { currentExternal, type ExternalInterface } from '../../host/external-interface.ts'
 import {
   FAMILIES,
   familiesOf,
   FAMILY_NAMES,
   formatAddress,
-  formatEndpoint,
-  formatNet,
   isLinkLocal,
+  netsOf,
   netText,
-  type Addresses,
   type Family,
 } from '../../net/address.ts'
-import { ipv4NetContains, parseIpv4Net } from '../../net/ipv4.ts'
-import type { Ipv6 } from '../../net/ipv6.ts'
-import { KINDS, type Settings } from '../catalog.ts'
+import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, NeededPart, PlannedPath } from '../contract.ts'
 import { checkFamily } from '../device/tun-device.ts'
 import { unusableReason } from '../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../tunnel/tunnel-options.ts'
 import { checkNetwork } from '../tunnel/tunnel.ts'
-import { isKey, type WireguardPeer } from './wireguard-device.ts'
-import type { KeeperPeer } from './wireguard/keeper.ts'
-import { changeOf, keyFilePath, privateKeyOf, publicKeyTo } from './wireguard/key-file.ts'
+import type { WireguardPeer } from './wireguard-device.ts'
+import { chooseCarrier, type Carrier } from './wireguard/carrier.ts'
+import { endOf, endpointIn, outerFamily, type Ports } from './wireguard/endpoint.ts'
+import { keyFilePath } from './wireguard/key-file.ts'
+import { OwnKeyFile, type OwnKey } from './wireguard/own-key.ts'
 import { lackingPrimitives } from './wireguard/primitives.ts'
 
 const TYPE = 'wireguard'
@@ -40,392 +36,335 @@ const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
 /** The default port of the IPv6 device, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
-const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
-/** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
-const TRIED = 'weft-wg-try'
-
-type Mode = Settings<'wireguard'>['mode']
-
-/** The port on which this node listens, for each family. Both ports are equal if one device carries both families. */
-type Ports = Readonly<Record<Family, number>>
-
-/**
- * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or port. flanneld's
- * leases contain no port; the result is then this node's own port.
- */
-function keyAndPort(
-  lease: Lease,
-  family: Family,
-  { [family]: usual }: Ports,
-): { readonly publicKey: string; readonly port: number; readonly anyPort: boolean } | undefined {
-  const { data } = sideOf(lease, family)
-  const members = (typeof data === 'object' && data !== null ? data : {}) as Readonly<Record<string, unknown>>
-  const { PublicKey: publicKey, Port: given = usual, AnyPort: anyPort } = members
-  const port = given === 0 ? usual : given
-  if (typeof publicKey !== 'string' || !isKey(publicKey)) return undefined
-  if (typeof port !== 'number' || !Number.isInteger(port) || port < 1 || port > 65_535) return undefined
-  return { publicKey, port, anyPort: anyPort === true }
-}
-
-/** True unless the address is link-local or unique local (RFC 4193). flanneld checks only for unique local addresses. */
-const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
-/** The private IPv4 networks of RFC 1918. flanneld's mode `auto` considers only these private (Go's net.IP.IsPrivate). */
-const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
-
-/**
- * Returns the outer family of datagrams to a peer if one device carries both families. The rules are those of flanneld
- * (pkg/backend/wireguard, selectMode).
- */
-function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family {
-  if (mode === 'ipv4' || mode === 'ipv6') return mode
-  const { ipv4, ipv6 } = peer
-  if (ipv6 === undefined) return 'ipv4'
-  if (ipv4 === undefined) return 'ipv6'
-  if (own.ipv4 !== undefined && !PRIVATE.some((net) => ipv4NetContains(net, ipv4))) return 'ipv4'
-  return own.ipv6 !== undefined && isGlobal(own.ipv6) && isGlobal(ipv6) ? 'ipv6' : 'ipv4'
-}
-
-/**
- * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks one of them. A node with one device
- * listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The IPv6 port in flanneld's lease is then not used.
- */
-function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): KeeperPeer | undefined {
-  const address = lease.attrs.publicIp[outer]
-  const published = isOneDevice
-    ? (keyAndPort(lease, 'ipv4', ports) ?? keyAndPort(lease, 'ipv6', ports))
-    : keyAndPort(lease, outer, ports)
-  return address === undefined || !published ? undefined : { ...published, address }
-}
-
-export function endOf(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): WireguardPeer | undefined {
-  const found = endpointIn(lease, outer, isOneDevice, ports)
-  if (!found) return undefined
-  const nets = isOneDevice ? FAMILIES : [outer]
-  return {
-    publicKey: found.publicKey,
-    endpoint: formatEndpoint(found.address, found.port),
-    allowedIps: nets.flatMap((family) => lease.subnet[family] ?? []).map(formatNet),
-  }
-}
-
-/** The key pair of this node, which does not change while the daemon runs. */
-interface OwnKey {
-  readonly privateKey: Secret
-  readonly publicKey: string
-}
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
     /** The cryptographic primitives that weftd needs to carry WireGuard itself but this Node.js lacks. */
     readonly lacks?: readonly string[]
   }
-type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
 
 export function createWireguardBackend(options: Parts): Backend {
-  const { config, settings, external: found, lacks = lackingPrimitives(), run, log } = options
-  const { psk, keepalive, mtu: givenMtu, mode } = settings
-  const families = familiesOf(config)
-  const isOneDevice = mode !== 'separate'
-  const port = settings.port || outside.port
-  const ports = { ipv4: port, ipv6: isOneDevice ? port : settings.portV6 || PORT_V6 }
-  const keyFile = keyFilePath()
-  let external = found
-  let keyAtStart: Promise<OwnKey> | undefined
-  let changed: string | undefined
-  let carrier: Carrier | undefined
-  // The daemon calls `prepare` and `open` again and again while one of two families cannot be carried, so `calm` logs the same warning only
-  // seldom.
-  const calm = seldom(log)
-  const mtuNow = (): number => (givenMtu || external.mtu) - reserved
-  const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
-  const outerOf = ({ attrs }: Lease, family: Family): Family =>
-    isOneDevice ? outerFamily(mode, external.publicIp, attrs.publicIp) : family
-  const endIn = (peer: Lease, family: Family): WireguardPeer | undefined =>
-    endOf(peer, outerOf(peer, family), isOneDevice, ports)
-  // True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
-  // NAT lets packets in only to a port that has sent.
-  const hasLanes = (): boolean =>
-    keepalive === 0 &&
-    FAMILIES.every(
-      (family) => external.address[family] === undefined || external.publicIp[family] === external.address[family],
-    )
-
+  const backend = new WireguardBackend(options)
+  // Each member is the object's own, because the daemon copies a backend to replace one member (node/loops/lease.ts).
   return {
     name: TYPE,
-    devices: isOneDevice ? [NAME] : families.map(nameIn),
-    isSealed: !settings.allowBypass,
+    devices: backend.devices,
+    isSealed: !options.settings.allowBypass,
     get external() {
-      return external
+      return backend.external
     },
     get tunNames() {
-      return carrier === 'userspace' ? (isOneDevice ? [NAME] : families.map(nameIn)) : undefined
+      return backend.tunNames
     },
-    words: {
-      added: (peer) => {
-        const [family] = familiesOf(peer.subnet)
-        const end = peer.attrs.backendType === TYPE && family ? endIn(peer, family) : undefined
-        return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
-      },
-    },
-    async prepare(): Promise<LeaseAttrs> {
-      external = await currentExternal(run, external)
-      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined && config[mode])
-        throw new WeftError(
-          'ADDRESS',
-          `${external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
-          {
-            remedy: 'give the interface such an address, or set another mode',
-          },
-        )
-      if (isOneDevice && mode !== 'auto' && external.address[mode] === undefined)
-        throw new WeftError(
-          'CONFIG',
-          `Backend.${OPTIONS.mode.name} is "${mode}", and the network has no ${FAMILY_NAMES[mode]}`,
-          {
-            remedy: `set "Enable${FAMILY_NAMES[mode]}": true, or another mode`,
-          },
-        )
-      checkNetwork(config, external.address, calm)
-      const { publicKey } = await ownKey()
-      carrier ??= await choose()
-      const lanes = carrier === 'userspace' && hasLanes() ? { AnyPort: true } : {}
-      const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: ports[family], ...lanes })
-      return {
-        publicIp: external.publicIp,
-        backendType: TYPE,
-        ...(config.ipv4 && external.publicIp.ipv4 !== undefined ? { backendData: dataOf('ipv4') } : {}),
-        ...(config.ipv6 && external.publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
-      }
-    },
-    needs: () =>
-      isOneDevice
-        ? [partOf(NAME, port, families)]
-        : families.filter((family) => isHere(family)).map((family) => partOf(nameIn(family), ports[family], [family])),
-    plan: (lease) => (isOneDevice ? [planOne(lease)] : families.map(planSeparate)),
+    words: { added: (peer) => backend.addedLine(peer) },
+    prepare: () => backend.prepare(),
+    needs: () => backend.needs(),
+    plan: (lease) => backend.plan(lease),
+  }
+}
+
+const nameIn = (family: Family): string => (family === 'ipv4' ? NAME : NAME_V6)
+const portOptionOf = (name: string): string => (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
+
+class WireguardBackend {
+  /** The names of the devices that the data path has or may have. */
+  readonly devices: readonly string[]
+  readonly #options: Parts
+  readonly #lacks: readonly string[]
+  /** The families of the network. */
+  readonly #families: readonly Family[]
+  /** True if one device carries both families. */
+  readonly #isOneDevice: boolean
+  readonly #ports: Ports
+  readonly #key: OwnKeyFile
+  /**
+   * Logs the same warning only seldom, because the daemon calls `prepare` and `open` again and again while one of two families cannot be
+   * carried.
+   */
+  readonly #calm: Log
+  #external: ExternalInterface
+  /** The carrier of the packets; undefined before the first `prepare`. */
+  #carrier: Carrier | undefined
+
+  constructor(options: Parts) {
+    const { config, settings, external, lacks = lackingPrimitives(), run, log } = options
+    this.#options = options
+    this.#lacks = lacks
+    this.#families = familiesOf(config)
+    this.#isOneDevice = settings.mode !== 'separate'
+    const port = settings.port || outside.port
+    this.#ports = { ipv4: port, ipv6: this.#isOneDevice ? port : settings.portV6 || PORT_V6 }
+    this.#key = new OwnKeyFile(keyFilePath(), lacks.includes('X25519'), run, log)
+    this.#calm = seldom(log)
+    this.#external = external
+    this.devices = this.#isOneDevice ? [NAME] : this.#families.map(nameIn)
   }
 
-  /** Plans the data path of the device that carries both families. */
-  function planOne(lease: OwnLease): PlannedPath {
-    const [first = 'ipv4'] = familiesOf(lease.subnet)
-    if (carrier === 'userspace')
-      return {
-        families,
-        mtu: mtuNow(),
-        open: (own, leases) => openUserspaceTunnel(NAME, port, families, own, leases),
-      }
+  get external(): ExternalInterface {
+    return this.#external
+  }
+
+  get tunNames(): readonly string[] | undefined {
+    return this.#carrier === 'userspace' ? this.devices : undefined
+  }
+
+  addedLine(peer: Lease): string {
+    const [family] = familiesOf(peer.subnet)
+    const end = peer.attrs.backendType === TYPE && family ? this.#endIn(peer, family) : undefined
+    return `Subnet added: ${netText(peer.subnet)}${end ? ` via ${end.endpoint}` : ''}`
+  }
+
+  async prepare(): Promise<LeaseAttrs> {
+    const { config, settings, run, log } = this.#options
+    this.#external = await currentExternal(run, this.#external)
+    this.#checkOuterAddress()
+    checkNetwork(config, this.#external.address, this.#calm)
+    const { publicKey } = await this.#key.read()
+    this.#carrier ??= await chooseCarrier(settings.dataPath, this.#lacks, run, log)
+    const lanes = this.#carrier === 'userspace' && this.#hasLanes() ? { AnyPort: true } : {}
+    const dataOf = (family: Family) => ({ PublicKey: publicKey, Port: this.#ports[family], ...lanes })
+    const { publicIp } = this.#external
     return {
-      families,
-      mtu: mtuNow(),
-      external: { families: [first], isBound: false, isByName: false },
-      open: (own) => openDevice(NAME, port, families, own),
+      publicIp,
+      backendType: TYPE,
+      ...(config.ipv4 && publicIp.ipv4 !== undefined ? { backendData: dataOf('ipv4') } : {}),
+      ...(config.ipv6 && publicIp.ipv6 !== undefined ? { backendV6Data: dataOf('ipv6') } : {}),
     }
   }
 
-  /** Plans the data path of a device that carries one family. */
-  function planSeparate(family: Family): PlannedPath {
-    const isOurs = carrier === 'userspace'
-    return {
-      families: [family],
-      mtu: mtuNow(),
-      external: { families: [family], isBound: isOurs, isByName: false },
-      async open(own, leases) {
-        if (!isOurs) return openDevice(nameIn(family), ports[family], [family], own)
-        checkFamily(family, mtuNow(), external)
-        return openUserspaceTunnel(nameIn(family), ports[family], [family], own, leases)
-      },
-    }
+  needs(): readonly NeededPart[] {
+    if (this.#isOneDevice) return [this.#partOf(NAME, this.#ports.ipv4, this.#families)]
+    return this.#families
+      .filter((family) => this.#isHere(family))
+      .map((family) => this.#partOf(nameIn(family), this.#ports[family], [family]))
+  }
+
+  plan(lease: OwnLease): readonly PlannedPath[] {
+    return this.#isOneDevice ? [this.#planOne(lease)] : this.#families.map((family) => this.#planSeparate(family))
+  }
+
+  /** Throws WeftError if the configured mode needs an address that this host lacks. */
+  #checkOuterAddress(): void {
+    const { config, settings } = this.#options
+    const { mode } = settings
+    if (mode === 'separate' || mode === 'auto' || this.#external.address[mode] !== undefined) return
+    if (config[mode])
+      throw new WeftError(
+        'ADDRESS',
+        `${this.#external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
+        { remedy: 'give the interface such an address, or set another mode' },
+      )
+    throw new WeftError(
+      'CONFIG',
+      `Backend.${OPTIONS.mode.name} is "${mode}", and the network has no ${FAMILY_NAMES[mode]}`,
+      { remedy: `set "Enable${FAMILY_NAMES[mode]}": true, or another mode` },
+    )
+  }
+
+  #mtu(): number {
+    return (this.#options.settings.mtu || this.#external.mtu) - reserved
+  }
+
+  /** Returns the outer family of datagrams that carry inner packets of this family to a peer. */
+  #outerOf({ attrs }: Lease, family: Family): Family {
+    return this.#isOneDevice
+      ? outerFamily(this.#options.settings.mode, this.#external.publicIp, attrs.publicIp)
+      : family
+  }
+
+  #endIn(peer: Lease, family: Family): WireguardPeer | undefined {
+    return endOf(peer, this.#outerOf(peer, family), this.#isOneDevice, this.#ports)
+  }
+
+  /**
+   * True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
+   * NAT lets packets in only to a port that has sent.
+   */
+  #hasLanes(): boolean {
+    const { address, publicIp } = this.#external
+    return (
+      this.#options.settings.keepalive === 0 &&
+      FAMILIES.every((family) => address[family] === undefined || publicIp[family] === address[family])
+    )
   }
 
   /**
    * True if the node can have a subnet of the family. If weftd carries the packets itself, the host also needs an address of the family to
    * send from.
    */
-  function isHere(family: Family): boolean {
-    if (external.publicIp[family] === undefined) return false
-    return carrier !== 'userspace' || external.address[family] !== undefined
+  #isHere(family: Family): boolean {
+    if (this.#external.publicIp[family] === undefined) return false
+    return this.#carrier !== 'userspace' || this.#external.address[family] !== undefined
   }
 
   /** Returns the ports, the device and the MTU that the device for these families needs. */
-  function partOf(name: string, listenPort: number, carried: readonly Family[]): NeededPart {
-    const [first = 'ipv4'] = carried
-    const option = (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name
-    const isOurs = carrier === 'userspace'
-    const bound = isOurs
-      ? outersOf(first).flatMap((family = first) => {
-          const address = external.address[family]
-          return address === undefined ? [] : [[family, formatAddress(address)] as const]
-        })
-      : // The kernel binds the port on all addresses of both families.
-        ([
-          ['ipv4', '0.0.0.0'],
-          ['ipv6', '::'],
-        ] as const)
+  #partOf(name: string, port: number, carried: readonly Family[]): NeededPart {
+    const { config } = this.#options
+    const external = this.#external
+    const isOurs = this.#carrier === 'userspace'
+    const option = portOptionOf(name)
+    const networks = netsOf(carried.flatMap((family) => config[family]?.network ?? []))
     return {
-      ports: bound.map(([family, address]) => ({ family, address, port: listenPort, option })),
-      device: isOurs ? { name, type: 'tun', replaces: ['wireguard'] } : { name, type: TYPE, replaces: 'any' },
+      ports: this.#boundBy(carried).map(([family, address]) => ({ family, address, port, option })),
+      device: isOurs
+        ? { name, type: 'tun', networks, replaces: ['wireguard'] }
+        : { name, type: TYPE, networks, replaces: 'any' },
       sides: carried
         .filter((family) => external.publicIp[family] !== undefined)
-        .map((family) => ({ family, network: config[family]?.network, mtu: mtuNow(), external: external.name })),
+        .map((family) => ({ family, network: config[family]?.network, mtu: this.#mtu(), external: external.name })),
       programs: isOurs ? [] : ['wg'],
     }
   }
 
-  /**
-   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the file has no effect
-   * until weftd is restarted.
-   */
-  async function ownKey(): Promise<OwnKey> {
-    keyAtStart ??= readOwn()
-    try {
-      return await keyAtStart
-    } catch (error) {
-      keyAtStart = undefined // the file may be repaired
-      throw error
-    }
-  }
-  async function readOwn(): Promise<OwnKey> {
-    const privateKey = await privateKeyOf(keyFile)
-    const publicKey = lacks.includes('X25519')
-      ? (await run('wg', ['pubkey'], { input: privateKey.reveal() })).trim()
-      : publicKeyTo(privateKey)
-    return { privateKey, publicKey }
-  }
-  /** Logs once when the key file has changed, and once when it contains this node's key again. */
-  async function checkKey({ privateKey }: OwnKey): Promise<void> {
-    const change = await changeOf(keyFile, privateKey)
-    if (change === changed) return
-    changed = change
-    if (change === undefined) log.info(`The key file ${keyFile} holds the key of this node again`)
-    else
-      log.warn(
-        `This node continues with the key that it read at its start, although ${change}: restart weftd to use the file`,
-      )
-  }
-
-  /**
-   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
-   * otherwise weftd.
-   */
-  async function choose(): Promise<Carrier> {
-    const { name: option } = OPTIONS.dataPath
-    const lack = `this Node.js has no ${lacks.join(', no ')}`
-    if (settings.dataPath === 'userspace' && lacks.length > 0)
-      throw new WeftError('DEVICE', `${lack}: weftd cannot carry WireGuard itself`, {
-        remedy: `${NODE_REMEDY}, or leave out Backend.${option}`,
-      })
-    if (settings.dataPath !== undefined) {
-      const who = settings.dataPath === 'userspace' ? 'weftd itself' : 'the kernel'
-      log.info(`WireGuard is carried by ${who}: "${option}" is "${settings.dataPath}"`)
-      return settings.dataPath
-    }
-    try {
-      await addDevice(run, TRIED, 'wireguard', [])
-      await run('ip', ['link', 'del', TRIED])
-      return 'kernel'
-    } catch (error) {
-      if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
-      if (lacks.length > 0)
-        throw new WeftError('DEVICE', `WireGuard cannot be carried: ${messageOf(error)}, and ${lack}`, {
-          remedy: NODE_REMEDY + ', or load the module `wireguard` into the kernel',
-          cause: error,
-        })
-      log.info(`WireGuard is carried by weftd itself: ${messageOf(error)}`)
-      return 'userspace'
-    }
-  }
-
-  function peersIn(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
-    return {
-      type: TYPE,
-      alsoUnusable: (peer: Lease): string | undefined =>
-        // If one device carries both families, the datagrams may have another family than the inner packets, so the address in that outer
-        // family is checked.
-        unusableReason(peer, lease, outerOf(peer, family)) ??
-        (endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
-      identity: {
-        name: 'key',
-        own: publicKey,
-        of: (peer: Lease) => endIn(peer, family)?.publicKey,
-        remedy: `if both hosts exist, delete ${keyFile} on one of the two and restart its daemon`,
-      },
-    }
-  }
-
-  /** Opens a data path for the families `carried` through one TUN. weftd, not the kernel, forwards the packets. */
-  async function openUserspaceTunnel(
-    name: string,
-    listenPort: number,
-    carried: readonly Family[],
-    lease: OwnLease,
-    leases: ReadonlyMap<string, Lease>,
-  ): Promise<DataPath> {
-    const [family = 'ipv4'] = carried
-    const { openUserspace } = await import('./wireguard/userspace.ts') // loads ciphers that some Node.js lack
-    const own = await ownKey()
-    return openUserspace(
-      {
-        parts: { ...options, external },
-        name,
-        families: carried,
-        outers: outersOf(family),
-        port: listenPort,
-        mtu: mtuNow(),
-        awaited: mode === 'auto' ? families.find((each) => external.address[each] === undefined) : undefined,
-        privateKey: own.privateKey,
-        psk,
-        keepalive,
-        stampFile: `${keyFile}-${name}.time`,
-        log: calm,
-        hasLanes,
-        peerOf: (peer) => endpointIn(peer, outerOf(peer, family), isOneDevice, ports),
-        filter: peersIn(family, lease, own),
-        check: () => checkKey(own),
-      },
-      lease,
-      leases,
-    )
+  /** Returns the addresses, with their families, at which the device for these families receives datagrams. */
+  #boundBy(carried: readonly Family[]): readonly (readonly [Family, string])[] {
+    // The kernel binds the port on all addresses of both families.
+    if (this.#carrier !== 'userspace')
+      return [
+        ['ipv4', '0.0.0.0'],
+        ['ipv6', '::'],
+      ]
+    const [first = 'ipv4'] = carried
+    return this.#outersOf(first).flatMap((family = first) => {
+      const address = this.#external.address[family]
+      return address === undefined ? [] : [[family, formatAddress(address)] as const]
+    })
   }
 
   /**
    * Returns the outer families of datagrams for the TUN that carries this family: one, or two in mode `auto` if the host has addresses in
    * both families.
    */
-  function outersOf(family: Family): readonly [Family, Family?] {
+  #outersOf(family: Family): readonly [Family, Family?] {
+    const { mode } = this.#options.settings
     if (mode === 'separate') return [family]
     if (mode !== 'auto') return [mode]
-    const { ipv4, ipv6 } = external.address
+    const { ipv4, ipv6 } = this.#external.address
     const [first, second] = familiesOf({ ipv4, ipv6: ipv6 === undefined || isLinkLocal(ipv6) ? undefined : ipv6 })
     return first === undefined ? [family] : second === undefined ? [first] : [first, second]
   }
 
-  /** Opens a data path for the families `carried` through one device of the kernel. */
-  async function openDevice(
+  #filterOf(family: Family, lease: OwnLease, { publicKey }: OwnKey) {
+    return {
+      type: TYPE,
+      alsoUnusable: (peer: Lease): string | undefined =>
+        // If one device carries both families, the datagrams may have another family than the inner packets, so the address in that outer
+        // family is checked.
+        unusableReason(peer, lease, this.#outerOf(peer, family)) ??
+        (this.#endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
+      identity: {
+        name: 'key',
+        own: publicKey,
+        of: (peer: Lease) => this.#endIn(peer, family)?.publicKey,
+        remedy: `if both hosts exist, delete ${this.#key.path} on one of the two and restart its daemon`,
+      },
+    }
+  }
+
+  /** Plans the data path of the device that carries both families. */
+  #planOne(lease: OwnLease): PlannedPath {
+    const families = this.#families
+    const port = this.#ports.ipv4
+    const [first = 'ipv4'] = familiesOf(lease.subnet)
+    if (this.#carrier === 'userspace') {
+      const [outer] = this.#outersOf(first)
+      const { address } = this.#external
+      // When this host gets an address in the other outer family, the data path is opened again.
+      const awaited =
+        this.#options.settings.mode === 'auto' ? families.filter((each) => address[each] === undefined) : []
+      return {
+        families,
+        mtu: this.#mtu(),
+        external: { families: [outer, ...awaited], isBound: true },
+        open: (own, leases) => this.#openUserspace(NAME, port, families, own, leases),
+      }
+    }
+    return {
+      families,
+      mtu: this.#mtu(),
+      external: { families: [first], isBound: false },
+      isUnreported: true, // the kernel sends no rtnetlink messages about keys and peers
+      open: (own) => this.#openKernel(NAME, port, families, own),
+    }
+  }
+
+  /** Plans the data path of a device that carries one family. */
+  #planSeparate(family: Family): PlannedPath {
+    const isOurs = this.#carrier === 'userspace'
+    const name = nameIn(family)
+    const port = this.#ports[family]
+    return {
+      families: [family],
+      mtu: this.#mtu(),
+      external: { families: [family], isBound: isOurs },
+      isUnreported: !isOurs, // the kernel sends no rtnetlink messages about keys and peers
+      open: async (own, leases) => {
+        if (!isOurs) return this.#openKernel(name, port, [family], own)
+        checkFamily(family, this.#mtu(), this.#external)
+        return this.#openUserspace(name, port, [family], own, leases)
+      },
+    }
+  }
+
+  /** Opens a data path for the families `carried` through one TUN. weftd, not the kernel, forwards the packets. */
+  async #openUserspace(
     name: string,
-    listenPort: number,
+    port: number,
     carried: readonly Family[],
     lease: OwnLease,
+    leases: ReadonlyMap<string, Lease>,
   ): Promise<DataPath> {
+    const { psk, keepalive } = this.#options.settings
+    const [family = 'ipv4'] = carried
+    const { openUserspace } = await import('./wireguard/userspace.ts') // loads ciphers that some Node.js lack
+    const own = await this.#key.read()
+    return openUserspace(
+      {
+        parts: { ...this.#options, external: this.#external },
+        name,
+        families: carried,
+        outers: this.#outersOf(family),
+        port,
+        mtu: this.#mtu(),
+        privateKey: own.privateKey,
+        psk,
+        keepalive,
+        stampFile: `${this.#key.path}-${name}.time`,
+        log: this.#calm,
+        hasLanes: () => this.#hasLanes(),
+        peerOf: (peer) => endpointIn(peer, this.#outerOf(peer, family), this.#isOneDevice, this.#ports),
+        filter: this.#filterOf(family, lease, own),
+        check: () => this.#key.check(own),
+      },
+      lease,
+      leases,
+    )
+  }
+
+  /** Opens a data path for the families `carried` through one device of the kernel. */
+  async #openKernel(name: string, port: number, carried: readonly Family[], lease: OwnLease): Promise<DataPath> {
+    const { config, settings, run, log } = this.#options
     const { openKernel } = await import('./wireguard/kernel.ts')
-    const own = await ownKey()
+    const own = await this.#key.read()
     return openKernel(
       {
         config,
         run,
         log,
-        calm,
+        calm: this.#calm,
         name,
         families: carried,
-        port: { number: listenPort, option: (name === NAME_V6 ? OPTIONS.portV6 : OPTIONS.port).name },
-        mtu: mtuNow(),
-        external: external.name,
-        keyFile,
+        port: { number: port, option: portOptionOf(name) },
+        mtu: this.#mtu(),
+        external: this.#external.name,
+        keyFile: this.#key.path,
         privateKey: own.privateKey,
         ownKey: own.publicKey,
-        psk,
-        keepalive,
-        endOf: endIn,
-        filterOf: (family) => peersIn(family, lease, own),
-        check: () => checkKey(own),
+        psk: settings.psk,
+        keepalive: settings.keepalive,
+        endOf: (peer, family) => this.#endIn(peer, family),
+        filterOf: (family) => this.#filterOf(family, lease, own),
+        check: () => this.#key.check(own),
       },
       lease,
     )

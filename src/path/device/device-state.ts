@@ -1,7 +1,7 @@
 // device-state.ts - keeps a network device of the kernel up, with the right MTU and with this node's address.
 
 import type { Run } from '../../host/command.ts'
-import { findLink } from '../../host/links.ts'
+import { findLink, type Named } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, hostNet, netContains, type Address, type Net } from '../../net/address.ts'
 
 export interface DeviceState {
@@ -11,26 +11,26 @@ export interface DeviceState {
   wrong(): Promise<readonly string[]>
 }
 
-export function deviceState(run: Run, name: string, mtu: number, own: Address, network: Net): DeviceState {
+export function deviceState(run: Run, device: Named, mtu: number, own: Address, network: Net): DeviceState {
   const family = familyOf(own)
   // Nodes' subnets differ, so no other node has this address, and duplicate address detection (RFC 4862) is switched off (`nodad`).
   // Otherwise the kernel could not send from the address for about a second.
   const words = family === 'ipv6' ? ['nodad'] : []
   return {
     async configure() {
-      await run('ip', ['link', 'set', 'dev', name, 'mtu', String(mtu), 'up'])
-      await run('ip', ['address', 'replace', formatNet(hostNet(own)), 'dev', name, ...words])
-      const link = await findLink(run, name)
+      await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'up'])
+      await run('ip', ['address', 'replace', formatNet(hostNet(own)), 'dev', device.name, ...words])
+      const link = await findLink(run, device.name)
       for (const each of link?.addresses[family] ?? [])
         if (each.address !== own && netContains(network, each.address))
-          await run('ip', ['address', 'del', `${formatAddress(each.address)}/${each.prefixLength}`, 'dev', name])
+          await run('ip', ['address', 'del', `${formatAddress(each.address)}/${each.prefixLength}`, 'dev', device.name])
     },
     async wrong() {
-      const link = await findLink(run, name)
+      const link = await findLink(run, device.name)
       if (!link) return []
-      if (!link.up) return [`${name} was down`]
-      if (link.mtu !== mtu) return [`${name} had MTU ${link.mtu}`]
-      return link.addresses[family].some((each) => each.address === own) ? [] : [`${name} had lost its address`]
+      if (!link.up) return [`${device.name} was down`]
+      if (link.mtu !== mtu) return [`${device.name} had MTU ${link.mtu}`]
+      return link.addresses[family].some((each) => each.address === own) ? [] : [`${device.name} had lost its address`]
     },
   }
 }

@@ -1,9 +1,20 @@
 // flannel-devices.ts - finds the network devices on this host that backends of weft and flannel created.
 
+import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, isNamedBy, isTunOpen } from '../../host/links.ts'
-import { isLinkLocal, parseAddress, type Address } from '../../net/address.ts'
-import { KINDS, type Kind } from '../catalog.ts'
+import { ipJson, isTunOpen, renamed, type FollowedLink } from '../../host/links.ts'
+import {
+  familyOf,
+  hostNet,
+  isLinkLocal,
+  netContains,
+  netsOf,
+  parseAddress,
+  type Address,
+  type Net,
+  type Nets,
+} from '../../net/address.ts'
+import { hasBackendName, isNamedBy, KINDS, type Kind } from '../catalog.ts'
 
 interface JsonLink {
   ifindex?: number
@@ -49,9 +60,53 @@ export async function findDevices(run: Run): Promise<FlannelDevice[]> {
   return (await Promise.all(links.map(deviceOf))).flat()
 }
 
+/** Returns a device's addresses, except the link-local IPv6 address that the kernel gives to each device. */
+function globalOf({ addr_info: entries = [] }: JsonLink): readonly Address[] {
+  const all = entries.flatMap(({ local }) => parseAddress(local ?? '') ?? [])
+  return all.filter((address) => typeof address === 'number' || !isLinkLocal(address))
+}
+
 interface AddressedDevice extends FlannelDevice {
   /** The device's addresses, except the link-local IPv6 address that the kernel gives to each device. */
   readonly addresses: readonly Address[]
+}
+
+/**
+ * Returns the name of a device that an earlier run made and that another program has renamed since; undefined if there is none. The device has
+ * the link type of the backend's device, a name that no backend uses, and in the families of `networks` it has addresses, all of them in
+ * these networks. `vni` is the VNI of a vxlan device. A TUN that a process has open does not count.
+ */
+export async function findRenamed(run: Run, type: string, networks: Nets, vni?: number): Promise<string | undefined> {
+  for (const link of await ipJson<JsonLink>(run, ['-d', 'address', 'show'])) {
+    const { ifindex = 0, ifname: name = '', flags = [], linkinfo } = link
+    const { id, type: tunType } = linkinfo?.info_data ?? {}
+    if (linkinfo?.info_kind !== type || hasBackendName(name) || (vni !== undefined && id !== vni)) continue
+    const addresses = globalOf(link).filter((address) => networks[familyOf(address)])
+    const isInside = (address: Address): boolean => netContains(networks[familyOf(address)] as Net, address)
+    if (addresses.length === 0 || !addresses.every(isInside)) continue
+    if (type === 'tun' && (tunType !== 'tun' || (await isTunOpen(name, ifindex, flags)))) continue
+    return name
+  }
+  return undefined
+}
+
+/**
+ * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`, which no other program's device has,
+ * because the caller may delete the device. Logs a new name. Afterwards `device.index` is undefined if there is no such device.
+ */
+export async function findEarlier(
+  device: FollowedLink,
+  run: Run,
+  type: string,
+  own: readonly Address[],
+  log: Pick<Log, 'info'>,
+): Promise<void> {
+  if (await device.find(run)) return
+  const name = await findRenamed(run, type, netsOf(own.map(hostNet)))
+  if (name === undefined) return
+  log.info(renamed(device.name, name))
+  device.name = name
+  await device.find(run)
 }
 
 /** The kernel's link types of bridges. */
@@ -68,9 +123,7 @@ export async function listDevices(run: Run): Promise<Devices> {
   const links = await ipJson<JsonLink>(run, ['-d', 'address', 'show'])
   const found = await Promise.all(
     links.map(async (link) => {
-      const all = (link.addr_info ?? []).flatMap(({ local }) => parseAddress(local ?? '') ?? [])
-      const addresses = all.filter((address) => typeof address === 'number' || !isLinkLocal(address))
-      return (await deviceOf(link)).map((device) => ({ ...device, addresses }))
+      return (await deviceOf(link)).map((device) => ({ ...device, addresses: globalOf(link) }))
     }),
   )
   const bridges = links.filter(({ linkinfo }) => BRIDGES.has(linkinfo?.info_kind ?? ''))

@@ -13,7 +13,6 @@ import { filesOf, identityOf, listDaemons } from '../../host/daemons.ts'
 import {
   hasPolicyRules,
   ipFlag,
-  isNamedBy,
   listLinks,
   routesFor,
   routesWithin,
@@ -38,6 +37,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
+import { isNamedBy } from '../catalog.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 import { listPolicies } from './ipsec-policies.ts'
 import { isUnreachableNetwork, wordsFor } from './unreachable-network.ts'

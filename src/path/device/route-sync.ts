@@ -9,7 +9,14 @@ import type { Log } from '../../base/log.ts'
 import type { Lease } from '../../control/lease/lease.ts'
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
-import { routesExactly, routesWithin, USUAL_METRIC, type Route } from '../../host/links.ts'
+import {
+  routesExactly,
+  routesWithin,
+  USUAL_METRIC,
+  type FollowedLink,
+  type Named,
+  type Route,
+} from '../../host/links.ts'
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /**
@@ -20,7 +27,8 @@ const NAMED = 5
 
 export interface NextHop {
   readonly gateway: string
-  readonly device: string
+  /** The interface of the route. `RouteSync` looks up its present name if a route through the interface is missing. */
+  readonly device: FollowedLink
   /** True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device covers it. */
   readonly onlink?: boolean
 }
@@ -32,21 +40,27 @@ interface RouteSyncOptions {
   /** The network that contains the destinations of all routes. */
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
-  readonly ownDevice?: string
+  readonly ownDevice?: Named
   readonly run: Run
   readonly log: Log
 }
 
-const say = (destination: string, { gateway, device }: NextHop): string => `${destination} via ${gateway} dev ${device}`
+const say = (destination: string, { gateway, device }: NextHop): string =>
+  `${destination} via ${gateway} dev ${device.name}`
 const isThere = (route: Route | undefined, { gateway, device }: NextHop): boolean =>
-  route?.gateway === gateway && route.device === device
-const isSame = (a: NextHop | undefined, b: NextHop): boolean => a?.gateway === b.gateway && a.device === b.device
+  route?.gateway === gateway && route.device === device.name
+const isSame = (a: NextHop | undefined, b: NextHop): boolean =>
+  a?.gateway === b.gateway && a.device.name === b.device.name
 const wordsFor = (destination: string, hop: NextHop): string[] => [
   'route',
   'replace',
   ...say(destination, hop).split(' '),
   ...(hop.onlink ? ['onlink'] : []),
 ]
+
+const linesFor = (hops: Iterable<readonly [string, NextHop]>): string[] =>
+  [...hops].map(([destination, hop]) => wordsFor(destination, hop).join(' '))
+const devicesOf = (hops: NextHops): ReadonlySet<FollowedLink> => new Set([...hops.values()].map(({ device }) => device))
 
 /**
  * The functions that make the log lines for peers in backends that route to the peer's host; the text is flanneld's
@@ -56,17 +70,13 @@ export const ROUTE_WORDS = {
   added: ({ subnet, attrs }: Lease): string => `Subnet added: ${netText(subnet)} via ${addressText(attrs.publicIp)}`,
 }
 
-/** Keeps the routes to the peers in the kernel's main table as the backend wants them. */
 export class RouteSync {
-  /** The network that contains the destinations of all routes. */
   readonly #network: Net
-  /** The backend's own device; undefined if the backend routes through the external interface. */
-  readonly #ownDevice: string | undefined
+  readonly #ownDevice: Named | undefined
   readonly #run: Run
   readonly #log: Log
-  /** The routes that the last `apply` requested. */
   #wanted: NextHops = new Map()
-  /** The requested routes that the kernel refused. */
+  /** The wanted routes that the kernel refused. */
   #refused: NextHops = new Map()
   /**
    * The destinations that already have a route to a link of this host, made by another program or by the kernel for a bridge. weftd never
@@ -93,25 +103,32 @@ export class RouteSync {
     const routes = await this.#mainRoutes(where)
     const known = this.#wanted
     this.#wanted = hops
+    await this.#noteDevices()
+    const isOld = ([destination, route]: readonly [string, Route]): boolean => {
+      const hop = known.get(destination)
+      return hop !== undefined && !isThere(route, hop)
+    }
+    if ([...routes].some(isOld)) await this.#followDevices(known)
     if (this.#isFirst) this.#warnOfUnknown(routes)
     this.#isFirst = false
     const gone = [...routes].filter(([destination, { device, gateway }]) => {
       const ours = known.get(destination)
       const isOurs =
-        (ours && isThere(routes.get(destination), ours)) || (device === this.#ownDevice && gateway !== undefined)
-      return isOurs && !this.#wanted.has(destination)
+        (ours && isThere(routes.get(destination), ours)) || (device === this.#ownDevice?.name && gateway !== undefined)
+      return isOurs && !hops.has(destination)
     })
     this.#noteTaken(routes, where)
     const adding = this.#missing(routes, where)
     for (const [destination] of adding) {
       const other = routes.get(destination)
-      if (other && !isThere(other, known.get(destination) ?? { gateway: '', device: '' }))
+      const before = known.get(destination)
+      if (other && !(before && isThere(other, before)))
         this.#log.warn(`Replacing existing route to ${destination} via ${other.gateway ?? other.device}`)
     }
     await this.#change(
       [
         ...gone.map(([destination, { gateway, device }]) => `route del ${destination} via ${gateway} dev ${device}`),
-        ...adding.map(([destination, hop]) => wordsFor(destination, hop).join(' ')),
+        ...linesFor(adding),
       ],
       where,
     )
@@ -125,20 +142,21 @@ export class RouteSync {
   /** Restores missing routes and returns a description of each restored route. */
   async resync(): Promise<readonly string[]> {
     const routes = await this.#mainRoutes()
+    // The kernel's routes follow a new name by themselves.
+    if (this.#missing(routes).length > 0) await this.#followDevices()
     this.#noteTaken(routes)
     const lost = this.#missing(routes)
-    await this.#change(lost.map(([destination, hop]) => wordsFor(destination, hop).join(' ')))
+    await this.#change(linesFor(lost))
     return lost
       .filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
       .map(([destination, hop]) => `the route to ${destination} via ${hop.gateway} was gone`)
   }
 
-  /** Reads the routes within the network, or only those to the destinations `of`. */
   async #mainRoutes(of?: ReadonlySet<string>): Promise<Map<string, Route>> {
+    const family = familyOf(this.#network)
+    const routes = await (of ? routesExactly(this.#run, family, [...of]) : routesWithin(this.#run, this.#network))
     return new Map(
-      (await (of ? routesExactly(this.#run, familyOf(this.#network), [...of]) : routesWithin(this.#run, this.#network)))
-        .filter(({ metric }) => metric === USUAL_METRIC[familyOf(this.#network)])
-        .map((each) => [each.destination, each]),
+      routes.filter(({ metric }) => metric === USUAL_METRIC[family]).map((each) => [each.destination, each]),
     )
   }
 
@@ -152,12 +170,12 @@ export class RouteSync {
       route.gateway === undefined &&
       !route.isMultipath &&
       route.type === 'unicast' &&
-      route.device !== this.#ownDevice
+      route.device !== this.#ownDevice?.name
     )
   }
 
   /**
-   * Records in `taken` which of these destinations have a route that `isAnothers` accepts, and logs those that were not recorded before.
+   * Records in `#taken` which of these destinations have a route that `#isAnothers` accepts, and logs those that were not recorded before.
    */
   #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
@@ -170,13 +188,27 @@ export class RouteSync {
         `The route to ${destination}, a peer's subnet, leads to ${routes.get(destination)?.device} on this host, and weftd keeps this route: ` +
           'packets to that peer do not reach it; remove the device or program with that subnet on this host, or give the peer another subnet',
       )
-    this.#taken = new Set([
-      ...[...this.#taken].filter((each) => this.#wanted.has(each) && !looked.includes(each)),
-      ...theirs,
-    ])
+    const unlooked = [...this.#taken].filter((each) => this.#wanted.has(each) && !looked.includes(each))
+    this.#taken = new Set([...unlooked, ...theirs])
   }
 
-  /** Returns the wanted routes to the destinations `where` that `routes` lacks, except those whose place another program's route has. */
+  /** Looks up the present names of the interfaces of these routes. Returns true if an interface has a new name. */
+  async #followDevices(of = this.#wanted): Promise<boolean> {
+    let isRenamed = false
+    for (const device of devicesOf(of)) {
+      const before = device.name
+      await device.find(this.#run)
+      isRenamed ||= device.name !== before
+    }
+    return isRenamed
+  }
+
+  /** Remembers the index of each interface while its name is known to be right. */
+  async #noteDevices(): Promise<void> {
+    for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
+  }
+
+  /** Returns the wanted routes that the kernel lacks, among these destinations. */
   #missing(
     routes: ReadonlyMap<string, Route>,
     where: Iterable<string> = this.#wanted.keys(),
@@ -197,6 +229,7 @@ export class RouteSync {
       this.#refused = new Map(touched ? [...this.#refused].filter(([destination]) => !touched.has(destination)) : [])
       return
     }
+    if (await this.#followDevices()) return this.#change(linesFor(this.#missing(await this.#mainRoutes())))
     const still = new Map(this.#missing(await this.#mainRoutes()))
     const news = [...still].filter(([destination, hop]) => !isSame(this.#refused.get(destination), hop))
     for (const [destination, hop] of news.slice(0, NAMED)) {
@@ -213,15 +246,18 @@ export class RouteSync {
    * them, so they are not removed.
    */
   #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
-    const devices = new Set([...this.#wanted.values()].map(({ device }) => device))
+    const names = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))
     const strange = [...routes.values()].filter(
       ({ destination, gateway, device }) =>
-        gateway !== undefined && device !== this.#ownDevice && devices.has(device) && !this.#wanted.has(destination),
+        gateway !== undefined &&
+        device !== this.#ownDevice?.name &&
+        names.has(device) &&
+        !this.#wanted.has(destination),
     )
-    const names = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
+    const some = strange.slice(0, NAMED).map(({ destination, gateway }) => `${destination} via ${gateway}`)
     if (strange.length > 0)
       this.#log.warn(
-        `Routes into the network that belong to no node: ${names.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
+        `Routes into the network that belong to no node: ${some.join(', ')}${strange.length > NAMED ? ', ...' : ''}; ` +
           'remove them with `ip route del` unless they are wanted',
       )
   }

@@ -9,12 +9,12 @@ import type { ExternalInterface } from '../../host/external-interface.ts'
 import {
   findLink,
   ipJson,
-  isNamedBy,
   isTunOpen,
   routesTo,
   routesWithin,
   USUAL_METRIC,
   type Link,
+  type Named,
   type Route,
 } from '../../host/links.ts'
 import {
@@ -32,7 +32,7 @@ import {
   type Net,
   type Nets,
 } from '../../net/address.ts'
-import { KINDS } from '../catalog.ts'
+import { hasBackendName, isNamedBy, KINDS } from '../catalog.ts'
 
 /**
  * The length of the TUN's queue in packets. In a measurement, 290,000 packets of 64 bytes per second passed without loss, against 155,000
@@ -43,7 +43,7 @@ const QUEUE_LENGTH = 4000
 const HIDING_NAMED = 5
 
 interface TunOptions {
-  readonly name: string
+  readonly device: Named
   readonly network: Net
   /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
@@ -75,7 +75,8 @@ interface JsonTun {
 /**
  * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are right; undefined if
  * there is none. Tries the devices of the last process first, then the device to which the network is routed. It deletes an unused device
- * whose queues or addresses are wrong, because the device would be in the way.
+ * whose queues or addresses are wrong, because the device would be in the way. A device that another program has renamed is recognised by
+ * this node's address.
  */
 export async function adoptTun(
   run: Run,
@@ -84,13 +85,16 @@ export async function adoptTun(
   const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
     .flat()
     .map(({ device }) => device)
-  const names = [...last, pattern, ...routed].filter((name) => isNamedBy(pattern, name))
+  // The kernel reports a renamed device under a name that matches no pattern.
+  const isCandidate = (name: string): boolean => isNamedBy(pattern, name) || !hasBackendName(name)
+  const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
     // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the network lacks do
     // not count.
     if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
     const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
+    if (!hasBackendName(name) && !tun.addresses.some(isOwn)) continue
     if (tun.isMultiQueue === isMultiQueue && tun.addresses.every(isOwn)) return name
     await run('ip', ['link', 'del', 'dev', name])
   }
@@ -137,10 +141,14 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
   return network !== undefined && !netContains(network, address)
 }
 
-/** Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. */
+/**
+ * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. A TUN with a name of no backend needs
+ * such an address.
+ */
 export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
-  if (tun && !tun.addresses.some((address) => isElsewhere(networks, address)))
+  const isOurs = tun !== undefined && (hasBackendName(name) || tun.addresses.length > 0)
+  if (isOurs && !tun.addresses.some((address) => isElsewhere(networks, address)))
     await run('ip', ['link', 'del', 'dev', name])
 }
 
@@ -177,7 +185,6 @@ export const LEAST_MTU = 1280
 /** The minimum MTU in bytes for each family. 68 is the minimum for IPv4 (RFC 791, section 3.2), and the kernel refuses a smaller MTU. */
 const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 
-/** Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family. */
 /**
  * Checks that a data path of this family alone can be opened on the external interface. `mtu` is the longest packet in bytes that containers
  * may send. Throws WeftError.
@@ -190,6 +197,7 @@ export function checkFamily(family: Family, mtu: number, external: ExternalInter
   checkMtu(family, mtu, external.name)
 }
 
+/** Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family. */
 export function checkMtu(family: Family, mtu: number, external: string): void {
   const least = LEAST[family]
   if (mtu >= least) return
@@ -211,6 +219,15 @@ async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => bo
 const typesNamed = (device: string): readonly string[] =>
   DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, device) ? [type] : []))
 
+/** True for a TUN that has the first address of this node's subnet, so that an earlier process made it, whatever its name is. */
+async function isRenamedTun(run: Run, name: string, subnet: Net | undefined): Promise<boolean> {
+  if (!subnet || hasBackendName(name)) return false
+  const link = await findLink(run, name)
+  if (!link?.addresses[familyOf(subnet)].some(({ address }) => address === subnet.address)) return false
+  const [json] = await ipJson<JsonTun>(run, ['-d', 'link', 'show', 'dev', name])
+  return json?.linkinfo?.info_kind === 'tun' && json.linkinfo.info_data?.type === 'tun'
+}
+
 function foreignRouteError(to: Net, foreign: Route): WeftError {
   const network = formatNet(to)
   return new WeftError('DEVICE', `${network} is already routed to ${ownerOf(foreign)}`, {
@@ -220,11 +237,17 @@ function foreignRouteError(to: Net, foreign: Route): WeftError {
 
 /**
  * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route would silently replace
- * it. Before that, it deletes an unused device whose name and type show that another backend left it.
+ * it. Before that, it deletes an unused device whose name and type show that another backend left it. If `subnet` is given, a renamed TUN
+ * with the first address of this subnet is not foreign.
  */
-export async function refuseForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
+export async function refuseForeignRoute(
+  run: Run,
+  to: Net,
+  isOwn: (device: string) => boolean,
+  subnet?: Net,
+): Promise<void> {
   const first = await findForeignRoute(run, to, isOwn)
-  if (!first) return
+  if (!first || (await isRenamedTun(run, first.device, subnet))) return
   const types = typesNamed(first.device)
   if (types.includes('tun')) await removeIdleTun(run, first.device, netsOf([to]))
   if (types.some((type) => type !== 'tun')) {
@@ -256,20 +279,20 @@ export async function checkForeignRoute(run: Run, to: Net, isOwn: (device: strin
 }
 
 export function createTunDevice(options: TunOptions): TunDevice {
-  const { name: device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
+  const { device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
   const family = familyOf(network)
   const route = formatNet(network)
   // Nodes' subnets differ, so no other node has this address, and duplicate address detection (RFC 4862) is switched off (`nodad`).
-  const address = [formatNet(hostNet(subnet.address)), 'dev', device, ...(family === 'ipv6' ? ['nodad'] : [])]
+  const nodad = family === 'ipv6' ? ['nodad'] : []
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
     // The line leaves gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram: the kernel splits larger
     // superpackets of containers in software (gso_features_check in net/core/dev.c).
-    await run('ip', ['link', 'set', 'dev', device, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
-    await run('ip', ['address', 'replace', ...address])
+    await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
+    await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
     // For IPv4 the scope must be given, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2, ip/iproute.c).
-    await run('ip', ['route', 'replace', route, 'dev', device, ...(family === 'ipv4' ? ['scope', scope] : [])])
+    await run('ip', ['route', 'replace', route, 'dev', device.name, ...(family === 'ipv4' ? ['scope', scope] : [])])
   }
 
   /**
@@ -284,7 +307,7 @@ export function createTunDevice(options: TunOptions): TunDevice {
       const isOwn =
         isOwnRoute(each.destination) ||
         (net && net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address))
-      if (net && !isOwn && net.prefixLength > network.prefixLength && each.device !== device)
+      if (net && !isOwn && net.prefixLength > network.prefixLength && each.device !== device.name)
         hiding.add(`${each.destination} to ${ownerOf(each)}`)
     }
     const name = (found: string[]): string =>
@@ -303,18 +326,18 @@ export function createTunDevice(options: TunOptions): TunDevice {
       // The routes are read before the device. If the device goes down between the two commands, its route disappears with it, and only the
       // device is reported.
       const within = await routesWithin(run, network)
-      const link = await findLink(run, device)
+      const link = await findLink(run, device.name)
       if (!link) return []
       logBypassing(within)
       const routes = within.filter(
         ({ destination, metric }) => destination === route && metric === USUAL_METRIC[family],
       )
       const wrong: string[] = []
-      if (!link.up) wrong.push(`${device} was down`)
-      if (link.mtu !== mtu) wrong.push(`${device} had MTU ${link.mtu}`)
+      if (!link.up) wrong.push(`${device.name} was down`)
+      if (link.mtu !== mtu) wrong.push(`${device.name} had MTU ${link.mtu}`)
       if (!link.addresses[family].some((each) => each.address === subnet.address))
-        wrong.push(`${device} had lost its address`)
-      const other = routes.find((each) => each.device !== device)
+        wrong.push(`${device.name} had lost its address`)
+      const other = routes.find((each) => each.device !== device.name)
       if (other) wrong.push(`${route} was routed to ${ownerOf(other)}`)
       else if (routes.length === 0) wrong.push(`the route to ${route} was gone`)
       if (wrong.length > 0) await configure()

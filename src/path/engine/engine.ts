@@ -91,6 +91,7 @@ export interface OpenPath extends Descriptors {
 
 export interface Engine {
   readonly kind: 'native' | 'dgram'
+  /** The name that the TUN has now, because another program may rename it. If the TUN was deleted, its last name. */
   readonly tunName: string
   readonly offloads: readonly string[]
   /** Messages about the start for the operator, such as a smaller receive buffer or a feature that the kernel refused. */

@@ -30,7 +30,6 @@ type RunningEngine = ReturnType<typeof addon.runEngine>
 /** The engine in C++ threads. Its descriptors can be lent to another process and taken back, which starts the threads again. */
 export class NativeEngine implements Engine {
   readonly kind = 'native'
-  readonly tunName: string
   readonly notes: string[] = []
   readonly details: string[] = []
   readonly fault: Promise<Error>
@@ -48,6 +47,8 @@ export class NativeEngine implements Engine {
   #bound: readonly string[]
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
+  /** The TUN's name when the threads last ran. */
+  #lastName: string
   /**
    * The sums of the counters of this object's earlier threads. New threads start after each `takeBack`, and their own counters start at 0.
    */
@@ -87,10 +88,14 @@ export class NativeEngine implements Engine {
       throw engineStartError(error, { ...config, bindAddress })
     }
     this.outers = this.#bound.map(familyOfText)
-    this.tunName = (opened ?? (inherited as OpenPath)).tunName
+    this.#lastName = (opened ?? (inherited as OpenPath)).tunName
     if (opened) this.#noteRefusals(opened)
     this.#detailRefusals()
     this.sessions = this.#sessionsOf()
+  }
+
+  get tunName(): string {
+    return (this.#lastName = this.#native.tunName ?? this.#lastName)
   }
 
   get offloads(): readonly string[] {

@@ -5,7 +5,7 @@ import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
 import type { Run } from '../../host/command.ts'
-import { routesFor } from '../../host/links.ts'
+import { FollowedLink, routesFor } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, type Family, type Net } from '../../net/address.ts'
 import { RouteSync, type NextHop, type NextHops } from '../device/route-sync.ts'
 import type { Carrier } from './carrier.ts'
@@ -88,10 +88,17 @@ export class DirectHops {
       this.#family,
       peers.map((peer) => this.#hostOf(peer)),
     )
+    // The kernel's answers name the interfaces. Hops through the same interface share an object, which follows a new name.
+    const links = new Map([...this.#hops.values()].map(({ device }) => [device.name, device] as const))
+    const linkNamed = (name: string): FollowedLink => {
+      const link = links.get(name) ?? new FollowedLink(name)
+      links.set(name, link)
+      return link
+    }
     return peers.flatMap((peer) => {
       const route = routes.get(this.#hostOf(peer))
       if (!route || route.gateway !== undefined) return []
-      return [[this.#subnetOf(peer), { gateway: this.#hostOf(peer), device: route.device }] as const]
+      return [[this.#subnetOf(peer), { gateway: this.#hostOf(peer), device: linkNamed(route.device) }] as const]
     })
   }
 

@@ -7,7 +7,7 @@ import type { BackendParts } from '../contract.ts'
 import type { EncapsulationName } from '../engine/encapsulation.ts'
 import type { Engine, EngineConfig, OpenPath } from '../engine/engine.ts'
 import type { PeerFilterOptions } from './peer-filter.ts'
-import type { SessionKeeper } from './session-keeper.ts'
+import type { SessionManager } from './session-manager.ts'
 
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
@@ -54,8 +54,6 @@ export interface TunnelKind {
    * family.
    */
   readonly other?: Family | undefined
-  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
-  readonly awaited?: Family | undefined
   /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
   readonly overhead: number
   /** Returns the number of bytes that the encapsulation adds with an outer header of this family; defaults to `overhead`. */
@@ -77,7 +75,7 @@ export interface TunnelKind {
   /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
   readonly scope?: 'link'
   /** Negotiates keys with peers; left out if the encapsulation has no keys. */
-  readonly keeper?: SessionKeeper
+  readonly sessionManager?: SessionManager
   /** Checks objects that only the backend knows. It is called with each check of the device. */
   readonly check?: () => Promise<void>
   /**

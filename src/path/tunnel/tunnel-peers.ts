@@ -12,8 +12,8 @@ import type { Underlay } from './underlay.ts'
 import type { UnknownSenderLog } from './unknown-senders.ts'
 
 export class TunnelPeers {
-  /** The encapsulation's own data about a peer, and the session keeper. */
-  readonly #kind: Pick<TunnelKind, 'endOf' | 'keeper'>
+  /** The encapsulation's own data about a peer, and the session manager. */
+  readonly #kind: Pick<TunnelKind, 'endOf' | 'sessionManager'>
   /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the limit of packet lengths for each peer. */
@@ -26,7 +26,7 @@ export class TunnelPeers {
   #unknownSenders: UnknownSenderLog | undefined
 
   constructor(
-    kind: Pick<TunnelKind, 'endOf' | 'keeper'>,
+    kind: Pick<TunnelKind, 'endOf' | 'sessionManager'>,
     innerFamilies: InnerFamilies,
     underlay: Underlay,
     slots: TrafficSlots,
@@ -43,9 +43,9 @@ export class TunnelPeers {
     this.#slots.keep(this.#innerFamilies.keys())
   }
 
-  /** Gives the peers to the session keeper. Peers' records contain the numbers of their sessions, so the keeper must be first. */
-  informKeeper(): void {
-    this.#kind.keeper?.setPeers(this.#innerFamilies.peers())
+  /** Gives the peers to the session manager. Peers' records contain the numbers of their sessions, so the session manager must be first. */
+  informSessionManager(): void {
+    this.#kind.sessionManager?.setPeers(this.#innerFamilies.peers())
   }
 
   /** Returns the encoded records of all peers. */
@@ -72,7 +72,7 @@ export class TunnelPeers {
   /** Makes the peers equal to the usable leases of `leases`. Only leases with a key in `touched` differ, if it is given. */
   async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
     const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)
-    this.informKeeper()
+    this.informSessionManager()
     const known = changes.flatMap(([inner, changed]) => (changed ? [[inner, changed] as const] : []))
     // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
     if (known.length === changes.length) this.#change(this.#update(known))
@@ -149,7 +149,7 @@ export class TunnelPeers {
   }
 
   #recordOf({ family }: InnerFamily, peer: Lease): Peer {
-    const { endOf, keeper } = this.#kind
+    const { endOf, sessionManager } = this.#kind
     const { address, port } = this.#underlay.endpointOf(peer)
     return {
       subnet: sideOf(peer, family).subnet,
@@ -159,7 +159,7 @@ export class TunnelPeers {
       slot: this.#slots.slotOf(peer.key),
       limit: this.#underlay.limitOf(peer.key, family) ?? 0,
       ...(endOf ? { encap: endOf(peer) } : {}),
-      ...(keeper?.isFromKnownPort(peer) ? { isFromKnownPort: true } : {}),
+      ...(sessionManager?.isFromKnownPort(peer) ? { isFromKnownPort: true } : {}),
     }
   }
 }

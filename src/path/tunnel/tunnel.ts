@@ -6,11 +6,11 @@
 //   2. It judges the known leases, and gives a traffic slot to each peer.
 //   3. It takes over the open descriptors of the predecessor, if there is a predecessor. From here on no process forwards, and packets wait
 //      in the descriptors.
-//   4. The session keeper continues the predecessor's sessions, and gets the peers.
+//   4. The session manager continues the predecessor's sessions, and gets the peers.
 //   5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended, and refuses all
 //      foreign devices.
 //   6. It starts the engine with the peers. Packets flow from here on if the TUN of an earlier process is still configured.
-//   7. The session keeper begins: it sends handshakes, and answers the handshakes of peers.
+//   7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
 //   8. It configures the TUN: MTU, address, route. Packets flow from here on through a new TUN.
 //   9. It loads the code that logs unknown senders.
 
@@ -20,7 +20,7 @@ import type { NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
-import { findLink, isNamedBy } from '../../host/links.ts'
+import { findLink, renamed, type Named } from '../../host/links.ts'
 import { createTurn } from '../../host/turn.ts'
 import {
   FAMILIES,
@@ -31,13 +31,25 @@ import {
   formatNet,
   netAround,
   netContains,
-  onlyOf,
   type Addresses,
   type ByFamily,
   type Family,
+  type Net,
 } from '../../net/address.ts'
-import type { DataPath, PathPeer, PathSearching, PathTraffic, Underlays, UnknownKey } from '../contract.ts'
-import { watchExternal, type ExternalWatch } from '../device/external-watch.ts'
+import { isNamedBy } from '../catalog.ts'
+import type {
+  Adapting,
+  Counting,
+  DataPath,
+  HandoverSide,
+  Handshakes,
+  Observing,
+  PathPeer,
+  PathSearching,
+  PathTraffic,
+  Probing,
+  Underlays,
+} from '../contract.ts'
 import {
   adoptTun,
   checkMtu,
@@ -83,9 +95,10 @@ async function refuseRoute(
   mtu: number,
   { family, network }: InnerFamily,
   isOwn: (device: string) => boolean,
+  subnet?: Net,
 ): Promise<void> {
   checkMtu(family, mtu, external.name)
-  await refuseForeignRoute(run, network, isOwn)
+  await refuseForeignRoute(run, network, isOwn, subnet)
 }
 
 /**
@@ -114,7 +127,7 @@ async function adoptDevice(
 /** Returns the engine's options, except the options that depend on an earlier process and the peers. */
 function engineConfig(
   { settings, persistence }: TunnelParts,
-  { encapsulation, ownEnd, port, mtu, keeper }: TunnelKind,
+  { encapsulation, ownEnd, port, mtu, sessionManager }: TunnelKind,
   innerFamilies: InnerFamilies,
   underlay: Underlay,
 ): Omit<EngineConfig, 'tunName'> {
@@ -122,7 +135,7 @@ function engineConfig(
     encapsulation,
     ...(ownEnd ? { ownEnd } : {}),
     persistent: persistence.persist,
-    ...(keeper ? { onMail: () => keeper.onMail() } : {}),
+    ...(sessionManager ? { onMail: () => sessionManager.onMail() } : {}),
     bindAddresses: underlay.addresses.map(formatAddress),
     port,
     mtu,
@@ -134,28 +147,26 @@ function engineConfig(
   }
 }
 
-export class Tunnel implements DataPath {
-  /** The name of the TUN device. */
-  readonly tunNames: readonly string[]
+export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /**
-   * Resolves if the engine can no longer forward, if the external interface changed, or if the sockets of the second outer family are lost
-   * while datagrams are encrypted.
+   * Resolves if the engine can no longer forward, or if the sockets of the second outer family are lost while datagrams are encrypted.
    */
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
   readonly families: readonly Family[]
-  /** The addresses of the TUN device, from which the daemon sends probes to peers. */
-  readonly probeSource: Addresses
+  /** Has the addresses of the TUN device as the source of probes. */
+  readonly probing: Probing
+  readonly adapting: Adapting = this
+  readonly counting: Counting = this
+  readonly observing: Observing = this
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
-  /** Chooses the outer family for each peer; undefined if there is only one, or if the session keeper chooses it. */
+  /** Chooses the outer family for each peer; undefined if there is only one, or if the session manager chooses it. */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
-  readonly unknownKeys?: () => readonly UnknownKey[]
-  /** Stops forwarding and returns the open descriptors; undefined if the TUN device must not outlive this process. */
-  readonly leave?: () => Promise<readonly OpenPath[]>
-  /** Forwards again with the descriptors that `leave` returned; undefined if the engine cannot. */
-  readonly takeBack?: () => Promise<void>
+  readonly handshakes?: Handshakes
+  /** Passes the open descriptors on; undefined if the TUN device must not outlive this process. */
+  readonly handover?: HandoverSide
   /** The configuration, the log and the functions that act on the host. */
   readonly #parts: TunnelParts
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
@@ -170,10 +181,6 @@ export class Tunnel implements DataPath {
   readonly #peers: TunnelPeers
   /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
-  /** The outer families in which a change of this host's address is a fault. */
-  readonly #watchedFamilies: readonly Family[]
-  /** Finds changes of the external interface. */
-  readonly #watch: ExternalWatch
   /**
    * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
    * objects as missing while they are being created, and `close` could close descriptors that are being passed on.
@@ -181,6 +188,8 @@ export class Tunnel implements DataPath {
   readonly #inTurn = createTurn()
   /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
   #isUnapplied = false
+  /** The name of the TUN device as of the last `resync`. */
+  #knownName: string
   /** Resolves `fault` with the reason. */
   #reportFault!: (reason: Error) => void
 
@@ -198,23 +207,26 @@ export class Tunnel implements DataPath {
     this.#innerFamilies = innerFamilies
     this.#underlay = underlay
     this.#peers = peers
-    const { external, run, persistence } = parts
-    const { keeper } = kind
-    this.tunNames = [engine.tunName]
+    const { persistence } = parts
+    const { sessionManager } = kind
+    this.#knownName = engine.tunName
     this.families = innerFamilies.all.map(({ family }) => family)
-    this.probeSource = innerFamilies.ownAddresses
+    this.probing = { source: innerFamilies.ownAddresses }
     this.#devices = new Map(innerFamilies.all.map((each) => [each.family, this.#createDevice(each)]))
-    this.#watchedFamilies = kind.awaited === undefined ? [kind.outer] : [kind.outer, kind.awaited]
-    this.#watch = watchExternal(run, external, this.#watchedFamilies, kind.directRouting === true)
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
-    this.fault = Promise.race([engine.fault, this.#watch.moved, reported])
+    this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the keeper chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be accepted.
-    if (kind.other && engine.outers.length > 1 && !keeper)
+    // With encryption the session manager chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be
+    // accepted.
+    if (kind.other && engine.outers.length > 1 && !sessionManager)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
-    if (keeper) this.unknownKeys = () => keeper.unknownKeys()
-    if (persistence.persist) this.leave = () => this.#inTurn(() => this.#leave())
-    if (engine.takeBack) this.takeBack = () => this.#inTurn(async () => this.#takeBack())
+    if (sessionManager) this.handshakes = sessionManager
+    if (persistence.persist)
+      this.handover = {
+        isLendable: engine.takeBack !== undefined,
+        leave: () => this.#inTurn(() => this.#leave()),
+        takeBack: () => this.#inTurn(async () => this.#takeBack()),
+      }
   }
 
   /**
@@ -229,13 +241,14 @@ export class Tunnel implements DataPath {
     overOther: readonly string[] = [],
   ): Promise<Tunnel> {
     const { external, startEngine, persistence } = parts
-    const { tunName, port, keeper } = kind
+    const { tunName, port, sessionManager } = kind
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
-    // The route of a device with this backend's name is accepted here, because another process may still forward with that device. It is
-    // checked later, when no other process forwards.
-    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, (name) => isNamedBy(tunName, name)))
+    // The route of a device with this backend's name or this node's address is accepted here, because another process may still forward
+    // with that device. It is checked later, when no other process forwards.
+    const isOwn = (name: string): boolean => isNamedBy(tunName, name)
+    await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
     peers.takeFirst(leases, own.key)
     const config = engineConfig(parts, kind, innerFamilies, underlay)
@@ -243,8 +256,8 @@ export class Tunnel implements DataPath {
     const inherited = await persistence.inherit({ tunName, bindAddresses, port, subnets })
     // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
-    const keepsSessions = head && keeper?.inherit(head)
-    peers.informKeeper()
+    const keepsSessions = head && sessionManager?.inherit(head)
+    peers.informSessionManager()
     const adopted = inherited ? undefined : await adoptDevice(parts, kind, innerFamilies)
     const engine = await startEngine({
       ...config,
@@ -267,17 +280,22 @@ export class Tunnel implements DataPath {
     return tunnel
   }
 
-  /** True if a family that is not carried, or a changed address of this host, waits for `renew`. */
+  /** True if a family that is not carried waits for `renew`. */
   get isOutdated(): boolean {
-    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length || this.#watch.news !== undefined
+    return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
+  }
+
+  /** The present name of the TUN device, which another program may rename. */
+  get tunNames(): readonly string[] {
+    return [this.#engine.tunName]
   }
 
   get lacking(): ByFamily<string> {
     return this.#innerFamilies.lacking
   }
 
-  renew(): Promise<void> {
-    return this.#inTurn(() => this.#renew())
+  renew(external: ExternalInterface): Promise<void> {
+    return this.#inTurn(() => this.#renew(external))
   }
 
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
@@ -298,10 +316,6 @@ export class Tunnel implements DataPath {
 
   close(): Promise<void> {
     return this.#inTurn(() => this.#end())
-  }
-
-  gone(): ByFamily<string> {
-    return onlyOf(this.#watchedFamilies, this.#watch.gone())
   }
 
   carrier(): ReturnType<DataPath['carrier']> {
@@ -354,19 +368,19 @@ export class Tunnel implements DataPath {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
     // peers return to the first family.
     if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
-    this.#kind.keeper?.listen((key) => this.#peers.redirect(key))
+    this.#kind.sessionManager?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
   }
 
   #beginSessions(): void {
-    if (this.#engine.sessions) this.#kind.keeper?.begin(this.#engine.sessions)
+    if (this.#engine.sessions) this.#kind.sessionManager?.begin(this.#engine.sessions)
   }
 
   async #configureAll(isInherited: boolean): Promise<void> {
     const { run, log, settings } = this.#parts
-    const { keeper, other, port } = this.#kind
+    const { sessionManager, other, port } = this.#kind
     // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
-    if (keeper && other !== undefined && this.#engine.outers.length === 1)
+    if (sessionManager && other !== undefined && this.#engine.outers.length === 1)
       throw new WeftError('PORT_IN_USE', this.#engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
       })
@@ -379,7 +393,7 @@ export class Tunnel implements DataPath {
       ...settings.tunnel,
       network: this.#innerFamilies.networks,
       subnet: this.#innerFamilies.subnets,
-      provesSender: keeper !== undefined,
+      provesSender: sessionManager !== undefined,
     }
     this.#peers.logUnknownSenders(new UnknownSenderLog(filter, log))
   }
@@ -387,8 +401,14 @@ export class Tunnel implements DataPath {
   #createDevice(inner: InnerFamily): TunDevice {
     const { run, log } = this.#parts
     const { scope } = this.#kind
+    const engine = this.#engine
+    const device: Named = {
+      get name() {
+        return engine.tunName
+      },
+    }
     return createTunDevice({
-      name: this.#engine.tunName,
+      device,
       network: inner.network,
       subnet: inner.subnet,
       mtu: this.#kind.mtu,
@@ -417,7 +437,7 @@ export class Tunnel implements DataPath {
   }
 
   async #resync(): Promise<readonly string[]> {
-    if (await this.#watch.hasMoved()) return []
+    this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
@@ -428,12 +448,16 @@ export class Tunnel implements DataPath {
     return repaired
   }
 
-  async #renew(): Promise<void> {
+  /** Logs a new name of the TUN device. The engine knows the name from its descriptor. */
+  #followName(): void {
+    const { tunName } = this.#engine
+    if (tunName !== this.#knownName) this.#parts.log.info(renamed(this.#knownName, tunName))
+    this.#knownName = tunName
+  }
+
+  async #renew(external: ExternalInterface): Promise<void> {
     const { log } = this.#parts
-    const { news } = this.#watch
-    if (news !== undefined) log.info(`Publishing a change to the peers: ${news}`)
-    this.#watch.markPublished()
-    await this.#rebind(this.#watch.now())
+    await this.#rebind(external)
     for (const inner of this.#innerFamilies.all) {
       if (this.#innerFamilies.lacking[inner.family] === undefined) continue
       try {
@@ -453,7 +477,7 @@ export class Tunnel implements DataPath {
     const local = this.#underlay.rebind(address)
     if (local === undefined) return
     await this.#engine.rebind(formatAddress(local)).catch((error: unknown) => {
-      if (this.#kind.keeper) this.#reportFault(new Error(messageOf(error)))
+      if (this.#kind.sessionManager) this.#reportFault(new Error(messageOf(error)))
       else this.#parts.log.warn(messageOf(error))
     })
     this.#beginSessions() // a new engine may run now
@@ -479,7 +503,7 @@ export class Tunnel implements DataPath {
   #withSessions(key: string, traffic: PeerTraffic): PathTraffic {
     const { txBytes, rxBytes } = traffic
     const sessions = this.#innerFamilies.withPeer(key).flatMap(([{ family }, peer]) => {
-      const state = this.#kind.keeper?.stateOf(peer)
+      const state = this.#kind.sessionManager?.stateOf(peer)
       return state ? [[family, { ...state, txBytes, rxBytes }] as const] : []
     })
     return sessions.length > 0 ? { ...traffic, sessions: Object.fromEntries(sessions) } : traffic
@@ -523,7 +547,7 @@ export class Tunnel implements DataPath {
 
   async #leave(): Promise<readonly OpenPath[]> {
     const engine = this.#engine
-    const path = await (engine.lend ? engine.lend(this.#kind.keeper?.pause()) : engine.stop())
+    const path = await (engine.lend ? engine.lend(this.#kind.sessionManager?.pause()) : engine.stop())
     return path ? [path] : []
   }
 
@@ -535,7 +559,7 @@ export class Tunnel implements DataPath {
   async #end(): Promise<void> {
     const { run, persistence } = this.#parts
     const { tunName } = this.#engine
-    this.#kind.keeper?.stop()
+    this.#kind.sessionManager?.stop()
     await this.#engine.stop()
     // A persistent device survives the engine and must be deleted here, unless the engine stopped because the device was deleted.
     if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])

@@ -74,8 +74,8 @@ export class Underlay {
 
   /** Returns the address and port to which datagrams for the peer are sent. */
   endpointOf(peer: Lease): UdpEndpoint {
-    const { keeper, port } = this.#kind
-    return keeper?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.#outerOf(peer)] ?? 0, port }
+    const { sessionManager, port } = this.#kind
+    return sessionManager?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.#outerOf(peer)] ?? 0, port }
   }
 
   /**
@@ -142,8 +142,8 @@ export class Underlay {
    * leases.
    */
   #outerOf(peer: Lease): Family {
-    const { keeper, outer } = this.#kind
-    if (keeper) return familyOf(keeper.endpointOf(peer).address)
+    const { sessionManager, outer } = this.#kind
+    if (sessionManager) return familyOf(sessionManager.endpointOf(peer).address)
     const can = this.#reachedBy(peer)
     return can.find((family) => family === this.#chosen.get(peer.key)) ?? can[0] ?? outer
   }

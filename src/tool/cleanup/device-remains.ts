@@ -2,9 +2,9 @@
 
 import { isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
-import { ipFlag, ipJson, isNamedBy, routesWithin, USUAL_METRIC } from '../../host/links.ts'
+import { ipFlag, ipJson, routesWithin, USUAL_METRIC } from '../../host/links.ts'
 import { familyOf, netContains, parseAddress, parseNet } from '../../net/address.ts'
-import { KINDS, type Kind } from '../../path/catalog.ts'
+import { isNamedBy, KINDS, type Kind } from '../../path/catalog.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 import { findBlockingIpsec } from '../../path/device/leftovers.ts'
 import type { Remains } from '../../path/remains.ts'

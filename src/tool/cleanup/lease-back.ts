@@ -14,7 +14,7 @@ import { listLinks } from '../../host/links.ts'
 import { addressText, familyOf, FAMILIES, formatAddress, formatNet, listed, parseNet } from '../../net/address.ts'
 import { createStore } from '../../node/choose.ts'
 import { lastKnownFile, readLastKnown } from '../../node/restart/last-known.ts'
-import type { DaemonOptions } from '../../options.ts'
+import type { NodeOptions, StoreOptions } from '../../options.ts'
 
 /** The time allowed for the store. */
 const STORE_MS = 5_000
@@ -23,8 +23,13 @@ const STORE_MS = 5_000
  * Deletes the node's lease and the claim of its public IP from the store that the flags name. `isHosts` checks whether an address belongs to
  * this host. Returns false if the lease may still be in the store. Logs what it did, and never rejects for a failure of the store.
  */
-export async function giveLeaseBack(options: DaemonOptions, log: Log, isHosts = isHostAddress): Promise<boolean> {
-  const file = options['subnet-file']
+export async function giveLeaseBack(
+  node: NodeOptions,
+  options: StoreOptions,
+  log: Log,
+  isHosts = isHostAddress,
+): Promise<boolean> {
+  const file = node['subnet-file']
   if (options['kube-subnet-mgr']) {
     log.info('No weftd runs for this subnet file. Its lease ends with the node of the cluster')
     return true
@@ -42,8 +47,8 @@ export async function giveLeaseBack(options: DaemonOptions, log: Log, isHosts = 
   try {
     // A store in a missing directory would create the directory.
     if (folder !== '' && !existsSync(folder)) throw new Error(`there is no directory ${folder}`)
-    const known = await readLastKnown(lastKnownFile(options), { ...log, warn: () => {} })
-    const given = new Set([options['public-ip'], options['public-ipv6']])
+    const known = await readLastKnown(lastKnownFile(node), { ...log, warn: () => {} })
+    const given = new Set([node['public-ip'], node['public-ipv6']])
     const store = await createStore(options, log)
     const late = (): Error => new Error(`no answer within ${STORE_MS / 1000} s`)
     try {

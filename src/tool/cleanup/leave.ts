@@ -7,7 +7,7 @@ import { run } from '../../host/command.ts'
 import type { Connection } from '../../host/unix-socket.ts'
 import { predecessorAt } from '../../node/restart/predecessor.ts'
 import { rendezvousAt } from '../../node/restart/rendezvous.ts'
-import type { DaemonOptions } from '../../options.ts'
+import type { CutOptions, NodeOptions } from '../../options.ts'
 import { removeRemains } from './cleanup.ts'
 import { giveLeaseBack } from './lease-back.ts'
 import { findDaemons, findRunning } from './running.ts'
@@ -16,8 +16,8 @@ import { findDaemons, findRunning } from './running.ts'
  * Makes this node leave the network. Returns true if nothing of weft is left on the host, and the lease is deleted. Throws WeftError
  * DEVICE if the daemon hangs, or another daemon runs.
  */
-export async function leave(options: DaemonOptions, log: Log): Promise<boolean> {
-  const connection = meet(options, log)
+export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
+  const connection = meet(options.node, log)
   const running = connection && predecessorAt(connection)
   // Do not count the daemon that leaves as another daemon: it may continue to run until its service manager stops it.
   const others = await findDaemons('/proc', running?.pid)
@@ -31,7 +31,7 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
   const mayStay = running ? isBack === false : await isLeaseLeft(options, log)
   // A service manager may have started a daemon while the store was queried. Nothing of a running daemon may be removed.
   const left = await findRunning(run, '/proc', running?.pid)
-  const isClean = await removeRemains(options['subnet-file'], false, left, {
+  const isClean = await removeRemains(options.node['subnet-file'], false, left, {
     say: (line) => log.info(line),
     warn: (line) => log.warn(line),
   })
@@ -39,9 +39,9 @@ export async function leave(options: DaemonOptions, log: Log): Promise<boolean> 
 }
 
 /** Gives the lease back unless a daemon runs. Returns true if the lease may still be in the store. */
-async function isLeaseLeft(options: DaemonOptions, log: Log): Promise<boolean> {
+async function isLeaseLeft({ node, store }: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
   const running = await findRunning(run, '/proc')
-  return running.length === 0 && !(await giveLeaseBack(options, log))
+  return running.length === 0 && !(await giveLeaseBack(node, store, log))
 }
 
 /** Logs the end of the daemon. `isBack` is undefined if the daemon gives back no lease, or is of an older version, which does not say it. */
@@ -52,7 +52,7 @@ function tellEnd(pid: number | undefined, isBack: boolean | undefined, log: Log)
   else log.error(`${who} has left the network, but could not give its lease back: its log says why`)
 }
 
-function meet(options: DaemonOptions, log: Log): Connection | undefined {
+function meet(options: NodeOptions, log: Log): Connection | undefined {
   try {
     return rendezvousAt(options, (message) => log.warn(message)).connect()
   } catch (error) {

@@ -18,7 +18,7 @@ import {
 } from '../../net/address.ts'
 import { parseIpv4Net } from '../../net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
-import { kindOf, outersOf } from '../../path/catalog.ts'
+import { isNamedBy, kindOf, outersOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
 /** Whether a peer answered two probes of weft doctor: a small packet, and a packet as long as the MTU of the data path. */
@@ -73,22 +73,17 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 }
 
 /**
- * True if packets of a family reach peers through this device. The status names only the IPv4 device if there are two, so the backend's
- * device names identify the IPv6 device.
+ * True if packets of a family reach peers through this device. The names of the backend's devices count too, because the status names no
+ * device of a family that is not carried.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,
   family: Family,
   device: string,
 ): boolean {
-  if (device === dataPath?.device) return true
+  if (device === dataPath?.device || device === dataPath?.devices[family]) return true
   const devices = family === 'ipv6' ? (kindOf(config?.backendType ?? '')?.devices ?? []) : []
-  return devices.some(([, name]) => {
-    const [before = '', after] = name.split('%d')
-    return after === undefined
-      ? device === name
-      : device.startsWith(before) && /^\d+$/.test(device.slice(before.length))
-  })
+  return devices.some(([, pattern]) => isNamedBy(pattern, device))
 }
 
 export interface SeenSide extends PeerSide {

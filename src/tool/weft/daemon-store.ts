@@ -6,14 +6,14 @@ import { isWeftError, WeftError } from '../../base/errors.ts'
 import { applyEnvironment, parseFlags } from '../../base/go-flags.ts'
 import { secretUrls } from '../../base/secret.ts'
 import { daemonName } from '../../host/daemons.ts'
-import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
+import { STORE_FLAGS, type KeyStoreOptions } from '../../options.ts'
 import type { Status } from '../../report/status.ts'
 
 /** The file with weftd's variables that deploy/weftd.service names as EnvironmentFile. */
 const DEFAULTS = '/etc/default/weftd'
 
 interface DaemonStore {
-  readonly options: Partial<StoreOptions>
+  readonly options: Partial<KeyStoreOptions>
   /** The file with credentials that this user may not read; undefined if there is none. */
   readonly unread: string | undefined
 }
@@ -63,14 +63,14 @@ export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'
 }
 
 /** Replaces each option that has its default value by the value that was found for it. */
-export function withDefaultsOf(options: StoreOptions, found: Partial<StoreOptions>): StoreOptions {
-  const isDefault = (name: keyof StoreOptions): boolean =>
+export function withDefaultsOf(options: KeyStoreOptions, found: Partial<KeyStoreOptions>): KeyStoreOptions {
+  const isDefault = (name: keyof KeyStoreOptions): boolean =>
     name === 'etcd-password' ? options[name].isEmpty : String(options[name]) === String(STORE_FLAGS[name].default)
-  const names = Object.keys(found) as (keyof StoreOptions)[]
+  const names = Object.keys(found) as (keyof KeyStoreOptions)[]
   return { ...options, ...Object.fromEntries(names.filter(isDefault).map((name) => [name, found[name]])) }
 }
 
-function placeOf({ store, daemon: { leases, etcdFiles } }: Status): Partial<StoreOptions> {
+function placeOf({ store, daemon: { leases, etcdFiles } }: Status): Partial<KeyStoreOptions> {
   if (store.name === 'directory') return { 'lease-dir': leases }
   const at = leases.lastIndexOf(' ')
   if (at < 0) return {}
@@ -88,9 +88,11 @@ function pairOf(line: string): readonly [string, string] {
 }
 
 /** Returns the options that environment variables set. Ignores invalid values silently, because the daemon has logged them. */
-function optionsOf(variables: Readonly<Record<string, string | undefined>>): Partial<StoreOptions> {
+function optionsOf(variables: Readonly<Record<string, string | undefined>>): Partial<KeyStoreOptions> {
   const all = applyEnvironment(STORE_FLAGS, parseFlags(STORE_FLAGS, []), 'FLANNELD', variables, () => {})
-  const set = Object.entries(all).filter(([name, value]) => value !== STORE_FLAGS[name as keyof StoreOptions].default)
+  const set = Object.entries(all).filter(
+    ([name, value]) => value !== STORE_FLAGS[name as keyof KeyStoreOptions].default,
+  )
   return Object.fromEntries(set)
 }
 

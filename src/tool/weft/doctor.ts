@@ -12,7 +12,7 @@ import { run } from '../../host/command.ts'
 import { listLinks } from '../../host/links.ts'
 import type { Address, Family } from '../../net/address.ts'
 import { lastKnownFile, readLastKnown, type LastKnown } from '../../node/restart/last-known.ts'
-import { FLANNEL_FLAGS, STORE_FLAGS, storeKindOf, type StoreOptions } from '../../options.ts'
+import { FLANNEL_FLAGS, STORE_FLAGS, storeKindOf, type KeyStoreOptions } from '../../options.ts'
 import { placeIn, type Status } from '../../report/status.ts'
 import { diagnose, type Diagnosis } from '../doctor/checks.ts'
 import { gatherFacts, type Sources, type StoreSeen } from '../doctor/facts.ts'
@@ -65,7 +65,7 @@ export const doctorCommand = command({
   },
 })
 
-type DoctorOptions = StoreOptions & { readonly 'status-socket': string; readonly 'subnet-file': string }
+type DoctorOptions = KeyStoreOptions & { readonly 'status-socket': string; readonly 'subnet-file': string }
 
 async function examine(options: DoctorOptions, signal: AbortSignal) {
   let silence: string | undefined

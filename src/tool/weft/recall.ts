@@ -4,7 +4,7 @@
 import { isWeftError } from '../../base/errors.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
 import type { Lease } from '../../control/lease/lease.ts'
-import { isNamedBy, type Link } from '../../host/links.ts'
+import type { Link } from '../../host/links.ts'
 import {
   addressText,
   FAMILIES,
@@ -20,7 +20,7 @@ import {
 } from '../../net/address.ts'
 import { configOf, peerOf } from '../../node/report.ts'
 import type { LastKnown } from '../../node/restart/last-known.ts'
-import { kindOf, KINDS, portOf } from '../../path/catalog.ts'
+import { isNamedBy, kindOf, KINDS, portOf } from '../../path/catalog.ts'
 import { countPeers, STATUS_SCHEMA, type PeerSide, type Status } from '../../report/status.ts'
 import type { StoreSeen } from '../doctor/facts.ts'
 

@@ -8,7 +8,7 @@ import type { Store } from '../../control/store/store.ts'
 import { limited } from '../../host/bell.ts'
 import { formatNet, listed, netsOf, parseNet, primary, type Nets } from '../../net/address.ts'
 import { createStore } from '../../node/choose.ts'
-import { STORE_FLAGS, type StoreOptions } from '../../options.ts'
+import { STORE_FLAGS, type KeyStoreOptions } from '../../options.ts'
 import type { Status } from '../../report/status.ts'
 import { fetchStatus } from './daemon-client.ts'
 import { daemonStore, explained, withDefaultsOf } from './daemon-store.ts'
@@ -22,12 +22,12 @@ interface Opened {
   readonly signal: AbortSignal
 }
 
-export const isStoreGiven = (options: StoreOptions): boolean =>
+export const isStoreGiven = (options: KeyStoreOptions): boolean =>
   options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
 
 /** Opens the store, runs `work` with it, and closes it. Throws WeftError STORE_UNAVAILABLE if the store does not answer in time. */
 export async function withStore<T>(
-  options: StoreOptions & { readonly 'status-socket': string },
+  options: KeyStoreOptions & { readonly 'status-socket': string },
   screen: Pick<Screen, 'warn'>,
   stopping: AbortSignal,
   work: (opened: Opened) => Promise<T>,
@@ -41,7 +41,7 @@ export async function withStore<T>(
 
 /** Opens the store and runs `work` with it, as withStore does, for a caller that already has the status and sets the time limit. */
 export async function inStore<T>(
-  options: StoreOptions,
+  options: KeyStoreOptions,
   status: Status | undefined,
   waitMs: number,
   screen: Pick<Screen, 'warn'>,
@@ -77,7 +77,7 @@ export async function inStore<T>(
  * Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because opening the store would create a directory for a
  * mistyped name.
  */
-function requireFolder({ 'lease-dir': folder }: StoreOptions): void {
+function requireFolder({ 'lease-dir': folder }: KeyStoreOptions): void {
   if (folder === '' || existsSync(folder)) return
   throw new WeftError('STORE_UNAVAILABLE', `there is no directory ${folder}`, {
     remedy: 'correct --lease-dir; for a new network, create the directory first: `mkdir -p`',

@@ -1,9 +1,11 @@
-// links.test.ts - output of iproute2 that is not a JSON list.
+// links.test.ts - output of iproute2 that is not a JSON list, and interfaces that are followed by index.
 
 import { expect, it } from 'vitest'
+import { WeftError } from '../../../src/base/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
 import {
   findLink,
+  FollowedLink,
   listLinks,
   routeFor,
   routesExactly,
@@ -44,4 +46,31 @@ it.each(Object.keys(asks))('%s treats empty output as an empty list', async (nam
 it('fails one check of the firewall, but not the daemon', async () => {
   const { failures } = await ensureEach([() => routesTo(async () => '[{"dst"', 'ipv4').then(() => [])])
   expect(failures).toHaveLength(1)
+})
+
+it('an interface is followed by its index, and a new one under the same name takes the place of one that is gone', async () => {
+  let links: (readonly [index: number, name: string])[] = [[2, 'eth0']]
+  const run: Run = async (_file, args) => {
+    const found = links.filter(([, name]) => !args.includes('dev') || args.at(-1) === name)
+    if (args.includes('dev') && found.length === 0) throw new WeftError('COMMAND', 'Device does not exist.')
+    return JSON.stringify(found.map(([ifindex, ifname]) => ({ ifindex, ifname })))
+  }
+  const lines: string[] = []
+  const link = new FollowedLink('eth0')
+  const follow = async (...now: typeof links) => {
+    links = now
+    const found = await link.follow(run, { info: (line) => void lines.push(line) })
+    return [found?.name, link.name, link.index]
+  }
+  expect(await follow([2, 'eth0'])).toEqual(['eth0', 'eth0', 2])
+  expect(await follow([2, 'uplink0'])).toEqual(['uplink0', 'uplink0', 2])
+  // Another interface takes the old name.
+  expect(await follow([3, 'uplink0'], [2, 'eth9'])).toEqual(['eth9', 'eth9', 2])
+  expect(await follow([4, 'eth9'])).toEqual(['eth9', 'eth9', 4])
+  expect(await follow()).toEqual([undefined, 'eth9', 4])
+  link.forget()
+  expect(await follow([7, 'eth0'])).toEqual(['eth0', 'eth0', 7])
+  const words = (before: string, now: string) =>
+    `The interface ${before} is called ${now} now; weftd goes on with it under the new name`
+  expect(lines).toEqual([words('eth0', 'uplink0'), words('uplink0', 'eth9')])
 })

@@ -4,11 +4,11 @@ import { expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Lease, OwnLease } from '../../../src/control/lease/lease.ts'
 import { currentExternal, type ExternalInterface } from '../../../src/host/external-interface.ts'
-import { FAMILIES, type Family } from '../../../src/net/address.ts'
+import { FAMILIES, formatAddress, type Family } from '../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../src/net/ipv6.ts'
 import { openDataPaths, type DataPaths } from '../../../src/node/data-paths.ts'
-import type { DataPath } from '../../../src/path/contract.ts'
+import type { DataPath, Observing, PlannedPath } from '../../../src/path/contract.ts'
 import { checkFamily } from '../../../src/path/device/tun-device.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
@@ -40,11 +40,12 @@ const sessionBy = (family: Family) => ({
 function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => ({})) {
   const calls: string[] = []
   const checked: Family[] = []
-  const host = { mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
+  const host = { name: 'eth0', mtu: 1500, ipv4: '192.0.2.1', ipv6: 'fd00::1' }
   const blind = new Set<Family>()
   const owns: Partial<Record<Family, OwnLease>> = {}
   let external: ExternalInterface = {
     name: 'eth0',
+    index: 1,
     mtu: 1500,
     address: PUBLIC,
     publicIp: PUBLIC,
@@ -55,7 +56,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       local: host[family],
       family: family === 'ipv4' ? 'inet' : 'inet6',
     }))
-    return JSON.stringify([{ ifindex: 1, ifname: 'eth0', mtu: host.mtu, flags: ['UP'], addr_info: info }])
+    return JSON.stringify([{ ifindex: 1, ifname: host.name, mtu: host.mtu, flags: ['UP'], addr_info: info }])
   }
   /** Does the same as a backend's `prepare` followed by `renew`. */
   async function again(path: DataPaths): Promise<void> {
@@ -85,6 +86,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     if (broken.has(family)) throw new WeftError('DEVICE', `no ${family}`)
     calls.push(`open ${family}`)
     return {
+      families: [family],
       fault: new Promise((resolve) => (faults[family] = resolve)),
       async apply(leases, _ownKey, touched) {
         if (hanging.family === family) await new Promise<void>((resolve) => (hanging.end = resolve))
@@ -99,23 +101,26 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       },
       carrier: () => ({ device: family, engine: 'kernel', features: [] }),
       peers: () => [{ key: 'k', [family]: { endpoint: family } }],
-      traffic: async () =>
-        new Map([
-          [
-            'k',
-            {
-              txPackets: 1,
-              txBytes: 10,
-              rxPackets: undefined,
-              rxBytes: 5,
-              lastReceivedAt: family === 'ipv4' ? 7 : 9,
-              sessions: { [family]: sessionBy(family) },
-            },
-          ],
-        ]),
-      unknownKeys: () => [{ publicKey: `of nobody, by ${family}`, from: { address: 1, port: 1 }, at: 2 }],
+      counting: {
+        traffic: async () =>
+          new Map([
+            [
+              'k',
+              {
+                txPackets: 1,
+                txBytes: 10,
+                rxPackets: undefined,
+                rxBytes: 5,
+                lastReceivedAt: family === 'ipv4' ? 7 : 9,
+                sessions: { [family]: sessionBy(family) },
+              },
+            ],
+          ]),
+      },
+      handshakes: {
+        unknownKeys: () => [{ publicKey: `of nobody, by ${family}`, from: { address: 1, port: 1 }, at: 2 }],
+      },
       counters: () => ({ peers_unusable: 2n }),
-      threads: () => ({}),
       async close() {
         calls.push(`close ${family}`)
         faults[family]?.(new Error(`${family} was closed`)) // like a child process that was ended
@@ -123,6 +128,19 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
       },
       ...more(family),
     }
+  }
+  const openPlan = (
+    plan: (external: () => ExternalInterface) => readonly PlannedPath[],
+    signal = new AbortController().signal,
+    leases: ReadonlyMap<string, Lease> = new Map(),
+  ): Promise<DataPaths> => {
+    const backend = {
+      get external() {
+        return external
+      },
+      plan: () => plan(() => external),
+    }
+    return openDataPaths({ backend, lease, leases, signal, run, log })
   }
   return {
     calls,
@@ -140,29 +158,23 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
     infos,
     faults,
     again,
+    openFake: open,
+    openPlan,
     open: (mtu = 1430, isUnbound = false, signal = new AbortController().signal, leases?: ReadonlyMap<string, Lease>) =>
-      openDataPaths({
-        backend: {
-          get external() {
-            return external
-          },
-          plan: () =>
-            FAMILIES.map((family) => ({
-              families: [family],
-              mtu,
-              external: { families: [family], isBound: !isUnbound, isByName: !isUnbound },
-              async open(own, known) {
-                checkFamily(family, mtu, external)
-                return open(family, own, known)
-              },
-            })),
-        },
-        lease,
+      openPlan(
+        () =>
+          FAMILIES.map((family) => ({
+            families: [family],
+            mtu,
+            external: { families: [family], isBound: !isUnbound },
+            async open(own, known) {
+              checkFamily(family, mtu, external)
+              return open(family, own, known)
+            },
+          })),
         signal,
-        run,
-        log,
-        leases: leases ?? new Map(),
-      }),
+        leases,
+      ),
   }
 }
 
@@ -476,6 +488,32 @@ it('applies the peers to one family while the other hangs, which later gets all 
   expect(path.isBehind).toBe(false)
 })
 
+it('gives the peers of a family to the path that is open now, although its failed path still hangs', async () => {
+  const r = rig()
+  const path = await r.open()
+  const late = Promise.resolve()
+  const more = (...keys: string[]) => new Map(keys.map((key) => [key, { ...LEASES.get('k')!, key }]))
+  r.hanging.family = 'ipv6'
+  await path.apply(more('a'), 'own', new Set(['a']), late)
+  const endFailed = r.hanging.end
+  delete r.hanging.family
+  r.faults.ipv6!(new Error('gone'))
+  await path.resync()
+  await r.again(path)
+  r.hanging.family = 'ipv6'
+  await path.apply(more('a', 'b'), 'own', new Set(['b']), late)
+  await path.apply(more('a', 'b', 'c'), 'own', new Set(['c']), late)
+  delete r.hanging.family
+  r.calls.length = 0
+  endFailed()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect([r.calls, path.isBehind]).toEqual([['apply ipv6 a of a'], true])
+  r.hanging.end()
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(r.calls.slice(1)).toEqual(['apply ipv6 a,b of b', 'apply ipv6 a,b,c of c'])
+  expect(path.isBehind).toBe(false)
+})
+
 it('logs the late failure of a family to take its peers, and applies all of them again', async () => {
   const { calls, hanging, deaf, errors, open } = rig()
   const path = await open()
@@ -522,31 +560,36 @@ function engines() {
     const rings = family === 'ipv4' ? 2 : 3
     let isLent = false
     return {
-      tunNames: [`tun-${family}`],
-      threads: () => ({ 'weft-loop0': family === 'ipv4' ? 4 : 6 }),
-      look: () => void engineCalls.push(`look ${family}`),
-      peer: (key) => (key === 'k' ? { key, [family]: { endpoint: family } } : undefined),
-      pathMtu: (_peer, of) => (of === family ? 1300 : 0),
-      pathSearch: {
-        overhead: 7,
-        knownMtu: (key, of) => (key !== 'k' || of !== family ? undefined : family === 'ipv4' ? 1450 : 1380),
-        limit: (bytes) => void (given[family] = bytes),
+      observing: {
+        tunNames: [`tun-${family}`],
+        threads: () => ({ 'weft-loop0': family === 'ipv4' ? 4 : 6 }),
+        look: () => void engineCalls.push(`look ${family}`),
+        peer: (key) => (key === 'k' ? { key, [family]: { endpoint: family } } : undefined),
+        pathMtu: (_peer, of) => (of === family ? 1300 : 0),
+        pathSearch: {
+          overhead: 7,
+          knownMtu: (key, of) => (key !== 'k' || of !== family ? undefined : family === 'ipv4' ? 1450 : 1380),
+          limit: (bytes) => void (given[family] = bytes),
+        },
+        drops(after = []) {
+          if (isLent) return { next: after, packets: [] }
+          const from = after[rings - 1] ?? 0
+          const packets = dropped[family].filter((number) => number >= from).map((number) => ({ family, number }))
+          const next = [...Array<number>(rings - 1).fill(1), Math.max(from, ...dropped[family].map((each) => each + 1))]
+          return { next, packets } as unknown as ReturnType<Observing['drops']>
+        },
       },
-      drops(after = []) {
-        if (isLent) return { next: after, packets: [] }
-        const from = after[rings - 1] ?? 0
-        const packets = dropped[family].filter((number) => number >= from).map((number) => ({ family, number }))
-        const next = [...Array<number>(rings - 1).fill(1), Math.max(from, ...dropped[family].map((each) => each + 1))]
-        return { next, packets } as unknown as ReturnType<NonNullable<DataPath['drops']>>
-      },
-      async leave() {
-        engineCalls.push(`leave ${family}`)
-        isLent = true
-        return dead.has(family) ? [] : [{ tunName: family } as unknown as OpenPath]
-      },
-      async takeBack() {
-        engineCalls.push(`take back ${family}`)
-        isLent = false
+      handover: {
+        isLendable: true,
+        async leave() {
+          engineCalls.push(`leave ${family}`)
+          isLent = true
+          return dead.has(family) ? [] : [{ tunName: family } as unknown as OpenPath]
+        },
+        async takeBack() {
+          engineCalls.push(`take back ${family}`)
+          isLent = false
+        },
       },
     }
   })
@@ -556,7 +599,7 @@ const tick = (): Promise<void> => new Promise((resolve) => setImmediate(resolve)
 
 it('lacks the members of engines if no engine carries it', async () => {
   const path = await rig().open()
-  for (const what of ['leave', 'takeBack', 'pathSearch', 'peer'] as const) expect(path[what], what).toBeUndefined()
+  for (const what of ['handover', 'pathSearch', 'peer'] as const) expect(path[what], what).toBeUndefined()
   expect(path.drops()).toEqual({ next: [], packets: [] })
   expect(path.pathMtu(LEASES.get('k')!, 'ipv4')).toBeUndefined()
   expect([path.tunNames, path.threads()]).toEqual([undefined, {}])
@@ -618,7 +661,7 @@ it('with engines returns the drops of each family once, also if one is not open'
   r.dropped.ipv4.push(11)
   expect(dropsSince(third)).toEqual([[11], [1, 12, 1, 1, 63]])
   // A lent engine has no drops to read.
-  await path.leave!()
+  await path.handover!.leave()
   expect(dropsSince(third)).toEqual([[], third])
 })
 
@@ -626,7 +669,7 @@ it('with engines lends the carried families, in turn with opening and closing, a
   const r = engines()
   const path = await r.open(undefined, undefined, undefined, LEASES)
   expect([r.knew.ipv4, r.knew.ipv6]).toEqual([LEASES, LEASES])
-  expect((await path.leave!()).map(({ tunName }) => tunName)).toEqual(['ipv4', 'ipv6'])
+  expect((await path.handover!.leave()).map(({ tunName }) => tunName)).toEqual(['ipv4', 'ipv6'])
   // Another process owns the path now, so it is not repaired or reopened.
   r.checked.length = 0
   r.host.ipv6 = 'fd00::a1'
@@ -635,7 +678,7 @@ it('with engines lends the carried families, in turn with opening and closing, a
   await tick()
   await r.again(path)
   expect([path.lacking, r.calls]).toEqual([{ ipv6: 'the device is gone' }, ['open ipv4', 'open ipv6']])
-  await path.takeBack!()
+  await path.handover!.takeBack()
   expect(r.engineCalls).toEqual(['leave ipv4', 'leave ipv6', 'take back ipv4'])
   await r.again(path)
   expect([path.lacking, r.calls.slice(2)]).toEqual([{}, ['close ipv6', 'open ipv6']])
@@ -648,7 +691,7 @@ it('with engines lends nothing while one family is checked or takes peers, becau
   r.hanging.family = 'ipv4'
   const [checking, applying] = [path.resync(), path.apply(LEASES, 'own')]
   await tick()
-  const left = path.leave!()
+  const left = path.handover!.leave()
   await tick()
   expect(r.engineCalls).toEqual([])
   r.slow.end()
@@ -664,7 +707,7 @@ it('with engines lends nothing while one family is checked or takes peers, becau
 it('with engines checks nothing if it is lent while it reads the host', async () => {
   const r = engines()
   const path = await r.open()
-  const [repaired, left] = await Promise.all([path.resync(), path.leave!()])
+  const [repaired, left] = await Promise.all([path.resync(), path.handover!.leave()])
   expect([repaired, left.length, r.checked]).toEqual([[], 2, []])
 })
 
@@ -673,7 +716,7 @@ it('with engines lends one family if the other has failed, and closes the failed
   const path = await r.open()
   r.faults.ipv4!(new Error('the device is gone'))
   await tick()
-  expect((await path.leave!()).map(({ tunName }) => tunName)).toEqual(['ipv6'])
+  expect((await path.handover!.leave()).map(({ tunName }) => tunName)).toEqual(['ipv6'])
   expect(r.calls).toEqual(['open ipv4', 'open ipv6', 'close ipv4'])
 })
 
@@ -681,6 +724,74 @@ it('with engines that have nothing to lend continues to forward', async () => {
   const r = engines()
   const path = await r.open()
   r.dead.add('ipv4').add('ipv6')
-  expect(await path.leave!()).toEqual([])
+  expect(await path.handover!.leave()).toEqual([])
   expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
+})
+
+/** One data path that carries both families and is bound to the address of one family. */
+async function openBound(bound: Family) {
+  const r = rig()
+  const renewed: ExternalInterface[] = []
+  const path = await r.openPlan((external) => [
+    {
+      families: FAMILIES,
+      mtu: 1430,
+      external: { families: [bound], isBound: true },
+      open: async () => ({
+        ...(await r.openFake('ipv4', LEASE, new Map())),
+        adapting: { lacking: {}, isOutdated: false, renew: async () => void renewed.push(external()) },
+      }),
+    },
+  ])
+  return { r, path, renewed }
+}
+
+it.each<[Family, Family, string]>([
+  ['ipv4', 'ipv6', 'fd00::a1'],
+  ['ipv6', 'ipv4', '192.0.2.99'],
+])(
+  'that is bound to %s publishes a changed address of %s, and again after the next change',
+  async (bound, other, to) => {
+    const { r, path, renewed } = await openBound(bound)
+    const before = r.host[other]
+    await path.resync()
+    expect(path.isOutdated).toBe(false)
+    for (const address of [to, before]) {
+      r.host[other] = address
+      expect([await path.resync(), path.isOutdated]).toEqual([['ipv4 was repaired'], true])
+      await r.again(path)
+      expect(r.infos.at(-1)).toMatch(new RegExp(`^Publishing a change to the peers: .* to ${address}$`))
+      expect(formatAddress(renewed.at(-1)!.address[other]!)).toBe(address)
+      expect([await path.resync(), path.isOutdated]).toEqual([['ipv4 was repaired'], false])
+    }
+    expect(r.calls).toEqual(['open ipv4'])
+  },
+)
+
+it('that is bound to an address fails with another address, and is not checked any more', async () => {
+  const { r, path } = await openBound('ipv6')
+  r.host.ipv6 = 'fd00::a1'
+  expect([await path.resync(), path.isOutdated]).toEqual([[], false])
+  expect((await path.fault).message).toBe('the address of eth0 changed from fd00::1 to fd00::a1')
+})
+
+it('reports a missing address of those families alone that a data path uses', async () => {
+  const { r, path } = await openBound('ipv6')
+  Object.assign(r.host, { ipv4: '169.254.0.1', ipv6: 'fe80::1' })
+  await path.resync()
+  expect(path.gone()).toEqual({ ipv6: 'eth0 has lost its address fd00::1' })
+})
+
+it('continues after a new name of the external interface, which the backend must know', async () => {
+  const r = rig()
+  const path = await r.open()
+  r.host.name = 'uplink0'
+  expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
+  expect([path.isOutdated, path.gone(), path.lacking]).toEqual([true, {}, {}])
+  await r.again(path)
+  await path.resync()
+  expect([path.isOutdated, r.calls]).toEqual([false, ['open ipv4', 'open ipv6']])
+  r.host.mtu = 1400
+  await path.resync()
+  expect((await path.fault).message).toBe('the MTU of uplink0 changed from 1500 to 1400')
 })

@@ -5,6 +5,7 @@ import { afterEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import type { Run } from '../../../src/host/command.ts'
 import { socketsIn } from '../../../src/host/udp-ports.ts'
+import { parseIpv4Net } from '../../../src/net/ipv4.ts'
 import { requireNeeds, type NeedsHost } from '../../../src/node/needs.ts'
 import type { NeededPart } from '../../../src/path/contract.ts'
 
@@ -13,19 +14,21 @@ interface Device {
   readonly kind: string
   readonly data?: object
   readonly isUp?: boolean
+  readonly address?: string
 }
 
 /** A host that has these devices; `listens` is what `wg` shows. */
 const hostOf = (devices: readonly Device[], more: Partial<NeedsHost> = {}, listens = ''): NeedsHost => {
   const run: Run = async (file, args) => {
     const command = [file, ...args].join(' ')
-    if (command === 'ip -j -d link show')
+    if (command === 'ip -j -d link show' || command === 'ip -j -d address show')
       return JSON.stringify(
-        devices.map(({ name, kind, data = {}, isUp = true }, at) => ({
+        devices.map(({ name, kind, data = {}, isUp = true, address }, at) => ({
           ifname: name,
           ifindex: at + 1,
           flags: isUp ? ['UP'] : [],
           linkinfo: { info_kind: kind, info_data: data },
+          addr_info: address === undefined ? [] : [{ local: address }],
         })),
       )
     if (command.startsWith('wg show')) return `${listens}\n`
@@ -51,10 +54,24 @@ const take = (): Promise<number> =>
   })
 
 describe('a device', () => {
+  it('of an earlier run counts under another name if its addresses are in the network', async () => {
+    const part = {
+      device: { name: 'flannel.1', type: 'vxlan', networks: { ipv4: parseIpv4Net('10.5.0.0/16')! }, replaces: 'any' },
+      ports: [{ family: 'ipv4', address: '0.0.0.0', port: 0, option: 'Port', vxlan: { vni: 1, gbp: false } }],
+    } as const
+    const data = { id: 1, port: 0, local: '192.0.2.1' }
+    const vxlan = (address: string) => hostOf([{ name: 'other0', kind: 'vxlan', data, address }])
+    await requireNeeds(needs(part), vxlan('10.5.1.0'))
+    await expect(requireNeeds(needs(part), vxlan('192.0.2.9'))).rejects.toMatchObject({
+      message: 'flannel.1 cannot be made, since the device other0 has its VNI 1 and its UDP port 0',
+    })
+  })
+
   const ipip = {
     device: {
       name: 'flannel.ipip',
       type: 'ipip',
+      networks: {},
       replaces: [],
       local: '192.0.2.1',
       refusal: "isn't an ipip mode device",
@@ -78,7 +95,7 @@ describe('a device', () => {
     await requireNeeds(needs(ipip), hostOf([{ name: 'tunl0', kind: 'ipip', data: {} }]))
   })
 
-  const tun = { device: { name: 'flannel-wg', type: 'tun', replaces: ['wireguard'] } } as const
+  const tun = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: ['wireguard'] } } as const
   it('that the data path deletes or goes on with is none', async () => {
     await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'wireguard' }]))
     await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'tun', data: { type: 'tun' }, isUp: false }]))
@@ -102,7 +119,7 @@ describe('a port', () => {
   })
 
   it('of one family alone is enough if there is no other', async () => {
-    const bad = { device: { name: 'flannel-wg', type: 'tun', replaces: [] } } as const
+    const bad = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: [] } } as const
     await requireNeeds(needs(bad, at(0)), hostOf([{ name: 'flannel-wg', kind: 'bridge' }]))
   })
 })

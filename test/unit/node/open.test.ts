@@ -6,16 +6,18 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { expect, it } from 'vitest'
+import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
 import type { DataPaths } from '../../../src/node/data-paths.ts'
-import type { NodeParts } from '../../../src/node/node.ts'
-import { openNode, type StartParts, type ResumedNode } from '../../../src/node/open.ts'
-import { createOwnership } from '../../../src/node/ownership.ts'
+import { keepDataPath } from '../../../src/node/loops/data-path.ts'
+import { createNode, type NewNode, type NodeParts } from '../../../src/node/node.ts'
+import { openNode } from '../../../src/node/open.ts'
+import { Ownership } from '../../../src/node/ownership.ts'
 import { lastKnownFile, writeLastKnown } from '../../../src/node/restart/last-known.ts'
 import type { Backend, DataPath } from '../../../src/path/contract.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
-import { planOf } from '../../support/data-paths.ts'
+import { EXTERNAL, planOf } from '../../support/data-paths.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 const attrs = { publicIp: { ipv4: 0x0a000001 }, backendType: '' }
@@ -24,12 +26,15 @@ const leaseOf = (key: string): OwnLease => {
 }
 
 it('is opened for the own lease once what was lent meanwhile has come back', async () => {
-  const ownership = createOwnership(log)
+  const ownership = new Ownership(log)
   const calls: string[] = []
   let back!: () => void
   const stale = {
-    leave: async () => [{ tunName: 'flannel0', loops: [] } as unknown as OpenPath],
-    takeBack: () => new Promise<void>((resolve) => (back = resolve)),
+    handover: {
+      isLendable: true,
+      leave: async () => [{ tunName: 'flannel0', loops: [] } as unknown as OpenPath],
+      takeBack: () => new Promise<void>((resolve) => (back = resolve)),
+    },
     close: async () => void calls.push('close the stale one'),
   } as unknown as DataPaths
   const opened: string[] = []
@@ -40,25 +45,20 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const taking = ownership.takeBack()
   const lending = ownership.lend()
 
-  const stopping = new AbortController()
-  const parts = {
-    config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
-    backend: { name: 'udp', plan: planOf(async ({ key }) => (opened.push(key), own)) } as unknown as Backend,
-    options: {},
-    signal: stopping.signal,
-    log,
-  } as unknown as NodeParts
-  const before: StartParts = {
+  const node = createNode(
+    { options: {} as NewNode['options'], store: '', log, stopping: new AbortController() },
     ownership,
-    handover: { isOnLoan: false, tunNames: [] } as unknown as StartParts['handover'],
-    amend: (backend) => backend,
-    store: '',
-    fits: () => false,
-    onNode: () => {},
-    permit: async () => {},
-  }
-  const resumed = { lease: leaseOf('10.5.1.0-24'), view: new Map(), hand: async () => {} } as unknown as ResumedNode
-  const opening = openNode(parts, leaseOf('10.5.2.0-24'), attrs, resumed, before)
+  )
+  const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+  const backend = {
+    name: 'udp',
+    external: EXTERNAL,
+    plan: planOf(async ({ key }) => (opened.push(key), own)),
+  } as unknown as Backend
+  Object.assign(node, { config, backend, lease: leaseOf('10.5.1.0-24'), attrs })
+  const parts = { manager: {}, external: EXTERNAL, config, backend } as unknown as NodeParts
+  const facts = { config, backend, lease: leaseOf('10.5.2.0-24'), attrs }
+  const opening = openNode(node, parts, facts, { isOnLoan: false, tunNames: [] })
   await setImmediate()
   back()
   await taking
@@ -70,8 +70,115 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   await setImmediate()
   back()
   await takenBack
-  const node = await opening
-  expect([node.lease.key, opened, calls]).toEqual(['10.5.2.0-24', ['10.5.2.0-24'], ['close the stale one']])
+  await opening
+  expect([node.lease?.key, opened, calls]).toEqual(['10.5.2.0-24', ['10.5.2.0-24'], ['close the stale one']])
+})
+
+/** A node that forwards with the last known state through `dataPath`, and its facts. */
+async function forwarding(dataPath: DataPaths, lines: string[] = []) {
+  const say = (line: string): void => void lines.push(line)
+  const ownership = new Ownership({ ...log, error: say })
+  const options = {} as NewNode['options']
+  const base = {
+    options,
+    store: '',
+    log: { ...log, warn: say, error: say },
+    stopping: new AbortController(),
+  }
+  const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
+  const prepare = async () => attrs
+  const known = { name: 'udp', external: EXTERNAL, prepare, plan: planOf(async () => FAKE) } as unknown as Backend
+  const facts = { config, backend: known, lease: leaseOf('10.5.1.0-24'), attrs }
+  await ownership.open(async () => dataPath)
+  return { node: Object.assign(createNode(base, ownership), facts), facts, lines }
+}
+/** A data path that does nothing. */
+const FAKE = { fault: new Promise(() => {}), apply: async () => {}, close: async () => {} } as unknown as DataPath
+const handover = { isOnLoan: false, tunNames: [] }
+
+it('goes on with the open data path if the store confirms the facts of the file', async () => {
+  const old = {} as DataPaths
+  const { node, facts } = await forwarding(old)
+  const parts = {
+    manager: {},
+    external: EXTERNAL,
+    config: facts.config,
+    backend: facts.backend,
+  } as unknown as NodeParts
+  const lease = { ...leaseOf('10.5.1.0-24'), revision: 7n }
+  await openNode(node, parts, { ...facts, lease }, handover)
+  expect([node.ownership.dataPath === old, node.lease.revision]).toEqual([true, 7n])
+})
+
+it('goes on with a data path that followed the address of this host while the store did not answer', async () => {
+  const old = {} as DataPaths
+  const { node, facts } = await forwarding(old)
+  const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
+  node.attrs = now
+  const parts = {
+    manager: {},
+    external: EXTERNAL,
+    config: facts.config,
+    backend: facts.backend,
+  } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, lease: { ...facts.lease, attrs: now }, attrs: now }, handover)
+  expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, now])
+})
+
+it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
+  const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
+  const { node, facts, lines } = await forwarding(old)
+  const over = keepDataPath(node).catch(() => {})
+  const refusal = new WeftError('PORT_IN_USE', 'a program has the port')
+  const open = () => Promise.reject(refusal)
+  const wanted = {
+    ...facts,
+    backend: { name: 'udp', external: EXTERNAL, plan: planOf(open) } as unknown as Backend,
+    lease: leaseOf('10.5.2.0-24'),
+  }
+  const parts = {
+    manager: {},
+    external: EXTERNAL,
+    config: facts.config,
+    backend: wanted.backend,
+  } as unknown as NodeParts
+  await expect(openNode(node, parts, wanted, handover)).rejects.toBe(refusal)
+  await expect.poll(() => node.ownership.state.is).toBe('forwarding')
+  expect([node.ownership.dataPath === old, node.lease.key, node.backend === facts.backend]).toEqual([
+    false,
+    '10.5.1.0-24',
+    true,
+  ])
+  expect(lines).toEqual(['The last known state is out of date; the data path is opened again'])
+  node.stopping.abort(new Error('enough'))
+  await over
+})
+
+it('has one loop for its data path, which goes on with the one that the store led to, and publishes nothing yet', async () => {
+  const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
+  const { node, facts, lines } = await forwarding(old)
+  const loop = keepDataPath(node)
+  const over = loop.catch(() => {})
+  let checks = 0
+  const path = { ...FAKE, resync: async () => (checks++, []) } as unknown as DataPath
+  const backend = { ...facts.backend, plan: planOf(async () => path) }
+  const parts = { manager: {}, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
+  await expect.poll(() => (node.ownership.recheck.ring(), checks)).toBeGreaterThan(0)
+  expect(keepDataPath(node)).toBe(loop)
+  expect([node.ownership.dataPath === old, node.isPublished, lines.length]).toEqual([false, false, 1])
+  node.stopping.abort(new Error('enough'))
+  await over
+})
+
+it('opens the data path of the store although the last known one cannot be closed', async () => {
+  const close = () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))
+  const { node, facts, lines } = await forwarding({ close } as unknown as DataPaths)
+  const backend = { name: 'udp', external: EXTERNAL, plan: planOf(async () => FAKE) } as unknown as Backend
+  const parts = { manager: {}, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
+  expect([node.ownership.state.is, node.lease.key]).toEqual(['forwarding', '10.5.2.0-24'])
+  expect(lines).toContain('Cannot close the data path: no answer within 10 s')
 })
 
 it.each([
@@ -91,7 +198,7 @@ it.each([
       'subnet-file': join(folder, 'subnet.env'),
       'lease-dir': folder,
       'kube-subnet-mgr': false,
-    } as unknown as NodeParts['options']
+    } as unknown as NewNode['options']
     await writeLastKnown(lastKnownFile(options), {
       store: 'directory /leases',
       config: '{}',
@@ -102,7 +209,7 @@ it.each([
       leases: [leaseOf('10.5.9.0-24')],
     })
     const opened: unknown[] = []
-    const backend = {
+    const backend: Partial<Backend> = {
       name: 'wireguard',
       tunNames: ['flannel-wg'],
       plan: planOf(async (_own, leases, _signal, by) => {
@@ -111,22 +218,15 @@ it.each([
       }),
     }
     const config = parseNetworkConfig('{"Network":"10.5.0.0/16"}')
-    const signal = new AbortController().signal
-    const node = await openNode(
-      { config, backend, options, signal, log } as unknown as NodeParts,
-      leaseOf(key),
-      attrs,
-      undefined,
-      {
-        ownership: createOwnership(log),
-        handover: { isOnLoan: false, tunNames: ['flannel-wg'] } as unknown as StartParts['handover'],
-        amend: (of) => of,
-        store: 'directory /leases',
-        fits: () => false,
-        onNode: () => {},
-        permit: async () => {},
-      },
-    )
+    const node = createNode({
+      options,
+      store: 'directory /leases',
+      log,
+      stopping: new AbortController(),
+    })
+    const parts = { manager: {}, external: EXTERNAL, config, backend } as unknown as NodeParts
+    const facts = { config, backend: backend as Backend, lease: leaseOf(key), attrs }
+    await openNode(node, parts, facts, { isOnLoan: false, tunNames: ['flannel-wg'] })
     expect([opened, [...node.view.keys()]]).toEqual([[peers, others], peers])
   } finally {
     rmSync(folder, { recursive: true, force: true })

@@ -8,8 +8,9 @@ import { describe, expect, it } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { connect, listen } from '../../../src/host/unix-socket.ts'
 import type { DataPaths } from '../../../src/node/data-paths.ts'
-import { createOwnership, untilOurs, type Ownership } from '../../../src/node/ownership.ts'
+import { Ownership } from '../../../src/node/ownership.ts'
 import { serveSuccessors } from '../../../src/node/restart/lender.ts'
+import { fdsOf } from '../../../src/node/restart/open-path.ts'
 import { predecessorAt } from '../../../src/node/restart/predecessor.ts'
 import type { OpenPath } from '../../../src/path/engine/engine.ts'
 
@@ -28,8 +29,11 @@ function lendable() {
     loops: [{ tun: fds[0], sockets: { ipv4: { receiver: fds[1] } } }],
   } as unknown as OpenPath
   const dataPath = {
-    leave: async () => (calls.push('leave'), [path]),
-    takeBack: async () => void calls.push('take back'),
+    handover: {
+      isLendable: true,
+      leave: async () => (calls.push('leave'), [path]),
+      takeBack: async () => void calls.push('take back'),
+    },
     close: async () => {
       calls.push('close')
       fds.forEach(closeSync)
@@ -61,6 +65,7 @@ describe('a data path that can be lent', () => {
   const TRANSITIONS = {
     open: (ownership: Ownership) => ownership.open(async () => lendable().dataPath),
     close: (ownership: Ownership) => ownership.close(),
+    replace: (ownership: Ownership) => ownership.replace(async () => lendable().dataPath),
     lend: (ownership: Ownership) => ownership.lend(),
     release: (ownership: Ownership) => ownership.release(),
     takeBack: (ownership: Ownership) => ownership.takeBack(),
@@ -68,7 +73,7 @@ describe('a data path that can be lent', () => {
   }
   /** A transition that is not here changes nothing. */
   const LEADS_TO: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-    closed: { open: 'forwarding', release: 'released', end: 'ended' },
+    closed: { open: 'forwarding', replace: 'forwarding', release: 'released', end: 'ended' },
     forwarding: { close: 'closed', lend: 'lent', release: 'released', end: 'ended' },
     lent: { takeBack: 'forwarding', release: 'released', end: 'ended' },
     released: { takeBack: 'closed', end: 'ended' },
@@ -79,7 +84,7 @@ describe('a data path that can be lent', () => {
     '%s, %s',
     async (state, name) => {
       const { lines, log } = recorder()
-      const ownership = createOwnership(log)
+      const ownership = new Ownership(log)
       await STATES[state]!(ownership)
       expect(ownership.state.is).toBe(state)
       await TRANSITIONS[name as keyof typeof TRANSITIONS](ownership)
@@ -91,7 +96,7 @@ describe('a data path that can be lent', () => {
 
   it('is lent, taken back, and released: all is closed then, the device left', async () => {
     const { calls, path, dataPath, areOpen } = lendable()
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     await ownership.open(async () => dataPath)
     expect(await ownership.lend()).toEqual([path])
     await ownership.takeBack()
@@ -103,7 +108,7 @@ describe('a data path that can be lent', () => {
 
   it('goes to whoever keeps it at the end, once; one that is lent is closed here alone', async () => {
     const first = lendable()
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     await ownership.open(async () => first.dataPath)
     const kept: unknown[] = []
     const keep = async (path: unknown): Promise<void> => void kept.push(path)
@@ -112,15 +117,52 @@ describe('a data path that can be lent', () => {
     expect([kept, first.areOpen()]).toEqual([[[first.path]], true])
 
     const second = lendable()
-    const lent = createOwnership(recorder().log)
+    const lent = new Ownership(recorder().log)
     await lent.open(async () => second.dataPath)
     await lent.lend()
     await lent.end(keep)
     expect([kept.length, second.areOpen()]).toEqual([1, false])
   })
 
+  it('is closed before another one takes its place, and a call that names another data path closes nothing', async () => {
+    const [first, second] = [lendable(), lendable()]
+    const ownership = new Ownership(recorder().log)
+    await ownership.open(async () => first.dataPath)
+    await ownership.replace(async () => (first.calls.push('open the next'), second.dataPath))
+    expect([first.calls, ownership.dataPath === second.dataPath]).toEqual([['close', 'open the next'], true])
+    await ownership.close(first.dataPath)
+    expect([second.calls, ownership.state.is]).toEqual([[], 'forwarding'])
+    await ownership.close(second.dataPath)
+    expect([second.calls, ownership.state.is]).toEqual([['close'], 'closed'])
+  })
+
+  it('is replaced although it cannot be closed, which is logged', async () => {
+    const { lines, log } = recorder()
+    const [stuck, next] = [lendable(), lendable()]
+    const close = async (): Promise<void> => {
+      throw new WeftError('COMMAND', '`ip link del flannel.1` failed: no answer within 10 s')
+    }
+    const ownership = new Ownership(log)
+    await ownership.open(async () => Object.assign(stuck.dataPath, { close }))
+    await ownership.replace(async () => next.dataPath)
+    expect(ownership.dataPath).toBe(next.dataPath)
+    expect(lines).toEqual(['Cannot close the data path: `ip link del flannel.1` failed: no answer within 10 s'])
+    fdsOf([stuck.path]).forEach((fd) => closeSync(fd))
+  })
+
+  it('comes back for each one that waits for it', async () => {
+    const ownership = new Ownership(recorder().log)
+    await ownership.open(async () => lendable().dataPath)
+    await ownership.lend()
+    const { signal } = new AbortController()
+    const waiting = [ownership.untilOurs(signal), ownership.untilOurs(signal), ownership.recheck.wait(signal)]
+    await setImmediate()
+    await ownership.takeBack()
+    await Promise.all(waiting)
+  })
+
   it('does one thing after another: what was released before it was opened is not opened', async () => {
-    const ownership = createOwnership(recorder().log)
+    const ownership = new Ownership(recorder().log)
     let opened = 0
     const releasing = ownership.release()
     const opening = ownership.open(async () => (opened++, lendable().dataPath))
@@ -131,11 +173,11 @@ describe('a data path that can be lent', () => {
   it('is closed, and opened again, if it cannot be lent', async () => {
     const { lines, log } = recorder()
     const { calls, dataPath } = lendable()
-    const ownership = createOwnership(log)
+    const ownership = new Ownership(log)
     const leave = async () => {
       throw new WeftError('FAULT', 'the engine is gone')
     }
-    await ownership.open(async () => Object.assign(dataPath, { leave }))
+    await ownership.open(async () => Object.assign(dataPath, { handover: { ...dataPath.handover, leave } }))
     expect(await ownership.lend()).toEqual([])
     expect([ownership.state.is, calls]).toEqual(['closed', ['close']])
     expect(lines).toEqual(['The data path cannot be handed over: the engine is gone'])
@@ -147,7 +189,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
   const stopping = new AbortController()
   try {
     const { lines, log } = recorder()
-    const ownership = createOwnership(log)
+    const ownership = new Ownership(log)
     const close = async (): Promise<void> => {
       throw new WeftError('COMMAND', '`ip link del flannel-wg` failed: no answer within 10 s')
     }
@@ -172,7 +214,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
     expect([predecessor.isGone, ownership.state.is, ownership.hasSuccessor]).toEqual([false, 'released', true])
     expect(lines).toEqual(['Cannot close the data path: `ip link del flannel-wg` failed: no answer within 10 s'])
     predecessor.close()
-    await untilOurs(ownership, stopping.signal)
+    await ownership.untilOurs(stopping.signal)
     expect(ended).toBeUndefined()
     stopping.abort(new Error('enough'))
     await serving
@@ -183,14 +225,17 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
 })
 
 it('one that has nothing to lend is at once ours again, for a loop that waited for that', async () => {
-  const ownership = createOwnership(recorder().log)
+  const ownership = new Ownership(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void
   const stopped = new Promise<readonly OpenPath[]>((resolve) => (stop = () => resolve([])))
-  await ownership.open(async () => ({ leave: () => stopped, takeBack: async () => {} }) as unknown as DataPaths)
+  await ownership.open(
+    async () =>
+      ({ handover: { isLendable: true, leave: () => stopped, takeBack: async () => {} } }) as unknown as DataPaths,
+  )
   const lending = ownership.lend()
   await setImmediate()
-  const waiting = untilOurs(ownership, stopping.signal).then(
+  const waiting = ownership.untilOurs(stopping.signal).then(
     () => 'ours',
     () => 'waits',
   )

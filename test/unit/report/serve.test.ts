@@ -18,14 +18,16 @@ beforeEach(async () => {
 })
 afterEach(() => void taken.close())
 
-const serve = (before: Partial<PredecessorState>, more: Partial<ServedPlaces> = {}) => {
+const serve = (before: Partial<PredecessorState>, more: Partial<ServedPlaces> = {}, isForwarding = false) => {
   const lines: string[] = []
   const say = (line: string): void => void lines.push(line)
   const address = { 'healthz-ip': '127.0.0.1', 'healthz-port': port, 'status-ip': '127.0.0.1' }
   const places = { ...address, 'status-socket': '', ...more }
   const log = { info: say, warn: say, error: say, v: () => false }
   const alone: PredecessorState = { isSuccessor: false, predecessor: async () => undefined, free: Promise.resolve() }
-  return { lines, serving: serveStatus(places, createHealth(), { ...alone, ...before }, log, new AbortController()) }
+  const stopping = new AbortController()
+  const serving = serveStatus(places, createHealth(), { ...alone, ...before }, log, stopping, isForwarding)
+  return { lines, serving }
 }
 const answersAt = (healthPort: number) => async () => ({ healthPort })
 
@@ -36,11 +38,12 @@ it.each<[string, () => Partial<PredecessorState>]>([
   await expect(serve(before()).serving).rejects.toMatchObject({ code: 'PORT_IN_USE' })
 })
 
-it.each<[string, () => Partial<PredecessorState>]>([
-  ['the predecessor uses it', () => ({ isSuccessor: true, predecessor: answersAt(port) })],
-  ['the predecessor has just ended', () => ({ isSuccessor: true })],
-])('a port in use is served as soon as it is free if %s', async (_who, before) => {
-  const { serving, lines } = serve(before())
+it.each<[string, () => Partial<PredecessorState>, boolean]>([
+  ['the predecessor uses it', () => ({ isSuccessor: true, predecessor: answersAt(port) }), false],
+  ['the predecessor has just ended', () => ({ isSuccessor: true }), false],
+  ['another program uses it and this process forwards with the last known state', () => ({}), true],
+])('a port in use is served as soon as it is free if %s', async (_who, before, isForwarding) => {
+  const { serving, lines } = serve(before(), {}, isForwarding)
   const health = await serving
   await expect.poll(() => lines.some((line) => line.includes('Start healthz server error.'))).toBe(true)
   taken.close()

@@ -7,6 +7,7 @@
 
 import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
+import { COOKIE_SECRET_MS } from './limits.ts'
 import { KEY_BYTES } from './x25519.ts'
 
 export interface Endpoint {
@@ -23,13 +24,6 @@ export const macKeysOf = (publicKey: Uint8Array): MacKeys => ({
   mac1: hash('mac1----', publicKey),
   cookie: hash('cookie--', publicKey),
 })
-
-/**
- * How long, in ms, a node may use a cookie that it received. It is shorter than SECRET_MS, after which the other node changes the secret,
- * because the cookie was on its way for a while.
- */
-export const COOKIE_USE_MS = 115_000
-const SECRET_MS = 120_000
 
 const COOKIE_BYTES = MAC_BYTES
 /** The length of a cookie reply: type (4 bytes), receiver's index (4 bytes), nonce, encrypted cookie. */
@@ -64,6 +58,8 @@ export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Arr
 export interface Cookies {
   isProved(message: Uint8Array, from: Endpoint, now: number): boolean
   reply(message: Uint8Array, from: Endpoint, now: number): Buffer
+  /** Erases the secret of the cookies. */
+  wipe(): void
 }
 
 /** Returns the functions that make and check this node's cookies. Their times are in ms of a monotonic clock. */
@@ -74,7 +70,7 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
     if (now >= until) {
       secret.fill(0)
       secret = new Uint8Array(random.bytes(KEY_BYTES))
-      until = now + SECRET_MS
+      until = now + COOKIE_SECRET_MS
     }
     return mac(secret, Buffer.from(`${formatAddress(address)} ${port}`))
   }
@@ -92,6 +88,10 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
       reply.set(nonce, 8)
       reply.set(sealX(own.cookie, nonce, cookieOf(from, now), mac1Of(message)), 8 + XNONCE_BYTES)
       return reply
+    },
+    wipe() {
+      secret.fill(0)
+      until = -Infinity
     },
   }
 }

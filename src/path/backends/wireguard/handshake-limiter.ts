@@ -1,32 +1,14 @@
 // handshake-limiter.ts - decides which handshake messages are processed, because each one costs an X25519 operation. A flood of messages
 // must neither load the daemon nor prevent the peers' handshakes.
 //
-// Up to the rate `free`, all messages are processed. Above this rate a sender must prove with a cookie that it receives packets at its
-// address. Senders with such a proof have a rate of their own, of which each address gets a share. So a flood from forged addresses uses up
-// only the rate `free`, and a flood from real addresses only their shares. The number of cookie replies is limited too.
+// Up to the rate `free` (RATES in limits.ts), all messages are processed. Above this rate a sender must prove with a cookie that it receives
+// packets at its address. Senders with this proof have a rate of their own, of which each address gets a share. So a flood from forged
+// addresses uses up only the rate `free`, and a flood from real addresses only their shares. The number of cookie replies is limited too.
 
 import type { Address } from '../../../net/address.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'
 import type { Cookies, Endpoint } from './cookie.ts'
-
-/**
- * The rate limits of each class of messages. `received`: all messages. `free`: messages that are processed without proof. `requested`:
- * responses that are processed without proof; the limit allows one for each initiation that a node may send, and some forged ones.
- * `proved`: messages with proof. `source`: messages with proof from one address. `cookies`: cookie replies that are sent.
- */
-export const RATES = {
-  received: { perSecond: 1_500, burst: 150 },
-  free: { perSecond: 100, burst: 50 },
-  requested: { perSecond: 300, burst: 100 },
-  proved: { perSecond: 100, burst: 50 },
-  source: { perSecond: 20, burst: 5 },
-  cookies: { perSecond: 200, burst: 50 },
-} as const
-/**
- * The maximum number of addresses whose share is remembered. At the rates above, fewer addresses are expected at a time; messages from
- * further addresses are dropped.
- */
-const MAX_SOURCES = 1_024
+import { MAX_SOURCES, RATES } from './limits.ts'
 
 interface HandshakeLimiter {
   /** True if a received message may be checked at all, because even checking its MACs costs time. */
@@ -41,7 +23,10 @@ const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) =>
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
 /** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
-export function createHandshakeLimiter(cookies: Cookies, through: keyof typeof RATES = 'free'): HandshakeLimiter {
+export function createHandshakeLimiter(
+  cookies: Pick<Cookies, 'isProved'>,
+  through: keyof typeof RATES = 'free',
+): HandshakeLimiter {
   const received = bucketOf(RATES.received)
   const free = bucketOf(RATES[through])
   const proved = bucketOf(RATES.proved)

@@ -1,56 +1,16 @@
 // kernel.ts - WireGuard carried by the kernel: one device for the families, whose peers weftd sets, and a route of each network to it.
 
 import { describeError, messageOf } from '../../../base/errors.ts'
-import type { Log } from '../../../base/log.ts'
-import type { Secret } from '../../../base/secret.ts'
-import type { NetworkConfig } from '../../../control/config/network-config.ts'
-import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
-import type { Run } from '../../../host/command.ts'
-import { findLink } from '../../../host/links.ts'
-import { familiesOf, FAMILY_NAMES, formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
-import type { DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
+import type { OwnLease } from '../../../control/lease/lease.ts'
+import { FollowedLink } from '../../../host/links.ts'
+import { familiesOf, FAMILY_NAMES, type Family, type Net } from '../../../net/address.ts'
+import type { DataPath } from '../../contract.ts'
 import { sayingWhoHasIt } from '../../device/device-refusal.ts'
-import { checkMtu, createTunDevice, refuseForeignRoute, type TunDevice } from '../../device/tun-device.ts'
-import { PeerFilter, type PeerFilterOptions } from '../../tunnel/peer-filter.ts'
-import { KernelPath } from '../kernel-path.ts'
-import { openWireguardDevice, type WireguardDevice, type WireguardPeer } from '../wireguard-device.ts'
-
-interface KernelOptions {
-  readonly config: NetworkConfig
-  readonly run: Run
-  readonly log: Log
-  /** Logs the same line only seldom, because opening is tried again and again. */
-  readonly calm: Log
-  readonly name: string
-  /** The families of inner packets. */
-  readonly families: readonly Family[]
-  /** The UDP port, and the name of the option that sets it. */
-  readonly port: { readonly number: number; readonly option: string }
-  /** The longest packet in bytes that containers may send, and the name of the interface that limits its length. */
-  readonly mtu: number
-  readonly external: string
-  readonly keyFile: string
-  readonly privateKey: Secret
-  /** The public key that belongs to `privateKey`, in base64. */
-  readonly ownKey: string
-  readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
-  readonly keepalive: number
-  /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
-  readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined
-  readonly filterOf: (family: Family) => Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks if the key file has changed. It is called with each check of the device. */
-  readonly check: () => Promise<void>
-}
-
-/** The part of the data path for one family. */
-interface FamilyPart {
-  readonly family: Family
-  readonly subnet: Net
-  /** The address, MTU and route of the device in this family. */
-  readonly device: TunDevice
-  readonly filter: PeerFilter
-}
+import { findEarlier } from '../../device/flannel-devices.ts'
+import { checkMtu, createTunDevice, refuseForeignRoute } from '../../device/tun-device.ts'
+import { PeerFilter } from '../../tunnel/peer-filter.ts'
+import { openWireguardDevice } from '../wireguard-device.ts'
+import { WireguardPath, type FamilyPart, type KernelOptions } from './kernel-path.ts'
 
 /** Opens the kernel's device for those of the families in which the node has a subnet. */
 export async function openKernel(options: KernelOptions, lease: OwnLease): Promise<DataPath> {
@@ -66,22 +26,30 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
     const subnet = lease.subnet[family]
     return network && subnet && isCarried(family) ? [{ family, network, subnet }] : []
   })
-  for (const { network } of nets) await refuseForeignRoute(run, network, (device) => device === name)
+  const link = new FollowedLink(name)
+  await findEarlier(
+    link,
+    run,
+    'wireguard',
+    nets.map(({ subnet }) => subnet.address),
+    log,
+  )
+  for (const { network } of nets) await refuseForeignRoute(run, network, (device) => device === link.name)
   const keys = { keyFile, privateKey, ownKey, psk, keepalive }
-  const opened = await openWireguardDevice({ name, port: port.number, ...keys, run, log: options.calm })
+  const opened = await openWireguardDevice({ link, port: port.number, ...keys, run, log: options.calm })
   const isOneOfTwo = familiesOf(config).length === 2
   const parts = nets.map(({ family, network, subnet }): FamilyPart => {
-    const device = createTunDevice({ name, network, subnet, mtu, scope: 'link', run, log })
+    const device = createTunDevice({ device: link, network, subnet, mtu, scope: 'link', run, log })
     const filter = new PeerFilter<Net>({ ...options.filterOf(family), lease, network, isOneOfTwo, log })
     return { family, subnet, device, filter }
   })
   try {
-    for (const { device } of parts) await sayingWhoHasIt(run, { name, port }, () => device.configure())
+    for (const { device } of parts) await sayingWhoHasIt(run, { name: link.name, port }, () => device.configure())
   } catch (error) {
     await opened.close()
     throw error
   }
-  return new WireguardPath(options, opened, parts, lacking)
+  return new WireguardPath(options, link, opened, parts, lacking)
 }
 
 /**
@@ -100,112 +68,5 @@ function reasonToLack(
     if (family === 'ipv4' || families.every((each) => each === family || !lease.subnet[each])) throw error
     calm.error(`${FAMILY_NAMES[family]} is not carried: ${describeError(error)}`)
     return messageOf(error)
-  }
-}
-
-class WireguardPath extends KernelPath {
-  override readonly fault: Promise<Error>
-  readonly lacking: ByFamily<string>
-  /** True because the kernel sends no rtnetlink messages about keys and peers, so changes of them are only found by regular checks. */
-  readonly unreported = true
-  readonly #name: string
-  readonly #opened: WireguardDevice
-  readonly #run: Run
-  readonly #parts: readonly FamilyPart[]
-  readonly #endOf: KernelOptions['endOf']
-  readonly #checkKey: KernelOptions['check']
-  #reportFault!: (reason: Error) => void
-  /** The peers that the device should have. */
-  #peers: readonly WireguardPeer[] = []
-  /** The usable leases of the last `apply`, with the family for which each is used. */
-  #applied: readonly (readonly [Lease, Family])[] = []
-  /**
-   * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind
-   * NAT.
-   */
-  readonly #moved = new Map<string, string>()
-
-  constructor(
-    options: KernelOptions,
-    opened: WireguardDevice,
-    parts: readonly FamilyPart[],
-    lacking: ByFamily<string>,
-  ) {
-    super({
-      families: options.families,
-      device: options.name,
-      probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
-      filters: parts.map(({ filter }) => filter),
-    })
-    this.fault = new Promise((resolve) => (this.#reportFault = resolve))
-    this.lacking = lacking
-    this.#name = options.name
-    this.#opened = opened
-    this.#run = options.run
-    this.#parts = parts
-    this.#endOf = options.endOf
-    this.#checkKey = options.check
-  }
-
-  override carrier(): ReturnType<DataPath['carrier']> {
-    return { ...super.carrier(), devices: Object.fromEntries(this.#parts.map(({ family }) => [family, this.#name])) }
-  }
-
-  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    const traffic = await this.#opened.traffic()
-    const byLease = new Map<string, PathTraffic>()
-    for (const [peer, family] of this.#applied) {
-      const passed = traffic.get(this.#endOf(peer, family)?.publicKey ?? '')
-      if (!passed) continue
-      const { session, endpoint, ...counted } = passed
-      if (endpoint !== undefined) this.#moved.set(session.publicKey, endpoint)
-      byLease.set(peer.key, { ...counted, sessions: { ...byLease.get(peer.key)?.sessions, [family]: session } })
-    }
-    return byLease
-  }
-
-  protected async setPeers(leases: ReadonlyMap<string, Lease>, ownLeaseKey: string): Promise<void> {
-    const usable = this.#parts.flatMap(({ filter, family }) =>
-      filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
-    )
-    // A host with two leases, or with both families, is one WireGuard peer, because it has one key.
-    const byKey = new Map<string, WireguardPeer>()
-    for (const [peer, family] of usable) {
-      const end = this.#endOf(peer, family)
-      if (!end) continue
-      const net = formatNet(sideOf(peer, family).subnet)
-      byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
-    }
-    this.#peers = [...byKey.values()]
-    await this.#opened.setPeers(this.#peers)
-    this.#moved.clear()
-    this.#applied = usable
-  }
-
-  protected async repair(): Promise<readonly string[]> {
-    if (!(await findLink(this.#run, this.#name))) {
-      this.#reportFault(new Error(`${this.#name} is gone`))
-      return []
-    }
-    await this.#checkKey()
-    const repaired: string[] = []
-    for (const { device } of this.#parts) repaired.push(...(await device.resync()))
-    const others = await this.#opened.setPeers(this.#peers)
-    return others > 0 ? [...repaired, `${others} settings of ${this.#name} had changed`] : repaired
-  }
-
-  protected listPeers(): readonly PathPeer[] {
-    const byKey = new Map<string, PathPeer>()
-    for (const [peer, family] of this.#applied) {
-      const { publicKey = '', endpoint: published = '' } = this.#endOf(peer, family) ?? {}
-      const endpoint = this.#moved.get(publicKey) ?? published
-      const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
-      byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
-    }
-    return [...byKey.values()]
-  }
-
-  protected override end(): Promise<void> {
-    return this.#opened.close()
   }
 }

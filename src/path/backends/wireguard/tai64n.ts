@@ -39,7 +39,7 @@ export function orderOf(stamp: Uint8Array): bigint {
   return (bytes.readBigUInt64BE() << 32n) | BigInt(bytes.readUInt32BE(8))
 }
 
-interface Stamps {
+export interface Stamps {
   /**
    * Returns the tick for a new timestamp. It is greater than `last`, the tick of the last timestamp for the same peer. `wall` is the time
    * in ms since 1970.

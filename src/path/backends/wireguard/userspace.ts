@@ -12,7 +12,8 @@ import type { DataPath } from '../../contract.ts'
 import type { PeerFilterOptions } from '../../tunnel/peer-filter.ts'
 import type { TunnelOptions } from '../../tunnel/tunnel-options.ts'
 import { Tunnel } from '../../tunnel/tunnel.ts'
-import { createKeeper, type KeeperPeer } from './keeper.ts'
+import { sessionClock } from './session-clock.ts'
+import { WireguardSessionManager, type PublishedPeer } from './session-manager.ts'
 
 interface UserspaceOptions {
   readonly parts: Omit<TunnelOptions, 'settings'>
@@ -24,14 +25,12 @@ interface UserspaceOptions {
   /** The longest packet in bytes that containers may send. */
   readonly mtu: number
   readonly privateKey: Secret
-  /** The outer family in which this host has no address yet. When the host gets an address in it, the data path is opened again. */
-  readonly awaited: Family | undefined
   readonly psk: Secret
   /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
   readonly stampFile: string
   readonly hasLanes: () => boolean
-  readonly peerOf: (lease: Lease) => KeeperPeer | undefined
+  readonly peerOf: (lease: Lease) => PublishedPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
   /** Checks if the key file has changed. It is called with each check of the device. */
   readonly check: () => Promise<void>
@@ -60,10 +59,19 @@ export function openUserspace(
   lease: OwnLease,
   leases: ReadonlyMap<string, Lease>,
 ): Promise<DataPath> {
-  const { parts, name, families, outers, awaited, port, mtu, filter, check, log } = options
+  const { parts, name, families, outers, port, mtu, filter, check, log } = options
   const [outer, other] = outers
   const { privateKey, psk, keepalive, stampFile, hasLanes, peerOf } = options
-  const keeper = createKeeper({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log })
+  const sessionManager = new WireguardSessionManager({
+    privateKey,
+    psk,
+    keepalive,
+    stampFile,
+    hasLanes,
+    peerOf,
+    log,
+    clock: sessionClock,
+  })
   return Tunnel.open(
     { ...parts, settings: SETTINGS },
     {
@@ -71,7 +79,6 @@ export function openUserspace(
       families,
       outer,
       other,
-      awaited,
       port,
       mtu,
       tunName: name,
@@ -81,14 +88,14 @@ export function openUserspace(
       check,
       overhead: Math.max(...outers.map((family = outer) => overheadOf(family))),
       overheadOf,
-      keeper,
-      ownEnd: keeper.ownEnd,
-      endOf: (peer) => keeper.endOf(peer),
+      sessionManager,
+      ownEnd: sessionManager.ownEnd,
+      endOf: (peer) => sessionManager.endOf(peer),
     },
     lease,
     leases,
   ).catch((error: unknown) => {
-    keeper.stop()
+    sessionManager.stop()
     throw error
   })
 }

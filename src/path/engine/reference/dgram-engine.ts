@@ -103,7 +103,6 @@ const nowUs = (): number => Math.round((performance.timeOrigin + performance.now
 /** The engine in TypeScript. */
 export class DgramEngine implements Engine {
   readonly kind = 'dgram'
-  readonly tunName: string
   readonly offloads: readonly string[] = []
   readonly notes: readonly string[] = []
   readonly details: readonly string[] = []
@@ -118,6 +117,8 @@ export class DgramEngine implements Engine {
   readonly #socket: Socket
   /** The file descriptor of the TUN. */
   readonly #tun: number
+  /** The TUN's name as it was read last. */
+  #lastName: string
   /** Calls `#readPackets` when the TUN has packets. */
   readonly #watcher: ReadWatcher
   /** The buffer for one packet from the TUN. */
@@ -148,7 +149,7 @@ export class DgramEngine implements Engine {
     this.#filter = { ...settings, network, subnet }
     this.#socket = socket
     this.#tun = tun.fd
-    this.tunName = tun.name
+    this.#lastName = tun.name
     this.fault = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.#table = createPeerTable(decodePeers(config.peers?.() ?? new Uint8Array()))
     socket.on('message', (datagram, { address }) => this.#receive(datagram, address))
@@ -180,6 +181,11 @@ export class DgramEngine implements Engine {
       throw engineStartError(error, { ...config, bindAddress })
     }
     return new DgramEngine(config, encapsulation, ipv4, socket, tun)
+  }
+
+  get tunName(): string {
+    if (this.#running) this.#lastName = addon.tunName(this.#tun) || this.#lastName
+    return this.#lastName
   }
 
   setPeers(records: Uint8Array): void {

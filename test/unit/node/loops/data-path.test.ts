@@ -6,14 +6,15 @@ import { WeftError } from '../../../../src/base/errors.ts'
 import type { LeaseAttrs } from '../../../../src/control/lease/lease.ts'
 import { managerOf } from '../../../../src/control/lease/store-manager.ts'
 import { createBell } from '../../../../src/host/bell.ts'
+import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
 import type { Addresses } from '../../../../src/net/address.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { keepDataPath } from '../../../../src/node/loops/data-path.ts'
 import { amended } from '../../../../src/node/loops/lease.ts'
-import { createNode, type NodeParts } from '../../../../src/node/node.ts'
-import { createOwnership } from '../../../../src/node/ownership.ts'
+import { createNode, type NewNode, type Node } from '../../../../src/node/node.ts'
+import { Ownership } from '../../../../src/node/ownership.ts'
 import type { OpenPath } from '../../../../src/path/engine/engine.ts'
-import { openPaths, planOf } from '../../../support/data-paths.ts'
+import { EXTERNAL, openPaths, planOf } from '../../../support/data-paths.ts'
 import {
   backend,
   dataPaths,
@@ -32,6 +33,7 @@ import {
   subnetFile,
   until,
   value,
+  setGone,
 } from '../../../support/node-rig.ts'
 
 installRig()
@@ -93,7 +95,7 @@ it.each([
     await vi.advanceTimersByTimeAsync(after - 100)
     return dataPaths[0]!.repaired.length
   }
-  dataPaths[0]!.unreported = unreported
+  vi.spyOn(ownership.dataPath!, 'unreported', 'get').mockReturnValue(unreported)
   await wrong(5100)
   await until(() => logged(/^W Repaired: flannel0 was down/))
   await vi.advanceTimersByTimeAsync(10_000)
@@ -159,7 +161,7 @@ it('opens a missing family again immediately after a check of the host, and then
   const [path] = dataPaths
   address = 2
   path!.lacking = { ipv6: 'the address of eth0 changed' }
-  path!.unreported = true
+  vi.spyOn(ownership.dataPath!, 'unreported', 'get').mockReturnValue(true)
   hostChanged.ring()
   await until(() => path!.renewed.length === 1, 300)
   expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
@@ -219,18 +221,38 @@ it('looks after the family that it has while the other is being opened, which is
   await until(() => path!.renewed.length === 2, 5300)
 })
 
+it('follows a new name of the external interface: says it, keeps the data path, and tells the file for the next process', async () => {
+  const hostChanged = createBell()
+  const interfaceOf = (name: string) => ({ name }) as ExternalInterface
+  const renamed = { ...backend, external: interfaceOf('eth0') }
+  const prepare = async () => {
+    if (dataPaths[0]?.lacking) Object.assign(renamed, { external: interfaceOf('uplink0') })
+    return backend.prepare(new AbortController().signal)
+  }
+  start({ backend: Object.assign(renamed, { prepare }) }, hostChanged)
+  await ready()
+  const [path] = dataPaths
+  path!.lacking = { ipv6: 'a reason to prepare again' }
+  hostChanged.ring()
+  await until(() => path!.renewed.length === 1, 300)
+  expect(lines.filter((line) => line.includes('uplink0'))).toEqual([
+    expect.stringContaining('The interface eth0 is called uplink0 now; weftd goes on with it under the new name'),
+  ])
+  expect([dataPaths.length, path!.closed]).toEqual([1, false])
+})
+
 it('says once that an address of the external interface is gone, and that there is one again', async () => {
   start()
   await ready()
   const said = (): string[] => lines.filter((line) => /lost its address|has an IPv6 address/.test(line))
-  dataPaths[0]!.gone = { ipv6: 'eth0 has lost its address fd77::1' }
+  setGone({ ipv6: 'eth0 has lost its address fd77::1' })
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said()).toEqual([
     expect.stringMatching(
       /eth0 has lost its address fd77::1: no IPv6 packets pass between this node and others until the address is back or another is found$/,
     ),
   ])
-  dataPaths[0]!.gone = {}
+  setGone({})
   await vi.advanceTimersByTimeAsync(60_000)
   expect(said().slice(1)).toEqual([expect.stringMatching(/The external interface has an IPv6 address again$/)])
   expect([dataPaths.length, dataPaths[0]!.closed]).toEqual([1, false])
@@ -417,14 +439,14 @@ it('leaves one alone that is lent: what is wrong with it is for whoever has it, 
     expiresAt: undefined,
     revision: 1n,
   }
-  const lent = createOwnership(log)
+  const lent = new Ownership(log)
   const leave = async () => [{ loops: [] } as unknown as OpenPath]
-  const lendable = { leave, takeBack: async () => {} }
+  const lendable = { handover: { isLendable: true, leave, takeBack: async () => {} } }
   const plan = planOf(async (of) => ({ ...(await openFake(of)), ...lendable }))
-  await lent.open(() => openPaths({ plan }, lease, async () => ''))
-  const options = { 'subnet-file': subnetFile() } as NodeParts['options']
-  const parts = { options, manager: managerOf(store), config: {} as NodeParts['config'], backend, log }
-  const node = createNode({ ...parts, signal: stopping.signal }, lease, lease.attrs, lent, new Map())
+  await lent.open(() => openPaths({ plan, external: EXTERNAL }, lease, async () => ''))
+  const options = { 'subnet-file': subnetFile() } as NewNode['options']
+  const facts = { config: {} as Node['config'], backend, lease, attrs: lease.attrs, pathLease: lease }
+  const node = Object.assign(createNode({ options, store: '', log, stopping }, lent), facts)
   await lent.lend()
   const over = keepDataPath(node).catch(() => {})
   dataPaths[0]!.repaired = ['flannel0 was down']

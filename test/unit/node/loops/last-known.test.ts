@@ -19,6 +19,7 @@ const nodeOn = (...tunNames: string[]): Node => {
     lease,
     attrs: { publicIp: { ipv4: 1 }, backendType: '' },
     view: new Map(),
+    backend: {},
     ownership: { isOurs: true, dataPath: { tunNames: tunNames.length > 0 ? tunNames : undefined } },
     next: { lastKnown: lastKnown(), config: '{}', store: 'directory' },
     log,

@@ -65,6 +65,7 @@ const run: Run = async (_file, args) => {
   }
   if (command.startsWith('-j -4 route show root')) return JSON.stringify(routes)
   if (command.startsWith('-j -4 rule show')) return '[]'
+  if (command === '-o xfrm policy list') return ''
   if (refuses?.test(command)) throw new WeftError('PERMISSION', 'not permitted', { remedy: 'run as root' })
   commands.push(command)
   const [, device] = /^link del dev (\S+)/.exec(command) ?? []
@@ -223,7 +224,7 @@ describe('a route that only more leases could explain, while the store is away',
       options: {},
       pastPath: [],
       isReady: false,
-      ownership: { state: { is: 'forwarding' }, dataPath: {} },
+      ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}) } },
       following: { listedAt: undefined },
       signal: new AbortController().signal,
       manager: { source: { list: async () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away')) } },
@@ -263,7 +264,7 @@ describe('the queries for each family, and to the kernel', () => {
           JSON.stringify(ip(`${args.join(' ')} ${options?.input ?? ''}`)),
       },
       view: new Map([own, other].map((each) => [each.key, each])),
-      ownership: { state: { is: 'forwarding' }, dataPath: {} },
+      ownership: { state: { is: 'forwarding' }, dataPath: { carrier: () => ({}) } },
       following: { listedAt: 1 },
       signal: new AbortController().signal,
     } as unknown as Node

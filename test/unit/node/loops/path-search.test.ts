@@ -15,7 +15,6 @@ import {
   searchPaths,
   start,
   store,
-  subnetFile,
   until,
   value,
 } from '../../../support/node-rig.ts'
@@ -50,11 +49,7 @@ beforeEach(() => {
 async function open(known: (key: string) => number | undefined = () => 1472): Promise<void> {
   searchPaths(known)
   store.put(PEER, value('192.0.2.2'))
-  const options = { 'subnet-file': subnetFile(), 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 }
-  start({
-    openEcho,
-    options: { ...options, 'ip-masq': false, 'probe-interval': 0, 'status-network': 0, 'status-token-file': '' },
-  })
+  start({ openEcho }, undefined, { options: { 'probe-interval': 0 } })
   await ready()
 }
 const limits = () => dataPaths[0]!.limits
@@ -180,11 +175,7 @@ it('reports what reaches each peer, also if the data path does not use it', asyn
 
 it('asks nothing without peers, and nobody where probes are off and the data path does not go by it', async () => {
   store.put(PEER, value('192.0.2.2'))
-  const options = { 'subnet-file': subnetFile(), 'subnet-lease-renew-margin': 60, 'fail-static-hold': 30 }
-  start({
-    openEcho,
-    options: { ...options, 'ip-masq': false, 'probe-interval': 0, 'status-network': 0, 'status-token-file': '' },
-  })
+  start({ openEcho }, undefined, { options: { 'probe-interval': 0 } })
   await ready()
   await vi.advanceTimersByTimeAsync(300_000)
   expect(sizes()).toEqual([])

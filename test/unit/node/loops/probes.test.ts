@@ -16,6 +16,7 @@ import {
   start,
   store,
   value,
+  setGone,
 } from '../../../support/node-rig.ts'
 
 // Requests about the length of packets belong to another loop (path-search.test.ts).
@@ -221,7 +222,7 @@ it.each<[string, () => void]>([
       dataPaths.at(-1)!.traffic = { ...none, lastReceivedAt: performance.now() }
     },
   ],
-  ['this host has its address back', () => void (dataPaths.at(-1)!.gone = {})],
+  ['this host has its address back', () => setGone({})],
 ])('asks a peer that was silent for long at once when %s', async (sign, show) => {
   opened.length = 0
   silent = ['10.5.0.64']
@@ -230,7 +231,7 @@ it.each<[string, () => void]>([
   await ready()
   const asked = (): number => opened.at(-1)?.asked.filter((address) => address === '10.5.0.64').length ?? 0
   await inTurns(() => asked() >= 13)
-  if (sign.startsWith('this host')) dataPaths.at(-1)!.gone = { ipv4: 'eth0 has lost its address' }
+  if (sign.startsWith('this host')) setGone({ ipv4: 'eth0 has lost its address' })
   let turns = 0
   // It was probed just now, so its next probe is due later.
   await inTurns(() => ++turns > 20)

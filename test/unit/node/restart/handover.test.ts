@@ -77,11 +77,7 @@ const ABOUT = { version: '9', store: 'etcd /x', healthPort: 0 }
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 /** A successor of that predecessor. Without one, a daemon that is alone and uses the kept paths. */
-async function enter(
-  predecessor?: ReturnType<typeof running>,
-  kept: EarlierRun = earlierRun([], undefined),
-  check = () => {},
-) {
+async function enter(predecessor?: ReturnType<typeof running>, kept: EarlierRun = earlierRun([], undefined)) {
   const stopping = new AbortController()
   const signed: number[] = []
   const lockOf = (fd: number) => ({ fd, sign: () => void signed.push(fd), close: () => closeSync(fd) })
@@ -101,20 +97,17 @@ async function enter(
     refusal: () => undefined,
     attend: () => {},
     write: async () => {},
-    lend: async () => [],
-    release: async () => {},
-    takeBack: async () => {},
   }
   const parts = {
     rendezvous,
     lender,
+    dataPath: { lend: async () => [], release: async () => {}, takeBack: async () => {} },
     earlierRun: async () => kept,
     resume: async () => 'nothing' as const,
-    check,
     log,
     stopping,
   }
-  return Object.assign(await enterHandover<object>(parts), { stopping })
+  return Object.assign(await enterHandover(parts), { stopping })
 }
 
 describe('what fits', () => {
@@ -241,6 +234,21 @@ describe('what fits', () => {
   })
 })
 
+it('a path whose device was renamed fits, unless another backend gives that name', async () => {
+  for (const [name, fitsWell] of [
+    ['other0', true],
+    ['flannel.1', false],
+  ] as const) {
+    const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, path(name))
+    const handover = await enter(before)
+    await handover.opening()
+    const taken = await handover.take(wanted)
+    expect(taken?.tunName).toBe(fitsWell ? 'other0' : undefined)
+    if (taken) fdsOf([taken]).forEach(closeSync)
+    handover.close(false)
+  }
+})
+
 describe('what does not fit', () => {
   it.each<[string, Partial<WantedPath>]>([
     ['another device', { tunName: 'flannel.1' }],
@@ -300,11 +308,8 @@ describe('a daemon that runs', () => {
   })
 
   it('of another network is left alone', async () => {
-    const before = running({ meet: ABOUT })
-    const check = (): void => {
-      throw new Error('another network')
-    }
-    await expect(enter(before, undefined, check)).rejects.toThrow('another network')
+    const before = running({ meet: { ...ABOUT, store: 'etcd /y' } })
+    await expect(enter(before)).rejects.toThrow("runs on this host for the store etcd /y; this one's is etcd /x")
     expect(before.asked).toEqual(['meet'])
   })
 })

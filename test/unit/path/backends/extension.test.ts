@@ -109,3 +109,32 @@ describe('a command that takes long', () => {
     expect(path.counters()['command_failures']).toBe(0n)
   })
 })
+
+it('does not run PreStartupCommand again after a rename of the external interface', async () => {
+  let name = 'eth0'
+  const ran: string[] = []
+  const host: Run = async (file) => {
+    if (file !== 'ip') {
+      ran.push(file)
+      return 'data'
+    }
+    return JSON.stringify([{ ifindex: 2, ifname: name, mtu: 1500, addr_info: [{ local: '192.0.2.1' }] }])
+  }
+  const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'extension', PreStartupCommand: 'pre' } })
+  const config = parseNetworkConfig(text)
+  const address = { ipv4: parseIpv4('192.0.2.1')! }
+  const named = { address: {}, publicIp: {} }
+  const backend = createExtensionBackend({
+    config,
+    settings: readSettings('extension', config.backend),
+    external: { name, index: 2, mtu: 1500, address, publicIp: address, named },
+    run: host,
+    log: { info: () => {}, warn: () => {}, error: () => {}, v: () => false },
+  })
+  const { signal } = new AbortController()
+  const attrs = await backend.prepare(signal)
+  name = 'uplink0'
+  expect([await backend.prepare(signal), backend.external?.name, ran]).toEqual([attrs, 'uplink0', ['pre']])
+  await backend.prepare(signal)
+  expect(ran).toEqual(['pre', 'pre'])
+})

@@ -2,6 +2,7 @@
 // shows that it carries packets, on kernels with ipip.
 
 import { expect, it } from 'vitest'
+import { WeftError } from '../../../../src/base/errors.ts'
 import { readSettings } from '../../../../src/control/config/backend-options.ts'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Run } from '../../../../src/host/command.ts'
@@ -13,34 +14,54 @@ import { openPaths } from '../../../support/data-paths.ts'
 async function opened() {
   const infos: string[] = []
   const log = { info: (line: string) => void infos.push(line), warn: () => {}, error: () => {}, v: () => false }
-  const host = { ipv4: '192.0.2.1', ipv6: 'fd00::1' }
-  const link = (ifname: string, addresses: object[], linkinfo?: object) =>
-    JSON.stringify([
-      { ifindex: 2, ifname, mtu: ifname === 'eth0' ? 1500 : 1480, flags: ['UP'], addr_info: addresses, linkinfo },
-    ])
+  const host = { ipv4: '192.0.2.1', ipv6: 'fd00::1', eth0: 'eth0', ipip: 'flannel.ipip' }
+  const done: string[] = []
+  const external = () => ({
+    ifindex: 2,
+    ifname: host.eth0,
+    mtu: 1500,
+    flags: ['UP'],
+    addr_info: [
+      { local: host.ipv4, family: 'inet' },
+      { local: host.ipv6, family: 'inet6' },
+    ],
+  })
+  const device = () => ({
+    ifindex: 3,
+    ifname: host.ipip,
+    mtu: 1480,
+    flags: ['UP'],
+    addr_info: [{ local: '10.5.1.0', family: 'inet', prefixlen: 32 }],
+    linkinfo: { info_kind: 'ipip', info_data: { local: '192.0.2.1' } },
+  })
   const run: Run = async (_file, args) => {
-    if (!args.includes('show')) return ''
-    if (args.includes('eth0'))
-      return link('eth0', [
-        { local: host.ipv4, family: 'inet' },
-        { local: host.ipv6, family: 'inet6' },
-      ])
-    if (!args.includes('dev')) return '[]'
-    const own = [{ local: '10.5.1.0', family: 'inet', prefixlen: 32 }]
-    return link('flannel.ipip', own, { info_kind: 'ipip', info_data: { local: '192.0.2.1' } })
+    if (args.includes('route')) return '[]'
+    if (!args.includes('show')) {
+      done.push(args.join(' '))
+      return ''
+    }
+    const links = [external(), device()].filter(({ ifname }) => !args.includes('dev') || args.at(-1) === ifname)
+    if (links.length === 0) throw new WeftError('COMMAND', 'Device does not exist.')
+    return JSON.stringify(links)
   }
   const config = parseNetworkConfig(
     '{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"ipip"}}',
   )
   const address = { ipv4: parseIpv4('192.0.2.1')!, ipv6: parseIpv6('fd00::1')! }
   const named = { address: {}, publicIp: {} }
-  const external = { name: 'eth0', mtu: 1500, address, publicIp: address, named }
-  const backend = createIpipBackend({ config, settings: readSettings('ipip', config.backend), external, run, log })
+  const found = { name: 'eth0', index: 2, mtu: 1500, address, publicIp: address, named }
+  const backend = createIpipBackend({
+    config,
+    settings: readSettings('ipip', config.backend),
+    external: found,
+    run,
+    log,
+  })
   const { signal } = new AbortController()
   const attrs = await backend.prepare(signal)
   const subnet = { ipv4: parseIpv4Net('10.5.1.0/24')!, ipv6: parseIpv6Net('fd00:5:1::/64')! }
   const lease = { key: 'own', subnet, attrs, expiresAt: undefined, revision: 1n }
-  return { host, infos, backend, signal, path: await openPaths(backend, lease, run, { log }) }
+  return { host, infos, done, backend, signal, path: await openPaths(backend, lease, run, { log }) }
 }
 
 it('publishes a changed IPv6 address and continues', async () => {
@@ -60,4 +81,17 @@ it('fails after a change of the IPv4 address, which its packets use', async () =
   host.ipv4 = '192.0.2.99'
   expect([await path.resync(), path.isOutdated]).toEqual([[], false])
   expect((await path.fault).message).toBe('the address of eth0 changed from 192.0.2.1 to 192.0.2.99')
+})
+
+it('goes on if the external interface or its device is renamed', async () => {
+  const { host, infos, done, backend, signal, path } = await opened()
+  done.length = 0
+  host.eth0 = 'uplink0'
+  expect([await path.resync(), path.isOutdated]).toEqual([[], true])
+  await path.renew(await backend.prepare(signal))
+  expect(backend.external?.name).toBe('uplink0')
+  host.ipip = 'other0'
+  expect([await path.resync(), path.isOutdated, path.carrier().device]).toEqual([[], false, 'other0'])
+  expect(infos.at(-1)).toBe('The interface flannel.ipip is called other0 now; weftd goes on with it under the new name')
+  expect(done).toEqual([])
 })

@@ -417,7 +417,7 @@ describe('both families', () => {
     await apply(dataPath, [of(1, 1, 2)])
     expect(slots().size).toBe(1)
     engine.traffic = Float64Array.from([0, 0, 0, 0, -1, 3, 300, 2, 200, 5])
-    expect([...(await dataPath.traffic!())]).toEqual([
+    expect([...(await dataPath.traffic())]).toEqual([
       [of(1, 1, 2).key, expect.objectContaining({ txPackets: 3, rxPackets: 2 }) as object],
     ])
   })
@@ -430,9 +430,9 @@ describe('both families', () => {
     dataPath.pathSearch!.limit!(new Map([[peer.key, 1172]]), 'ipv4')
     dataPath.pathSearch!.limit!(new Map([[peer.key, 1372]]), 'ipv6')
     expect(limits()).toEqual([1172, 1372])
-    expect([dataPath.pathMtu!(peer, 'ipv4'), dataPath.pathMtu!(peer, 'ipv6')]).toEqual([1172, 1372])
+    expect([dataPath.pathMtu(peer, 'ipv4'), dataPath.pathMtu(peer, 'ipv6')]).toEqual([1172, 1372])
     dataPath.pathSearch!.limit!(new Map([[peer.key, 1172]]), 'ipv6')
-    expect(dataPath.pathMtu!(peer, 'ipv6')).toBe(1280)
+    expect(dataPath.pathMtu(peer, 'ipv6')).toBe(1280)
   })
 
   it('are carried if one of them fails, which is logged and tried again', async () => {
@@ -445,10 +445,10 @@ describe('both families', () => {
     expect(host.lines.filter((line) => line.startsWith('Cannot carry IPv6'))).toHaveLength(1)
     await apply(dataPath, [of(1, 1, 2)])
     expect(dataPath.peers()).toEqual([{ key: of(1, 1, 2).key, ipv4: expect.anything() as object }])
-    await dataPath.renew!(own.attrs)
+    await dataPath.renew(own.attrs)
     expect(dataPath.isOutdated).toBe(true)
     host.routes6 = []
-    await dataPath.renew!(own.attrs)
+    await dataPath.renew(own.attrs)
     expect([dataPath.lacking, dataPath.isOutdated, host.routes6]).toEqual([{}, false, [{ dev: 'flannel0' }]])
     expect(dataPath.peers()).toEqual([
       { key: of(1, 1, 2).key, ipv4: expect.anything() as object, ipv6: expect.anything() as object },
@@ -525,14 +525,14 @@ describe('pathSearch', () => {
     const [one, two] = [lease('10.5.1.0/24', '192.0.2.2'), lease('10.5.2.0/24', '192.0.2.3')]
     const limits = () => decodePeers(engine.records).map(({ limit }) => limit)
     await dataPath.apply(new Map([[one.key, one]]), own.key)
-    expect([limits(), dataPath.pathMtu!(one, 'ipv4')]).toEqual([[undefined], undefined])
+    expect([limits(), dataPath.pathMtu(one, 'ipv4')]).toEqual([[undefined], undefined])
     dataPath.pathSearch!.limit!(new Map([[one.key, 1252]]), 'ipv4')
-    expect([limits(), dataPath.pathMtu!(one, 'ipv4')]).toEqual([[1252], 1252])
+    expect([limits(), dataPath.pathMtu(one, 'ipv4')]).toEqual([[1252], 1252])
     await dataPath.apply(new Map([one, two].map((each) => [each.key, each])), own.key)
     expect(limits()).toEqual([1252, undefined])
     expect(dataPath.pathSearch!.knownMtu('10.5.9.0-24', 'ipv4')).toBeUndefined()
     dataPath.pathSearch!.limit!(new Map(), 'ipv4')
-    expect([limits(), dataPath.pathMtu!(one, 'ipv4')]).toEqual([[undefined, undefined], undefined])
+    expect([limits(), dataPath.pathMtu(one, 'ipv4')]).toEqual([[undefined, undefined], undefined])
   })
 })
 
@@ -545,11 +545,11 @@ describe('look', () => {
       { from: ip('192.0.2.9'), source: ip('10.5.9.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
       { from: ip('192.0.2.2'), source: ip('10.5.1.7'), destination: ip('10.5.72.2'), reason: 'rx_drop_unknown_sender' },
     ]
-    dataPath.look!()
+    dataPath.look()
     expect(host.lines).toEqual([])
     await dataPath.apply(new Map([[peer.key, peer]]), own.key)
-    dataPath.look!()
-    dataPath.look!()
+    dataPath.look()
+    dataPath.look()
     expect(host.lines).toEqual([
       expect.stringMatching(/^Packets from 192\.0\.2\.9 are not let in: no lease assigns 10\.5\.9\.7 to this sender/),
       "Packets that came before their sender's lease was known were dropped: 192.0.2.2",

@@ -23,7 +23,8 @@ async function open(local: number | bigint, present?: object): Promise<void> {
     return ''
   }
   const options = { name: 'flannel-v6.1', vni: 1, port: 8472, learning: false, gbp: false, underlay: 'eth0', mtu: 1430 }
-  await openVxlanDevice({ ...options, local }, MAC, run, log)
+  const own = typeof local === 'number' ? parseIpv4('10.5.1.0')! : parseIpv6('fd00:5:0:1::')!
+  await openVxlanDevice({ ...options, own, local }, MAC, run, log)
 }
 
 describe('the device of vxlan', () => {

@@ -9,6 +9,7 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import { Secret } from '../../../../src/base/secret.ts'
 import { run as runForReal, type Run } from '../../../../src/host/command.ts'
+import { FollowedLink } from '../../../../src/host/links.ts'
 import { openWireguardDevice } from '../../../../src/path/backends/wireguard-device.ts'
 import { log } from '../../../support/fake-host.ts'
 
@@ -29,14 +30,21 @@ beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))
   vi.stubEnv('TMPDIR', '/nowhere') // as with a read-only root
   ;[seen, refuses, meanwhile, dumped] = [[], false, async () => {}, []]
+  host = { name: undefined, calls: [] }
 })
 afterEach(() => {
   vi.unstubAllEnvs()
   rmSync(folder, { recursive: true })
 })
 
+/** The device's name, and the commands of wg. */
+let host: { name: string | undefined; readonly calls: string[] }
 const run: Run = async (file, args) => {
-  if (file === 'ip' && args.includes('show')) return '[]'
+  if (file === 'ip' && args.includes('show')) {
+    const isAsked = !args.includes('dev') || args.at(-1) === host.name
+    return host.name !== undefined && isAsked ? JSON.stringify([{ ifindex: 9, ifname: host.name }]) : '[]'
+  }
+  if (file === 'wg') host.calls.push(args.join(' '))
   if (file === 'wg' && args[0] === 'show') return ['priv\tPUB\t51820\toff', ...dumped, ''].join('\n')
   const at = args.findIndex((word) => word === 'preshared-key' || word === 'private-key')
   if (at < 0) return ''
@@ -47,9 +55,9 @@ const run: Run = async (file, args) => {
   if (refuses) throw new WeftError('COMMAND', 'wg failed')
   return ''
 }
-const open = (keyFile: string) =>
+const open = (keyFile: string, device = new FollowedLink('flannel-wg')) =>
   openWireguardDevice({
-    name: 'flannel-wg',
+    link: device,
     keyFile,
     privateKey: new Secret(KEY),
     ownKey: 'PUB',
@@ -133,4 +141,18 @@ it('is not in the error of wg about an invalid key', async ({ skip }) => {
   const said = await runForReal('wg', ['set', 'lo', 'private-key', path]).catch((error: Error) => error.message)
   skip(said.includes('not installed'), 'wg is not installed')
   expect(said).toMatch(/not the correct length or format$/)
+})
+
+it('is set under the new name of a renamed device, and deleted under that name', async () => {
+  const link = new FollowedLink('flannel-wg')
+  const commands: string[] = []
+  host.name = 'flannel-wg' // a device of an earlier run, and then the new one
+  const device = await open(join(folder, 'wgkey'), link)
+  host.name = 'other0'
+  await link.find(run)
+  host.calls.length = 0
+  await device.setPeers([PEER])
+  await device.traffic()
+  for (const call of host.calls) commands.push(call.split(' ').slice(0, 2).join(' '))
+  expect(commands).toEqual(['show other0', 'set other0', 'show other0'])
 })

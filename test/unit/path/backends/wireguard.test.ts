@@ -20,7 +20,8 @@ import {
 } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
-import { createWireguardBackend, endOf } from '../../../../src/path/backends/wireguard.ts'
+import { createWireguardBackend } from '../../../../src/path/backends/wireguard.ts'
+import { endOf } from '../../../../src/path/backends/wireguard/endpoint.ts'
 import { publicKeyTo } from '../../../../src/path/backends/wireguard/key-file.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
@@ -185,7 +186,7 @@ it.each(['separate', 'auto'])('in mode %s keeps its devices after a change of th
   const before = made()
   await path.resync()
   expect([path.isOutdated, path.lacking]).toEqual([true, {}])
-  await path.renew!(await prepare())
+  await path.renew(await prepare())
   expect(path.isOutdated).toBe(false)
   expect(made()).toBe(before)
   await path.close()
@@ -237,7 +238,7 @@ it('reports the current endpoint of a peer after reading it from the device', as
     ['(none)', '192.0.2.9:22235'],
   ]) {
     dumped = `${OTHER_KEY}\t(none)\t${at}\t10.5.2.0/24\t0\t1\t1\toff\n`
-    await path.traffic!()
+    await path.traffic()
     expect(endpoint()).toBe(expected)
   }
   await path.apply(leases(51_830), 'own')
@@ -422,6 +423,7 @@ describe('weftd itself, in the mode auto', () => {
       path,
       data: attrs.backendData,
       config: startedWith!,
+      prepare: () => backend.prepare(signal),
       ends: async (peers: readonly string[], more: readonly object[] = []): Promise<string[]> => {
         const leases = peers.map((text, at): readonly [string, Lease] => {
           const data = {
@@ -562,16 +564,16 @@ describe('weftd itself, in the mode auto', () => {
       bound.push(address)
       if (bound.length > 1) throw new Error('it is taken')
     }
-    const { path } = await opened('192.0.2.1 2001:db8::1', TWO, { rebind })
+    const { path, prepare } = await opened('192.0.2.1 2001:db8::1', TWO, { rebind })
     await path.resync()
     ipv6 = '2001:db8::2'
     await path.resync()
     expect(path.isOutdated).toBe(true)
-    await path.renew!({ publicIp, backendType: 'wireguard' })
+    await path.renew(await prepare())
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
     ipv6 = '2001:db8::3'
     await path.resync()
-    await path.renew!({ publicIp, backendType: 'wireguard' })
+    await path.renew(await prepare())
     expect([bound, (await path.fault).message]).toEqual([['2001:db8::2', '2001:db8::3'], 'it is taken'])
     await path.close()
   })

@@ -20,6 +20,6 @@ it('removes the address of an earlier lease, and keeps foreign addresses outside
     return ''
   }
   const own = parseIpv4('10.5.1.0')!
-  await deviceState(run, 'flannel.1', 1450, own, parseIpv4Net('10.5.0.0/16')!).configure()
+  await deviceState(run, { name: 'flannel.1' }, 1450, own, parseIpv4Net('10.5.0.0/16')!).configure()
   expect(commands.filter((each) => each.startsWith('address del'))).toEqual(['address del 10.5.9.0/32 dev flannel.1'])
 })

@@ -8,6 +8,7 @@ import {
   adoptTun,
   checkMtu,
   createTunDevice,
+  refuseForeignRoute,
   refuseSharedTun,
   type TunDevice,
 } from '../../../../src/path/device/tun-device.ts'
@@ -18,7 +19,7 @@ installHost()
 async function configured(): Promise<TunDevice> {
   host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
   const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
-  const device = createTunDevice({ name: 'flannel0', network, subnet, mtu: 1472, run, log })
+  const device = createTunDevice({ device: { name: 'flannel0' }, network, subnet, mtu: 1472, run, log })
   await device.configure()
   return device
 }
@@ -112,6 +113,35 @@ it.each([true, false])(
     expect(commands).toEqual([])
     expect(await adopt(!many)).toBeUndefined()
     expect(commands).toEqual(['link del dev flannel0'])
+  },
+)
+
+it.each([
+  ['this node’s address', '10.5.72.0', 'other0', []],
+  ['another address of the network', '10.5.9.0', undefined, []],
+  ['an address outside of the network', '192.0.2.1', undefined, []],
+])(
+  'continues with a renamed idle TUN only if it has this node’s address: %s',
+  async (_what, address, adopted, done) => {
+    const commands: string[] = []
+    const linkinfo = { info_kind: 'tun', info_data: { type: 'tun' } }
+    const addr_info = [{ family: 'inet', local: address, prefixlen: 32 }]
+    const link = { ifname: 'other0', ifindex: 9, mtu: 1472, flags: [], linkinfo, addr_info }
+    const tables: Run = async (_file, args) => {
+      if (args.includes('route')) return JSON.stringify([{ dst: '10.5.0.0/16', dev: 'other0' }])
+      if (args.includes('-j')) return JSON.stringify(args.includes('dev') && args.at(-1) !== 'other0' ? [] : [link])
+      commands.push(args.join(' '))
+      return ''
+    }
+    const [network, subnet] = [parseIpv4Net('10.5.0.0/16')!, parseIpv4Net('10.5.72.0/24')!]
+    const options = { last: [], isMultiQueue: false, networks: { ipv4: network }, subnets: { ipv4: subnet } }
+    expect(await adoptTun(tables, { name: 'flannel%d', ...options })).toBe(adopted)
+    expect(commands).toEqual(done)
+    const refused = refuseForeignRoute(tables, network, () => false, subnet).then(
+      () => undefined,
+      (error: Error) => error.message,
+    )
+    expect(await refused).toBe(adopted === undefined ? '10.5.0.0/16 is already routed to other0' : undefined)
   },
 )
 

@@ -4,6 +4,7 @@ import { beforeEach, describe, expect, it } from 'vitest'
 import { WeftError } from '../../../../src/base/errors.ts'
 import type { Ipv4Lease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import { FollowedLink } from '../../../../src/host/links.ts'
 import type { Net } from '../../../../src/net/address.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Carrier } from '../../../../src/path/tunnel/carrier.ts'
@@ -39,6 +40,7 @@ beforeEach(() => {
 
 const run: Run = async (_, args, { input = '' } = {}) => {
   const command = args.join(' ')
+  if (command === '-j address show dev eth0') return '[{"ifindex":2,"ifname":"eth0"}]'
   if (command.startsWith('-j -4 route show root')) {
     const all = [...routes].map(([dst, gateway]) => ({ dst, gateway, dev: 'eth0' }))
     return JSON.stringify(all)
@@ -61,7 +63,7 @@ describe('direct routing', () => {
   it('takes the peers that are reached without a router', async () => {
     const direct = new DirectHops(run, 'ipv4')
     await direct.lookUp(byKey(NEAR, FAR))
-    expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: 'eth0' }]])
+    expect([...direct.hops()]).toEqual([['10.5.1.0/24', { gateway: '192.0.2.1', device: new FollowedLink('eth0') }]])
     expect([direct.has(NEAR), direct.has(FAR)]).toEqual([true, false])
   })
 

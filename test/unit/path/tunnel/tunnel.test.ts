@@ -4,10 +4,11 @@ import { beforeEach, expect, it } from 'vitest'
 import { parseNetworkConfig } from '../../../../src/control/config/network-config.ts'
 import type { Lease, OwnLease } from '../../../../src/control/lease/lease.ts'
 import type { Run } from '../../../../src/host/command.ts'
+import type { ExternalInterface } from '../../../../src/host/external-interface.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Engine, EngineSessions, OpenPath } from '../../../../src/path/engine/engine.ts'
 import { decodePeers } from '../../../../src/path/engine/peers.ts'
-import type { SessionKeeper } from '../../../../src/path/tunnel/session-keeper.ts'
+import type { SessionManager } from '../../../../src/path/tunnel/session-manager.ts'
 import type { TunnelKind } from '../../../../src/path/tunnel/tunnel-options.ts'
 import { Tunnel } from '../../../../src/path/tunnel/tunnel.ts'
 import { host, installHost, log, run as runOnHost } from '../../../support/fake-host.ts'
@@ -23,21 +24,27 @@ const leases = new Map([[peer.key, peer]])
 
 installHost()
 let events: string[] = []
-/** True if the session keeper must refuse the peers. */
+/** True if the session manager must refuse the peers. */
 let isRefusing = false
+/** The present name of the TUN, which the fake host knows as flannel0. */
+let tunName = 'flannel0'
 beforeEach(() => {
   events = []
   isRefusing = false
+  tunName = 'flannel0'
 })
 
-const run: Run = (file, args, ...rest) => {
+const run: Run = async (file, args, ...rest) => {
   events.push([file, ...args].join(' '))
-  return runOnHost(file, args, ...rest)
+  const known = args.map((word) => (word === tunName ? 'flannel0' : word))
+  return (await runOnHost(file, known, ...rest)).replaceAll('"flannel0"', JSON.stringify(tunName))
 }
 
 const engine: Engine = {
   kind: 'native',
-  tunName: 'flannel0',
+  get tunName() {
+    return tunName
+  },
   offloads: [],
   notes: [],
   details: [],
@@ -55,21 +62,21 @@ const engine: Engine = {
   stop: async () => void events.push('engine: stop'),
 }
 
-const keeper: SessionKeeper = {
+const sessionManager: SessionManager = {
   inherit: () => true,
-  begin: () => void events.push('keeper: begin'),
+  begin: () => void events.push('sessionManager: begin'),
   pause: () => new Uint8Array(),
   onMail: () => {},
   setPeers(peers) {
-    events.push(`keeper: ${peers.size} peers`)
+    events.push(`sessionManager: ${peers.size} peers`)
     if (isRefusing) throw new Error('refused')
   },
   endpointOf: ({ attrs }) => ({ address: attrs.publicIp.ipv4 ?? 0, port: 8285 }),
   isFromKnownPort: () => false,
   stateOf: () => undefined,
   unknownKeys: () => [],
-  listen: () => void events.push('keeper: listen'),
-  stop: () => void events.push('keeper: stop'),
+  listen: () => void events.push('sessionManager: listen'),
+  stop: () => void events.push('sessionManager: stop'),
 }
 
 const kind: TunnelKind = {
@@ -80,23 +87,25 @@ const kind: TunnelKind = {
   tunName: 'flannel%d',
   port: 8285,
   mtu: 1472,
-  keeper,
+  sessionManager,
   clear: async () => void events.push("clear the kernel's device"),
 }
 
+const address = { ipv4: parseIpv4('192.0.2.1')! }
+const external: ExternalInterface = {
+  name: 'eth0',
+  mtu: 1500,
+  address,
+  publicIp: address,
+  named: { address: { ipv4: false }, publicIp: { ipv4: false } },
+}
+
 const open = (inherited?: OpenPath, ownLease = own): Promise<Tunnel> => {
-  const ipv4 = parseIpv4('192.0.2.1')!
   return Tunnel.open(
     {
       config: parseNetworkConfig('{"Network":"10.5.0.0/16"}'),
       settings: { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } },
-      external: {
-        name: 'eth0',
-        mtu: 1500,
-        address: { ipv4 },
-        publicIp: { ipv4 },
-        named: { address: { ipv4: false }, publicIp: { ipv4: false } },
-      },
+      external,
       startEngine: async ({ peers }) => {
         host.link = { mtu: 1500, txqlen: 500, flags: [], addr_info: [] }
         events.push(`engine: start with ${decodePeers(peers!()).length} peer`)
@@ -133,13 +142,13 @@ it('clears the host only if it inherits nothing, and begins handshakes before it
   expect(events).toEqual([
     FOREIGN,
     'ask the predecessor',
-    'keeper: 1 peers',
+    'sessionManager: 1 peers',
     "clear the kernel's device",
     FOREIGN, // looks for a TUN of an earlier process
     FOREIGN,
     'engine: start with 1 peer',
-    'keeper: listen',
-    'keeper: begin',
+    'sessionManager: listen',
+    'sessionManager: begin',
     ...CONFIGURE,
   ])
 })
@@ -157,10 +166,10 @@ it('continues on inherited descriptors without a change to the host before packe
   expect(events.filter((event) => !event.startsWith('ip -j address show'))).toEqual([
     FOREIGN,
     'ask the predecessor',
-    'keeper: 1 peers',
+    'sessionManager: 1 peers',
     'engine: start with 1 peer',
-    'keeper: listen',
-    'keeper: begin',
+    'sessionManager: listen',
+    'sessionManager: begin',
     ...CONFIGURE,
   ])
 })
@@ -168,26 +177,17 @@ it('continues on inherited descriptors without a change to the host before packe
 it('runs its operations one at a time, and lists no peers until an apply succeeds', async () => {
   const tunnel = await open()
   events = []
-  host.external = JSON.stringify([
-    {
-      ifindex: 2,
-      ifname: 'eth0',
-      mtu: 1500,
-      flags: ['UP'],
-      addr_info: [{ family: 'inet', local: '192.0.2.1', prefixlen: 24, scope: 'global' }],
-    },
-  ])
   isRefusing = true
   const [checked, bad] = await Promise.allSettled([tunnel.resync(), tunnel.apply(leases, own.key)])
   isRefusing = false
   expect(checked).toEqual({ status: 'fulfilled', value: [] })
   expect(bad).toMatchObject({ status: 'rejected', reason: new Error('refused') })
-  expect(events.indexOf('keeper: 1 peers')).toBe(events.length - 1) // after all commands of the check
+  expect(events.indexOf('sessionManager: 1 peers')).toBe(events.length - 1) // after all commands of the check
   expect(events.length).toBeGreaterThan(2)
   expect(tunnel.peers()).toEqual([])
   events = []
   await Promise.all([tunnel.apply(leases, own.key), tunnel.close()])
-  expect(events).toEqual(['keeper: 1 peers', 'engine: set the peers', 'keeper: stop', 'engine: stop'])
+  expect(events).toEqual(['sessionManager: 1 peers', 'engine: set the peers', 'sessionManager: stop', 'engine: stop'])
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
 })
 
@@ -196,7 +196,24 @@ it('refuses a peer with the address that this node publishes now', async () => {
   const tunnel = await open(undefined, now)
   expect(tunnel.peers().map(({ key }) => key)).toEqual([peer.key])
   now.attrs = peer.attrs
-  await tunnel.renew()
+  await tunnel.renew(external)
   await tunnel.apply(leases, own.key)
   expect(tunnel.peers()).toEqual([])
+})
+
+it('goes on with a renamed TUN: it logs the new name and repairs the TUN under the new name', async () => {
+  const address = [{ local: '192.0.2.1', family: 'inet' }]
+  host.external = JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: address }])
+  const tunnel = await open()
+  expect(await tunnel.resync()).toEqual([])
+  tunName = 'other0'
+  host.lines = []
+  events = []
+  expect(await tunnel.resync()).toEqual([])
+  expect(host.lines).toEqual(['The interface flannel0 is called other0 now; weftd goes on with it under the new name'])
+  expect([tunnel.tunNames, tunnel.carrier().device]).toEqual([['other0'], 'other0'])
+  expect(events.filter((event) => /flannel0|replace|set/.test(event))).toEqual([])
+  host.link = { ...host.link!, flags: [] }
+  expect(await tunnel.resync()).toEqual(['other0 was down'])
+  expect(events).toContain('ip link set dev other0 mtu 1472 txqueuelen 4000 up')
 })

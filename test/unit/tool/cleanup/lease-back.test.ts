@@ -4,12 +4,11 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, wri
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
-import { parseFlags } from '../../../../src/base/go-flags.ts'
 import { encodeLeaseValue, parseLeaseKey } from '../../../../src/control/lease/lease.ts'
 import { parseIpv4 } from '../../../../src/net/ipv4.ts'
 import { writeLastKnown } from '../../../../src/node/restart/last-known.ts'
-import { FLAGS } from '../../../../src/options.ts'
 import { giveLeaseBack } from '../../../../src/tool/cleanup/lease-back.ts'
+import { optionsOf } from '../../../support/options.ts'
 
 let folder: string
 let lines: string[]
@@ -22,7 +21,8 @@ const log = {
 const leases = (): string[] => readdirSync(join(folder, 'leases/subnets'))
 const give = (flags: readonly string[] = [], isHosts = async () => true): Promise<boolean> => {
   const own = ['--subnet-file', join(folder, 'subnet.env'), '--lease-dir', join(folder, 'leases')]
-  return giveLeaseBack(parseFlags(FLAGS, [...own, ...flags]).options, log, isHosts)
+  const { node, store } = optionsOf(...own, ...flags)
+  return giveLeaseBack(node, store, log, isHosts)
 }
 
 beforeEach(() => {

@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { expect, it } from 'vitest'
 import { addon } from '../../../../src/host/addon.ts'
-import type { DaemonOptions } from '../../../../src/options.ts'
 import { leave } from '../../../../src/tool/cleanup/leave.ts'
+import { optionsOf } from '../../../support/options.ts'
 
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
@@ -21,7 +21,7 @@ it('refuses if a daemon listens but accepts no connection', async () => {
       for (;;) fds.push(addon.connectUnix(path))
     }
     expect(fill).toThrow(expect.objectContaining({ code: 'EAGAIN' }))
-    await expect(leave({ 'subnet-file': subnetFile } as DaemonOptions, log)).rejects.toMatchObject({
+    await expect(leave(optionsOf('--subnet-file', subnetFile), log)).rejects.toMatchObject({
       code: 'DEVICE',
       message: expect.stringContaining('cannot connect to the weftd that runs on this host: ') as string,
       remedy: 'run this command as the user of that weftd; if that weftd hangs, kill it',

@@ -77,4 +77,12 @@ describe('a cookie', () => {
     expect(cookieAt(0)).toEqual(cookieAt(60_000))
     expect(openCookieReply(cookies.reply(sent, { ...from, port: 1 }, 0), own, mac1)).not.toEqual(cookieAt(0))
   })
+
+  it('proves nothing after the secret was erased', () => {
+    const { sent, cookies, cookieAt } = requested()
+    writeMacs(sent, own, cookieAt(0))
+    expect(cookies.isProved(sent, from, 0)).toBe(true)
+    cookies.wipe()
+    expect(cookies.isProved(sent, from, 0)).toBe(false)
+  })
 })

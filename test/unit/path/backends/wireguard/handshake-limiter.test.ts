@@ -2,10 +2,11 @@
 
 import { describe, expect, it } from 'vitest'
 import type { Cookies } from '../../../../../src/path/backends/wireguard/cookie.ts'
-import { createHandshakeLimiter, RATES } from '../../../../../src/path/backends/wireguard/handshake-limiter.ts'
+import { createHandshakeLimiter } from '../../../../../src/path/backends/wireguard/handshake-limiter.ts'
+import { RATES } from '../../../../../src/path/backends/wireguard/limits.ts'
 
 const message = Buffer.alloc(148)
-const cookiesThat = (isProved: boolean): Cookies => ({ isProved: () => isProved, reply: () => Buffer.alloc(64) })
+const cookiesThat = (isProved: boolean): Pick<Cookies, 'isProved'> => ({ isProved: () => isProved })
 const v4 = (address: number) => ({ address, port: 1 })
 const v6 = (address: bigint) => ({ address, port: 1 })
 /** Counts the verdicts about `count` messages at this time. */

@@ -5,22 +5,18 @@ import { inspect } from 'node:util'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
-import { macKeysOf, writeMacs } from '../../../../../src/path/backends/wireguard/cookie.ts'
+import { type Endpoint, macKeysOf, writeMacs } from '../../../../../src/path/backends/wireguard/cookie.ts'
 import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
-import { RATES } from '../../../../../src/path/backends/wireguard/handshake-limiter.ts'
+import { Handshakes, MOST_PEERS } from '../../../../../src/path/backends/wireguard/handshakes.ts'
 import {
-  createHandshakes,
-  INITIATION_BYTES,
   INITIATIONS,
   MOST_UNKNOWN,
-  MOST_PEERS,
+  RATES,
   REKEY_TIMEOUT_MS,
-  RESPONSE_BYTES,
-  type Endpoint,
-  type HandshakePeer,
-  type Handshakes,
-  type SessionKeys,
-} from '../../../../../src/path/backends/wireguard/handshakes.ts'
+} from '../../../../../src/path/backends/wireguard/limits.ts'
+import { INITIATION_BYTES, RESPONSE_BYTES } from '../../../../../src/path/backends/wireguard/messages.ts'
+import type { HandshakePeer } from '../../../../../src/path/backends/wireguard/peer.ts'
+import type { SessionKeys } from '../../../../../src/path/engine/engine.ts'
 
 const WALL = 1_795_575_600_000
 const A: Endpoint = { address: 0x0a00_0001, port: 51_820 }
@@ -28,30 +24,30 @@ const B: Endpoint = { address: 0xfd00n << 112n, port: 51_821 }
 const ELSEWHERE: Endpoint = { address: 0x0a00_0099, port: 4_242 }
 
 interface Side {
+  readonly key: Uint8Array
   readonly handshakes: Handshakes
   readonly sent: { readonly to: Endpoint; readonly datagram: Buffer }[]
   /** Recorded calls with copies of the keys; `given` are the buffers themselves. */
   readonly keys: (SessionKeys & { readonly peer: number })[]
   readonly given: SessionKeys[]
   readonly roamed: unknown[]
-  readonly gaveUp: number[]
   readonly overlooked: Endpoint[]
   wall: number
   kept: number
 }
 function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
   const side = {
+    key,
     sent: [],
     keys: [],
     given: [],
     roamed: [],
-    gaveUp: [],
     overlooked: [],
     wall: WALL,
     kept,
   } as unknown as Side
-  const { sent, keys, given, roamed, gaveUp, overlooked } = side
-  const handshakes = createHandshakes({
+  const { sent, keys, given, roamed, overlooked } = side
+  const handshakes = new Handshakes({
     privateKey: new SecretBytes(key),
     indexSecret: 0x5eed_c0de,
     engine: {
@@ -66,7 +62,6 @@ function sideOf({ key = systemRandomness.bytes(32), kept = -1 } = {}): Side {
     keptTick: kept,
     keepTick: (tick) => (side.kept = tick),
     roamed: (peer, to) => void roamed.push([peer, to]),
-    gaveUp: (peer) => void gaveUp.push(peer),
     overlooked: (from) => void overlooked.push(from),
   })
   return Object.assign(side, { handshakes })
@@ -75,7 +70,7 @@ const take = (side: Side): Buffer => {
   expect(side.sent).toHaveLength(1)
   return side.sent.pop()!.datagram
 }
-const peerOf = (of: Side, endpoint: Endpoint | undefined, more: Partial<HandshakePeer> = {}): HandshakePeer => ({
+const peerOf = (of: Side, endpoint: Endpoint, more: Partial<HandshakePeer> = {}): HandshakePeer => ({
   number: 3,
   publicKey: of.handshakes.publicKey,
   endpoint,
@@ -213,14 +208,13 @@ describe('an initiation without a response', () => {
     a.handshakes.wanted(3, 0)
     const seen = new Set<string>()
     for (let at = 0; at < Infinity; at = a.handshakes.nextAt()) {
+      a.handshakes.wanted(3, at) // without effect while a handshake is running
       a.handshakes.tick(at)
-      if (a.gaveUp.length === 0) a.handshakes.wanted(3, at)
       for (const { datagram, to } of a.sent.splice(0)) {
         expect(to).toEqual(B)
         times.push(at)
         seen.add(datagram.subarray(8).toString('hex'))
       }
-      if (a.gaveUp.length > 0) break
       expect(a.handshakes.stateOf(3)!.attempts).toBe(times.length)
     }
     for (const [at, time] of times.slice(1).entries()) {
@@ -231,7 +225,6 @@ describe('an initiation without a response', () => {
     expect(times.at(-1)).toBeLessThan(90_000)
     expect(times.length).toBeGreaterThanOrEqual(17)
     expect(seen.size).toBe(times.length)
-    expect(a.gaveUp).toEqual([3])
     expect(a.handshakes.stateOf(3)).toMatchObject({ failure: 'no-answer', attempts: times.length })
     expect(a.handshakes.nextAt()).toBe(Infinity)
     // It begins again immediately when keys are wanted.
@@ -255,9 +248,8 @@ describe('an initiation without a response', () => {
     expect(a.keys).toHaveLength(1)
   })
 
-  it('is not sent to a peer without an endpoint, or to an unknown peer', () => {
-    const { a, b } = pair({ a: { endpoint: undefined } })
-    a.handshakes.wanted(3, 0)
+  it('is not sent to an unknown peer', () => {
+    const { a, b } = pair()
     a.handshakes.wanted(77, 0)
     a.handshakes.confirmed(77, 0)
     a.handshakes.moved(77, A)
@@ -305,7 +297,6 @@ describe('an initiation without a response', () => {
     a.sent.length = 0
     runTo(a, 1e6)
     expect(a.sent).toEqual([])
-    expect(a.gaveUp).toEqual([])
     expect(a.handshakes.stateOf(3)).toMatchObject({ attempts: 0, failure: undefined })
   })
 
@@ -333,7 +324,7 @@ describe('an initiation without a response', () => {
     runTo(a, 2e5)
     expect(a.sent).toEqual([])
     expect(a.handshakes.stateOf(3)!.failure).toBe('bad-key')
-    expect(a.gaveUp).toEqual([3])
+    expect(a.handshakes.nextAt()).toBe(Infinity)
   })
 })
 
@@ -423,6 +414,26 @@ describe('an initiation of a peer', () => {
     b.handshakes.setPeers([peerOf(a, A, { number: 9 })])
     runTo(b, 15_400)
     expect(b.sent[0]!.to).toEqual(A)
+  })
+
+  it('that is replayed after a restart is answered, and changes nothing else', () => {
+    const { a, b } = pair()
+    a.handshakes.wanted(3, 0)
+    const older = take(a)
+    a.wall += 10_000
+    runTo(a, 5_400)
+    const again = sideOf({ key: b.key })
+    again.handshakes.setPeers([peerOf(a, A, { number: 9 })])
+    again.handshakes.message(ELSEWHERE, older, 0)
+    again.handshakes.message(ELSEWHERE, older, 1_000)
+    expect([again.keys.length, again.keys[0]!.isInitiator, again.sent.length]).toEqual([1, false, 1])
+    expect(again.roamed).toEqual([])
+    expect(again.handshakes.endpointOf(9)).toEqual(A)
+    expect(again.handshakes.keyAgeOf(9, 1_000)).toBeUndefined()
+    expect(again.handshakes.stateOf(9)).toMatchObject({ at: undefined, unconfirmed: 1, stale: 0 })
+    again.sent.length = 0
+    again.handshakes.message(A, take(a), 2_000)
+    expect([again.keys.length, again.sent[0]!.to]).toEqual([2, A])
   })
 
   it('that is older than an earlier one is refused and counted, and a duplicate is not counted', () => {
@@ -546,7 +557,7 @@ describe('peers', () => {
 
   it('cannot have a key of another length', () => {
     const { a } = pair()
-    expect(() => a.handshakes.setPeers([{ number: 1, publicKey: new Uint8Array(31) }])).toThrow('31 bytes')
+    expect(() => a.handshakes.setPeers([{ number: 1, publicKey: new Uint8Array(31), endpoint: A }])).toThrow('31 bytes')
   })
 })
 
@@ -688,7 +699,7 @@ describe('under load', () => {
       b.handshakes.message(A, take(a), 0)
       a.handshakes.message(B, take(b), 0)
       runTo(a, 95_000)
-      expect(a.gaveUp).toEqual([3])
+      expect(a.handshakes.nextAt()).toBe(Infinity)
       a.sent.length = 0
       a.handshakes.wanted(3, later)
       expect(take(a).subarray(-16).equals(Buffer.alloc(16))).toBe(!isUsed)

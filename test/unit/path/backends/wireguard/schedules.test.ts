@@ -8,12 +8,9 @@
 import { randomBytes } from 'node:crypto'
 import { describe, expect, it, vi } from 'vitest'
 import { SecretBytes } from '../../../../../src/base/secret.ts'
+import type { Endpoint } from '../../../../../src/path/backends/wireguard/cookie.ts'
 import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
-import {
-  createHandshakes,
-  type Endpoint,
-  type Handshakes,
-} from '../../../../../src/path/backends/wireguard/handshakes.ts'
+import { Handshakes } from '../../../../../src/path/backends/wireguard/handshakes.ts'
 import type * as X25519 from '../../../../../src/path/backends/wireguard/x25519.ts'
 import { randomFrom, type Random } from '../../../../support/packet-model.ts'
 import { createSessions, type Packet, type Sessions } from '../../../../support/wireguard-sessions.ts'
@@ -59,7 +56,7 @@ const KEYS = [0, 1].map(() => systemRandomness.bytes(32))
 const PSK = systemRandomness.bytes(32)
 
 function idle(key: Uint8Array): Handshakes {
-  return createHandshakes({
+  return new Handshakes({
     privateKey: new SecretBytes(key),
     indexSecret: 0x5eed_c0de,
     engine: { send: () => {}, setKeys: () => {} },
@@ -138,7 +135,7 @@ function run(seed: number): number {
       () => now,
     )
     node.sessions = sessions
-    node.handshakes = createHandshakes({
+    node.handshakes = new Handshakes({
       privateKey: new SecretBytes(KEYS[who]!),
       indexSecret: 0x5eed_c0de + who,
       engine: {

@@ -1,4 +1,4 @@
-// keeper-trouble.test.ts - forged, late, frequent and lost messages: which peers get a handshake, and which are moved.
+// session-manager-trouble.test.ts - forged, late, frequent and lost messages: which peers get a handshake, and which are moved.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -10,13 +10,13 @@ import { Secret, SecretBytes } from '../../../../../src/base/secret.ts'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import { macKeysOf, writeMacs } from '../../../../../src/path/backends/wireguard/cookie.ts'
 import { systemRandomness } from '../../../../../src/path/backends/wireguard/crypto.ts'
-import { RATES } from '../../../../../src/path/backends/wireguard/handshake-limiter.ts'
+import { Handshakes } from '../../../../../src/path/backends/wireguard/handshakes.ts'
+import { RATES } from '../../../../../src/path/backends/wireguard/limits.ts'
+import { INITIATION_BYTES } from '../../../../../src/path/backends/wireguard/messages.ts'
 import {
-  createHandshakes,
-  INITIATION_BYTES,
-  type Handshakes,
-} from '../../../../../src/path/backends/wireguard/handshakes.ts'
-import { createKeeper, type Keeper, type KeeperPeer } from '../../../../../src/path/backends/wireguard/keeper.ts'
+  type PublishedPeer,
+  WireguardSessionManager,
+} from '../../../../../src/path/backends/wireguard/session-manager.ts'
 import { keyPairOf } from '../../../../../src/path/backends/wireguard/x25519.ts'
 import type { EngineSessions } from '../../../../../src/path/engine/engine.ts'
 
@@ -64,43 +64,47 @@ function engineOf(): FakeEngine {
 }
 
 let folder: string
-let keeper: Keeper
+let manager: WireguardSessionManager
 let engine: FakeEngine
 let ownPublic: Uint8Array
+/** How long the host was suspended, in ms, which only the session clock includes. */
+let sleptMs = 0
 /** Replaces the function of a backend that reads the peer from a lease. */
-const ends = new WeakMap<Lease, KeeperPeer>()
+const ends = new WeakMap<Lease, PublishedPeer>()
 function leaseOf(publicKey: Uint8Array, place: UdpEndpoint = THEIRS): Lease {
   const lease = {} as Lease
   ends.set(lease, { ...place, anyPort: false, publicKey: Buffer.from(publicKey).toString('base64') })
   return lease
 }
-const numberOf = (lease: Lease): number => Buffer.from(keeper.endOf(lease)).readUInt32LE()
+const numberOf = (lease: Lease): number => Buffer.from(manager.endOf(lease)).readUInt32LE()
 const keyOf = (): Uint8Array => systemRandomness.bytes(32)
 
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['performance', 'setTimeout', 'clearTimeout'] })
-  folder = mkdtempSync(join(tmpdir(), 'weft-keeper-'))
+  folder = mkdtempSync(join(tmpdir(), 'weft-sessions-'))
   engine = engineOf()
+  sleptMs = 0
   const privateKey = keyOf()
   ownPublic = keyPairOf(privateKey).publicKey
-  keeper = createKeeper({
+  manager = new WireguardSessionManager({
     privateKey: new Secret(Buffer.from(privateKey).toString('base64')),
     psk: new Secret(''),
     keepalive: 0,
     stampFile: join(folder, 'time'),
     hasLanes: () => true,
+    clock: () => performance.now() + sleptMs,
     peerOf: (lease) => ends.get(lease),
     log: SILENT,
   })
 })
 afterEach(() => {
-  keeper.stop()
+  manager.stop()
   vi.useRealTimers()
   rmSync(folder, { recursive: true, force: true })
 })
 function tell(mail: Partial<Mail>): void {
   engine.mail = { ...NO_MAIL, ...mail }
-  keeper.onMail()
+  manager.onMail()
 }
 /** The first bytes of a data message for an unknown session. */
 const unknown = (from: UdpEndpoint) => ({ ...from, bytes: Buffer.from([4, ...Buffer.alloc(15)]) })
@@ -108,7 +112,7 @@ const unknown = (from: UdpEndpoint) => ({ ...from, bytes: Buffer.from([4, ...Buf
 /** A peer that answers, with its lease. */
 function peer(): { readonly lease: Lease; readonly answer: () => void } {
   const sent: Uint8Array[] = []
-  const handshakes: Handshakes = createHandshakes({
+  const handshakes: Handshakes = new Handshakes({
     privateKey: new SecretBytes(keyOf()),
     indexSecret: 1,
     random: systemRandomness,
@@ -134,26 +138,26 @@ function peer(): { readonly lease: Lease; readonly answer: () => void } {
 describe('the numbers of sessions', () => {
   it('stay while a key is known, and are unused for a while afterwards', () => {
     const [a, b, c] = [leaseOf(keyOf()), leaseOf(keyOf()), leaseOf(keyOf())]
-    keeper.begin(engine)
-    keeper.setPeers(new Map([['a', a]]))
+    manager.begin(engine)
+    manager.setPeers(new Map([['a', a]]))
     expect(numberOf(a)).toBe(1)
-    keeper.setPeers(
+    manager.setPeers(
       new Map([
         ['a', a],
         ['again', a],
       ]),
     )
     expect(numberOf(a)).toBe(1)
-    keeper.setPeers(new Map())
+    manager.setPeers(new Map())
     expect(engine.forgotten).toEqual([1])
     // Reports about the removed peer affect no other peer.
-    keeper.setPeers(new Map([['b', b]]))
+    manager.setPeers(new Map([['b', b]]))
     expect(numberOf(b)).toBe(2)
     const elsewhere = { address: 0x0a00_0063, port: 9 }
     tell({ moved: [{ ...elsewhere, session: 1 }], wanted: [1], confirmed: [1] })
-    expect(keeper.endpointOf(b)).toEqual(THEIRS)
+    expect(manager.endpointOf(b)).toEqual(THEIRS)
     vi.advanceTimersByTime(60_000)
-    keeper.setPeers(
+    manager.setPeers(
       new Map([
         ['b', b],
         ['c', c],
@@ -166,15 +170,15 @@ describe('the numbers of sessions', () => {
 describe('messages of the engine', () => {
   it('about a flood of moves are taken with pauses', () => {
     const lease = leaseOf(keyOf())
-    keeper.begin(engine)
-    keeper.setPeers(new Map([['a', lease]]))
+    manager.begin(engine)
+    manager.setPeers(new Map([['a', lease]]))
     const before = engine.taken
     for (let port = 1; port <= 100; port++) tell({ moved: [{ address: 7, port, session: 1 }] })
     vi.advanceTimersByTime(1)
     expect(engine.taken - before).toBe(1)
     vi.advanceTimersByTime(1)
     expect(engine.taken - before).toBe(2)
-    expect(keeper.endpointOf(lease)).toEqual({ address: 7, port: 100 })
+    expect(manager.endpointOf(lease)).toEqual({ address: 7, port: 100 })
   })
 
   it.each([
@@ -187,13 +191,13 @@ describe('messages of the engine', () => {
   ])(
     'is followed by a longer pause the longer it took: $messages messages in $slowMs ms',
     ({ slowMs, messages, pauseMs }) => {
-      keeper.begin(engine)
+      manager.begin(engine)
       engine.slowMs = slowMs
       tell({ controlMessages: Array.from({ length: messages }, () => unknown(THEIRS)) })
       const before = engine.taken
       engine.slowMs = 0
       vi.advanceTimersByTime(Math.max(0, pauseMs - 1))
-      keeper.onMail()
+      manager.onMail()
       expect(engine.taken - before).toBe(pauseMs === 0 ? 1 : 0)
       vi.advanceTimersByTime(1)
       expect(engine.taken - before).toBe(1)
@@ -202,8 +206,8 @@ describe('messages of the engine', () => {
 
   it('about an unknown session lead to a handshake with the peer at that address, unless it has keys', () => {
     const { lease, answer } = peer()
-    keeper.begin(engine)
-    keeper.setPeers(new Map([['a', lease]]))
+    manager.begin(engine)
+    manager.setPeers(new Map([['a', lease]]))
     tell({ controlMessages: [unknown({ ...THEIRS, port: 1 }), unknown({ ...THEIRS, address: 1 })] })
     vi.advanceTimersByTime(10)
     expect(engine.sent).toHaveLength(0)
@@ -227,8 +231,8 @@ describe('messages of the engine', () => {
 
 it('sends its own initiation to a peer that is lost in a flood from its address, unless it has keys', () => {
   const { lease, answer } = peer()
-  keeper.begin(engine)
-  keeper.setPeers(new Map([['a', lease]]))
+  manager.begin(engine)
+  manager.setPeers(new Map([['a', lease]]))
   const flood = (address: number): void => {
     const controlMessages = Array.from({ length: RATES.free.burst + 1 }, (_, at) => {
       const bytes = Buffer.alloc(INITIATION_BYTES, at)
@@ -254,8 +258,8 @@ it('sends its own initiation to a peer that is lost in a flood from its address,
 
 it('sends its own initiation to a peer that is crowded out by forged initiations, even if few of them are processed', () => {
   const { lease } = peer()
-  keeper.begin(engine)
-  keeper.setPeers(new Map([['a', lease]]))
+  manager.begin(engine)
+  manager.setPeers(new Map([['a', lease]]))
   engine.slowMs = 1 // the limiter accepts 100 per second, of which a slow machine processes fewer
   const forged = Buffer.alloc(INITIATION_BYTES, 7)
   forged.writeUInt32LE(1, 0)
@@ -270,8 +274,8 @@ it('sends its own initiation to a peer that is crowded out by forged initiations
 
 it('gives a new engine keys immediately, however recent the last handshake was', () => {
   const { lease, answer } = peer()
-  keeper.begin(engine)
-  keeper.setPeers(new Map([['a', lease]]))
+  manager.begin(engine)
+  manager.setPeers(new Map([['a', lease]]))
   tell({ wanted: [1] })
   vi.advanceTimersByTime(10)
   answer()
@@ -282,8 +286,48 @@ it('gives a new engine keys immediately, however recent the last handshake was',
   vi.advanceTimersByTime(10)
   expect(engine.keyed).toHaveLength(2)
   engine = engineOf()
-  keeper.begin(engine)
+  manager.begin(engine)
   tell({ controlMessages: [unknown(THEIRS)] })
   vi.advanceTimersByTime(5_400)
   expect(engine.sent).toHaveLength(1)
+})
+
+it('has no keys any more after the host was suspended for three minutes', () => {
+  const { lease, answer } = peer()
+  manager.begin(engine)
+  manager.setPeers(new Map([['a', lease]]))
+  tell({ wanted: [1] })
+  vi.advanceTimersByTime(10)
+  answer()
+  vi.advanceTimersByTime(6_000)
+  expect(manager.stateOf(lease)?.ageMs).toBeGreaterThanOrEqual(6_000)
+  tell({ controlMessages: [unknown(THEIRS)] })
+  vi.advanceTimersByTime(100)
+  expect(engine.sent).toHaveLength(0)
+  sleptMs = 180_000
+  expect(manager.stateOf(lease)?.ageMs).toBeUndefined()
+  tell({ controlMessages: [unknown(THEIRS)] })
+  expect(engine.sent).toHaveLength(1)
+})
+
+it('reports unknown keys with times of the monotonic clock', () => {
+  const stranger = new Handshakes({
+    privateKey: new SecretBytes(keyOf()),
+    indexSecret: 1,
+    random: systemRandomness,
+    keptTick: -1,
+    engine: {
+      send: (_to, bytes) => tell({ controlMessages: [{ ...THEIRS, bytes: Buffer.from(bytes) }] }),
+      setKeys: () => {},
+    },
+    wall: () => Date.now(),
+    keepTick: () => {},
+    roamed: () => {},
+    overlooked: () => {},
+  })
+  sleptMs = 3_600_000
+  manager.begin(engine)
+  stranger.setPeers([{ number: 5, publicKey: ownPublic, endpoint: OURS }])
+  stranger.wanted(5, 0)
+  expect(manager.unknownKeys()).toMatchObject([{ from: THEIRS, at: performance.now() }])
 })

@@ -1,19 +1,19 @@
-// session-keeper.ts - the interface between a tunnel and an encapsulation that negotiates keys with peers.
+// session-manager.ts - the interface between a tunnel and an encapsulation that negotiates keys with peers.
 
 import type { Lease } from '../../control/lease/lease.ts'
 import type { PeerSession, UnknownKey } from '../contract.ts'
 import type { EngineSessions, UdpEndpoint } from '../engine/engine.ts'
 
 /** Negotiates keys with peers, and gives the keys to the engine. */
-export interface SessionKeeper {
+export interface SessionManager {
   /**
-   * Continues the sessions of the predecessor's keeper from the bytes that its `pause` returned. Returns false if the bytes are invalid or
-   * were made with other keys. It must be called before all other functions.
+   * Continues the sessions of the predecessor's session manager from the bytes that its `pause` returned. Returns false if the bytes are
+   * invalid or were made with other keys. It must be called before all other functions.
    */
   inherit(head: Uint8Array): boolean
   /** Starts to work with a running engine, including the sessions that the engine kept from the engine before it. */
   begin(sessions: EngineSessions): void
-  /** Stops all work until `begin` is called. Returns the state, without secret keys, from which another keeper can continue. */
+  /** Stops all work until `begin` is called. Returns the state, without secret keys, from which another session manager can continue. */
   pause(): Uint8Array
   /** Handles the engine's control messages and events. It is called when the engine's `takeMail` has something to return. */
   onMail(): void

@@ -1,4 +1,4 @@
-// keeper.test.ts - two keepers, each with an engine that only records: numbers, handshakes, moves of peers, and the
+// session-manager.test.ts - two session managers, each with an engine that only records: numbers, handshakes, moves of peers, and the
 // hand-over.
 
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -8,8 +8,8 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
 import type { Lease } from '../../../../../src/control/lease/lease.ts'
 import { createIndices, INDEX_KEY_BYTES } from '../../../../../src/path/backends/wireguard/indices.ts'
-import { createKeeper, type Keeper } from '../../../../../src/path/backends/wireguard/keeper.ts'
 import { publicKeyTo } from '../../../../../src/path/backends/wireguard/key-file.ts'
+import { WireguardSessionManager } from '../../../../../src/path/backends/wireguard/session-manager.ts'
 import type { EngineSessions, UdpEndpoint } from '../../../../../src/path/engine/engine.ts'
 import { log } from '../../../../support/fake-host.ts'
 
@@ -28,11 +28,11 @@ let folder: string
 let nodes: Node[]
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance', 'hrtime', 'Date'], now: 1_000_000_000_000 })
-  folder = mkdtempSync(join(tmpdir(), 'weft-keeper-'))
+  folder = mkdtempSync(join(tmpdir(), 'weft-sessions-'))
   nodes = []
 })
 afterEach(() => {
-  for (const { keeper } of nodes) keeper.stop()
+  for (const { manager } of nodes) manager.stop()
   rmSync(folder, { recursive: true, force: true })
   vi.useRealTimers()
 })
@@ -42,9 +42,9 @@ const lease = (key: string, of: number): Lease => {
   return { key, subnet: {}, attrs, revision: 0n }
 }
 
-/** One of two hosts: its keeper, and the keys that its engine was given. */
+/** One of two hosts: its manager, and the keys that its engine was given. */
 class Node {
-  readonly keeper: Keeper
+  readonly manager: WireguardSessionManager
   readonly given: { session: number; keys: Parameters<EngineSessions['setKeys']>[1] }[] = []
   readonly forgotten: number[] = []
   mail: Mail = NO_MAIL
@@ -55,13 +55,14 @@ class Node {
   hasLanes = true
   constructor(me: number, psk = '', keepalive = 25) {
     this.me = me
-    this.keeper = createKeeper({
+    this.manager = new WireguardSessionManager({
       privateKey: KEYS[me]!,
       psk: new Secret(psk),
       keepalive,
       stampFile: join(folder, `stamp-${me}`),
       log,
       hasLanes: () => this.hasLanes,
+      clock: () => performance.now(),
       peerOf: ({ attrs: { backendData } }) => ({
         publicKey: publicKeyTo(KEYS[backendData as number]!),
         anyPort: this.anyPort,
@@ -71,7 +72,7 @@ class Node {
     nodes[me] = this
   }
   begin(areKept = false): void {
-    this.keeper.begin({
+    this.manager.begin({
       areKept,
       setKeys: (session, keys) =>
         this.given.push({
@@ -96,17 +97,17 @@ class Node {
   }
   says(mail: Partial<Mail>): void {
     this.mail = { ...this.mail, ...mail }
-    queueMicrotask(() => this.keeper.onMail())
+    queueMicrotask(() => this.manager.onMail())
   }
   number(): number {
-    return Buffer.from(this.keeper.endOf(lease('peer', 1 - this.me))).readUInt32LE()
+    return Buffer.from(this.manager.endOf(lease('peer', 1 - this.me))).readUInt32LE()
   }
 }
 
 function both(psk: readonly [string, string] = ['', '']): [Node, Node] {
   const [a, b] = [new Node(0, psk[0]), new Node(1, psk[1])]
-  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
-  b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+  a.manager.setPeers(new Map([['b', lease('b', 1)]]))
+  b.manager.setPeers(new Map([['a', lease('a', 0)]]))
   a.begin()
   b.begin()
   return [a, b]
@@ -123,40 +124,40 @@ it('gives both sides the same keys when an engine wants some', async () => {
   expect(Buffer.from(ours.receiveKey)).toEqual(Buffer.from(theirs.sendKey))
   expect([ours.ownIndex, ours.peerIndex]).toEqual([theirs.peerIndex, theirs.ownIndex])
   // The engine finds the session by its index.
-  const ownEnd = Buffer.from(a.keeper.ownEnd)
+  const ownEnd = Buffer.from(a.manager.ownEnd)
   const indices = createIndices(ownEnd.readUInt32LE(), ownEnd.subarray(40))
   expect(ownEnd).toHaveLength(40 + INDEX_KEY_BYTES)
   expect(indices.peerOf(ours.ownIndex)).toBe(a.number())
-  expect(ownEnd.subarray(40).equals(Buffer.from(b.keeper.ownEnd).subarray(40))).toBe(false)
-  expect(Buffer.from(a.keeper.ownEnd).readUInt32LE(4)).toBe(25_000)
-  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ attempts: 0, failure: undefined })
+  expect(ownEnd.subarray(40).equals(Buffer.from(b.manager.ownEnd).subarray(40))).toBe(false)
+  expect(Buffer.from(a.manager.ownEnd).readUInt32LE(4)).toBe(25_000)
+  expect(a.manager.stateOf(lease('b', 1))).toMatchObject({ attempts: 0, failure: undefined })
 })
 
 it('reports the time of the handshake, and the age of the keys while they are valid', async () => {
   const [a, b] = both()
   const publicKey = publicKeyTo(KEYS[1]!)
   const none = { publicKey, handshakeAt: undefined, ageMs: undefined, attempts: 0, failure: undefined }
-  expect(a.keeper.stateOf(lease('b', 1))).toEqual({ ...none, stale: 0, unconfirmed: 0 })
+  expect(a.manager.stateOf(lease('b', 1))).toEqual({ ...none, stale: 0, unconfirmed: 0 })
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
-  const handshakeAt = a.keeper.stateOf(lease('b', 1))!.handshakeAt!
+  const handshakeAt = a.manager.stateOf(lease('b', 1))!.handshakeAt!
   expect(Date.now() - handshakeAt).toBeLessThanOrEqual(200)
   // The responder knows that the keys are in use when the initiator has used them.
-  expect(b.keeper.stateOf(lease('a', 0))).toMatchObject({ ageMs: undefined, unconfirmed: 1 })
+  expect(b.manager.stateOf(lease('a', 0))).toMatchObject({ ageMs: undefined, unconfirmed: 1 })
   b.says({ confirmed: [b.number()] })
   await vi.advanceTimersByTimeAsync(90_000)
-  for (const state of [a.keeper.stateOf(lease('b', 1)), b.keeper.stateOf(lease('a', 0))])
+  for (const state of [a.manager.stateOf(lease('b', 1)), b.manager.stateOf(lease('a', 0))])
     expect(state!.ageMs! / 1_000).toBeCloseTo(90, 0)
   await vi.advanceTimersByTimeAsync(90_000)
-  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ handshakeAt, ageMs: undefined })
-  expect(a.keeper.stateOf(lease('c', 1))).toBeDefined() // another lease with the same key
-  expect(a.keeper.unknownKeys()).toEqual([])
+  expect(a.manager.stateOf(lease('b', 1))).toMatchObject({ handshakeAt, ageMs: undefined })
+  expect(a.manager.stateOf(lease('c', 1))).toBeDefined() // another lease with the same key
+  expect(a.manager.unknownKeys()).toEqual([])
   // Another engine has no keys.
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
-  expect(a.keeper.stateOf(lease('b', 1))!.ageMs).toBeLessThanOrEqual(200)
+  expect(a.manager.stateOf(lease('b', 1))!.ageMs).toBeLessThanOrEqual(200)
   a.begin()
-  expect(a.keeper.stateOf(lease('b', 1))!.ageMs).toBeUndefined()
+  expect(a.manager.stateOf(lease('b', 1))!.ageMs).toBeUndefined()
 })
 
 it('gives new keys to a peer that still uses the keys of an earlier run', async () => {
@@ -177,7 +178,7 @@ it('repeats an initiation until it is answered', async () => {
   a.isCut = true
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(4_900)
-  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ attempts: 1 })
+  expect(a.manager.stateOf(lease('b', 1))).toMatchObject({ attempts: 1 })
   a.isCut = false
   await vi.advanceTimersByTimeAsync(1_000)
   expect([a.given.length, b.given.length]).toEqual([1, 1])
@@ -188,78 +189,78 @@ it('has no keys with a peer that has another psk, and reports that', async () =>
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(6_000)
   expect(a.given).toEqual([])
-  expect(a.keeper.stateOf(lease('b', 1))).toMatchObject({ failure: 'not-authentic' })
+  expect(a.manager.stateOf(lease('b', 1))).toMatchObject({ failure: 'not-authentic' })
 })
 
 it('has one session per key, regardless of its leases, and forgets it with the last lease', () => {
   const [a] = both()
   const number = a.number()
-  a.keeper.setPeers(
+  a.manager.setPeers(
     new Map([
       ['b', lease('b', 1)],
       ['b2', lease('b2', 1)],
     ]),
   )
-  a.keeper.setPeers(new Map([['b2', lease('b2', 1)]]))
+  a.manager.setPeers(new Map([['b2', lease('b2', 1)]]))
   expect([a.number(), a.forgotten]).toEqual([number, []])
-  a.keeper.setPeers(new Map())
+  a.manager.setPeers(new Map())
   expect([a.number(), a.forgotten]).toEqual([0, [number]])
-  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  a.manager.setPeers(new Map([['b', lease('b', 1)]]))
   expect(a.number()).toBeGreaterThan(0)
 })
 
 it('sends to the endpoint that a peer has proved, until its lease names another', async () => {
   const [a] = both()
   const movedKeys: string[] = []
-  a.keeper.listen((key) => movedKeys.push(key))
+  a.manager.listen((key) => movedKeys.push(key))
   const elsewhere = { address: 0xc000_0299, port: 4_000 }
   a.says({ moved: [{ session: a.number(), ...elsewhere }] })
   await vi.advanceTimersByTimeAsync(10)
-  expect([movedKeys, a.keeper.endpointOf(lease('b', 1))]).toEqual([['b'], elsewhere])
-  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
-  expect(a.keeper.endpointOf(lease('b', 1))).toEqual(elsewhere)
+  expect([movedKeys, a.manager.endpointOf(lease('b', 1))]).toEqual([['b'], elsewhere])
+  a.manager.setPeers(new Map([['b', lease('b', 1)]]))
+  expect(a.manager.endpointOf(lease('b', 1))).toEqual(elsewhere)
   PLACES[1] = { address: 0xc000_0203, port: 51_820 }
-  a.keeper.setPeers(new Map([['b', lease('b', 1)]]))
-  expect(a.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
+  a.manager.setPeers(new Map([['b', lease('b', 1)]]))
+  expect(a.manager.endpointOf(lease('b', 1))).toEqual(PLACES[1])
   PLACES[1] = { address: 0xc000_0202, port: 51_820 }
 })
 
 describe('a peer that sends from any port', () => {
   const peers = new Map([['b', lease('b', 1)]])
-  const anyPortFlag = ({ keeper }: Node): number => Buffer.from(keeper.endOf(lease('b', 1)))[4]!
+  const anyPortFlag = ({ manager }: Node): number => Buffer.from(manager.endOf(lease('b', 1)))[4]!
 
   it('gets datagrams from any port of a host with lanes while it is at the address in its lease', async () => {
     const [a, b] = [new Node(0, '', 0), new Node(1)]
-    b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
-    a.keeper.setPeers(peers)
+    b.manager.setPeers(new Map([['a', lease('a', 0)]]))
+    a.manager.setPeers(peers)
     for (const node of [a, b]) node.begin()
-    expect([anyPortFlag(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([0, true])
+    expect([anyPortFlag(a), a.manager.isFromKnownPort(lease('b', 1))]).toEqual([0, true])
     a.anyPort = true
-    a.keeper.setPeers(peers)
-    expect([anyPortFlag(a), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
+    a.manager.setPeers(peers)
+    expect([anyPortFlag(a), a.manager.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
     // Packets from its lanes do not move the peer. Behind NAT its handshakes come from another port.
     a.says({ moved: [{ session: a.number(), ...PLACES[1]!, port: 52_063 }] })
     await vi.advanceTimersByTimeAsync(20)
-    expect([a.keeper.endpointOf(lease('b', 1)), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([PLACES[1], false])
+    expect([a.manager.endpointOf(lease('b', 1)), a.manager.isFromKnownPort(lease('b', 1))]).toEqual([PLACES[1], false])
     // The successor uses the port in the lease.
     const { successor } = successorOf(a, '', 0)
     successor.anyPort = true
-    successor.keeper.setPeers(peers)
-    expect(successor.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
-    expect([anyPortFlag(successor), successor.keeper.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
+    successor.manager.setPeers(peers)
+    expect(successor.manager.endpointOf(lease('b', 1))).toEqual(PLACES[1])
+    expect([anyPortFlag(successor), successor.manager.isFromKnownPort(lease('b', 1))]).toEqual([1, false])
     successor.hasLanes = false // the successor is behind NAT itself
-    expect(successor.keeper.isFromKnownPort(lease('b', 1))).toBe(true)
+    expect(successor.manager.isFromKnownPort(lease('b', 1))).toBe(true)
     successor.anyPort = false
-    successor.keeper.setPeers(peers)
+    successor.manager.setPeers(peers)
     expect(anyPortFlag(successor)).toBe(0)
-    expect(a.keeper.isFromKnownPort(lease('c', 0))).toBe(true)
+    expect(a.manager.isFromKnownPort(lease('c', 0))).toBe(true)
   })
 
   it('is at the source of its handshakes, regardless of the ports of its packets', async () => {
     const [a, b] = [new Node(0, '', 0), new Node(1)]
     a.anyPort = true
-    a.keeper.setPeers(peers)
-    b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+    a.manager.setPeers(peers)
+    b.manager.setPeers(new Map([['a', lease('a', 0)]]))
     a.begin()
     b.begin()
     const mapped = { address: 0xc000_0277, port: 40_000 }
@@ -271,23 +272,23 @@ describe('a peer that sends from any port', () => {
     expect(a.given).toHaveLength(1)
     a.says({ confirmed: [a.number()], moved: [{ session: a.number(), ...mapped, port: 52_063 }] })
     await vi.advanceTimersByTimeAsync(200)
-    expect([a.keeper.endpointOf(lease('b', 1)), a.keeper.isFromKnownPort(lease('b', 1))]).toEqual([mapped, true])
+    expect([a.manager.endpointOf(lease('b', 1)), a.manager.isFromKnownPort(lease('b', 1))]).toEqual([mapped, true])
     // A repeated lease does not move the peer, also in the successor.
-    a.keeper.setPeers(peers)
+    a.manager.setPeers(peers)
     const { successor } = successorOf(a, '', 0)
     successor.anyPort = true
-    successor.keeper.setPeers(peers)
-    expect(successor.keeper.endpointOf(lease('b', 1))).toEqual(mapped)
+    successor.manager.setPeers(peers)
+    expect(successor.manager.endpointOf(lease('b', 1))).toEqual(mapped)
   })
 
   it('is reached at its own port as soon as its lease allows any port, regardless of an earlier move', async () => {
     const [a] = both()
     a.says({ moved: [{ session: a.number(), ...PLACES[1]!, port: 52_061 }] })
     await vi.advanceTimersByTimeAsync(20)
-    expect(a.keeper.endpointOf(lease('b', 1))).toEqual({ ...PLACES[1]!, port: 52_061 })
+    expect(a.manager.endpointOf(lease('b', 1))).toEqual({ ...PLACES[1]!, port: 52_061 })
     a.anyPort = true
-    a.keeper.setPeers(peers)
-    expect(a.keeper.endpointOf(lease('b', 1))).toEqual(PLACES[1])
+    a.manager.setPeers(peers)
+    expect(a.manager.endpointOf(lease('b', 1))).toEqual(PLACES[1])
   })
 
   it('gets new keys when it uses old ones, from any port', async () => {
@@ -297,7 +298,7 @@ describe('a peer that sends from any port', () => {
     await vi.advanceTimersByTimeAsync(200)
     expect(a.given).toHaveLength(0)
     a.anyPort = true
-    a.keeper.setPeers(peers)
+    a.manager.setPeers(peers)
     a.hears({ ...PLACES[1]!, port: 52_063 }, stale)
     await vi.advanceTimersByTimeAsync(200)
     expect(a.given).toHaveLength(1)
@@ -314,12 +315,12 @@ it('continues after the stored timestamp if the clock was set back, and also if 
   for (const text of [String(kept), 'junk', '-5', '9'.repeat(40)]) {
     writeFileSync(join(folder, 'stamp-0'), text)
     const again = new Node(0)
-    again.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+    again.manager.setPeers(new Map([['b', lease('b', 1)]]))
     again.begin()
     again.says({ wanted: [again.number()] })
     await vi.advanceTimersByTimeAsync(200)
     stamps.push(Buffer.from(readFileSync(join(folder, 'stamp-0'))))
-    again.keeper.stop()
+    again.manager.stop()
   }
   expect(Number(stamps[0])).toBeGreaterThan(kept)
   for (const each of stamps.slice(1)) expect(Number(each)).toBeGreaterThan((Date.now() / 1_000) * 60)
@@ -335,48 +336,48 @@ it('pauses after a flood of messages, and then processes further ones', async ()
       ...NO_MAIL,
       controlMessages: Array.from({ length: 64 }, () => ({ ...PLACES[1]!, bytes: Buffer.alloc(148, 9) })),
     }
-    a.keeper.onMail()
+    a.manager.onMail()
   }
   flood()
   a.mail = { ...NO_MAIL, wanted: [a.number()] }
-  for (let times = 0; times < 100; times++) a.keeper.onMail()
+  for (let times = 0; times < 100; times++) a.manager.onMail()
   await vi.advanceTimersByTimeAsync(2 * 64 - 1)
-  expect([taken, a.keeper.stateOf(lease('b', 1))?.attempts]).toEqual([1, 0])
+  expect([taken, a.manager.stateOf(lease('b', 1))?.attempts]).toEqual([1, 0])
   await vi.advanceTimersByTimeAsync(100)
   expect(a.given).toHaveLength(1)
 })
 
-/** Returns a keeper that replaces another one, on the host with these keys. */
+/** Returns a manager that replaces another one, on the host with these keys. */
 function successorOf(node: Node, psk = '', me = node.me): { readonly successor: Node; readonly hasInherited: boolean } {
-  const head = node.keeper.pause()
-  node.keeper.stop()
+  const head = node.manager.pause()
+  node.manager.stop()
   const successor = new Node(me, psk)
-  return { successor, hasInherited: successor.keeper.inherit(head) }
+  return { successor, hasInherited: successor.manager.inherit(head) }
 }
-const numberOf = ({ keeper }: Node, of: number): number => Buffer.from(keeper.endOf(lease('peer', of))).readUInt32LE()
+const numberOf = ({ manager }: Node, of: number): number => Buffer.from(manager.endOf(lease('peer', of))).readUInt32LE()
 
-it('continues as the previous keeper: numbers, indices, endpoints and the state of keys', async () => {
+it('continues as the previous manager: numbers, indices, endpoints and the state of keys', async () => {
   const [a, b] = both()
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
   const elsewhere = { address: 0xc000_0299, port: 4_000 }
   a.says({ moved: [{ session: a.number(), ...elsewhere }] })
   await vi.advanceTimersByTimeAsync(1_000)
-  const state = a.keeper.stateOf(lease('b', 1))
-  const before = [Buffer.from(a.keeper.ownEnd), a.number()]
+  const state = a.manager.stateOf(lease('b', 1))
+  const before = [Buffer.from(a.manager.ownEnd), a.number()]
   const { successor, hasInherited } = successorOf(a)
-  successor.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  successor.manager.setPeers(new Map([['b', lease('b', 1)]]))
   expect(hasInherited).toBe(true)
-  expect([Buffer.from(successor.keeper.ownEnd), successor.number()]).toEqual(before)
-  expect(successor.keeper.endpointOf(lease('b', 1))).toEqual(elsewhere)
+  expect([Buffer.from(successor.manager.ownEnd), successor.number()]).toEqual(before)
+  expect(successor.manager.endpointOf(lease('b', 1))).toEqual(elsewhere)
   successor.begin(true)
-  expect(successor.keeper.stateOf(lease('b', 1))).toEqual(state)
+  expect(successor.manager.stateOf(lease('b', 1))).toEqual(state)
   // There are keys, so a report that there are none is forged.
   successor.hears(elsewhere, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
   await vi.advanceTimersByTimeAsync(1_000)
   expect(successor.given).toEqual([])
   // New keys are negotiated in time, with an index that no other pair of keys has.
-  b.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+  b.manager.setPeers(new Map([['a', lease('a', 0)]]))
   await vi.advanceTimersByTimeAsync(10_000)
   successor.says({ wanted: [successor.number()], moved: [{ session: successor.number(), ...PLACES[1]! }] })
   await vi.advanceTimersByTimeAsync(200)
@@ -391,7 +392,7 @@ it('continues without keys that are lost, but with the known endpoint', async ()
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
   const { successor } = successorOf(a)
-  successor.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  successor.manager.setPeers(new Map([['b', lease('b', 1)]]))
   successor.begin(false)
   await vi.advanceTimersByTimeAsync(100)
   successor.hears(PLACES[1]!, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
@@ -399,11 +400,11 @@ it('continues without keys that are lost, but with the known endpoint', async ()
   expect([successor.given.length, b.given.length]).toEqual([1, 2])
 })
 
-it('gives no earlier number to a peer that the previous keeper did not have', () => {
+it('gives no earlier number to a peer that the previous manager did not have', () => {
   const [a] = both()
   const number = a.number()
   const { successor } = successorOf(a)
-  successor.keeper.setPeers(new Map([['a', lease('a', 0)]]))
+  successor.manager.setPeers(new Map([['a', lease('a', 0)]]))
   expect([numberOf(successor, 1), numberOf(successor, 0) > number]).toEqual([0, true])
 })
 
@@ -413,11 +414,11 @@ it('repeats an unanswered initiation soon, but not before the peer would accept 
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(1)
   const { successor } = successorOf(a)
-  successor.keeper.setPeers(new Map([['b', lease('b', 1)]]))
+  successor.manager.setPeers(new Map([['b', lease('b', 1)]]))
   successor.begin(true)
   successor.says({ wanted: [successor.number()] })
   await vi.advanceTimersByTimeAsync(20)
-  expect(successor.keeper.stateOf(lease('b', 1))?.attempts).toBe(0)
+  expect(successor.manager.stateOf(lease('b', 1))?.attempts).toBe(0)
   await vi.advanceTimersByTimeAsync(200)
   expect([successor.given.length, b.given.length]).toEqual([1, 1])
 })
@@ -427,10 +428,10 @@ it('does nothing between the end of one engine and the start of the next', async
   a.isCut = true
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(100)
-  a.keeper.pause()
+  a.manager.pause()
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(20_000)
-  expect(a.keeper.stateOf(lease('b', 1))?.attempts).toBe(1)
+  expect(a.manager.stateOf(lease('b', 1))?.attempts).toBe(1)
   // Another process had the path in the meantime, and stored a later timestamp.
   const left = Math.ceil(Date.now() / 1_000) * 60 + 100_000
   writeFileSync(join(folder, 'stamp-0'), String(left))
@@ -442,15 +443,15 @@ it('does nothing between the end of one engine and the start of the next', async
 })
 
 it('does not continue from the state of other keys, or from invalid state', () => {
-  const head = both()[0].keeper.pause()
+  const head = both()[0].manager.pause()
   const changed = (at: number): Uint8Array => head.map((byte, index) => (index === at ? byte ^ 1 : byte))
   const heads = [changed(0), changed(31), changed(32), changed(head.length - 1), head.subarray(1), head.subarray(0, 32)]
   for (const junk of [...heads, new Uint8Array(), new Uint8Array(5)])
-    expect(new Node(0).keeper.inherit(junk)).toBe(false)
-  expect(new Node(1).keeper.inherit(head)).toBe(false)
-  expect(new Node(0, Buffer.alloc(32, 1).toString('base64')).keeper.inherit(head)).toBe(false)
+    expect(new Node(0).manager.inherit(junk)).toBe(false)
+  expect(new Node(1).manager.inherit(head)).toBe(false)
+  expect(new Node(0, Buffer.alloc(32, 1).toString('base64')).manager.inherit(head)).toBe(false)
   const same = new Node(0)
-  expect(same.keeper.inherit(head)).toBe(true)
+  expect(same.manager.inherit(head)).toBe(true)
   // The state contains no secret; the proof does not reveal its key.
   expect(Buffer.from(head).toString()).not.toContain(KEYS[0]!.reveal())
 })

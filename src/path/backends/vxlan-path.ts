@@ -1,0 +1,82 @@
+// vxlan-path.ts - the data path of a family that the kernel's vxlan device carries.
+
+import type { Lease } from '../../control/lease/lease.ts'
+import { formatAddress, formatEndpoint, type Family } from '../../net/address.ts'
+import type { PathSide } from '../contract.ts'
+import type { NextHop } from '../device/route-sync.ts'
+import { RoutedPath, type RoutedParts } from './routed-path.ts'
+import { vtepMacOf } from './vxlan-config.ts'
+import type { VxlanDevice } from './vxlan-device.ts'
+import { entriesOfPeers, type VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
+
+/** The data path of a family: a peer without a direct route has a neighbour entry and a forwarding entry in the device. */
+export class VxlanPath extends RoutedPath {
+  readonly #family: Family
+  readonly #opened: VxlanDevice
+  readonly #port: number
+  /** The entries that the device should have; undefined after the peers have changed. */
+  #wanted: VxlanEntries | undefined
+
+  constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {
+    super(parts)
+    this.#family = parts.family
+    this.#opened = opened
+    this.#port = port
+  }
+
+  /** Returns the neighbour and forwarding entries that the device should have. */
+  entries(): VxlanEntries {
+    return (this.#wanted ??= entriesOfPeers(this.#peersIn(this.tunnelled)))
+  }
+
+  protected hopTo(peer: Lease): NextHop {
+    return { gateway: formatAddress(this.sideOf(peer).subnet.address), device: this.#opened.link, onlink: true }
+  }
+
+  protected sideTo(peer: Lease): PathSide {
+    const { host, subnet } = this.sideOf(peer)
+    return { endpoint: formatEndpoint(host, this.#port), probe: subnet.address, way: 'kernel' }
+  }
+
+  protected override repairDevice(): Promise<readonly string[]> {
+    return this.#opened.resync(this.#peersIn(this.tunnelled))
+  }
+
+  /** Sets the peers' entries before the routes that use them, and removes unused entries afterwards. */
+  protected override async setRoutes(
+    subnets: ReadonlySet<string> | undefined,
+    before: ReadonlyMap<string, Lease>,
+  ): Promise<void> {
+    const { entries: table } = this.#opened
+    this.#wanted = undefined
+    if (!subnets) {
+      await table.putMissing(this.#peersIn(this.tunnelled))
+      await super.setRoutes(subnets, before)
+      return table.keepOnly(this.#peersIn(this.tunnelled))
+    }
+    if (!(await table.put(this.#peersIn(this.tunnelled, subnets))))
+      await table.putMissing(this.#peersIn(this.tunnelled))
+    await super.setRoutes(subnets, before)
+    const old = entriesOfPeers(this.#peersIn(before, subnets))
+    const had = await table.remove({
+      addresses: new Map([...old.addresses].filter(([address]) => !this.entries().addresses.has(address))),
+      macs: new Map([...old.macs].filter(([mac]) => !this.entries().macs.has(mac))),
+    })
+    if (!had) await table.keepOnly(this.#peersIn(this.tunnelled))
+  }
+
+  #peersIn(peers: ReadonlyMap<string, Lease>, subnets: Iterable<string> = peers.keys()): VxlanPeer[] {
+    return [...subnets].flatMap((subnet) => {
+      const peer = peers.get(subnet)
+      return peer ? [this.#peerOf(peer)] : []
+    })
+  }
+
+  #peerOf(peer: Lease): VxlanPeer {
+    return {
+      address: formatAddress(this.sideOf(peer).subnet.address),
+      host: this.hostOf(peer),
+      mac: vtepMacOf(peer.attrs, this.#family) ?? '',
+    }
+  }
+}

@@ -1,0 +1,87 @@
+// admission.ts - decides which received handshake messages are processed, in the order of cost: mac1 first, then the rate limits with the
+// cookie. Each type of message has its own limits, so that a flood of initiations does not displace responses.
+
+import { createCookies, hasMac1, type Cookies, type Endpoint, type MacKeys } from './cookie.ts'
+import type { Randomness } from './crypto.ts'
+import { createHandshakeLimiter } from './handshake-limiter.ts'
+
+export interface AdmissionCounters {
+  /**
+   * The number of messages that were dropped because their length, type or mac1 was wrong, because their sender was unknown, because they
+   * answered no message of this node, or because they could not be decrypted.
+   */
+  junk: number
+  /**
+   * The number of messages that exceeded a rate limit (handshake-limiter.ts), or were a peer's second initiation within ACCEPT_EVERY_MS.
+   */
+  limited: number
+  cookiesSent: number
+}
+
+export class Admission {
+  readonly counters: AdmissionCounters = { junk: 0, limited: 0, cookiesSent: 0 }
+  /** The keys of the MACs in messages to this node. */
+  readonly #own: MacKeys
+  readonly #cookies: Cookies
+  /** The limits of each type of message. A forged response rarely has an index for which a response is expected. */
+  readonly #limiters
+  readonly #send: (to: Endpoint, message: Uint8Array) => void
+
+  /** `send` sends a cookie reply. */
+  constructor(own: MacKeys, random: Randomness, send: (to: Endpoint, message: Uint8Array) => void) {
+    this.#own = own
+    this.#cookies = createCookies(own, random)
+    this.#limiters = {
+      initiation: createHandshakeLimiter(this.#cookies),
+      response: createHandshakeLimiter(this.#cookies, 'requested'),
+      cookieReply: createHandshakeLimiter(this.#cookies),
+    }
+    this.#send = send
+  }
+
+  /**
+   * Says if an initiation or a response must be processed. The message is counted if it is dropped, and answered with a cookie reply if its
+   * sender must first prove its address.
+   */
+  judge(
+    kind: 'initiation' | 'response',
+    message: Uint8Array,
+    from: Endpoint,
+    now: number,
+  ): 'accepted' | 'limited' | 'junk' {
+    const limiter = this.#limiters[kind]
+    if (!limiter.mayReceive(now)) return this.countLimited()
+    if (!hasMac1(message, this.#own)) return this.refuse()
+    const verdict = limiter.judge(message, from, now)
+    if (verdict === 'process') return 'accepted'
+    if (verdict === 'challenge') {
+      this.counters.cookiesSent += 1
+      this.#send(from, this.#cookies.reply(message, from, now))
+    }
+    return this.countLimited()
+  }
+
+  /** True if a cookie reply to this node may be decrypted. The message is counted if not. */
+  mayOpenCookieReply(now: number): boolean {
+    if (this.#limiters.cookieReply.mayReceive(now)) return true
+    this.countLimited()
+    return false
+  }
+
+  /** Counts a message that is dropped because it is invalid. */
+  refuse(): 'junk' {
+    this.counters.junk += 1
+    return 'junk'
+  }
+
+  /** Counts a message that is dropped because of a limit. */
+  countLimited(): 'limited' {
+    this.counters.limited += 1
+    return 'limited'
+  }
+
+  /** Erases the secret of the cookies. */
+  close(): void {
+    this.#cookies.wipe()
+  }
+}

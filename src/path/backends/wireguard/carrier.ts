@@ -1,0 +1,50 @@
+// carrier.ts - chooses whether the kernel or weftd itself carries WireGuard's packets.
+
+import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
+import type { Log } from '../../../base/log.ts'
+import type { Run } from '../../../host/command.ts'
+import { addDevice } from '../../../host/links.ts'
+import { KINDS, type Settings } from '../../catalog.ts'
+
+export type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
+
+const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
+/** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
+const TRIED = 'weft-wg-try'
+
+/**
+ * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
+ * otherwise weftd.
+ */
+export async function chooseCarrier(
+  wanted: Carrier | undefined,
+  lacks: readonly string[],
+  run: Run,
+  log: Log,
+): Promise<Carrier> {
+  const { name: option } = KINDS.wireguard.options.dataPath
+  const lack = `this Node.js has no ${lacks.join(', no ')}`
+  if (wanted === 'userspace' && lacks.length > 0)
+    throw new WeftError('DEVICE', `${lack}: weftd cannot carry WireGuard itself`, {
+      remedy: `${NODE_REMEDY}, or leave out Backend.${option}`,
+    })
+  if (wanted !== undefined) {
+    const who = wanted === 'userspace' ? 'weftd itself' : 'the kernel'
+    log.info(`WireGuard is carried by ${who}: "${option}" is "${wanted}"`)
+    return wanted
+  }
+  try {
+    await addDevice(run, TRIED, 'wireguard', [])
+    await run('ip', ['link', 'del', TRIED])
+    return 'kernel'
+  } catch (error) {
+    if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error
+    if (lacks.length > 0)
+      throw new WeftError('DEVICE', `WireGuard cannot be carried: ${messageOf(error)}, and ${lack}`, {
+        remedy: NODE_REMEDY + ', or load the module `wireguard` into the kernel',
+        cause: error,
+      })
+    log.info(`WireGuard is carried by weftd itself: ${messageOf(error)}`)
+    return 'userspace'
+  }
+}

@@ -1,0 +1,160 @@
+// initiator.ts - the initiator of a handshake: when this node sends an initiation to a peer, repeats it and gives up, and what it does with
+// the peer's response or cookie reply.
+//
+// The states of a peer here:
+//
+//   idle       `wantedAt` and `pending` are undefined: the engine wants no keys
+//   waiting    `wantedAt` is set: an initiation will be sent as soon as REKEY_TIMEOUT_MS after the previous one and INITIATIONS allow it
+//   pending    `pending` is set: an initiation was sent, and this node has the secrets that decrypt its response
+//
+// The engine moves a peer from idle to waiting (`want`). After REKEY_TIMEOUT_MS without a valid response a peer returns from pending to
+// waiting, and after REKEY_ATTEMPT_MS to idle. A valid response makes the peer idle. If a packet confirms keys of the peer's own handshake,
+// no keys are wanted any more, and the peer becomes idle when its deadline passes; until then this node accepts the response. This file
+// owns the only timer of handshakes (`nextAt`); an idle peer has no deadline.
+//
+// The engine reports that it needs keys again and again, so no report has to be remembered after this node gave up.
+
+import { SecretBytes } from '../../../base/secret.ts'
+import { createBucket } from '../../engine/reference/bucket.ts'
+import type { Admission } from './admission.ts'
+import { openCookieReply, type Endpoint } from './cookie.ts'
+import { createDeadlines } from './deadlines.ts'
+import { COOKIE_USE_MS, INITIATIONS, JITTER_MS, REKEY_ATTEMPT_MS, REKEY_TIMEOUT_MS, TURN_MS } from './limits.ts'
+import type { LocalNode } from './local-node.ts'
+import { cookieReceiverIn, initiationOf, noiseInResponse, receiverIndexIn, senderIndexIn } from './messages.ts'
+import { readSecond, writeFirst } from './noise.ts'
+import type { Peer } from './peer.ts'
+import { stampOf, type Stamps } from './tai64n.ts'
+
+export class Initiator {
+  readonly #node: LocalNode
+  readonly #admission: Admission
+  /** The source of the timestamps in initiations. */
+  readonly stamps: Stamps
+  /** The peers to which an initiation will be sent, in this order, as soon as `#mayInitiate` allows it. */
+  readonly #waiting = new Set<Peer>()
+  readonly #mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
+  /** The next time at which `#waiting` is tried again. */
+  #turnAt = -Infinity
+  /** The peers by their `dueAt`. */
+  readonly #deadlines = createDeadlines<Peer>()
+
+  constructor(node: LocalNode, admission: Admission, stamps: Stamps) {
+    this.#node = node
+    this.#admission = admission
+    this.stamps = stamps
+  }
+
+  /** Starts a handshake with a peer whose keys the engine needs, unless a handshake is running or keys were made just now. */
+  want(peer: Peer, now: number): void {
+    if (peer.wantedAt !== undefined) return
+    // The engine's report crossed the new keys on their way, so no further handshake is needed.
+    if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
+    peer.wantedAt = now
+    // If an initiation was sent a short time ago, `#due` sends the next one when its deadline passes.
+    if (peer.dueAt <= now) this.#waiting.add(peer)
+    this.#sendWaiting(now)
+  }
+
+  /** Postpones the next initiation to a peer, because another process sent an initiation. */
+  postpone(peer: Peer, until: number): void {
+    peer.dueAt = until
+    this.#deadlines.add(peer, until)
+  }
+
+  /** Ends the handshakes with a peer, because it has keys in use that this node has too. */
+  complete(peer: Peer, now: number): void {
+    this.#waiting.delete(peer)
+    peer.wantedAt = undefined
+    peer.completedAt = now
+    peer.at = this.#node.wall()
+    peer.attempts = 0
+    peer.failure = undefined
+    peer.stale = 0
+    peer.unconfirmed = 0
+  }
+
+  remove(peer: Peer): void {
+    this.#waiting.delete(peer)
+    this.stamps.passed(peer.lastTick)
+  }
+
+  tick(now: number): void {
+    for (const peer of this.#deadlines.take(now)) this.#due(peer, now)
+    this.#sendWaiting(now)
+  }
+
+  nextAt(): number {
+    return this.#waiting.size > 0 ? Math.min(this.#turnAt, this.#deadlines.next()) : this.#deadlines.next()
+  }
+
+  readResponse(from: Endpoint, message: Buffer, now: number): void {
+    const index = receiverIndexIn(message)
+    const peer = this.#node.peerOfIndex(index)
+    const pending = peer?.pending
+    if (!peer || pending?.index !== index) return void this.#admission.refuse()
+    if (this.#admission.judge('response', message, from, now) !== 'accepted') return
+    const answer = readSecond(this.#node.own, pending, noiseInResponse(message), peer.psk)
+    if (!answer) {
+      pending.failure = 'not-authentic'
+      return void this.#admission.refuse()
+    }
+    peer.forgetPending()
+    this.complete(peer, now)
+    this.#node.roam(peer, from)
+    const peerIndex = senderIndexIn(message)
+    this.#node.install(peer, { isInitiator: true, ownIndex: index, peerIndex, ...answer.keys })
+  }
+
+  readCookieReply(message: Buffer, now: number): void {
+    const index = cookieReceiverIn(message)
+    const peer = this.#node.peerOfIndex(index)
+    if (!peer?.sentMac1 || peer.sentIndex !== index) return void this.#admission.refuse()
+    if (!this.#admission.mayOpenCookieReply(now)) return
+    const cookie = openCookieReply(message, peer.macKeys, peer.sentMac1)
+    if (!cookie) return void this.#admission.refuse()
+    peer.sentMac1 = undefined
+    peer.cookie?.wipe()
+    peer.cookie = new SecretBytes(cookie)
+    peer.cookieUntil = now + COOKIE_USE_MS
+  }
+
+  /** Returns a peer whose deadline has passed from pending to waiting, or to idle. */
+  #due(peer: Peer, now: number): void {
+    if (peer.dueAt > now || this.#node.peers.get(peer.number) !== peer) return
+    // If keys are no longer wanted, a handshake that the peer began has made them meanwhile, and this one did not fail.
+    if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
+    peer.forgetPending()
+    if (peer.wantedAt === undefined) return
+    if (now - peer.wantedAt < REKEY_ATTEMPT_MS) this.#waiting.add(peer)
+    else peer.wantedAt = undefined
+  }
+
+  #sendWaiting(now: number): void {
+    for (const peer of this.#waiting) {
+      if (!this.#mayInitiate(now)) {
+        if (this.#turnAt <= now) this.#turnAt = now + TURN_MS
+        return
+      }
+      this.#waiting.delete(peer)
+      this.#initiate(peer, now)
+    }
+  }
+
+  #initiate(peer: Peer, now: number): void {
+    peer.forgetPending()
+    const { random, own, wall } = this.#node
+    const jitterMs = Buffer.from(random.bytes(4)).readUInt32LE() % (JITTER_MS + 1)
+    this.postpone(peer, now + REKEY_TIMEOUT_MS + jitterMs)
+    peer.lastTick = this.stamps.next(peer.lastTick, wall())
+    const written = writeFirst(own, peer, random.keyPair(), stampOf(peer.lastTick))
+    if (!written) {
+      peer.failure = 'bad-key'
+      return
+    }
+    const index = this.#node.newIndex(peer)
+    peer.pending = { ...written.sent, index, sentAt: now, failure: 'no-answer' }
+    peer.attempts += 1
+    this.#node.send(peer, peer.endpoint, index, initiationOf(index, written.message), now)
+  }
+}

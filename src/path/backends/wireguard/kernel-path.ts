@@ -1,0 +1,164 @@
+// kernel-path.ts - the data path of the families that the kernel's WireGuard device carries.
+
+import type { Log } from '../../../base/log.ts'
+import type { Secret } from '../../../base/secret.ts'
+import type { NetworkConfig } from '../../../control/config/network-config.ts'
+import { sideOf, type Lease } from '../../../control/lease/lease.ts'
+import type { Run } from '../../../host/command.ts'
+import type { FollowedLink } from '../../../host/links.ts'
+import { formatNet, type ByFamily, type Family, type Net } from '../../../net/address.ts'
+import type { Adapting, Counting, DataPath, PathPeer, PathSide, PathTraffic } from '../../contract.ts'
+import type { TunDevice } from '../../device/tun-device.ts'
+import type { PeerFilter, PeerFilterOptions } from '../../tunnel/peer-filter.ts'
+import { KernelPath } from '../kernel-path.ts'
+import type { WireguardDevice, WireguardPeer } from '../wireguard-device.ts'
+
+export interface KernelOptions {
+  readonly config: NetworkConfig
+  readonly run: Run
+  readonly log: Log
+  /** Logs the same line only seldom, because opening is tried again and again. */
+  readonly calm: Log
+  readonly name: string
+  /** The families of inner packets. */
+  readonly families: readonly Family[]
+  /** The UDP port, and the name of the option that sets it. */
+  readonly port: { readonly number: number; readonly option: string }
+  /** The longest packet in bytes that containers may send, and the name of the interface that limits its length. */
+  readonly mtu: number
+  readonly external: string
+  readonly keyFile: string
+  readonly privateKey: Secret
+  /** The public key that belongs to `privateKey`, in base64. */
+  readonly ownKey: string
+  readonly psk: Secret
+  /** The interval in seconds between keepalive packets; 0 switches them off. */
+  readonly keepalive: number
+  /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
+  readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined
+  readonly filterOf: (family: Family) => Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
+  /** Checks if the key file has changed. It is called with each check of the device. */
+  readonly check: () => Promise<void>
+}
+
+/** The part of the data path for one family. */
+export interface FamilyPart {
+  readonly family: Family
+  readonly subnet: Net
+  /** The address, MTU and route of the device in this family. */
+  readonly device: TunDevice
+  readonly filter: PeerFilter
+}
+
+export class WireguardPath extends KernelPath implements Counting {
+  readonly counting: Counting = this
+  /** Lists the families for which the MTU is too small. When the MTU grows, the data path is opened again. */
+  readonly adapting: Adapting
+  override readonly fault: Promise<Error>
+  readonly #link: FollowedLink
+  readonly #log: Log
+  readonly #opened: WireguardDevice
+  readonly #run: Run
+  readonly #parts: readonly FamilyPart[]
+  readonly #endOf: KernelOptions['endOf']
+  readonly #checkKey: KernelOptions['check']
+  #reportFault!: (reason: Error) => void
+  /** The peers that the device should have. */
+  #peers: readonly WireguardPeer[] = []
+  /** The usable leases of the last `apply`, with the family for which each is used. */
+  #applied: readonly (readonly [Lease, Family])[] = []
+  /**
+   * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind
+   * NAT.
+   */
+  readonly #moved = new Map<string, string>()
+
+  constructor(
+    options: KernelOptions,
+    link: FollowedLink,
+    opened: WireguardDevice,
+    parts: readonly FamilyPart[],
+    lacking: ByFamily<string>,
+  ) {
+    super({
+      families: options.families,
+      device: link,
+      probeSource: Object.fromEntries(parts.map(({ family, subnet }) => [family, subnet.address])),
+      filters: parts.map(({ filter }) => filter),
+    })
+    this.fault = new Promise((resolve) => (this.#reportFault = resolve))
+    this.adapting = { lacking, isOutdated: false, renew: async () => {} }
+    this.#link = link
+    this.#log = options.log
+    this.#opened = opened
+    this.#run = options.run
+    this.#parts = parts
+    this.#endOf = options.endOf
+    this.#checkKey = options.check
+  }
+
+  override carrier(): ReturnType<DataPath['carrier']> {
+    return {
+      ...super.carrier(),
+      devices: Object.fromEntries(this.#parts.map(({ family }) => [family, this.#link.name])),
+    }
+  }
+
+  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
+    const traffic = await this.#opened.traffic()
+    const byLease = new Map<string, PathTraffic>()
+    for (const [peer, family] of this.#applied) {
+      const passed = traffic.get(this.#endOf(peer, family)?.publicKey ?? '')
+      if (!passed) continue
+      const { session, endpoint, ...counted } = passed
+      if (endpoint !== undefined) this.#moved.set(session.publicKey, endpoint)
+      byLease.set(peer.key, { ...counted, sessions: { ...byLease.get(peer.key)?.sessions, [family]: session } })
+    }
+    return byLease
+  }
+
+  protected async setPeers(leases: ReadonlyMap<string, Lease>, ownLeaseKey: string): Promise<void> {
+    const usable = this.#parts.flatMap(({ filter, family }) =>
+      filter.usable(leases, ownLeaseKey).map((peer) => [peer, family] as const),
+    )
+    // A host with two leases, or with both families, is one WireGuard peer, because it has one key.
+    const byKey = new Map<string, WireguardPeer>()
+    for (const [peer, family] of usable) {
+      const end = this.#endOf(peer, family)
+      if (!end) continue
+      const net = formatNet(sideOf(peer, family).subnet)
+      byKey.set(end.publicKey, { ...end, allowedIps: [...(byKey.get(end.publicKey)?.allowedIps ?? []), net] })
+    }
+    this.#peers = [...byKey.values()]
+    await this.#opened.setPeers(this.#peers)
+    this.#moved.clear()
+    this.#applied = usable
+  }
+
+  protected async repair(): Promise<readonly string[]> {
+    if (!(await this.#link.follow(this.#run, this.#log))) {
+      this.#reportFault(new Error(`${this.#link.name} is gone`))
+      return []
+    }
+    await this.#checkKey()
+    const repaired: string[] = []
+    for (const { device } of this.#parts) repaired.push(...(await device.resync()))
+    const others = await this.#opened.setPeers(this.#peers)
+    return others > 0 ? [...repaired, `${others} settings of ${this.#link.name} had changed`] : repaired
+  }
+
+  protected listPeers(): readonly PathPeer[] {
+    const byKey = new Map<string, PathPeer>()
+    for (const [peer, family] of this.#applied) {
+      const { publicKey = '', endpoint: published = '' } = this.#endOf(peer, family) ?? {}
+      const endpoint = this.#moved.get(publicKey) ?? published
+      const side: PathSide = { endpoint, probe: sideOf(peer, family).subnet.address, way: 'kernel' }
+      byKey.set(peer.key, { ...byKey.get(peer.key), key: peer.key, [family]: side })
+    }
+    return [...byKey.values()]
+  }
+
+  protected override end(): Promise<void> {
+    return this.#opened.close()
+  }
+}

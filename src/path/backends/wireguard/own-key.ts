@@ -1,0 +1,66 @@
+// own-key.ts - this node's key pair, as it was in the key file at the start, and the changes of the file.
+
+import type { Log } from '../../../base/log.ts'
+import type { Secret } from '../../../base/secret.ts'
+import type { Run } from '../../../host/command.ts'
+import { changeOf, privateKeyOf, publicKeyTo } from './key-file.ts'
+
+/** The key pair of this node, which does not change while the daemon runs. */
+export interface OwnKey {
+  readonly privateKey: Secret
+  /** The public key in base64. */
+  readonly publicKey: string
+}
+
+export class OwnKeyFile {
+  readonly path: string
+  /** True if this Node.js lacks X25519, so that `wg` computes the public key. */
+  readonly #lacksX25519: boolean
+  readonly #run: Run
+  readonly #log: Log
+  /** The key pair that was in the file at the start; undefined before it was first read. */
+  #atStart: Promise<OwnKey> | undefined
+  /** The change of the file that was logged last; undefined if the file contains this node's key. */
+  #change: string | undefined
+
+  constructor(path: string, lacksX25519: boolean, run: Run, log: Log) {
+    this.path = path
+    this.#lacksX25519 = lacksX25519
+    this.#run = run
+    this.#log = log
+  }
+
+  /**
+   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the file has no effect
+   * until weftd is restarted.
+   */
+  async read(): Promise<OwnKey> {
+    this.#atStart ??= this.#readFile()
+    try {
+      return await this.#atStart
+    } catch (error) {
+      this.#atStart = undefined // the file may be repaired
+      throw error
+    }
+  }
+
+  /** Logs once when the key file has changed, and once when it contains this node's key again. */
+  async check({ privateKey }: OwnKey): Promise<void> {
+    const change = await changeOf(this.path, privateKey)
+    if (change === this.#change) return
+    this.#change = change
+    if (change === undefined) this.#log.info(`The key file ${this.path} holds the key of this node again`)
+    else
+      this.#log.warn(
+        `This node continues with the key that it read at its start, although ${change}: restart weftd to use the file`,
+      )
+  }
+
+  async #readFile(): Promise<OwnKey> {
+    const privateKey = await privateKeyOf(this.path)
+    const publicKey = this.#lacksX25519
+      ? (await this.#run('wg', ['pubkey'], { input: privateKey.reveal() })).trim()
+      : publicKeyTo(privateKey)
+    return { privateKey, publicKey }
+  }
+}

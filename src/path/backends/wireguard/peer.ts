@@ -1,0 +1,115 @@
+// peer.ts - the state of the handshakes with one peer. docs/design/wireguard-sessions.md explains the states.
+//
+// Times are in ms of the session clock (session-clock.ts), except `at`, which is in ms since 1970.
+
+import type { SecretBytes } from '../../../base/secret.ts'
+import type { PeerSession } from '../../contract.ts'
+import { macKeysOf, type Endpoint, type MacKeys } from './cookie.ts'
+import { Remote, type Sent } from './noise.ts'
+import type { KeyPair } from './x25519.ts'
+
+type Failure = NonNullable<PeerSession['failure']>
+
+/** A peer as the caller of Handshakes.setPeers describes it. */
+export interface HandshakePeer {
+  /** The peer's session number, below MOST_PEERS. A public key keeps its number as long as the process runs. */
+  readonly number: number
+  readonly publicKey: Uint8Array
+  readonly psk?: SecretBytes | undefined
+  /** The endpoint to which datagrams to the peer are sent. */
+  readonly endpoint: Endpoint
+}
+
+/** An initiation that the peer has not answered yet, with the secrets that decrypt its response. */
+interface Pending extends Sent {
+  /** The index in the initiation, which the response repeats. */
+  readonly index: number
+  readonly sentAt: number
+  /** The failure to report if no valid response comes. */
+  failure: Failure
+}
+
+export class Peer extends Remote {
+  readonly number: number
+  psk: SecretBytes | undefined
+  /** The endpoint to which datagrams to the peer are sent. */
+  endpoint: Endpoint
+  /**
+   * A counter, from a random start, that is in the low bits of the peer's indices. An index is used again only after 4096 handshakes.
+   * Session::set_keys (native/core/session.h) erases an older pair of keys with an equal index.
+   */
+  low: number
+  /** The time of the last handshake that made keys in use; -Infinity if there was none, or if the keys are lost. */
+  completedAt = -Infinity
+
+  // The initiator's state, which initiator.ts changes.
+
+  /** The time at which the engine first wanted the keys that are still missing; undefined if no keys are wanted. */
+  wantedAt: number | undefined
+  /** The unanswered initiation; undefined if there is none. */
+  pending: Pending | undefined
+  /** The time at which this node gives up waiting for the response to `pending`, and may send another initiation. */
+  dueAt = -Infinity
+  /** The tick of the last timestamp that this node sent to the peer; -1 if there was none. */
+  lastTick = -1
+
+  // The responder's state, which responder.ts changes.
+
+  /** The greatest timestamp of the peer's accepted initiations; -1 if there was none. */
+  greatest = -1n
+  /** The time at which the peer's last initiation was accepted. */
+  acceptedAt = -Infinity
+  /**
+   * The endpoint from which the peer's last initiation came. The endpoint becomes the peer's endpoint only after a packet proves that the
+   * initiation was not a replay.
+   */
+  answered: Endpoint | undefined
+
+  // The state of the MACs in messages to the peer, and the peer's answer if it is under load (local-node.ts and initiator.ts).
+
+  #macKeys: MacKeys | undefined
+  /** mac1 of the last message to the peer, with which the peer's cookie reply is decrypted; undefined after the reply. */
+  sentMac1: Uint8Array | undefined
+  /** The index in the last message to the peer, which the cookie reply repeats. */
+  sentIndex = 0
+  /** The cookie from the last cookie reply of the peer, and the time until which it may be used. */
+  cookie: SecretBytes | undefined
+  cookieUntil = -Infinity
+
+  // The results that the status reports.
+
+  /** The time, in ms since 1970, of the handshake at `completedAt`; undefined if there was none. */
+  at: number | undefined
+  /** The number of initiations to the peer since that handshake. */
+  attempts = 0
+  /** Why the last initiation made no keys; undefined if it made keys. */
+  failure: Failure | undefined
+  /** The number of initiations from the peer, since that handshake, whose timestamp was older than an earlier one. */
+  stale = 0
+  /** The number of answered initiations from the peer, since that handshake, after which no packet with the new keys came. */
+  unconfirmed = 0
+
+  constructor({ number, publicKey, psk, endpoint }: HandshakePeer, own: KeyPair, low: number) {
+    super(own, Uint8Array.from(publicKey))
+    this.number = number
+    this.psk = psk
+    this.endpoint = endpoint
+    this.low = low
+  }
+
+  get macKeys(): MacKeys {
+    return (this.#macKeys ??= macKeysOf(this.publicKey))
+  }
+
+  /** Erases the secrets of the unanswered initiation. */
+  forgetPending(): void {
+    this.pending?.transcript.wipe()
+    this.pending = undefined
+  }
+
+  override wipe(): void {
+    super.wipe()
+    this.forgetPending()
+    this.cookie?.wipe()
+  }
+}

@@ -1,0 +1,38 @@
+// session-numbers.ts - assigns the numbers of sessions, by which the engine finds them.
+//
+// The number of a removed session stays unused for NUMBER_REUSE_MS, because the engine's threads and waiting messages may still refer to
+// it.
+
+import { NUMBER_REUSE_MS } from './limits.ts'
+
+/** All numbers are below this limit; kMaxSessions in native/core/sessions.h is the same. */
+const MOST_SESSIONS = 1 << 20
+
+export class SessionNumbers {
+  /** The greatest number that was assigned. */
+  #last = 0
+  /** The numbers without a session, the oldest first, each with the time from which it may be assigned again. */
+  readonly #free: { readonly number: number; readonly from: number }[] = []
+
+  get last(): number {
+    return this.#last
+  }
+
+  assign(now: number): number {
+    const [first] = this.#free
+    const reusable = first && first.from <= now ? this.#free.shift() : undefined
+    const number = reusable?.number ?? ++this.#last
+    if (number >= MOST_SESSIONS) throw new Error(`more than ${MOST_SESSIONS} peers with keys`)
+    return number
+  }
+
+  release(number: number, now: number): void {
+    this.#free.push({ number, from: now + NUMBER_REUSE_MS })
+  }
+
+  /** Continues after another process, of whose numbers up to `last` those in `used` have a session. */
+  resume(last: number, used: ReadonlySet<number>, now: number): void {
+    this.#last = last
+    for (let number = 1; number <= last; number++) if (!used.has(number)) this.release(number, now)
+  }
+}
