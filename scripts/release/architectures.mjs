@@ -6,6 +6,8 @@
 
 /** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
 export const NODE_VERSION = '24.21.0'
+/** The oldest version of Debian's nodejs that runs weft (`engines` in package.json). */
+export const DEBIAN_NODE = '20.19'
 
 /**
  * @typedef {object} Architecture

@@ -66,8 +66,8 @@ function releaseNotes() {
 }
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
-/** Returns the license texts of all software in the executable. */
-function licences(packages) {
+/** Returns the license texts of all software in the executable; without Node.js's if Debian's nodejs runs weft, which has its own. */
+function licences(packages, hasNode = true) {
   const textOf = ({ folder }) => {
     const file = readdirSync(join(root, folder)).find((name) => /^licen[cs]e/i.test(name))
     return file ? read(join(folder, file)) : undefined
@@ -80,7 +80,7 @@ function licences(packages) {
   const all = [
     [`weft ${version} (Apache-2.0)`, read('LICENSE')],
     ...parts,
-    [`Node.js ${NODE_VERSION} and its components`, node],
+    ...(hasNode ? [[`Node.js ${NODE_VERSION} and its components`, node]] : []),
   ]
   return all.map(([title, text]) => `${'='.repeat(78)}\n${title}\n${'='.repeat(78)}\n\n${text.trim()}\n`).join('\n')
 }
@@ -104,6 +104,13 @@ function publish() {
   rmSync(before, { recursive: true, force: true })
 }
 
+/** Returns the folder for the intermediate files of one part of the release. */
+function below(name) {
+  const folder = join(root, 'build/release', name)
+  mkdirSync(folder, { recursive: true })
+  return folder
+}
+
 const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
 
 /**
@@ -118,7 +125,8 @@ function time() {
   return seconds
 }
 
-const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 4, pace: 'even' })
+const official = ARCHITECTURES.filter(({ integrity }) => integrity !== undefined)
+const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 2 + official.length * 2, pace: 'even' })
 try {
   process.umask(0o022) // the modes of the package's folders
   if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is not a version such as 0.2.0`)
@@ -142,47 +150,65 @@ try {
     'usr/share/zsh/vendor-completions/_weft': tool('completion', 'zsh'),
     'usr/share/fish/vendor_completions.d/weft.fish': tool('completion', 'fish'),
     'usr/share/doc/weft/changelog.gz': read('CHANGELOG.md'),
-    'usr/share/doc/weft/copyright': licences(packages),
     ...documents(root),
   }
-  const builds = ARCHITECTURES.map((architecture) => {
-    const work = join(root, 'build/release', architecture.name)
-    const addon = join(work, 'weft.node')
-    const executable = join(out, `weftd-linux-${architecture.name}`)
-    mkdirSync(work, { recursive: true })
-    progress.now(`the addon for ${architecture.name}`)
+  const addons = ARCHITECTURES.map((architecture) => {
+    progress.now(`the addon for ${architecture.debian}`)
+    const addon = join(below(architecture.name), 'weft.node')
     buildAddon(root, architecture, addon)
-    progress.now(`the executable for ${architecture.name}`)
-    buildExecutable({ root, work, architecture, version, code, lines, addon, target: executable })
-    chmodSync(executable, 0o755)
-    progress.now(`the Debian package for ${architecture.name}`)
-    const target = join(out, `weft_${version}_${architecture.debian}.deb`)
-    buildDeb({ root, work, architecture, version, publisher, executable, texts, target })
-    progress.now(`the RPM package for ${architecture.name}`)
-    buildRpm({ root, work, architecture, version, publisher, executable, texts, out })
-    writeMaterials(`weftd-linux-${architecture.name}`, `linux ${architecture.name}`, [
-      ...packages.map(library),
-      ...runtime(),
-    ])
-    return { architecture, executable, addon }
+    return { architecture, addon }
   })
-  const below = (name) => {
-    const folder = join(root, 'build/release', name)
-    mkdirSync(folder, { recursive: true })
-    return folder
-  }
   progress.now('the npm package')
-  const addons = Object.fromEntries(builds.map(({ architecture, addon }) => [architecture.name, addon]))
-  buildNpm({ root, work: below('npm'), publisher, addons, target: join(out, `weft-npm-${version}.tgz`) })
-  writeMaterials('weft-npm', 'npm package', [...dependencies(root).map(library), ...compiled()])
+  const npm = buildNpm({
+    root,
+    work: below('npm'),
+    publisher,
+    builds: addons,
+    target: join(out, `weft-npm-${version}.tgz`),
+  })
+  const modules = dependencies(root)
+  writeMaterials('weft-npm', 'npm package', [...modules.map(library), ...compiled()])
+  const builds = addons.map(({ architecture, addon }) => {
+    const work = below(architecture.name)
+    const { name, debian, integrity } = architecture
+    const executable = integrity ? join(out, `weftd-linux-${name}`) : undefined
+    if (executable !== undefined) {
+      progress.now(`the executable for ${debian}`)
+      buildExecutable({ root, work, architecture, version, code, lines, addon, target: executable })
+      chmodSync(executable, 0o755)
+    }
+    const components = executable ? [...packages.map(library), ...runtime()] : [...modules.map(library), ...compiled()]
+    const build = {
+      architecture,
+      executable,
+      addon,
+      npm,
+      components,
+      licences: executable ? licences(packages) : licences(modules, false),
+    }
+    const from = {
+      root,
+      work,
+      build,
+      version,
+      publisher,
+      texts: { ...texts, 'usr/share/doc/weft/copyright': build.licences },
+    }
+    progress.now(`the Debian package for ${debian}`)
+    buildDeb({ ...from, target: join(out, `weft_${version}_${debian}.deb`) })
+    if (architecture.rpm) {
+      progress.now(`the RPM package for ${debian}`)
+      buildRpm({ ...from, out })
+    }
+    writeMaterials(executable ? `weftd-linux-${name}` : `weft-deb-${debian}`, `linux ${name}`, components)
+    return build
+  })
   progress.now('the images')
   const image = join(out, `weft-image-${version}.tar`)
-  const from = { root, work: below('image'), version, publisher, licences: licences(packages), builds, target: image }
-  const digest = buildImage(from)
-  for (const { architecture } of builds)
+  const digest = buildImage({ root, work: below('image'), version, publisher, builds, target: image })
+  for (const { architecture, components } of builds)
     writeMaterials(`weft-image-${architecture.debian}`, `image for linux ${architecture.debian}`, [
-      ...packages.map(library),
-      ...runtime(),
+      ...components,
       ...debianPackages(imageBase(architecture)),
     ])
   progress.now('the files for Kubernetes')

@@ -174,9 +174,8 @@ describe('a package', () => {
     root: packageRoot,
     work: join(folder, 'work 100%d'),
     version: '0.1.0',
-    architecture: ARCHITECTURES[0]!,
+    build: { architecture: ARCHITECTURES[0]!, executable: join(folder, 'package.json'), addon: '', npm: '' },
     publisher: { maintainer: 'a <a@b>', repository: 'https://a' },
-    executable: join(folder, 'package.json'),
     texts: { 'usr/share/doc/weft/copyright': 'a', ...documents(packageRoot) },
   })
   beforeEach(() => vi.stubEnv('SOURCE_DATE_EPOCH', '4102444800')) // 2100-01-01, so that the clock is behind
