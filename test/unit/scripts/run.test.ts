@@ -264,7 +264,7 @@ describe('a program that is made or fetched first', () => {
   const script = (name: string): string => join(packageRoot, 'scripts', name)
   /** A source tree like that of `apt-get source`, and the output of make. It has links to itself, which a search would follow forever. */
   const apt =
-    'case "$*" in *source*) mkdir -p kubernetes-1/vendor/github.com/modern-go/reflect2 kubernetes-1/vendor/github.com/json-iterator/go;; esac'
+    'case " $* " in *" source "*) mkdir -p kubernetes-1/vendor/github.com/modern-go/reflect2 kubernetes-1/vendor/github.com/json-iterator/go;; esac'
   const make = [
     'mkdir -p _output/local/go/src/k8s.io _output/local/bin/linux/amd64',
     'ln -s "$PWD" _output/local/go/src/k8s.io/kubernetes',

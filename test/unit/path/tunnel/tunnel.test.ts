@@ -202,8 +202,8 @@ it('refuses a peer with the address that this node publishes now', async () => {
 })
 
 it('goes on with a renamed TUN: it logs the new name and repairs the TUN under the new name', async () => {
-  const address = [{ local: '192.0.2.1', family: 'inet' }]
-  host.external = JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: address }])
+  const addresses = [{ local: '192.0.2.1', family: 'inet' }]
+  host.external = JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: addresses }])
   const tunnel = await open()
   expect(await tunnel.resync()).toEqual([])
   tunName = 'other0'
