@@ -1,5 +1,5 @@
 // release.test.ts - `npm run release:test`: makes the release twice, and runs it without Node.js on bare Debian systems, in containers, and in
-// an emulator for arm64. The npm package runs with each supported Node.js.
+// emulators for the other architectures. The npm package runs with each supported Node.js.
 //
 // WEFT_RELEASE_DIR names a release of the same commit that was made elsewhere. That release is then tested and compared with one made here.
 
@@ -21,6 +21,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { execute, output } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { ARCHITECTURES } from '../../scripts/release/architectures.mjs'
 import { DEBIANS, fetchNode, insteadIn, makeDebian, npmFolder } from '../support/debian.ts'
 import { eventually } from '../support/event.ts'
 import { printStep } from '../support/long-step.ts'
@@ -50,11 +51,14 @@ const missing = needs(
   'ping',
   'dpkg-deb',
   'rpmbuild',
-  'aarch64-linux-gnu-g++',
-  'qemu-aarch64-static',
+  ...ARCHITECTURES.flatMap(({ gnu, qemu }) => (qemu ? [`${gnu}-g++`, qemu] : [])),
   'podman',
   'runc',
 )
+
+const OFFICIAL = ARCHITECTURES.filter(({ integrity }) => integrity !== undefined)
+/** The architectures on which Debian's nodejs runs weft. */
+const BY_DEBIAN = ARCHITECTURES.filter(({ integrity }) => integrity === undefined)
 
 const cacheHome = process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache')
 
@@ -159,9 +163,10 @@ describe('a release', () => {
   it('is complete, and its checksums are right', async () => {
     expect(readdirSync(release).toSorted()).toEqual(
       [
-        ...['x64', 'arm64'].flatMap((name) => [`weftd-linux-${name}`, `weftd-linux-${name}.cdx.json`]),
-        ...['amd64', 'arm64'].flatMap((name) => [`weft_${version}_${name}.deb`, `weft-image-${name}.cdx.json`]),
-        ...['x86_64', 'aarch64'].map((name) => `weft-${version}.${name}.rpm`),
+        ...OFFICIAL.flatMap(({ name }) => [`weftd-linux-${name}`, `weftd-linux-${name}.cdx.json`]),
+        ...ARCHITECTURES.flatMap(({ debian }) => [`weft_${version}_${debian}.deb`, `weft-image-${debian}.cdx.json`]),
+        ...BY_DEBIAN.map(({ debian }) => `weft-deb-${debian}.cdx.json`),
+        ...OFFICIAL.map(({ rpm }) => `weft-${version}.${rpm}.rpm`),
         NPM,
         'weft-npm.cdx.json',
         `weft-image-${version}.tar`,
@@ -469,7 +474,9 @@ describe('the npm package', () => {
   it('contains an addon for each architecture and all licenses', async () => {
     const names = (await output(['tar', '-tzf', join(release, NPM)])).split('\n')
     const addons = names.filter((name) => name.endsWith('.node')).toSorted()
-    expect(addons).toEqual(['arm64', 'x64'].map((name) => `package/prebuilds/linux-${name}/weft.napi.glibc.node`))
+    expect(addons).toEqual(
+      ARCHITECTURES.map(({ name }) => `package/prebuilds/linux-${name}/weft.napi.glibc.node`).toSorted(),
+    )
     const { components } = JSON.parse(readFileSync(join(release, 'weft-npm.cdx.json'), 'utf8')) as {
       components: unknown[]
     }
@@ -483,12 +490,12 @@ describe('the image', () => {
   const layout = async (path: string): Promise<unknown> =>
     JSON.parse(await output(['tar', '-xOf', join(release, `weft-image-${version}.tar`), path]))
 
-  it('is one index of both architectures, and manifest and chart contain its digest', async () => {
+  it('is one index of all architectures, and manifest and chart contain its digest', async () => {
     const { manifests } = (await layout('index.json')) as { manifests: [{ digest: string }] }
     const [{ digest }] = manifests
     const index = (await layout(`blobs/sha256/${digest.slice(7)}`)) as { manifests: { platform: object }[] }
     expect(index.manifests.map(({ platform }) => platform)).toEqual(
-      ['amd64', 'arm64'].map((architecture) => ({ architecture, os: 'linux' })),
+      ARCHITECTURES.map(({ platform }) => ({ ...platform, os: 'linux' })),
     )
     const manifest = readFileSync(join(release, 'weft.yaml'), 'utf8')
     const whole = `${IMAGE}@${digest}`
@@ -533,38 +540,68 @@ describe('the image', () => {
   })
 })
 
-describe('arm64, emulated', () => {
-  const emulated = (): string[] => [
-    'qemu-aarch64-static',
-    '-L',
-    join(cacheHome, 'weft/bullseye-arm64'),
-    executableOf('arm64'),
-  ]
+/** Returns the command that runs weftd of an architecture with qemu-user: the executable, or the files of the Debian package. */
+async function emulatedWeftd({
+  name,
+  debian,
+  qemu = '',
+  integrity,
+}: (typeof ARCHITECTURES)[number]): Promise<string[]> {
+  const cached = (folder: string): string => join(cacheHome, 'weft', folder)
+  if (integrity) return [qemu, '-L', cached(`bullseye-${debian}`), executableOf(name as 'arm64')]
+  const tree = join(workshop.folder, `deb-${debian}`)
+  const root = cached(`trixie-image-${debian}`)
+  if (!existsSync(tree)) await output(['dpkg-deb', '-x', join(release, `weft_${version}_${debian}.deb`), tree])
+  return [qemu, '-L', root, join(root, 'usr/bin/node'), join(tree, 'usr/bin/weftd')]
+}
 
-  it('runs', async () => {
-    expect(await output([...emulated(), 'weft', 'version'])).toBe(`${version}\n`)
+describe.each(ARCHITECTURES.filter(({ qemu }) => qemu !== undefined))('$debian, emulated', (architecture) => {
+  const { name, debian, qemu = '', integrity, platform } = architecture
+
+  it('runs, and reports its architecture and the C library', async () => {
+    const weftd = await emulatedWeftd(architecture)
+    const weft = integrity ? [...weftd, 'weft'] : [...weftd.slice(0, -1), weftd.at(-1)!.replace(/weftd$/, 'weft')]
+    const told = JSON.parse(await output([...weft, 'version', '--json'], { timeoutMs: MINUTE })) as object
+    expect(told).toMatchObject({ version, arch: name, libc: expect.stringMatching(/^glibc 2\./) as string })
   })
 
-  it.each(['native', 'dgram'])('forwards packets: %s', async (engine) => {
-    const { lab: opened, leases } = await openLab(2)
+  it.each([
+    ['native', { Type: 'udp' }],
+    ['dgram', { Type: 'udp' }],
+    ['native', { Type: 'wireguard', DataPath: 'userspace' }],
+  ] as const)('forwards packets: %s %j', async (engine, backend) => {
+    const { lab: opened, leases } = await openLab(2, backend)
+    const weftd = (await emulatedWeftd(architecture)).join(' ')
     const daemons = opened.hosts.map((host) =>
       host.startDaemon({
         args: ['--lease-dir', leases, '--engine', engine],
-        before: ['sh', '-c', `shift 2; exec ${emulated().join(' ')} "$@"`, 'sh'],
+        env: { WIREGUARD_KEY_FILE: join(opened.folder, `${host.name}-wgkey`) },
+        before: ['sh', '-c', `shift 2; exec ${weftd} "$@"`, 'sh'],
       }),
     )
     await exchange(opened.hosts, daemons)
     for (const daemon of daemons) expect(await daemon.stop()).toBe(0)
   })
 
+  it.runIf(integrity === undefined)('has a Debian package that requires Node.js', async () => {
+    const field = (each: string) =>
+      output(['dpkg-deb', '--field', join(release, `weft_${version}_${debian}.deb`), each])
+    expect(await field('Architecture')).toBe(`${debian}\n`)
+    expect(await field('Depends')).toMatch(/\bnodejs \(>= 20\.19\)/)
+  })
+
   // Must be last, because podman keeps only one image per name.
   it('has an image whose programs find their libraries', async () => {
     const archive = `oci-archive:${join(release, `weft-image-${version}.tar`)}`
-    const id = (await podman.run('pull', '--quiet', '--arch', 'arm64', archive)).trim()
+    const variant = platform.variant ? ['--variant', platform.variant] : []
+    const pull = ['pull', '--quiet', '--arch', platform.architecture, ...variant, archive]
+    const id = (await podman.run(...pull)).trim()
     const folder = (await podman.run('image', 'mount', id)).trim()
     const inImage = (program: string, ...words: string[]) =>
-      execute(['qemu-aarch64-static', '-L', folder, join(folder, program), ...words], { timeoutMs: MINUTE })
-    expect((await inImage('opt/weft/bin/weftd', '--without', 'magic')).stderr).toMatch(/choose from .*udp-gso/)
+      execute([qemu, '-L', folder, join(folder, program), ...words], { timeoutMs: MINUTE })
+    const weftd = integrity ? ['opt/weft/bin/weftd'] : ['usr/bin/node', join(folder, 'opt/weft/bin/weftd')]
+    const [program, ...words] = weftd as [string, ...string[]]
+    expect((await inImage(program, ...words, '--without', 'magic')).stderr).toMatch(/choose from .*udp-gso/)
     expect((await inImage('usr/bin/ip', '-V')).stdout).toMatch(/^ip utility/)
     expect((await inImage('usr/bin/wg', '--version')).stdout).toMatch(/^wireguard-tools/)
     expect((await inImage('usr/bin/setpriv', '--version')).stdout).toMatch(/util-linux/)
