@@ -71,7 +71,7 @@ const ESSENTIAL: readonly Loop[] = [
   keepFirewall, // sets the firewall rules and repairs them
 ]
 
-/** The loops that observe the node and report about it. They are restarted after a failure, so that no defect in them stops packets. */
+/** The loops without which packets still pass. They are restarted after a failure, so that no defect in them stops packets. */
 const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP
   keepNames, // reads the names of other hosts, which they store next to their leases

@@ -107,6 +107,7 @@ const PROTOCOLS: readonly (readonly string[])[] = [
   ['icmp', '1'],
   ['ipv6-icmp', 'icmpv6', '58'],
   ['ipencap', 'ipip', 'ip-in-ip', '4'],
+  ['esp', 'ipv6-crypt', '50'],
 ]
 export const isProtocol = (protocol: string, text: string): boolean =>
   protocol === text || PROTOCOLS.some((names) => names.includes(protocol) && names.includes(text))

@@ -69,7 +69,7 @@ const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
     ['sysctl', 'net.core.rmem_max', 'net.core.wmem_max', 'net.ipv4.ping_group_range'],
     ['cat', '/proc/net/snmp', '/proc/net/netstat'],
     ['cat', '/proc/net/softnet_stat'],
-    ['grep', '-E', '^(tun|vxlan|wireguard|ipip|br_netfilter|nf_|nft_|ip_tables|ip6_tables|xt_)', '/proc/modules'],
+    ['grep', '-E', '^(tun|vxlan|wireguard|ipip|esp4|br_netfilter|nf_|nft_|ip_tables|ip6_tables|xt_)', '/proc/modules'],
   ],
   'log.txt': [
     ['systemctl', 'status', 'weftd', '--no-pager', '--lines=0'],
