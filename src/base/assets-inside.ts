@@ -13,6 +13,8 @@ declare const require: (name: string) => unknown
 
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
+export const runtime: typeof beside.runtime = () => process.execPath
+
 /**
  * Folders in which the addon can be written to a file. Several are tried, because /tmp, and in containers /dev/shm, may be mounted
  * noexec.

@@ -1,6 +1,6 @@
 // weft.ts - the program `weft`: has the table of its subcommands, and runs one of them.
 
-import { version } from '../../base/assets.ts'
+import { runtime, version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
@@ -154,7 +154,7 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
     platform: process.platform,
     arch: process.arch,
     libc: libc(),
-    runtime: process.execPath,
+    runtime: runtime(),
   }
   screen.write(rest.length > 0 ? `${JSON.stringify(all)}\n` : `${all.version}\n`)
   return EXIT.ok
