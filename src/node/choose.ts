@@ -144,6 +144,12 @@ export async function createWithdrawing(
   return makeBackend(type, { config, external, startEngine: none, persistence, publishedBefore, run: runCommand, log })
 }
 
+/** Returns the functions that list and remove the connections of the backend ipsec in the charon that runs on this host. */
+export async function charonOfHost() {
+  const { leaveCharon, listConnections } = await import('../path/backends/ipsec/leave-charon.ts')
+  return { leaveCharon, listConnections }
+}
+
 async function makeBackend<T extends BackendType>(type: T, parts: Omit<AllParts<T>, 'settings'>): Promise<Backend> {
   const settings = readSettings(type, parts.config.backend)
   const create: (all: AllParts<T>) => Backend = await BACKENDS[type]()

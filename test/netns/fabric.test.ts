@@ -9,7 +9,7 @@ import { createLab, packageRoot, SWITCH_ADDRESS, type Daemon, type Host, type La
 import { reach } from '../../lab/measure.ts'
 import { eventually } from '../support/event.ts'
 import { switchBackend } from '../support/fake-switch.ts'
-import { statusOf, subnetOf } from '../support/hosts.ts'
+import { doctor, statusOf, subnetOf } from '../support/hosts.ts'
 import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'ping')
@@ -147,5 +147,21 @@ describe('http', () => {
     await stopSwitch()
     await startSwitch()
     await again.line(/The route to \S+ is in 192\.168\.77\.254:8080$/)
+  })
+
+  it('has weft doctor find a route that is not published, and a route table that is full', async () => {
+    const Backend = { ...switchBackend(`http://${SWITCH_ADDRESS}:${PORT}`, join(lab.folder, 'credential')), Limit: 1 }
+    writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
+    const [one, two] = hosts
+    const daemon = await ready(one)
+    expect((await doctor(one)).names).toContain('route-unpublished')
+    await startSwitch()
+    await daemon.line(/The route to \S+ is in 192\.168\.77\.254:8080$/)
+    expect((await doctor(one)).names).not.toContain('route-unpublished')
+    await ready(two)
+    const { names, details } = await doctor(two)
+    expect(names).toContain('route-table-full')
+    expect(names).not.toContain('route-unpublished')
+    expect(details).toContain('1 of 1 routes')
   })
 })

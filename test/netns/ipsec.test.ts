@@ -7,9 +7,10 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
-import { apart } from '../support/charon.ts'
+import { findCharon } from '../../src/path/backends/ipsec/charon.ts'
+import { apart, shared } from '../support/charon.ts'
 import { eventually } from '../support/event.ts'
-import { statusOf, subnetOf } from '../support/hosts.ts'
+import { doctor, statusOf, subnetOf } from '../support/hosts.ts'
 import { CHARON, GCM, HOSTS, LIBIPSEC, needs, VICI } from '../support/needs.ts'
 
 needs(HOSTS, 'ping', 'tcpdump', CHARON, VICI, LIBIPSEC, GCM)
@@ -20,13 +21,15 @@ let lab: Lab
 let hosts: readonly [Host, Host]
 let folder: string
 
-function configure(backend: object): void {
+function configure(backend: object, Network = '10.5.0.0/16'): void {
   const Backend = { Type: 'ipsec', PSK, ...backend }
-  writeFileSync(join(folder, 'config'), JSON.stringify({ Network: '10.5.0.0/16', Backend }))
+  writeFileSync(join(folder, 'config'), JSON.stringify({ Network, Backend }))
 }
-const start = (host: Host): Daemon => host.startDaemon({ before: apart(lab), args: ['--lease-dir', folder] })
-async function ready(host: Host): Promise<Daemon> {
-  const daemon = start(host)
+const env = { FLANNELD_ETCD_PASSWORD: 'of-the-store' }
+const start = (host: Host, before = apart(lab)): Daemon =>
+  host.startDaemon({ before, args: ['--lease-dir', folder], env })
+async function ready(host: Host, before = apart(lab)): Promise<Daemon> {
+  const daemon = start(host, before)
   await daemon.line(/flannel is ready/)
   return daemon
 }
@@ -58,6 +61,13 @@ async function captured(host: Host, act: () => Promise<unknown>): Promise<Buffer
 }
 const pingText = (from: Pod, to: string): Promise<unknown> =>
   execute(['ip', 'netns', 'exec', from.namespace, 'ping', '-c', '5', '-i', '0.2', '-W', '1', '-p', PATTERN, to])
+/** Sends packets to a container of another host from a container and from the host, whole and as fragments. */
+async function everyWay(host: Host, from: Pod, to: string): Promise<void> {
+  const words = ['-c', '2', '-i', '0.2', '-W', '1', '-p', PATTERN]
+  for (const namespace of [from.namespace, host.namespace])
+    for (const size of ['56', '4000'])
+      await execute(['ip', 'netns', 'exec', namespace, 'ping', ...words, '-s', size, to]).catch(() => {})
+}
 
 /** The pid of the charon that a daemon started. */
 async function charonOf(daemon: Daemon): Promise<number> {
@@ -75,9 +85,13 @@ describe('ipsec', () => {
     configure({ DataPath: 'userspace' })
     const [one, two] = hosts
     const daemons = [await ready(one), await ready(two)]
-    expect(readFileSync(one.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1423\n')
+    // The MTU is that of charon's device, so that containers send no packets that are too long for it.
+    expect(readFileSync(one.subnetFile, 'utf8')).toContain('FLANNEL_MTU=1400\n')
+    expect(await one.output(['ip', 'link', 'show', 'ipsec0'])).toContain('mtu 1400 ')
     const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
     await reach(podOne.namespace, podTwo.address)
+    const whole = ['ping', '-c', '1', '-W', '5', '-M', 'do', '-s', String(1400 - 28), podTwo.address]
+    await execute(['ip', 'netns', 'exec', podOne.namespace, ...whole])
     await reach(podTwo.namespace, podOne.address)
     await eventually(async () => {
       const { dataPath } = await statusOf(one)
@@ -86,6 +100,9 @@ describe('ipsec', () => {
     const name = `${one.address}-${subnetOf(one)}-${subnetOf(two)}-${two.address}`
     expect(daemons[0]!.lines.join('\n')).toContain(`Loaded connection: ${name}`)
 
+    const environment = readFileSync(`/proc/${await charonOf(daemons[0]!)}/environ`, 'utf8')
+    expect(environment).toContain('STRONGSWAN_CONF=')
+    expect(environment).not.toContain('of-the-store')
     const bytes = await captured(one, async () => {
       await pingText(podOne, podTwo.address)
       process.kill(await charonOf(daemons[0]!), 'SIGKILL')
@@ -108,7 +125,7 @@ describe('ipsec', () => {
     expect(policies).toContain('proto esp reqid 11 mode tunnel')
     await one.output(['ip', 'xfrm', 'policy', 'deleteall'])
     await daemons[0]!.line(/the IPsec policy src \S+ dst \S+ dir out was gone/)
-    const bytes = await captured(one, () => pingText(podOne, podTwo.address))
+    const bytes = await captured(one, () => everyWay(one, podOne, podTwo.address))
     expect(bytes.includes(TEXT)).toBe(false)
     // Packets between containers of one host, and between them and the host, pass the policies.
     const other = await one.startPod()
@@ -123,6 +140,137 @@ describe('ipsec', () => {
     await again.line(/Removed the IPsec policy src /)
     await reach(podOne.namespace, podTwo.address)
     expect((await one.output(['ip', 'xfrm', 'policy'])).trim()).toBe('')
+  })
+
+  it('sends nothing unencrypted to a peer without keys while charon carries the packets or is gone', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const [daemon, other] = [await ready(one), await ready(two)]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    const encrypted = await captured(one, () => everyWay(one, podOne, podTwo.address))
+    expect(encrypted.length).toBeGreaterThan(4_000)
+    expect(encrypted.includes(TEXT)).toBe(false)
+    await other.stop('SIGKILL')
+    expect((await captured(one, () => everyWay(one, podOne, podTwo.address))).includes(TEXT)).toBe(false)
+    await daemon.stop()
+    expect((await captured(one, () => everyWay(one, podOne, podTwo.address))).includes(TEXT)).toBe(false)
+  })
+
+  it('goes on after a hand-over and after a kill, although the charon of the earlier weftd ends', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const run = await shared(lab, one)
+    const [before] = [await ready(one, run), await ready(two)]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    let next: Daemon | undefined
+    const bytes = await captured(one, async () => {
+      next = await ready(one, run)
+      await before.line(/Ending: another weftd has taken over/)
+      await ended(before.process)
+      await pingText(podOne, podTwo.address)
+    })
+    expect(bytes.includes(TEXT)).toBe(false)
+    await reach(podOne.namespace, podTwo.address)
+    await reach(podTwo.namespace, podOne.address)
+    await charonOf(next!)
+    await next!.stop('SIGKILL')
+    const last = await ready(one, run)
+    await reach(podTwo.namespace, podOne.address)
+    await charonOf(last)
+  })
+
+  it('starts charon again if charon hangs, and reports its own status meanwhile', { timeout: 60_000 }, async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const [daemon] = [await ready(one), await ready(two)]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    const pid = await charonOf(daemon)
+    process.kill(pid, 'SIGSTOP')
+    const began = performance.now()
+    expect((await statusOf(one)).state).toBe('working')
+    expect(performance.now() - began).toBeLessThan(5_000)
+    await daemon.line(
+      /^E.*\] strongSwan's charon does not answer: no answer to \S+ within 10 s; starting it again/,
+      20_000,
+    )
+    await daemon.line(/Charon daemon started/)
+    await reach(podOne.namespace, podTwo.address)
+    expect(await charonOf(daemon)).not.toBe(pid)
+  })
+
+  it('uses the charon of the host, and keeps its keys over a restart', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const runs = [await shared(lab, one), await shared(lab, two)] as const
+    const file = join(lab.folder, 'strongswan.conf')
+    const plugins = 'kernel-libipsec { load = yes }\nbypass-lan { load = no }'
+    writeFileSync(file, `include /etc/strongswan.conf\ncharon {\nplugins {\n${plugins}\n}\n}\n`)
+    for (const [at, host] of hosts.entries()) host.spawn([...runs[at]!, 'env', `STRONGSWAN_CONF=${file}`, findCharon()])
+    const swanctl = (...words: string[]): Promise<string> => one.output([...runs[0], 'swanctl', ...words])
+    await eventually(async () => expect(await swanctl('--stats')).toContain('uptime'))
+    const daemons = [await ready(one, runs[0]), await ready(two, runs[1])]
+    await daemons[0]!.line(/Using the charon daemon that runs on this host/)
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    const keys = async (): Promise<string> =>
+      [...(await swanctl('--list-sas', '--raw')).matchAll(/spi-(?:in|out)=\w+/g)].join(' ')
+    await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ programmed: 1 }))
+    const known = await keys()
+    expect(known).toContain('spi-in')
+    expect(await daemons[0]!.stop()).toBe(0)
+    await reach(podOne.namespace, podTwo.address)
+    const again = await ready(one, runs[0])
+    await again.line(/Loaded connection: /)
+    await reach(podOne.namespace, podTwo.address)
+    expect(await keys()).toBe(known)
+    expect(await again.stop()).toBe(0)
+
+    const weft = [...runs[0], process.execPath, join(packageRoot, 'bin/weft'), 'cleanup', '-f', one.subnetFile]
+    const cleaned = await one.run(weft)
+    expect([cleaned.stderr, cleaned.code]).toEqual(['', 0])
+    expect(cleaned.stdout).toMatch(/^removed the connection \S+ of charon$/m)
+    expect(await swanctl('--list-conns')).toBe('')
+    expect(await keys()).toBe('')
+  })
+
+  it('does not count a peer with another PSK as reached, and weft doctor finds it', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    await ready(one)
+    configure({ DataPath: 'userspace', PSK: 'another of tests'.repeat(6) })
+    await ready(two)
+    await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ stored: 1, programmed: 0 }))
+    expect((await statusOf(one)).dataPath).toMatchObject({ counters: { peers_without_keys: 1 } })
+    const { names } = await doctor(one)
+    expect(names).toContain('peers-without-keys')
+    expect(names).not.toContain('peer-unusable')
+  })
+
+  it('names the program that uses the port of charon', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one] = hosts
+    const program = 'import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
+    const other = one.spawn([
+      'python3',
+      '-c',
+      `${program} s.bind(("0.0.0.0", 4500)); print("ready", flush=True); time.sleep(600)`,
+    ])
+    await new Promise((resolve) => other.stdout?.once('data', resolve))
+    const daemon = start(one)
+    await daemon.line(/UDP port 0\.0\.0\.0:4500 is taken by python3 \(pid \d+\)/)
+  })
+
+  it('refuses a network with the addresses of hosts if charon carries the packets', async () => {
+    configure({ DataPath: 'userspace' }, '192.168.0.0/16')
+    await start(hosts[0]).line(
+      /192\.168\.77\.1 of this host is within the network, and "DataPath": "userspace" would cut off the host/,
+    )
+    configure({ DataPath: 'kernel' }, '192.168.0.0/16')
+    await ready(hosts[1])
+    await hosts[1].output(['ping', '-c', '1', '-W', '2', hosts[0].address])
   })
 
   it('refuses a short PSK with the words of flanneld', async () => {

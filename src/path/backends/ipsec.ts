@@ -3,26 +3,29 @@
 // The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the kernel carries the
 // packets, there is no device and no route, because the policies decide which packets are encrypted.
 
+import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
+import type { Log } from '../../base/log.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
-import { sideOf, type Lease, type LeaseAttrs, type OwnLease } from '../../control/lease/lease.ts'
+import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { formatAddress, formatNet, type Net } from '../../net/address.ts'
+import { formatAddress, formatNet, netContains, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
-import type { Backend, BackendParts, Counting, DataPath, PathPeer, PathTraffic } from '../contract.ts'
-import { IpsecPolicies, POLICY_CHANGES, removePolicies, type PolicyPeer } from '../device/ipsec-policies.ts'
-import { ROUTE_WORDS } from '../device/route-sync.ts'
+import type { Backend, BackendParts, DataPath } from '../contract.ts'
+import { IpsecPolicies, POLICY_CHANGES, removePolicies } from '../device/ipsec-policies.ts'
 import { removeUnreachable, UnreachableNetwork } from '../device/unreachable-network.ts'
-import { PeerFilter } from '../tunnel/peer-filter.ts'
-import { Charon, findCharon, isCharonRunning } from './ipsec/charon.ts'
-import { IpsecConnections, type PeerKeys } from './ipsec/connections.ts'
+import { Charon, checkPrograms, isCharonRunning } from './ipsec/charon.ts'
+import { IpsecConnections } from './ipsec/connections.ts'
+import { createFilter, IpsecPath } from './ipsec/ipsec-path.ts'
 import { canKernelCarryEsp } from './ipsec/kernel-esp.ts'
-import { KernelPath } from './kernel-path.ts'
+import { leaveCharon } from './ipsec/leave-charon.ts'
 
 const TYPE = 'ipsec'
 const NEEDS = `the ${TYPE} backend`
 const { overhead } = KINDS.ipsec
 /** The length of the UDP header in bytes, which the option UDPEncap adds. */
 const UDP_HEADER = 8
+/** The MTU of the device of charon's plugin kernel-libipsec (strongSwan: src/libstrongswan/networking/tun_device.c). */
+const USERSPACE_MTU = 1400
 
 export function createIpsecBackend({ config, settings, external: found, run, log }: BackendParts<'ipsec'>): Backend {
   const { psk, udpEncap, espProposal, dataPath } = settings
@@ -47,23 +50,36 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     get external() {
       return external
     },
-    words: ROUTE_WORDS,
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       carryIpv4Alone(NEEDS, config, log)
-      if (!(await isCharonRunning(signal))) findCharon()
+      if (!(await isCharonRunning(signal))) checkPrograms()
       isUserspace = await choose()
+      if (hasHosts()) checkHost(formatAddress(ipv4For(NEEDS, external.publicIp)), isUserspace, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },
     plan: () => [
       {
         families: ['ipv4'],
-        mtu: external.mtu - overhead - (udpEncap ? UDP_HEADER : 0),
+        mtu: mtuOf(),
         external: { families: ['ipv4'], isBound: true },
         watched: POLICY_CHANGES,
         open,
       },
     ],
+    withdraw: (_lease, signal) => withdraw(ipv4For(NEEDS, config).network, log, signal),
+  }
+
+  /** Returns flanneld's MTU. charon always carries ESP packets in UDP datagrams, and its own device has a smaller MTU. */
+  function mtuOf(): number {
+    if (isUserspace) return Math.min(external.mtu - overhead - UDP_HEADER, USERSPACE_MTU)
+    return external.mtu - overhead - (udpEncap ? UDP_HEADER : 0)
+  }
+
+  /** True if this host has its address within the network. Then packets between hosts must pass the policies. */
+  function hasHosts(): boolean {
+    const { network } = ipv4For(NEEDS, config)
+    return netContains(network, ipv4For(NEEDS, external.publicIp))
   }
 
   async function open(lease: OwnLease, _leases: ReadonlyMap<string, Lease>, signal: AbortSignal): Promise<DataPath> {
@@ -75,8 +91,9 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     const isUserland = isUserspace === true
     const guard = isUserland
       ? new UnreachableNetwork(network, run)
-      : new IpsecPolicies({ network: formatNet(network), own, run, log })
+      : new IpsecPolicies({ network: formatNet(network), own, hasHosts: hasHosts(), run, log })
     const connections = new IpsecConnections({
+      network,
       own,
       psk,
       espProposal,
@@ -87,74 +104,37 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     })
     // The guard comes first, so that no packet leaves unencrypted. Afterwards the other guard, which an earlier run with another carrier
     // may have left, is removed, because it blocks all packets.
-    await guard.apply([])
-    await (isUserland ? removePolicies(run, own, formatNet(network)) : removeUnreachable(run, network))
+    await guard.block()
+    await (isUserland ? removePolicies(run, formatNet(network)) : removeUnreachable(run, network))
     await connections.open(signal)
-    return new IpsecPath(new PeerFilter<Net>({ type: TYPE, lease, network, log }), guard, connections)
+    const filter = createFilter(TYPE, { lease, network, log })
+    return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })
   }
 }
 
-class IpsecPath extends KernelPath implements Counting {
-  readonly counting: Counting = this
-  readonly #filter: PeerFilter
-  /** Refuses unencrypted packets of the network. */
-  readonly #guard: IpsecPolicies | UnreachableNetwork
-  readonly #connections: IpsecConnections
-  /** The counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
-  #keys: ReadonlyMap<string, PeerKeys> = new Map()
-
-  constructor(filter: PeerFilter, guard: IpsecPolicies | UnreachableNetwork, connections: IpsecConnections) {
-    super({ families: ['ipv4'], probeSource: {}, filters: [filter] })
-    this.#filter = filter
-    this.#guard = guard
-    this.#connections = connections
-  }
-
-  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
-    this.#keys = await this.#connections.keys()
-    const found = new Map<string, PathTraffic>()
-    for (const [key, peer] of this.#filter.peers()) {
-      const counts = this.#keys.get(policyPeer(peer).subnet)
-      if (counts) found.set(key, { ...counts, lastReceivedAt: undefined })
-    }
-    return found
-  }
-
-  override counters(): Readonly<Record<string, bigint>> {
-    const without = [...this.#filter.peers().values()].filter((peer) => !this.#keys.has(policyPeer(peer).subnet))
-    return { ...super.counters(), peers_without_keys: BigInt(without.length) }
-  }
-
-  protected async setPeers(
-    leases: ReadonlyMap<string, Lease>,
-    ownKey: string,
-    touched?: ReadonlySet<string>,
-  ): Promise<void> {
-    this.#filter.take(leases, ownKey, touched)
-    const peers = [...this.#filter.peers().values()].map(policyPeer)
-    await this.#guard.apply(peers)
-    await this.#connections.apply(peers)
-  }
-
-  protected async repair(): Promise<readonly string[]> {
-    const repaired = [...(await this.#guard.resync()), ...(await this.#connections.resync())]
-    this.#keys = await this.#connections.keys()
-    return repaired
-  }
-
-  protected listPeers(): readonly PathPeer[] {
-    return [...this.#filter.peers().values()]
-      .filter((peer) => this.#guard.isSet(policyPeer(peer)))
-      .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, way: 'kernel' as const } }))
-  }
-
-  /** Like flanneld, weftd keeps the policies, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
-  protected override async end(): Promise<void> {
-    await this.#connections.close()
+/** Removes what the charon of this host still has of this network. Returns the removed things in words. A failure is logged. */
+async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<readonly string[]> {
+  try {
+    return (await leaveCharon([network], signal)).map((name) => `the connection ${name} of charon`)
+  } catch (error) {
+    if (!isWeftError(error)) throw error
+    log.error(`The connections of charon stay: ${describeError(error)}`)
+    return []
   }
 }
 
-function policyPeer(peer: Lease): PolicyPeer {
-  const { subnet, host } = sideOf(peer, 'ipv4')
-  return { subnet: formatNet(subnet), host: formatAddress(host) }
+/**
+ * Warns of a host address within the network. Throws WeftError CONFIG if charon carries the packets, because the unreachable route would
+ * then cut off the hosts.
+ */
+function checkHost(host: string, isUserspace: boolean, log: Log): void {
+  if (isUserspace)
+    throw new WeftError(
+      'CONFIG',
+      `${host} of this host is within the network, and "DataPath": "userspace" would cut off the host`,
+      { remedy: 'choose a network that contains no address of a host' },
+    )
+  log.warn(
+    `${host} of this host is within the network: packets of the host itself to other nodes' containers can leave unencrypted`,
+  )
 }

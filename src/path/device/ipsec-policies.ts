@@ -6,8 +6,9 @@
 import { isWeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { runBatch } from '../../host/batch.ts'
-import type { Run } from '../../host/command.ts'
+import { isRefusal, type Run } from '../../host/command.ts'
 import type { Watched } from '../../host/events.ts'
+import { netContains, parseNet, type Net } from '../../net/address.ts'
 
 /** flanneld's request id (pkg/backend/ipsec/ipsec_network.go), which connects the policies with charon's security associations. */
 export const REQUEST_ID = 11
@@ -30,6 +31,8 @@ export const POLICY_CHANGES: Watched = { monitor: ['ip', 'xfrm', 'monitor', 'pol
 interface PolicyOptions {
   readonly network: string
   readonly own: PolicyPeer
+  /** True if the packets of this host itself may leave unencrypted to the network, because hosts have addresses in it. */
+  readonly hasHosts?: boolean
   readonly run: Run
   readonly log: Log
 }
@@ -43,6 +46,15 @@ export class IpsecPolicies {
 
   constructor(options: PolicyOptions) {
     this.#options = options
+  }
+
+  /**
+   * Adds the policies that block unencrypted packets. The policies that an earlier run made for the peers of this node's subnet stay until
+   * `apply`, so that a restart does not interrupt the packets.
+   */
+  async block(): Promise<void> {
+    this.#wanted = new Map(this.#blocks())
+    await this.#sync((selector, words) => words.startsWith('tmpl ') && this.#isToOrFromUs(selector, words))
   }
 
   /** Makes the kernel's policies equal those of these peers. Policies that the kernel refuses are logged. */
@@ -62,17 +74,18 @@ export class IpsecPolicies {
   }
 
   /** Changes what differs from the wanted policies. Returns the selectors of the policies that were added. */
-  async #sync(): Promise<readonly string[]> {
-    const { own, network, run, log } = this.#options
+  async #sync(mayStay: (selector: string, words: string) => boolean = () => false): Promise<readonly string[]> {
+    const { network, run, log } = this.#options
     const there = await listPolicies(run)
     const missing = [...this.#wanted].filter(([selector, words]) => there.get(selector) !== words)
-    const gone = [...there].filter(([selector]) => !this.#wanted.has(selector))
+    const gone = [...there].filter(([selector, words]) => !this.#wanted.has(selector) && !mayStay(selector, words))
+    const superfluous = gone.filter(([selector]) => isFor(selector, network))
+    for (const [selector, words] of missing) if (!there.has(selector)) logChange(log, 'Adding', words)
+    for (const [, words] of superfluous) logChange(log, 'Deleting', words)
     const isDone = await runBatch(run, 'ip', [
       // Policies are added first, so that a packet finds either its own policy or the one that blocks it.
       ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
-      ...gone
-        .filter(([selector]) => isFor(selector, own, network))
-        .map(([selector]) => `xfrm policy delete ${selector}`),
+      ...superfluous.map(([selector]) => `xfrm policy delete ${selector}`),
     ])
     const after = isDone ? undefined : await listPolicies(run)
     const refused = after ? missing.filter(([selector, words]) => after.get(selector) !== words) : []
@@ -80,6 +93,14 @@ export class IpsecPolicies {
       if (!this.#refused.has(selector)) log.error(`error adding ipsec policy: the kernel refuses ${selector}`)
     this.#refused = new Set(refused.map(([selector]) => selector))
     return missing.map(([selector]) => selector).filter((selector) => !this.#refused.has(selector))
+  }
+
+  /** True if the policy has this node's subnet and host address, in either direction. */
+  #isToOrFromUs(selector: string, words: string): boolean {
+    const { subnet, host } = this.#options.own
+    return selector.endsWith(' dir out')
+      ? selector.startsWith(`src ${subnet} `) && words.startsWith(`tmpl src ${host} `)
+      : selector.includes(` dst ${subnet} `) && words.includes(` dst ${host} `)
   }
 
   #policiesOf({ subnet, host }: PolicyPeer): (readonly [string, string])[] {
@@ -94,18 +115,26 @@ export class IpsecPolicies {
 
   /** Returns the policies that block the packets of the network, except those within this node's own subnet. */
   #blocks(): (readonly [string, string])[] {
-    const { own, network } = this.#options
+    const { own, network, hasHosts } = this.#options
     const allow = `action allow priority ${ALLOW_PRIORITY}`
     const block = `action block priority ${BLOCK_PRIORITY}`
     return [
       [`src 0.0.0.0/0 dst ${own.subnet} dir out`, allow],
       [`src ${own.subnet} dst ${own.subnet} dir in`, allow],
       [`src ${own.subnet} dst ${own.subnet} dir fwd`, allow],
-      [`src 0.0.0.0/0 dst ${network} dir out`, block],
+      [`src ${hasHosts ? own.subnet : '0.0.0.0/0'} dst ${network} dir out`, block],
       [`src ${network} dst ${own.subnet} dir in`, block],
       [`src ${network} dst ${own.subnet} dir fwd`, block],
     ]
   }
+}
+
+/** Logs flanneld's line for a policy of a peer, once for each of its three policies (pkg/backend/ipsec/handle_xfrm.go). */
+function logChange(log: Log, verb: 'Adding' | 'Deleting', words: string): void {
+  const [, from, to] = /^tmpl src (\S+) dst (\S+) /.exec(words) ?? []
+  if (from === undefined || to === undefined) return
+  const reqid = REQUEST_ID.toString(16)
+  log.info(`${verb} ipsec policy: {Dst: ${to}, Src: ${from}, Proto: esp, Mode: tunnel, Spi: 0x0, Reqid: 0x${reqid}}`)
 }
 
 const template = (from: string, to: string): string =>
@@ -118,7 +147,7 @@ const template = (from: string, to: string): string =>
  */
 export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
   const output = await run('ip', ['-o', 'xfrm', 'policy', 'list']).catch((error: unknown) => {
-    if (isWeftError(error, 'COMMAND')) return '' // a kernel without IPsec
+    if (isWeftError(error, 'COMMAND') && isRefusal(error)) return '' // a kernel without IPsec
     throw error
   })
   const policies = new Map<string, string>()
@@ -143,9 +172,9 @@ function wordsOf(text: string): string | undefined {
   return `action ${text.includes(' action block ') ? 'block' : 'allow'} priority ${priority}`
 }
 
-/** Removes the policies of weftd and flanneld for this node's subnet and network. */
-export async function removePolicies(run: Run, own: PolicyPeer, network: string): Promise<void> {
-  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, own, network))
+/** Removes the policies of weftd and flanneld for this network. */
+export async function removePolicies(run: Run, network: string): Promise<void> {
+  const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, network))
   await runBatch(
     run,
     'ip',
@@ -153,8 +182,18 @@ export async function removePolicies(run: Run, own: PolicyPeer, network: string)
   )
 }
 
-/** True if the policy is for this node's subnet or network. Other policies may belong to another program. */
-function isFor(selector: string, own: PolicyPeer, network: string): boolean {
-  const [, source, , destination] = selector.split(' ')
-  return [source, destination].some((net) => net === own.subnet || net === network)
+/**
+ * True if the source or the destination of the policy is within this network. That includes the policies for a subnet that this node had
+ * before. Policies for other networks may belong to another program.
+ */
+function isFor(selector: string, network: string): boolean {
+  const whole = parseNet(network)
+  const [, source = '', , destination = ''] = selector.split(' ')
+  return [source, destination].some((text) => {
+    const net = parseNet(text)
+    return net !== undefined && whole !== undefined && isPartOf(net, whole)
+  })
 }
+
+const isPartOf = (net: Net, whole: Net): boolean =>
+  net.prefixLength >= whole.prefixLength && netContains(whole, net.address)

@@ -34,6 +34,11 @@ export class UnreachableNetwork {
     this.#run = run
   }
 
+  /** Makes the route. */
+  async block(): Promise<void> {
+    await this.resync()
+  }
+
   /** Makes the route. The peers do not matter, because charon has their policies. */
   async apply(_peers: readonly unknown[]): Promise<void> {
     await this.resync()

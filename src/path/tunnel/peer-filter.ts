@@ -42,6 +42,8 @@ export const reachedBy = (peer: Lease, own: OwnLease, outers: readonly Family[])
 export interface PeerFilterOptions<N extends Net = Net> {
   /** The `BackendType` that a peer's lease must have; left out if all types are accepted. */
   readonly type?: string
+  /** Returns flanneld's log line for a lease of another type; left out if it is the line of most backends. */
+  readonly otherType?: (lease: Lease) => string
   readonly lease: OwnLease
   /**
    * The network of one family. Leases with a subnet outside the network are refused, because their route would divert packets from the
@@ -306,7 +308,10 @@ export class PeerFilter<N extends Net = Net> {
     const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== this.#family
     // The text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
-      return isLoggedByOther ? undefined : `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`
+      return isLoggedByOther
+        ? undefined
+        : (this.#options.otherType?.(lease) ??
+            `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`)
     // This node has a second lease under another key while a successor with more or fewer families is about to take over. That lease is
     // skipped without a log line.
     if (isOfOneNode(attrs, own.attrs) && this.#isOwnSubnet(lease)) return undefined

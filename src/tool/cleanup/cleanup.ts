@@ -12,7 +12,13 @@ import { handoverLock, handoverSocket } from '../../node/restart/rendezvous.ts'
 import { eventsFile } from '../../options.ts'
 import { findIptablesRemains, findNftablesRemains } from '../../path/firewall/rule-remains.ts'
 import type { Remains } from '../../path/remains.ts'
-import { findBlackholeRemains, findDeviceRemains, findHostRouteRemains, findIpsecRemains } from './device-remains.ts'
+import {
+  findBlackholeRemains,
+  findCharonRemains,
+  findDeviceRemains,
+  findHostRouteRemains,
+  findIpsecRemains,
+} from './device-remains.ts'
 import { findPublishedRoute } from './published-route.ts'
 import { findRunning } from './running.ts'
 
@@ -65,6 +71,7 @@ export async function removeRemains(
     ...(await findDeviceRemains(run)),
     ...(await findHostRouteRemains(run, networks, subnets)),
     ...(await findBlackholeRemains(run, subnets)),
+    ...(await findCharonRemains(networks)),
     ...(await findIpsecRemains(run, networks)),
     ...iptables.remains,
     ...(await findNftablesRemains(run)),

@@ -1,9 +1,10 @@
 // device-remains.ts - finds the devices and routes that weftd or flanneld left on this host.
 
-import { isWeftError } from '../../base/errors.ts'
+import { describeError, isWeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
 import { ipFlag, ipJson, routesWithin, USUAL_METRIC } from '../../host/links.ts'
 import { familyOf, netContains, parseAddress, parseNet } from '../../net/address.ts'
+import { charonOfHost } from '../../node/choose.ts'
 import { isNamedBy, KINDS, type Kind } from '../../path/catalog.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 import { findBlockingIpsec } from '../../path/device/leftovers.ts'
@@ -105,6 +106,23 @@ export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>):
     stays: [],
     remove: async () => void (await run('ip', command)),
   }))
+}
+
+/** Finds the connections of the backend ipsec for these networks in the charon that runs on this host. */
+export async function findCharonRemains(networks: ReadonlySet<string>): Promise<Remains[]> {
+  const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
+  if (nets.length === 0) return []
+  const { listConnections, leaveCharon } = await charonOfHost()
+  const { signal } = new AbortController()
+  try {
+    const names = await listConnections(nets, signal)
+    const things = names.map((name) => `the connection ${name} of charon`)
+    const remove = async (): Promise<void> => void (await leaveCharon(nets, signal))
+    return names.length === 0 ? [] : [{ things, stays: [], remove }]
+  } catch (error) {
+    if (!isWeftError(error)) throw error
+    return [{ things: [], stays: [`connections of charon: ${describeError(error)}`], remove: async () => {} }]
+  }
 }
 
 /** Finds the blackhole routes to `subnets` (as `ip` writes them) that weftd made for --ip-blackhole-route. */

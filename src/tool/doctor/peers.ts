@@ -11,7 +11,7 @@ import {
   type Family,
 } from '../../net/address.ts'
 import { kindOf, portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
-import { isSendingOnly, placeIn, titleOf, type Status } from '../../report/status.ts'
+import { isSendingOnly, placeIn, titleOf, type PeerStatus, type Status } from '../../report/status.ts'
 import type { Facts, Reach } from './facts.ts'
 import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
@@ -81,7 +81,10 @@ export function checkPeers(
   const isSilent = ({ answers: now, state, lossPercent }: SeenSide): boolean =>
     state !== 'stored' && (now ? !now.small : answering !== null && lossPercent !== null && state !== 'answering')
   const isUnusable = ({ state, peer }: SeenSide): boolean =>
-    state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined
+    state === 'stored' && status.dataPath?.open === true && sameAddress(node, peer) === undefined && !lacksKeys(peer)
+  // The finding `peers-without-keys` covers the peers of the backend ipsec whose lease is usable.
+  const isLackingKeys = (status.dataPath?.counters['peers_without_keys'] ?? 0) > 0
+  const lacksKeys = (peer: PeerStatus): boolean => isLackingKeys && peer.type === status.config?.backendType
   const isBroken = (side: SeenSide): boolean => isSilent(side) || isUnusable(side)
   const isLossy = (side: SeenSide): boolean =>
     side.state !== 'stored' && !isSilent(side) && (side.lossPercent ?? 0) >= LOSSY_PERCENT

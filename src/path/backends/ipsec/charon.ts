@@ -9,32 +9,34 @@ import { join } from 'node:path'
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import { limited, pause } from '../../../host/bell.ts'
-import { childEnvironment } from '../../../host/command.ts'
+import { childEnvironment, packageOf } from '../../../host/command.ts'
+import { ownerOfSockets, socketsAt, tryUdpPort } from '../../../host/udp-ports.ts'
 import { ViciClient } from './vici-client.ts'
 
 /** The socket of charon's control protocol; the default of strongSwan, which flanneld uses. */
 const SOCKET = '/var/run/charon.vici'
 /** The folders that flanneld searches for the program after PATH. */
 const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongswan', '/usr/libexec/ipsec']
+/** charon's UDP ports: the exchange of keys, and the exchange and the ESP packets through NAT. */
+const PORTS = [500, 4500]
+/** The variables of weftd's environment that charon gets. The others may hold secrets of weftd, such as the password of the store. */
+const VARIABLES = ['LANG', 'TZ', 'LD_LIBRARY_PATH', 'OPENSSL_CONF', 'OPENSSL_MODULES', 'LEAK_DETECTIVE_DISABLE']
+/** The program that lets charon end with weftd. */
+const STARTER = 'setpriv'
 /** strongSwan's configuration by distribution. */
 const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf']
 /** How long a started charon may take until its socket answers, and the pause between two attempts. */
 const START_MS = 30_000
 const LOOK_MS = 50
+/** How long the end of another charon is waited for, and the pause between two attempts. After a restart, the charon of the earlier run ends. */
+const PREDECESSOR_MS = 5_000
+const AGAIN_MS = 500
 /** How long charon may take to end after SIGTERM. It informs its peers. */
 const STOP_MS = 2_000
 
 /** Returns the path of the program charon. Throws WeftError COMMAND with flanneld's text if the host has none. */
 export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
-  const places = [...path.split(':'), ...FOLDERS].map((folder) => join(folder, 'charon'))
-  const found = places.find((place) => {
-    try {
-      accessSync(place, constants.X_OK)
-      return true
-    } catch {
-      return false
-    }
-  })
+  const found = findProgram('charon', [...path.split(':'), ...FOLDERS])
   if (found !== undefined) return found
   const paths = ['charon', ...FOLDERS.map((folder) => join(folder, 'charon'))]
   throw new WeftError('COMMAND', `no valid charon executable found at paths [${paths.join(' ')}]`, {
@@ -43,15 +45,43 @@ export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
   })
 }
 
-/** True if a process answers on charon's socket, so that weftd need not start charon. */
-export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
+/** Throws WeftError COMMAND if the host lacks a program that starts charon. */
+export function checkPrograms(path = childEnvironment()['PATH'] ?? ''): void {
+  findCharon(path)
+  if (findProgram(STARTER, path.split(':')) === undefined)
+    throw new WeftError('COMMAND', `${STARTER} is not installed`, {
+      remedy: `install the package ${packageOf(STARTER)}`,
+    })
+}
+
+function findProgram(name: string, folders: readonly string[]): string | undefined {
+  return folders
+    .map((folder) => join(folder, name))
+    .find((place) => {
+      try {
+        accessSync(place, constants.X_OK)
+        return true
+      } catch {
+        return false
+      }
+    })
+}
+
+/** Connects to the charon that runs on this host; undefined if no process answers on charon's socket. */
+export async function connectRunning(signal: AbortSignal): Promise<ViciClient | undefined> {
   try {
-    ;(await ViciClient.connect(SOCKET, signal)).close()
-    return true
+    return await ViciClient.connect(SOCKET, signal)
   } catch (error) {
     if (!isWeftError(error)) throw error
-    return false
+    return undefined
   }
+}
+
+/** True if a process answers on charon's socket, so that weftd need not start charon. */
+export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
+  const client = await connectRunning(signal)
+  client?.close()
+  return client !== undefined
 }
 
 export class Charon {
@@ -71,18 +101,33 @@ export class Charon {
    * WeftError.
    */
   static async start(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
-    if (await isCharonRunning(signal)) {
-      const charon = new Charon(await ViciClient.connect(SOCKET, signal), undefined, log)
-      await charon.#checkPlugins(isUserspace)
+    const began = performance.now()
+    for (;;) {
+      try {
+        return await Charon.#startOnce(isUserspace, log, signal)
+      } catch (error) {
+        // A charon that is ending may still accept connections, and keeps a further charon from starting.
+        if (signal.aborted || !isWeftError(error) || performance.now() - began > PREDECESSOR_MS) throw error
+        await pause(signal, AGAIN_MS)
+      }
+    }
+  }
+
+  static async #startOnce(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
+    const running = await connectRunning(signal)
+    if (running) {
+      const charon = new Charon(running, undefined, log)
+      await charon.#checkPlugins(isUserspace, signal)
       log.info('Using the charon daemon that runs on this host')
       return charon
     }
+    await requirePorts()
     const child = await startProcess(isUserspace, log)
     try {
       const client = await untilAnswering(child, signal)
-      log.info('Charon daemon started')
       const charon = new Charon(client, child, log)
-      await charon.#checkPlugins(isUserspace)
+      await charon.#checkPlugins(isUserspace, signal)
+      log.info('Charon daemon started')
       return charon
     } catch (error) {
       await stopProcess(child)
@@ -99,18 +144,26 @@ export class Charon {
   }
 
   /** Throws WeftError CONFIG if the ESP packets are carried by another program than `isUserspace` says. */
-  async #checkPlugins(isUserspace: boolean): Promise<void> {
-    const { plugins } = await this.client.request('stats')
-    const hasOwn = Array.isArray(plugins) && plugins.includes('kernel-libipsec')
-    if (hasOwn === isUserspace) return
-    this.client.close()
-    throw new WeftError(
-      'CONFIG',
-      hasOwn
-        ? 'the running charon carries ESP packets itself (its plugin kernel-libipsec is loaded), but the kernel must carry them'
-        : 'the running charon lacks the plugin kernel-libipsec, which carries ESP packets where the kernel has no ESP',
-      { remedy: 'change `load` in strongswan.d/charon/kernel-libipsec.conf, or stop charon so that weftd starts it' },
-    )
+  async #checkPlugins(isUserspace: boolean, signal: AbortSignal): Promise<void> {
+    const close = (): void => this.client.close()
+    signal.addEventListener('abort', close)
+    try {
+      const { plugins } = await this.client.request('stats')
+      const hasOwn = Array.isArray(plugins) && plugins.includes('kernel-libipsec')
+      if (hasOwn === isUserspace) return
+      throw new WeftError(
+        'CONFIG',
+        hasOwn
+          ? 'the running charon carries ESP packets itself (its plugin kernel-libipsec is loaded), but the kernel must carry them'
+          : 'the running charon lacks the plugin kernel-libipsec, which carries ESP packets where the kernel has no ESP',
+        { remedy: 'change `load` in strongswan.d/charon/kernel-libipsec.conf, or stop charon so that weftd starts it' },
+      )
+    } catch (error) {
+      close()
+      throw error
+    } finally {
+      signal.removeEventListener('abort', close)
+    }
   }
 }
 
@@ -121,15 +174,40 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProces
   const file = join(folder, 'strongswan.conf')
   await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
   // charon ends with weftd, as flanneld's does, even if weftd is killed.
-  const child = spawn('setpriv', ['--pdeathsig', 'TERM', program], {
+  const child = spawn(STARTER, ['--pdeathsig', 'TERM', program], {
     stdio: ['ignore', 'inherit', 'inherit'],
-    env: childEnvironment({ STRONGSWAN_CONF: file }),
+    env: environmentOf(file),
   })
   child.once('error', (error) => log.error(`Error starting charon daemon: ${messageOf(error)}`))
   child.once('close', () => {
     rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
   })
   return child
+}
+
+function environmentOf(file: string): NodeJS.ProcessEnv {
+  const whole = childEnvironment()
+  const kept = ['PATH', ...VARIABLES].filter((name) => whole[name] !== undefined)
+  return { ...Object.fromEntries(kept.map((name) => [name, whole[name]])), STRONGSWAN_CONF: file }
+}
+
+/** Throws WeftError if charon could not open its ports. charon itself then runs without them, and never gets keys. */
+async function requirePorts(): Promise<void> {
+  for (const port of PORTS) {
+    const code = await tryUdpPort('ipv4', '0.0.0.0', port)
+    if (code === 'EACCES')
+      throw new WeftError('PERMISSION', `charon may not use UDP port ${port}`, {
+        remedy: 'grant CAP_NET_BIND_SERVICE, or run charon as a service of its own',
+      })
+    if (code !== 'EADDRINUSE') continue
+    const sockets = await socketsAt('ipv4', '0.0.0.0', port)
+    const owner = await ownerOfSockets(new Set(sockets.map(({ inode }) => inode)))
+    const where = `0.0.0.0:${port}`
+    const by = owner === undefined ? '' : ` by ${owner}`
+    throw new WeftError('PORT_IN_USE', `UDP port ${where} is taken${by}`, {
+      remedy: `stop the program that \`ss -ulnp sport = :${port}\` shows, because the ipsec backend needs the port`,
+    })
+  }
 }
 
 /** Returns a strongswan.conf that includes the host's own. A later section overrides an earlier one. */

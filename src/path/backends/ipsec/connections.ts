@@ -7,9 +7,10 @@ import { seldom, type Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import { pause } from '../../../host/bell.ts'
 import { createTurn } from '../../../host/turn.ts'
+import { formatNet, netContains, parseAddress, parseNet, type Net } from '../../../net/address.ts'
 import { REQUEST_ID, type PolicyPeer } from '../../device/ipsec-policies.ts'
-import type { Charon } from './charon.ts'
-import type { ViciSection } from './vici-message.ts'
+import type { ViciClient } from './vici-client.ts'
+import type { ViciSection, ViciValue } from './vici-message.ts'
 
 /** The pause before charon is started again after its end, and the longest pause. Each failure doubles it. */
 const FIRST_RETRY_MS = 200
@@ -19,7 +20,15 @@ const IKE_PROPOSAL = 'aes256-sha256-modp4096'
 /** How long a peer may be silent before charon checks that it lives. flanneld sets no value, and charon then never checks. */
 const DEAD_PEER_DELAY = '10s'
 
+/** A running charon. */
+interface Charon {
+  readonly client: ViciClient
+  /** Closes the connection, and ends charon if weftd started it. */
+  stop(): Promise<void>
+}
+
 interface ConnectionOptions {
+  readonly network: Net
   readonly own: PolicyPeer
   readonly psk: Secret
   readonly espProposal: string
@@ -38,15 +47,28 @@ export interface PeerKeys {
   readonly rxPackets: number
 }
 
+/** The objects that this process loaded into a charon. */
+interface Loaded {
+  readonly charon: Charon
+  /** The names of the connections. */
+  readonly connections: Set<string>
+  /** The addresses of the hosts that have a shared key. */
+  readonly hosts: Set<string>
+}
+
 export class IpsecConnections {
   readonly #options: ConnectionOptions
   readonly #calm: Log
   readonly #inTurn = createTurn()
   readonly #closing = new AbortController()
-  /** The wanted peers by the name of their connection. */
-  #wanted: ReadonlyMap<string, PolicyPeer> = new Map()
+  /** The wanted peers by the name of their connection; undefined before the first `apply`. */
+  #wanted: ReadonlyMap<string, PolicyPeer> | undefined
+  /** The objects that are loaded into the running charon; undefined before the first request. */
+  #loaded: Loaded | undefined
   /** The running charon; undefined while it is started again. */
   #charon: Charon | undefined
+  /** Called after charon has negotiated or deleted keys, or was started again. */
+  #changed: () => void = () => {}
   /** Ends when `close` was called. */
   #running: Promise<void> = Promise.resolve()
 
@@ -58,23 +80,31 @@ export class IpsecConnections {
   /** Starts charon. Throws WeftError if it cannot be started. Afterwards it is started again whenever it ends. */
   async open(signal: AbortSignal): Promise<void> {
     this.#charon = await this.#options.start(signal)
-    await this.#load()
+    try {
+      await this.#listen(this.#charon)
+      await this.#load(true)
+    } catch (error) {
+      await this.#charon.stop()
+      throw error
+    }
     this.#running = this.#run()
+  }
+
+  /** Has `changed` called whenever `keys` may return other peers. */
+  watch(changed: () => void): void {
+    this.#changed = changed
   }
 
   /** Makes charon's connections equal to these peers. A failure is logged, and tried again by `resync`. */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
+    const isFirst = this.#wanted === undefined
     this.#wanted = new Map(peers.map((peer) => [this.#nameFor(peer), peer]))
-    await this.#load()
+    await this.#load(isFirst)
   }
 
   /** Loads the connections that charon lost. Returns a description of each repair. */
   async resync(): Promise<readonly string[]> {
-    return (await this.#load()).map((name) => `charon had lost the connection ${name}`)
-  }
-
-  get isRunning(): boolean {
-    return this.#charon !== undefined
+    return (await this.#load(true)).map((name) => `charon had lost the connection ${name}`)
   }
 
   /** Returns the counts of the packets with each peer that has keys, by the peer's subnet. It is empty while charon does not answer. */
@@ -83,7 +113,7 @@ export class IpsecConnections {
     const associations = await this.#charon?.client.stream('list-sas', 'list-sa', { noblock: 'yes' }).catch(() => [])
     for (const each of associations ?? [])
       for (const [name, ike] of Object.entries(each)) {
-        const peer = this.#wanted.get(name)
+        const peer = this.#wanted?.get(name)
         if (peer) add(found, peer.subnet, ike as ViciSection)
       }
     return found
@@ -92,6 +122,7 @@ export class IpsecConnections {
   /** Closes the connection to charon, and ends charon if weftd started it. */
   async close(): Promise<void> {
     this.#closing.abort(new Error('the data path is closed'))
+    this.#charon?.client.close() // so that the call does not wait for a charon that hangs
     await this.#running
     await this.#charon?.stop()
   }
@@ -101,6 +132,7 @@ export class IpsecConnections {
     const { signal } = this.#closing
     const closed = new Promise<undefined>((resolve) => signal.addEventListener('abort', () => resolve(undefined)))
     let ms = FIRST_RETRY_MS
+    let startedAt = performance.now()
     while (!signal.aborted) {
       const why = await Promise.race([this.#charon?.client.ended, closed])
       if (signal.aborted) return
@@ -108,12 +140,17 @@ export class IpsecConnections {
         this.#options.log.error(`${messageOf(why)}; starting it again`)
         await this.#charon.stop()
         this.#charon = undefined
+        this.#changed()
+        // A charon that ends soon after each start must not be started in a tight loop.
+        const isOld = performance.now() - startedAt > LONGEST_RETRY_MS
+        ms = isOld ? FIRST_RETRY_MS : Math.min(2 * ms, LONGEST_RETRY_MS)
       }
       try {
         await pause(signal, ms)
         this.#charon = await this.#options.start(signal)
-        await this.#load()
-        ms = FIRST_RETRY_MS
+        await this.#listen(this.#charon)
+        startedAt = performance.now()
+        await this.#load(true)
       } catch (error) {
         if (signal.aborted) return
         ms = Math.min(2 * ms, LONGEST_RETRY_MS)
@@ -122,50 +159,102 @@ export class IpsecConnections {
     }
   }
 
-  /** Loads the missing connections and removes the superfluous ones. Returns the names of the loaded connections. */
-  #load(): Promise<readonly string[]> {
+  /** Has charon report each change of keys. Without these reports the regular checks find the changes. */
+  async #listen({ client }: Charon): Promise<void> {
+    await client.listen('child-updown', () => this.#changed()).catch(() => {})
+    this.#changed()
+  }
+
+  /**
+   * Loads the missing connections and removes the superfluous ones. With `isCheck`, first lists what charon has, because charon or another
+   * program may have removed some. Returns the names of the connections that were lost.
+   */
+  #load(isCheck: boolean): Promise<readonly string[]> {
     return this.#inTurn(async () => {
       const charon = this.#charon
-      if (!charon) return []
+      if (!charon || this.#closing.signal.aborted) return []
       try {
-        return await this.#loadInto(charon)
+        return await this.#loadInto(charon, isCheck)
       } catch (error) {
         if (!isWeftError(error)) throw error
-        this.#calm.error(`error loading connection into IKE daemon: ${describeError(error)}`)
+        // If the connection to charon has ended, `#run` logs that.
+        if (charon.client.isOpen) this.#calm.error(`error loading connection into IKE daemon: ${describeError(error)}`)
         return []
       }
     })
   }
 
-  async #loadInto({ client }: Charon): Promise<readonly string[]> {
-    const { own, log } = this.#options
-    const { conns = [] } = await client.request('get-conns')
-    const there = new Set(Array.isArray(conns) ? (conns as readonly string[]) : [])
-    const { keys = [] } = await client.request('get-shared')
-    const shared = new Set(Array.isArray(keys) ? (keys as readonly string[]) : [])
-    for (const host of new Set([own.host, ...[...this.#wanted.values()].map((peer) => peer.host)])) {
-      if (shared.has(keyNameOf(host))) continue
-      await client.request('load-shared', {
-        id: keyNameOf(host),
-        type: 'IKE',
-        data: this.#options.psk.reveal(),
-        owners: [host],
-      })
+  async #loadInto(charon: Charon, isCheck: boolean): Promise<readonly string[]> {
+    const { client } = charon
+    // A charon that ran already may have connections of an earlier run, with another PSK or other options. So this process loads everything
+    // once. charon keeps its keys with a peer if nothing differs.
+    if (this.#loaded?.charon !== charon) this.#loaded = { charon, connections: new Set(), hosts: new Set() }
+    const loaded = this.#loaded
+    const lost = isCheck ? await this.#check(loaded) : []
+    await this.#loadKeys(loaded)
+    // The connections of an earlier run stay until the peers are known.
+    if (!this.#wanted) return []
+    for (const name of loaded.connections)
+      if (!this.#wanted.has(name)) {
+        await unload(client, name)
+        loaded.connections.delete(name)
+        this.#options.log.info(`Unloaded connection: ${name}`)
+      }
+    const failures: unknown[] = []
+    for (const [name, peer] of this.#wanted) {
+      if (loaded.connections.has(name)) continue
+      try {
+        await client.request('load-conn', { [name]: this.#connectionTo(peer) })
+        loaded.connections.add(name)
+        this.#options.log.info(`Loaded connection: ${name}`)
+      } catch (error) {
+        failures.push(error) // the connections of the other peers must not wait for this one
+      }
+    }
+    if (failures.length > 0) throw failures[0]
+    return lost
+  }
+
+  /** Compares `loaded` with charon. Removes what an earlier run left there. Returns the names of the connections that charon lost. */
+  async #check(loaded: Loaded): Promise<readonly string[]> {
+    const { network, log } = this.#options
+    const { client } = loaded.charon
+    const names = await connectionsIn(client, network)
+    const lost = [...loaded.connections].filter((name) => !names.has(name))
+    for (const name of lost) loaded.connections.delete(name)
+    for (const name of this.#wanted ? names : [])
+      if (!this.#wanted?.has(name) && !loaded.connections.has(name)) {
+        await unload(client, name)
+        log.info(`Unloaded connection: ${name}`)
+      }
+    const keys = await keysIn(client, network)
+    for (const host of loaded.hosts) if (!keys.has(keyNameOf(network, host))) loaded.hosts.delete(host)
+    const known = new Set([...this.#hosts()].map((host) => keyNameOf(network, host)))
+    for (const id of this.#wanted ? keys : []) if (!known.has(id)) await client.request('unload-shared', { id })
+    return lost
+  }
+
+  /** Loads the shared key for each host that lacks it, and removes the keys of hosts that are no longer peers. */
+  async #loadKeys({ charon: { client }, hosts }: Loaded): Promise<void> {
+    const { network, psk, log } = this.#options
+    const wanted = this.#hosts()
+    for (const host of wanted) {
+      if (hosts.has(host)) continue
+      const id = keyNameOf(network, host)
+      await client.request('load-shared', { id, type: 'IKE', data: psk.reveal(), owners: [host] })
+      hosts.add(host)
       log.info(`Loaded shared key for: ${host}`)
     }
-    for (const name of there) {
-      if (!name.startsWith(`${own.host}-`) || this.#wanted.has(name)) continue
-      await client.request('unload-conn', { name })
-      // Without this request the keys would stay valid. charon refuses it if there are none.
-      await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
-      log.info(`Unloaded connection: ${name}`)
+    for (const host of hosts) {
+      if (wanted.has(host)) continue
+      await client.request('unload-shared', { id: keyNameOf(network, host) })
+      hosts.delete(host)
     }
-    const missing = [...this.#wanted].filter(([name]) => !there.has(name))
-    for (const [name, peer] of missing) {
-      await client.request('load-conn', { [name]: this.#connectionTo(peer) })
-      log.info(`Loaded connection: ${name}`)
-    }
-    return missing.map(([name]) => name)
+  }
+
+  /** Returns the addresses of this host and of the wanted peers. */
+  #hosts(): ReadonlySet<string> {
+    return new Set([this.#options.own.host, ...[...(this.#wanted?.values() ?? [])].map((peer) => peer.host)])
   }
 
   #connectionTo({ subnet, host }: PolicyPeer): ViciSection {
@@ -204,7 +293,50 @@ export class IpsecConnections {
   }
 }
 
-const keyNameOf = (host: string): string => `weft-${host}`
+/** The beginning of the ids of the shared keys for this network. Another weftd on this host may have a key for the same hosts. */
+const keyPrefixOf = (network: Net): string => `weft-${formatNet(network)}-`
+const keyNameOf = (network: Net, host: string): string => `${keyPrefixOf(network)}${host}`
+
+/** Lists the connections in charon that weftd loaded for this network, now or in an earlier run. */
+export async function connectionsIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
+  const { conns } = await client.request('get-conns')
+  return new Set(listOf(conns).filter((name) => isOfNetwork(name, network)))
+}
+
+/** Lists the ids of the shared keys in charon that weftd loaded for this network, now or in an earlier run. */
+async function keysIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
+  const { keys } = await client.request('get-shared')
+  return new Set(listOf(keys).filter((id) => id.startsWith(keyPrefixOf(network))))
+}
+
+const listOf = (value: ViciValue | undefined): readonly string[] =>
+  Array.isArray(value) ? (value as readonly string[]) : []
+
+/** True if this is flanneld's name of a connection between two subnets of the network. */
+function isOfNetwork(name: string, network: Net): boolean {
+  const [from = '', subnet = '', peer = '', to = '', ...more] = name.split('-')
+  const isWithin = (text: string): boolean => {
+    const net = parseNet(text)
+    return net !== undefined && net.prefixLength >= network.prefixLength && netContains(network, net.address)
+  }
+  const areHosts = [from, to].every((text) => parseAddress(text) !== undefined)
+  return more.length === 0 && areHosts && isWithin(subnet) && isWithin(peer)
+}
+
+/** Removes a connection and its keys. */
+async function unload(client: ViciClient, name: string): Promise<void> {
+  await client.request('unload-conn', { name })
+  // Without this request the keys would stay valid. charon refuses it if there are none.
+  await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
+}
+
+/** Removes the connections and the shared keys that weftd loaded into charon for this network. Returns the names of the connections. */
+export async function unloadAll(client: ViciClient, network: Net): Promise<readonly string[]> {
+  const names = [...(await connectionsIn(client, network))]
+  for (const name of names) await unload(client, name)
+  for (const id of await keysIn(client, network)) await client.request('unload-shared', { id })
+  return names
+}
 
 /** Adds the counts of the installed child associations of one IKE association. */
 function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
@@ -213,10 +345,13 @@ function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): vo
     if (child['state'] !== 'INSTALLED') continue
     const before = found.get(subnet)
     found.set(subnet, {
-      txBytes: (before?.txBytes ?? 0) + Number(child['bytes-out'] ?? 0),
-      rxBytes: (before?.rxBytes ?? 0) + Number(child['bytes-in'] ?? 0),
-      txPackets: (before?.txPackets ?? 0) + Number(child['packets-out'] ?? 0),
-      rxPackets: (before?.rxPackets ?? 0) + Number(child['packets-in'] ?? 0),
+      txBytes: (before?.txBytes ?? 0) + countOf(child['bytes-out']),
+      rxBytes: (before?.rxBytes ?? 0) + countOf(child['bytes-in']),
+      txPackets: (before?.txPackets ?? 0) + countOf(child['packets-out']),
+      rxPackets: (before?.rxPackets ?? 0) + countOf(child['packets-in']),
     })
   }
 }
+
+const countOf = (value: ViciValue | undefined): number =>
+  typeof value === 'string' && /^\d{1,15}$/.test(value) ? Number(value) : 0

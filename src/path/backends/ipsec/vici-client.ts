@@ -4,8 +4,9 @@
 // once is not used again.
 
 import { createConnection, type Socket } from 'node:net'
-import { messageOf, WeftError } from '../../../base/errors.ts'
+import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { limited } from '../../../host/bell.ts'
+import { createTurn } from '../../../host/turn.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
 /** The packet types (README.md, "Packet types"). */
@@ -36,8 +37,10 @@ export class ViciClient {
   readonly #waiting: Waiting[] = []
   /** The received bytes that do not make a whole packet yet. */
   #received: Buffer = Buffer.alloc(0)
-  /** Receives the events of the running `stream`. */
-  #onEvent: ((event: ViciSection) => void) | undefined
+  /** The receivers of events, by the event's name. */
+  readonly #receivers = new Map<string, (event: ViciSection) => void>()
+  /** Runs the streams one after another, because an event does not tell which command it answers. */
+  readonly #inTurn = createTurn()
 
   private constructor(socket: Socket) {
     this.#socket = socket
@@ -47,7 +50,7 @@ export class ViciClient {
         socket.destroy()
         for (const { reject } of this.#waiting.splice(0)) reject(reason)
       }
-      socket.on('error', (error) => end(unreachable(messageOf(error))))
+      socket.on('error', (error) => end(isWeftError(error) ? error : unreachable(messageOf(error))))
       socket.on('close', () => end(unreachable('it closed the connection')))
       socket.on('data', (bytes) => {
         try {
@@ -87,19 +90,30 @@ export class ViciClient {
     return answer
   }
 
-  /** Sends a command that charon answers with events of this name, and returns the events. One stream runs at a time. */
-  async stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
-    const events: ViciSection[] = []
+  /** Sends a command that charon answers with events of this name, and returns the events. */
+  stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
+    return this.#inTurn(async () => {
+      const events: ViciSection[] = []
+      await this.listen(event, (each) => events.push(each))
+      try {
+        await this.request(command, message)
+      } finally {
+        this.#receivers.delete(event)
+        await this.#send(EVENT_UNREGISTER, event)
+      }
+      return events
+    })
+  }
+
+  /** Calls `receive` for each event of this name from now on. Rejects with WeftError COMMAND if charon has no such event. */
+  async listen(event: string, receive: (event: ViciSection) => void): Promise<void> {
     const { type } = await this.#send(EVENT_REGISTER, event)
     if (type !== EVENT_CONFIRM) throw new WeftError('COMMAND', `charon does not know the event ${event}`)
-    this.#onEvent = (each) => events.push(each)
-    try {
-      await this.request(command, message)
-    } finally {
-      this.#onEvent = undefined
-      await this.#send(EVENT_UNREGISTER, event)
-    }
-    return events
+    this.#receivers.set(event, receive)
+  }
+
+  get isOpen(): boolean {
+    return !this.#socket.destroyed
   }
 
   close(): void {
@@ -144,7 +158,7 @@ export class ViciClient {
   #take(type: number, body: Buffer): void {
     if (type === EVENT) {
       const length = body.length > 0 ? body.readUInt8() : 0
-      this.#onEvent?.(decodeMessage(body.subarray(1 + length)))
+      this.#receivers.get(body.subarray(1, 1 + length).toString())?.(decodeMessage(body.subarray(1 + length)))
       return
     }
     if (![CMD_RESPONSE, CMD_UNKNOWN, EVENT_CONFIRM, EVENT_UNKNOWN].includes(type))

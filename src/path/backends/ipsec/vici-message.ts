@@ -7,7 +7,7 @@ import { WeftError } from '../../../base/errors.ts'
 export interface ViciSection {
   readonly [key: string]: ViciValue
 }
-type ViciValue = string | readonly string[] | ViciSection
+export type ViciValue = string | readonly string[] | ViciSection
 
 /** The element types of a message (README.md, "Message types"). */
 const SECTION_START = 1

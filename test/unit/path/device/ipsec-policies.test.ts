@@ -41,12 +41,19 @@ const run: Run = async (_file, args, options) => {
 }
 
 let errors: string[]
-const policies = () =>
+let infos: string[]
+const policies = (own = OWN, hasHosts = false) =>
   new IpsecPolicies({
     network: NETWORK,
-    own: OWN,
+    own,
+    hasHosts,
     run,
-    log: { info: () => {}, warn: () => {}, error: (line: string) => void errors.push(line), v: () => false },
+    log: {
+      info: (line: string) => void infos.push(line),
+      warn: () => {},
+      error: (line: string) => void errors.push(line),
+      v: () => false,
+    },
   })
 
 beforeEach(() => {
@@ -54,6 +61,7 @@ beforeEach(() => {
   refused = undefined
   lines = []
   errors = []
+  infos = []
 })
 
 it('makes the three policies of flanneld for a peer, and policies that block all other packets of the network', async () => {
@@ -112,13 +120,59 @@ it('removes only the policies of this node when charon carries the packets', asy
   await policies().apply([PEER])
   const flannel = 'src 10.77.1.0/24 dst 10.77.2.0/24 dir out'
   kernel.set(flannel, 'tmpl src 192.0.2.1 dst 192.0.2.9 proto esp reqid 11 mode tunnel')
-  await removePolicies(run, OWN, NETWORK)
+  await removePolicies(run, NETWORK)
   expect([...kernel.keys()]).toEqual([flannel])
 })
 
 it('lists nothing if the kernel has no IPsec', async () => {
   const none: Run = async () => {
-    throw new WeftError('COMMAND', 'Cannot send dump request: Protocol not supported')
+    throw new WeftError('COMMAND', 'Cannot send dump request: Protocol not supported', { cause: { code: 2 } })
   }
   expect((await listPolicies(none)).size).toBe(0)
+})
+
+it('rejects if `ip` did not end, because the policies are then not known', async () => {
+  const hanging: Run = async () => {
+    throw new WeftError('COMMAND', '`ip` did not end within 10 s', { cause: { code: null, killed: true } })
+  }
+  await expect(listPolicies(hanging)).rejects.toThrow('did not end')
+})
+
+it('removes the policies of a subnet that this node had before, which would let packets to its next node pass unencrypted', async () => {
+  await policies({ ...OWN, subnet: '10.5.9.0/24' }).apply([PEER])
+  await policies().block()
+  expect([...kernel.keys()].filter((selector) => selector.includes('10.5.9.0/24'))).toEqual([])
+})
+
+it('keeps the policies of the peers over a restart until the peers are known', async () => {
+  await policies().apply([PEER, { subnet: '10.5.3.0/24', host: '192.0.2.3' }])
+  const before = new Map(kernel)
+  const again = policies()
+  await again.block()
+  expect(kernel).toEqual(before)
+  await again.apply([PEER])
+  expect([...kernel.keys()].filter((selector) => selector.includes('10.5.3.0/24'))).toEqual([])
+})
+
+it('removes a policy with an earlier address of this host before the peers are known', async () => {
+  await policies({ ...OWN, host: '192.0.2.77' }).apply([PEER])
+  await policies().block()
+  expect(kernel.size).toBe(6)
+})
+
+it('lets packets of the host itself pass if hosts have addresses in the network', async () => {
+  await policies(OWN, true).apply([])
+  expect(kernel.has('src 0.0.0.0/0 dst 10.5.0.0/16 dir out')).toBe(false)
+  expect(kernel.get('src 10.5.1.0/24 dst 10.5.0.0/16 dir out')).toContain('action block')
+})
+
+it('logs the lines of flanneld for the policies of a peer', async () => {
+  const ours = policies()
+  await ours.apply([PEER])
+  const out = 'ipsec policy: {Dst: 192.0.2.2, Src: 192.0.2.1, Proto: esp, Mode: tunnel, Spi: 0x0, Reqid: 0xb}'
+  const inward = 'ipsec policy: {Dst: 192.0.2.1, Src: 192.0.2.2, Proto: esp, Mode: tunnel, Spi: 0x0, Reqid: 0xb}'
+  expect(infos).toEqual([`Adding ${out}`, `Adding ${inward}`, `Adding ${inward}`])
+  infos = []
+  await ours.apply([])
+  expect(infos).toEqual([`Deleting ${out}`, `Deleting ${inward}`, `Deleting ${inward}`])
 })

@@ -1,0 +1,194 @@
+// ipsec-path.ts - the data path of the backend ipsec: the policies or the unreachable route, charon's connections, and the state of the peers.
+
+import type { Log } from '../../../base/log.ts'
+import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
+import { withLatePromise } from '../../../host/bell.ts'
+import { formatAddress, formatNet, netAround, netContains, type Net } from '../../../net/address.ts'
+import type { Counting, DataPath, PathPeer, PathTraffic } from '../../contract.ts'
+import type { IpsecPolicies, PolicyPeer } from '../../device/ipsec-policies.ts'
+import type { UnreachableNetwork } from '../../device/unreachable-network.ts'
+import { PeerFilter } from '../../tunnel/peer-filter.ts'
+import { KernelPath } from '../kernel-path.ts'
+import type { IpsecConnections, PeerKeys } from './connections.ts'
+
+/** How long the status waits for charon's counts, in ms. Afterwards it shows the last known counts. */
+const COUNT_MS = 500
+/** The pause before charon's reports of changed keys are handled, in ms. Such reports come in bursts. */
+const SETTLE_MS = 100
+/** The interval at which the keys are read again while a peer lacks keys, in ms. charon leaves out a peer whose keys it is just changing. */
+const AGAIN_MS = 5_000
+
+interface FilterParts {
+  readonly lease: OwnLease
+  readonly network: Net
+  readonly log: Log
+}
+
+/**
+ * Makes the filter of the peers. It refuses a subnet that contains this node's own, because its policies would take the packets between
+ * containers of this node.
+ */
+export function createFilter(type: string, { lease, network, log }: FilterParts): PeerFilter {
+  const own = sideOf(lease, 'ipv4').subnet
+  return new PeerFilter<Net>({
+    type,
+    lease,
+    network,
+    log,
+    otherType: ({ attrs }) => `Ignoring non-${type} event: type: ${attrs.backendType}`,
+    alsoUnusable: (peer) =>
+      netContains(sideOf(peer, 'ipv4').subnet, own.address)
+        ? `its subnet contains this node's ${formatNet(own)}`
+        : undefined,
+  })
+}
+
+interface IpsecParts {
+  readonly filter: PeerFilter
+  readonly guard: IpsecPolicies | UnreachableNetwork
+  readonly connections: IpsecConnections
+  readonly isUserspace: boolean
+  readonly log: Log
+}
+
+export class IpsecPath extends KernelPath implements Counting {
+  readonly counting: Counting = this
+  readonly #filter: PeerFilter
+  /** Refuses unencrypted packets of the network. */
+  readonly #guard: IpsecPolicies | UnreachableNetwork
+  readonly #connections: IpsecConnections
+  /** True if charon carries the ESP packets. */
+  readonly #isUserspace: boolean
+  readonly #log: Log
+  /** The peers by lease key, without those whose subnet contains the subnet of another peer. */
+  #peers: ReadonlyMap<string, Lease> = new Map()
+  /** The keys of the leases whose subnet contains the subnet of another peer. */
+  #wide: ReadonlySet<string> = new Set()
+  /** The counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
+  #keys: ReadonlyMap<string, PeerKeys> = new Map()
+  /** Runs until the keys are read again. */
+  #timer: NodeJS.Timeout | undefined
+  /** The time at which `#timer` ends, in ms of performance.now(). */
+  #readAt = 0
+  #isClosed = false
+  /** The running request for the counts. Several callers wait for one request. */
+  #reading: Promise<void> | undefined
+
+  constructor({ filter, guard, connections, isUserspace, log }: IpsecParts) {
+    super({ families: ['ipv4'], probeSource: {}, filters: [filter] })
+    this.#filter = filter
+    this.#guard = guard
+    this.#connections = connections
+    this.#isUserspace = isUserspace
+    this.#log = log
+    connections.watch(() => this.#readSoon(SETTLE_MS))
+  }
+
+  override carrier(): ReturnType<DataPath['carrier']> {
+    return this.#isUserspace ? { engine: 'none', features: [] } : super.carrier()
+  }
+
+  async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
+    await withLatePromise(COUNT_MS, (late) => Promise.race([this.#readKeys(), late]))
+    const found = new Map<string, PathTraffic>()
+    for (const [key, peer] of this.#peers) {
+      const counts = this.#keys.get(policyPeer(peer).subnet)
+      if (counts) found.set(key, { ...counts, lastReceivedAt: undefined })
+    }
+    return found
+  }
+
+  override counters(): Readonly<Record<string, bigint>> {
+    const { peers_unusable: unusable = 0n } = super.counters()
+    return {
+      peers_unusable: unusable + BigInt(this.#wide.size),
+      peers_without_keys: BigInt(this.#withoutKeys()),
+    }
+  }
+
+  protected async setPeers(
+    leases: ReadonlyMap<string, Lease>,
+    ownKey: string,
+    touched?: ReadonlySet<string>,
+  ): Promise<void> {
+    this.#filter.take(leases, ownKey, touched)
+    this.#leaveOutWide()
+    const peers = [...this.#peers.values()].map(policyPeer)
+    await this.#guard.apply(peers)
+    await this.#connections.apply(peers)
+  }
+
+  protected async repair(): Promise<readonly string[]> {
+    const repaired = [...(await this.#guard.resync()), ...(await this.#connections.resync())]
+    await this.#readKeys()
+    return repaired
+  }
+
+  /** Lists the peers that have keys. Packets to a peer without keys are dropped. */
+  protected listPeers(): readonly PathPeer[] {
+    const way = this.#isUserspace ? {} : { way: 'kernel' as const }
+    return [...this.#peers.values()]
+      .filter((peer) => this.#guard.isSet(policyPeer(peer)) && this.#keys.has(policyPeer(peer).subnet))
+      .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, ...way } }))
+  }
+
+  /** Like flanneld, weftd keeps the policies, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
+  protected override async end(): Promise<void> {
+    this.#isClosed = true
+    clearTimeout(this.#timer)
+    await this.#connections.close()
+  }
+
+  #readKeys(): Promise<void> {
+    this.#reading ??= this.#connections
+      .keys()
+      .then((keys) => {
+        this.#keys = keys
+        if (this.#withoutKeys() > 0) this.#readSoon(AGAIN_MS)
+      })
+      .finally(() => (this.#reading = undefined))
+    return this.#reading
+  }
+
+  /** Reads the keys in `ms` milliseconds, or earlier if that is already planned. */
+  #readSoon(ms: number): void {
+    const at = performance.now() + ms
+    if (this.#isClosed || (this.#timer && this.#readAt <= at)) return
+    clearTimeout(this.#timer)
+    this.#readAt = at
+    this.#timer = setTimeout(() => {
+      this.#timer = undefined
+      void this.#readKeys()
+    }, ms)
+  }
+
+  #withoutKeys(): number {
+    return [...this.#peers.values()].filter((peer) => !this.#keys.has(policyPeer(peer).subnet)).length
+  }
+
+  /**
+   * Leaves out the peers whose subnet contains the subnet of another peer. The kernel prefers no policy of a smaller subnet, so such a lease
+   * would get the packets of other nodes.
+   */
+  #leaveOutWide(): void {
+    const peers = [...this.#filter.peers()]
+    const lengths = [...new Set(peers.map(([, peer]) => sideOf(peer, 'ipv4').subnet.prefixLength))]
+    const containing = new Set<string>()
+    for (const [, peer] of peers) {
+      const { address, prefixLength } = sideOf(peer, 'ipv4').subnet
+      for (const length of lengths) if (length < prefixLength) containing.add(formatNet(netAround(address, length)))
+    }
+    const why = 'its subnet contains the subnet of another node'
+    const wide = new Set(peers.flatMap(([key, peer]) => (containing.has(policyPeer(peer).subnet) ? [key] : [])))
+    for (const key of wide) if (!this.#wide.has(key)) this.#log.warn(`${unused(key)}: ${why}`)
+    this.#wide = wide
+    this.#peers = new Map(peers.filter(([key]) => !wide.has(key)))
+  }
+}
+
+const unused = (key: string): string => `Lease ${key} is not used`
+
+function policyPeer(peer: Lease): PolicyPeer {
+  const { subnet, host } = sideOf(peer, 'ipv4')
+  return { subnet: formatNet(subnet), host: formatAddress(host) }
+}
