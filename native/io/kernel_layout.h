@@ -1,5 +1,5 @@
-// kernel_layout.h - checks at compile time that the C library's structures have the layout of the kernel's system calls,
-// and that the processor has what the engine needs of it. Both differ between architectures and C libraries.
+// kernel_layout.h - checks at compile time that the C library's structures have the layout of the kernel's system
+// calls, and that the processor has what the engine needs of it. Both differ between architectures and C libraries.
 #pragma once
 
 #include <net/if.h>

@@ -2661,7 +2661,8 @@ size_t copies_of_key() {
   for (std::string line; std::getline(maps, line);) {
     uintptr_t from, to;
     char rights[5];
-    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s", &from, &to, rights) != 3 || rights[1] != 'w') continue;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s", &from, &to, rights) != 3 || rights[1] != 'w')
+      continue;
     if (to - from > size_t{1} << 30) continue;  // skips the sanitizer's own memory
     for (uintptr_t at = from; at < to; at += bytes.size() - Key::kBytes + 1) {
       const ssize_t got =
