@@ -195,6 +195,30 @@ describe('a package', () => {
     expect((await output(['dpkg-deb', '--field', target, 'Homepage'])).trim()).toBe('')
   })
 
+  it.for(ARCHITECTURES.filter(({ integrity }) => integrity === undefined))(
+    "has the files of the npm package, and requires Debian's nodejs: $debian",
+    async (architecture, { skip }) => {
+      const why = lackOf('dpkg-deb')
+      skip(why !== undefined, why)
+      const npm = join(folder, 'npm')
+      for (const path of ['bin', 'dist/src', 'docs', 'node_modules/winston', 'node_modules/node-addon-api'])
+        mkdirSync(join(npm, path), { recursive: true })
+      for (const path of ['bin/weftd', 'package.json', 'docs/a.md']) writeFileSync(join(npm, path), '')
+      const addon = join(folder, 'weft.node')
+      writeFileSync(addon, '')
+      const target = join(folder, 'weft.deb')
+      const { build: _, ...rest } = from()
+      buildDeb({ ...rest, build: { architecture, executable: undefined, addon, npm }, target })
+      expect(await output(['dpkg-deb', '--field', target, 'Architecture'])).toBe(`${architecture.debian}\n`)
+      expect(await output(['dpkg-deb', '--field', target, 'Depends'])).toMatch(/^libc6 .*, nodejs \(>= 20\.19\), /)
+      const listing = await output(['dpkg-deb', '--contents', target])
+      expect(listing).toMatch(/usr\/bin\/weftd -> \.\.\/lib\/weft\/bin\/weftd$/m)
+      expect(listing).toContain(`usr/lib/weft/prebuilds/linux-${architecture.name}/weft.napi.glibc.node`)
+      expect(listing).toContain('usr/lib/weft/node_modules/winston')
+      expect(listing).not.toMatch(/node-addon-api|usr\/lib\/weft\/docs/)
+    },
+  )
+
   it('has the given time even if the clock is behind: RPM, which also has no traces of its builder', async ({
     skip,
   }) => {
