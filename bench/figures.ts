@@ -37,7 +37,10 @@ const SUMMARY: Summary = {
   reference: 'vxlan',
 }
 
-/** The four figures in README.md. Each has the part of the result, the case and metric, the name of the figure, and an explanation. */
+/**
+ * The four figures in README.md: for each the part of the result, its case and metric, the name of the figure, and an
+ * explanation.
+ */
 const FOUR = [
   {
     of: ['containers', 'tcp', 'throughput'],

@@ -19,8 +19,8 @@ export const JUNK_SECONDS_A_ROUND = 25
 const SAMPLE_MS = 3_000
 const SETTLE_MS = 500
 /**
- * The rows of the result: for each the rate in datagrams per second, and the number of source ports, which spread the datagrams over that
- * many forwarding threads.
+ * The rows of the result: for each the rate in datagrams per second, and the number of source ports, which spread the
+ * datagrams over the same number of forwarding threads or fewer.
  */
 const RATES = {
   'none, idle': [0, 8],

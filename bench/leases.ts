@@ -56,8 +56,8 @@ const linesOf = (stream: Readable | null): Interface => createInterface({ input:
 
 interface Writer {
   /**
-   * Writes `count` leases with this host address to etcd, beginning with lease number `from`. Resolves when etcd has stored all of them,
-   * with the time before the first write in ms of CLOCK_MONOTONIC.
+   * Writes `count` leases that name this host address to etcd, beginning with lease number `from`. Resolves when etcd
+   * has stored all of them, with the time before the first write in ms of CLOCK_MONOTONIC.
    */
   put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>

@@ -234,8 +234,8 @@ type Options = ReturnType<typeof readArguments>['values']
 const SUITE_FILE = join(packageRoot, 'bench/results/suite.json')
 
 /**
- * Returns the parts of an earlier result, to be kept beside newly measured parts. A part gets a field `commit` if it was measured at
- * another commit than `now`.
+ * Returns the parts of an earlier result that stay in the result file next to newly measured parts. A part gets a field
+ * `commit` if it was measured at another commit than `now`.
  */
 function partsBeside({ parts, commit }: Result, now: string): Part[] {
   return parts.map((part) => (commit === now ? part : { commit, ...part }))

@@ -34,7 +34,7 @@ export interface Path {
   close(): Promise<void>
 }
 
-/** The address at which the far end of a path can be reached, and one subnet per host for containers. */
+/** The address at which the far end of a path can be reached, and for each host the subnet of its containers. */
 interface Reach {
   readonly address: string
   /** The family of the packets that containers send, by default IPv4. */

@@ -164,8 +164,8 @@ export async function measureRestarts(rounds: number, progress: Progress): Promi
           metric,
           ...about,
           values: Object.fromEntries(
-            // Leave out this metric for `taken over`. There the old daemon forwards until the new one does, so the pause does not depend on
-            // when the new engine started.
+            // Leave out the metric `engine` for the way `taken over`. With it the old daemon forwards until the new
+            // daemon does, so the pause does not depend on when the new engine started.
             [...samples]
               .filter(([name]) => metric !== 'engine' || name !== 'taken over')
               .map(([name, values]) => [name, values.map((value) => value[metric as keyof Sample])]),

@@ -34,7 +34,7 @@ export interface Part {
   /** Default: hosts. */
   readonly ends?: Ends
   readonly commit?: string
-  /** The paths that the ratios of this part refer to. If this is missing, report.ts uses its REFERENCES. */
+  /** The data paths whose results are the denominators of this part's ratios. If this is missing, report.ts uses its REFERENCES. */
   readonly references?: readonly string[]
   /** The number of bytes of TCP payload in a full packet, by path. */
   readonly payloadBytes?: Readonly<Record<string, number>>

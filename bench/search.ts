@@ -25,8 +25,8 @@ const isClean = ({ sent, received }: Trial): boolean => received >= sent * (1 - 
  */
 export async function highestCleanRate<T extends Trial>(attempt: (rate: number) => Promise<T>): Promise<T | undefined> {
   /**
-   * Tries a rate two or three times. Returns the trial that received less of two trials with at most 1% loss, or undefined after two trials
-   * with more loss.
+   * Tries a rate two or three times. After two trials with at most 1% loss, returns the one that received less. After
+   * two trials with more loss, returns undefined.
    */
   const clean = async (rate: number, first?: T): Promise<T | undefined> => {
     const good: T[] = []

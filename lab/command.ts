@@ -41,7 +41,8 @@ export async function output(
 }
 
 /**
- * Runs a program like `output`, but synchronously, because cleanup while this process exits cannot wait for promises. It ignores failures.
+ * Runs a program like `output`, but synchronously, because cleanup while this process exits cannot wait for promises.
+ * Ignores failures of the program.
  */
 export function executeSync(command: readonly string[]): string {
   const [file = '', ...args] = command

@@ -12,15 +12,15 @@ export const TEXT = 'nobody reads it.'
 const PINGS = 10
 const PAYLOAD = 1_000
 /**
- * The length in bytes of an IPv4 packet with the ping, and the UDP length of the WireGuard message that carries the packet. Neither
- * includes padding.
+ * INNER is the length in bytes of an IPv4 packet with the ping. UDP_LENGTH is the UDP length of the WireGuard message
+ * that carries the packet. Neither length includes padding.
  */
 const INNER = PAYLOAD + 28
 const UDP_LENGTH = INNER + 8 + 32
 /** The length of an Ethernet header and of a UDP header, in bytes. */
 const ETHERNET = 14
 const UDP = 8
-/** The longest datagram that follows the pings in a superpacket, such as a probe. It is shorter than the rest of a probe with long packets. */
+/** The maximum length in bytes of another datagram, such as a probe, that follows the pings in a superpacket. */
 const TAIL = 256
 
 /** The number of captured pings and answers, and how many of these packets contain the known text or the containers' addresses. */
@@ -62,7 +62,7 @@ export function pingsIn(frame: Buffer): number {
 }
 
 interface Tap {
-  /** Waits for this number of pings, and returns the packets that have some. */
+  /** Waits for this number of pings, and returns the captured packets that contain pings. */
   take(count: number): Promise<readonly Buffer[]>
 }
 
@@ -133,7 +133,7 @@ export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Capture
     pattern,
     to.address,
   ])
-  // A packet may be lost on a busy machine. Each answer stands for two packets.
+  // A packet may be lost on a busy machine. Each answered ping stands for two packets, the ping and its answer.
   const answers = Number(/(\d+) received/.exec(said)?.[1] ?? PINGS)
   const [one, other] = [addressBytes(from.address), addressBytes(to.address)]
   const addresses = [Buffer.concat([one, other]), Buffer.concat([other, one])]

@@ -55,7 +55,7 @@ export async function ownPlace(): Promise<string> {
     const port = FIRST_PORT + portsGiven++
     const server = createServer()
     const isFree = await new Promise<boolean>((resolve, reject) => {
-      // Another server of this machine may listen on this port of all addresses; if so, try the next port.
+      // Another server of this machine may already listen on this port of all addresses. If so, try the next port.
       server.once('error', (error: NodeJS.ErrnoException) =>
         error.code === 'EADDRINUSE' ? resolve(false) : reject(error),
       )

@@ -104,7 +104,7 @@ export interface Daemon {
 export interface DaemonArgs {
   /** The name of the network, if this is an additional daemon on the host. Its files are in a folder with this name. */
   readonly network?: string
-  /** The flags for weftd, except --subnet-file and the flags in `iface`, which the lab adds. */
+  /** The flags for weftd, except those that the lab adds: --subnet-file and the flags in `iface`. */
   readonly args: readonly string[]
   readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>
@@ -232,7 +232,7 @@ function removeNamespace(name: string): void {
     try {
       process.kill(Number(pid), 'SIGKILL')
     } catch {
-      // The process ended before it could be killed.
+      // Ignore the error: the process ended before it could be killed.
     }
   }
   executeSync(['ip', 'netns', 'del', name])
@@ -357,7 +357,7 @@ export async function createLab({
           files.subnetFile,
           '--status-socket',
           files.statusSocket,
-          // Disable weftd's probes by default, because a test that counts packets would also count the probes.
+          // Disable weftd's probes by default, because a test that counts packets would count the probes too.
           '--probe-interval',
           '0',
           ...args,

@@ -1,7 +1,7 @@
 // addon.d.ts - the interface between JavaScript and C++.
 //
 // JavaScript decides and validates; C++ trusts its arguments. Packets, log lines, retries and timers do not cross the
-// interface, except the headers of dropped packets. If the kernel refuses a call, the function throws an Error with
+// interface; only the headers of dropped packets do. If the kernel refuses a call, the function throws an Error with
 // `code` (an errno name such as 'EPERM') and `syscall`. No function blocks.
 
 /** The UDP sockets to open: a group of sockets in one IP family for each loop. */
@@ -32,7 +32,7 @@ export interface Descriptors {
   readonly features: readonly string[]
   readonly loops: readonly LoopDescriptors[]
   /**
-   * A memfd with the WireGuard sessions of the previous engine. Only one engine can take the keys out of it
+   * A memfd with the WireGuard sessions of the previous engine. Only one engine can take the keys out of this memfd
    * (native/io/handover_state.h).
    */
   readonly handoverState?: number
@@ -41,15 +41,15 @@ export interface Descriptors {
 export interface LoopDescriptors {
   /** The loop's queue of the TUN. */
   readonly tun: number
-  /** The sockets of each IP family over which the loop sends and receives datagrams. */
+  /** The loop's sockets in each IP family over which it sends and receives datagrams. */
   readonly sockets: ByFamily<LoopSockets>
 }
 
 /** The UDP sockets of one loop in one IP family. */
 export interface LoopSockets {
-  /** Receives on the well-known port. */
+  /** The socket that receives on the well-known port. */
   readonly receiver: number
-  /** Sends; absent if the loop sends from `receiver`. */
+  /** The socket that sends datagrams; absent if the loop sends from `receiver`. */
   readonly sender?: number
 }
 
@@ -94,7 +94,7 @@ export interface UnknownSender {
 
 /** A packet that the engine dropped (native/core/drops.h). */
 export interface DroppedPacket {
-  /** When the batch of the packet began, in microseconds since 1970. */
+  /** When the engine began to process the batch of packets that contains this packet, in microseconds since 1970. */
   readonly atUs: number
   /** The counter of the drop, a name from `counterNames`: `tx_...` for packets to peers, `rx_...` from peers. */
   readonly reason: string
@@ -104,20 +104,23 @@ export interface DroppedPacket {
   readonly length: number
   /** The address of the other host: the sender or the receiver of the datagram; 0 if it is not known. */
   readonly peer: Address
-  /** The length of the encapsulation's header at the beginning of `headers`; 0 if the engine had removed the header. */
+  /**
+   * The length in bytes of the encapsulation's header at the beginning of `headers`; 0 if the engine had removed the
+   * header.
+   */
   readonly encapBytes: number
   /** The first bytes of the dropped packet, at most `layout.drops.headerBytes`. */
   readonly headers: Uint8Array
 }
 
-/** Dropped packets that the engine has kept. `drops(next)` returns only later drops. */
+/** The dropped packets that the engine has kept. `drops(next)` returns only packets that are dropped later. */
 export interface Drops {
-  /** A number for each loop and direction. */
+  /** The position for the next call of `drops`: one number for each loop and direction. */
   readonly next: readonly number[]
   readonly packets: readonly DroppedPacket[]
 }
 
-/** The options of an engine. Only the peer table can be changed while the engine runs. */
+/** The options of an engine. Only the peer table among them can be changed while the engine runs. */
 export interface RunOptions {
   /** The name of the encapsulation, from `encapsulationNames`. */
   encapsulation: string
@@ -125,7 +128,7 @@ export interface RunOptions {
   tunAddress: ByFamily<Address>
   /**
    * The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not be this host's
-   * own, because the kernel drops packets from its own address.
+   * own, because the kernel drops packets whose source is an address of the host.
    */
   networkAddress: ByFamily<Address>
   filter: FilterOptions
@@ -135,7 +138,10 @@ export interface RunOptions {
   ownEnd: Uint8Array
   /** The MTU of the TUN, in bytes. */
   mtu: number
-  /** The first peer table, as for `setPeers`. It is set before the threads start, because packets may already wait. */
+  /**
+   * The first peer table, in the format of `setPeers`. It is set before the threads start, because packets may already
+   * wait in the descriptors.
+   */
   peers: Uint8Array
   /** True if weftd chooses TUN queues, so that flows with fragments stay in order (native/io/steering.h). */
   steers?: boolean
@@ -156,7 +162,9 @@ export interface SessionKeys {
    * has received a packet that is encrypted with them.
    */
   readonly isInitiator: boolean
-  /** The 32-bit numbers of the keys in messages: the peer writes `ownIndex`, this host writes `peerIndex`. */
+  /**
+   * The 32-bit numbers that identify the keys in messages: the peer writes `ownIndex`, this host writes `peerIndex`.
+   */
   readonly ownIndex: number
   readonly peerIndex: number
   readonly sendKey: Uint8Array
@@ -189,8 +197,8 @@ export interface NativeEngine {
   /** The interface name that the TUN has now; undefined after `release` and `stop`. */
   readonly tunName: string | undefined
   /**
-   * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine then joins
-   * received packets only as far as they allow.
+   * Reads the TUN's generic-receive-offload and rx-udp-gro-forwarding switches (`ethtool -k`). The engine joins
+   * received packets only as far as these switches allow.
    */
   followSwitches(): void
   /**
@@ -200,9 +208,9 @@ export interface NativeEngine {
   readonly counters: BigUint64Array
   /** True if the engine continues the sessions of the previous engine. */
   readonly hasKeptSessions: boolean
-  /** Why the kernel refused `RunOptions.steers`; undefined if it did not. */
+  /** Why the kernel refused `RunOptions.steers`; undefined if the kernel accepted it. */
   readonly steeringRefused?: string
-  /** Why the kernel refused `RunOptions.nice`; undefined if it did not. */
+  /** Why the kernel refused `RunOptions.nice`; undefined if the kernel accepted it. */
   readonly priorityRefused?: string
   /**
    * Replaces the whole peer table by these records (src/path/engine/peers.ts). Each thread uses the new table from its
@@ -228,11 +236,17 @@ export interface NativeEngine {
   setKeys(session: number, keys: SessionKeys): void
   /** Wipes the keys of a WireGuard session and drops the packets that wait for keys. */
   forgetSession(session: number): void
-  /** Returns all reports since the last call, but at most `mostOfOthers` handshake messages from unknown hosts. */
+  /**
+   * Returns the reports about WireGuard handshakes since the last call. Of the handshake messages from unknown hosts it
+   * returns at most `mostOfOthers` and discards the rest.
+   */
   takeMail(mostOfOthers: number): Mail
-  /** Returns the unknown senders since the last call, at most a few dozen per loop. */
+  /** Returns the unknown senders that were noted since the last call, at most a few dozen per loop. */
   takeUnknownSenders(): UnknownSender[]
-  /** Returns the kept drops since the call that returned `after` as `next`; all kept drops if `after` is empty. */
+  /**
+   * Returns the dropped packets that were kept since the call that returned `after` as `next`; all kept packets if
+   * `after` is empty.
+   */
   drops(after: readonly number[]): Drops
   /**
    * Ends the threads, each after at most one batch, and returns the open descriptors for another engine. Arriving
@@ -240,7 +254,10 @@ export interface NativeEngine {
    * Rejects with EBADF if the engine has already ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
-  /** Ends the threads and closes the descriptors, which deletes the TUN unless it is persistent. Idempotent. */
+  /**
+   * Ends the threads and closes the descriptors, which deletes the TUN unless it is persistent. A second call has no
+   * effect.
+   */
   stop(): Promise<void>
 }
 
@@ -250,7 +267,7 @@ export interface Tun {
 }
 
 export interface ReadWatcher {
-  /** Stops watching. Does not close the descriptor. Idempotent. */
+  /** Stops watching, without closing the descriptor. A second call has no effect. */
   stop(): void
 }
 
@@ -303,7 +320,7 @@ export const layout: {
     readonly least: number
     readonly outerBytes: number
   }
-  /** Rate limits on ICMP errors: for one sender, then for all senders outside this node's subnet together. */
+  /** Rate limits on ICMP errors: first for one sender, then for all senders outside this node's subnet together. */
   readonly icmp: {
     readonly senderBurst: number
     readonly senderEveryMs: number
@@ -331,13 +348,16 @@ export function openSockets(options: SocketOptions): {
   readonly loops: readonly LoopSockets[]
 }
 
-/** Reads the `head` of `Descriptors.handoverState`, not the keys; undefined if the memfd has another format. */
+/**
+ * Reads the bytes `head` in `Descriptors.handoverState`, without taking the keys. Returns undefined if the memfd has
+ * another format.
+ */
 export function handoverHead(fd: number): Buffer | undefined
 
 /**
- * Starts the engine's threads. The engine owns the descriptors from now on, even if this throws. `onFault` is called at
- * most once, when a thread cannot continue; the engine must still be stopped. `onMail` is called when `takeMail` has
- * something to return.
+ * Starts the engine's threads. The engine owns the descriptors from now on, even if this function throws. `onFault` is
+ * called at most once, when a thread cannot continue; the engine must still be stopped. `onMail` is called when
+ * `takeMail` has something to return.
  */
 export function runEngine(
   descriptors: Descriptors,
@@ -349,10 +369,13 @@ export function runEngine(
 /** Opens a non-blocking TUN without packet information and virtio header, for the dgram engine. */
 export function openTun(name: string, persistent: boolean): Tun
 
-/** Returns the interface name that an open TUN has now; empty if the device was deleted. */
+/**
+ * Returns the present interface name of an open TUN, which another program may have renamed; an empty text if the
+ * device was deleted.
+ */
 export function tunName(fd: number): string
 
-/** Sets if the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
+/** Sets whether the kernel keeps the TUN after all of its queues are closed (`RunOptions.persistent`). */
 export function setTunPersistent(fd: number, persistent: boolean): void
 
 /**
@@ -367,7 +390,10 @@ export function pathMtu(from: string, to: string): number
  */
 export function sessionMs(): number
 
-/** Calls `onReadable` from the event loop as long as `fd` has unread input (libuv's uv_poll). Not for regular files. */
+/**
+ * Calls `onReadable` from the event loop as long as `fd` has unread input (libuv's uv_poll). `fd` must not be a regular
+ * file.
+ */
 export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
 /**
@@ -376,7 +402,7 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
  */
 export function lockFile(fd: number): Promise<void>
 
-/** Takes the lock of `lockFile` (F_OFD_SETLK). Returns false if it is taken. */
+/** Takes the lock that `lockFile` waits for (F_OFD_SETLK). Returns false if another process has the lock. */
 export function tryLockFile(fd: number): boolean
 
 /**
@@ -409,7 +435,7 @@ export function peerPid(connection: number): number
 /** Sends copies of at most 253 descriptors with at most 64 KiB of text. */
 export function sendParcel(connection: number, text: string, fds: readonly number[]): void
 
-/** Returns the next packet; undefined if no packet waits; an empty text after the connection has ended. */
+/** Returns the next packet. Returns undefined if no packet waits, and an empty text after the connection has ended. */
 export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
 
 /**
@@ -439,7 +465,8 @@ export function openEcho(source: string): EchoSocket
 
 /**
  * Sends an echo request with a 16-bit sequence number to an address of the socket's IP family, given as text. The
- * request is an IP packet of `bytes`, or the shortest possible one, that must not be fragmented.
+ * request is an IP packet of `bytes` that must not be fragmented; if `bytes` is too small, the shortest possible packet
+ * is sent.
  */
 export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes?: number): void
 
@@ -459,5 +486,7 @@ export function takeEchoes(socket: EchoSocket): EchoAnswer[]
  */
 export function giveBackMemory(): void
 
-/** Ends the process with _exit(2), because process.exit waits for libuv's threads, one of which may hang. */
+/**
+ * Ends the process immediately with _exit(2). process.exit would wait for libuv's threads, and one of them may hang.
+ */
 export function exitNow(code: number): never

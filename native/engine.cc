@@ -109,13 +109,13 @@ Failure Engine::run(Descriptors descriptors, const RunOptions& options, uint64_t
   for (auto& loop : engine->loops_) {
     if (Failure failure = loop->start()) return failure;
   }
-  // Packets that waited for keys in the previous engine may be sent now, so the first thread is woken.
+  // Wake the first thread, because packets that waited for keys in the previous engine may be sent now.
   if (engine->has_kept_sessions_) engine->loops_.front()->wake();
   result = std::move(engine);
   return {};
 }
 
-/// Returns the means of loop `i`. Must be called once for each loop, in order.
+/// Returns the descriptors and objects that loop `i` uses. Must be called once for each loop, in order.
 Path Engine::path_of_loop(size_t i, const RunOptions& options, CounterRow counters) {
   const LoopDescriptors& fds = descriptors_.loops[i];
   Drops& tx_drops = drops_.emplace_back(counters, monotonic_us);

@@ -51,7 +51,8 @@ class Engine {
   /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys them from
   /// its next batch on.
   void follow_switches();
-  /// The interface name that the TUN has now. If the TUN was deleted, the last name that it had.
+  /// The interface name that the TUN has now. If the TUN was deleted, the last name that it had. Changes the engine, so
+  /// only one thread may call it at a time: JavaScript's thread, or the thread that ends the engine.
   const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);
@@ -59,9 +60,10 @@ class Engine {
   Traffic traffic(uint32_t slot) const;
   /// One more than the highest traffic slot that any peer record has named.
   uint32_t traffic_slots() const { return traffic_slots_; }
-  /// Why the kernel refused weft's rule for choosing TUN queues (RunOptions::steers); empty if it did not.
+  /// Why the kernel refused weft's rule for choosing TUN queues (RunOptions::steers); empty if the kernel accepted the
+  /// rule.
   const Failure& steering_refused() const { return steering_refused_; }
-  /// Why the kernel refused the nice value of the threads; empty if it did not.
+  /// Why the kernel refused the nice value of the threads; empty if the kernel accepted the value.
   Failure priority_refused() const { return loops_.empty() ? Failure{} : loops_.front()->priority_refused(); }
   std::vector<ThreadRounds> ask_threads() const;
   /// Calls `each` with each unknown sender that a loop has noted since the last call.
@@ -69,7 +71,8 @@ class Engine {
   void take_unknown_senders(Each each) {
     for (UnknownSenders& unknown_senders : unknown_senders_) unknown_senders.take(each);
   }
-  /// The dropped packets of all loops: egress and ingress of the first loop, then of the second, and so on.
+  /// The dropped packets of each loop in two elements: egress of the first loop, ingress of the first loop, egress of
+  /// the second loop, and so on.
   const std::deque<Drops>& drops() const { return drops_; }
   /// The WireGuard sessions, or null if the encapsulation has none. When their mailbox has something, mail_event() is
   /// readable.
@@ -103,7 +106,8 @@ class Engine {
   Fault fault_;
   IcmpLimits icmp_;
   std::vector<UnknownSenders> unknown_senders_;  // one per loop
-  // Two per loop: egress, then ingress. A deque, because threads write into its elements, which must not move.
+  // Two elements per loop: egress, then ingress. The type is a deque, because threads write into its elements, which
+  // must not move.
   std::deque<Drops> drops_;
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;

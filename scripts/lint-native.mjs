@@ -45,7 +45,7 @@ function compiles(compiler) {
     .every(Boolean)
 }
 
-/** Reports the functions of a source file that are too long. */
+/** Reports the functions of a source file that are too long. Returns false if there are any. */
 function hasShortFunctions(path) {
   const found = longFunctions(readFileSync(join(root, path), 'utf8'), MOST_LINES)
   for (const { line, lines } of found)

@@ -217,7 +217,10 @@ function fuzzerPackage() {
   return folder ? `libclang-rt-${Number.parseInt(basename(folder), 10)}-dev` : 'libclang-rt-dev'
 }
 
-/** Returns why tests cannot simulate hosts with network namespaces here, with the remedy; undefined if they can. */
+/**
+ * Returns why tests cannot simulate hosts with network namespaces on this machine, with the remedy; undefined if they
+ * can.
+ */
 export function whyNoHosts() {
   if (process.getuid?.() !== 0) return 'run it as root'
   return whyNoDemo()

@@ -164,8 +164,9 @@ const showHoles = (text) =>
     .join('')
 
 /**
- * True if a reader of the page would not know what a remedy of the code means: it has a value outside code, or one without a name. Such a
- * remedy is not copied, and scripts/messages.txt must have one.
+ * True if a reader of docs/messages.md would not know what a remedy of the code means, because it has a placeholder
+ * outside a code span, or a placeholder without a name. Such a remedy is not copied to the page, and
+ * scripts/messages.txt must have one instead.
  */
 const hasUnnamedValue = (remedy) =>
   remedy

@@ -72,8 +72,8 @@ export const strykerPlugins = [
 ]
 
 /**
- * A sample consists of blocks of this number of lines. Stryker mutates an expression only if it is inside one block, so longer ones are
- * mutated only in a whole run.
+ * A sample consists of blocks of this number of lines. Stryker mutates an expression only if it is inside one block, so
+ * longer expressions are mutated only in a run without sampling.
  */
 const LINES_TOGETHER = 8
 
@@ -145,8 +145,8 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     tempDirName: join(folder, `sandbox-${process.pid}`),
     // Copy the compiled addon too, because test files that load it could not be imported without it.
     ignorePatterns: ['/build/*', '!/build/Release', '/dist', '/docs/images', '/bench/results'],
-    // Stryker would rewrite tsconfig.json with an API that TypeScript 7 lacks. The copied tsconfig.json works unchanged, so give Stryker
-    // none.
+    // Hide tsconfig.json from Stryker, which would rewrite the file with an API that TypeScript 7 lacks. The copied
+    // tsconfig.json works unchanged.
     tsconfigFile: 'none',
     allowEmpty: true,
     logLevel: 'error',

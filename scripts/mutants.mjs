@@ -1,10 +1,12 @@
-// mutants.mjs - checks whether the tests notice small mistakes (mutants) in the code: `npm run test:mutants -- [AREA...]`.
+// mutants.mjs - checks whether the tests notice small mistakes (mutants) in the code: `npm run test:mutants --
+// [AREA...]`.
 //
-// An area is a folder of src/ or native/, or a file directly in src/. Stryker makes mutants of those files of src/ that do no I/O
-// (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for native/core and native/encap.
-// A mutant that no test notices survives. test/mutants.json lists the known survivors with reasons. The command fails if a mutant survives
-// without an entry there, if the tests of an area notice less than LEAST_PERCENT of its mutants, or if an entry matches no survivor. Areas
-// that have not changed are not run again; their results are in build/mutants.
+// An area is a folder of src/ or native/, or a file directly in src/. Stryker makes mutants of those files of src/ that
+// do no I/O (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for
+// native/core and native/encap. A mutant that no test notices survives. test/mutants.json lists the known survivors
+// with reasons. The command fails if a mutant survives without an entry there, if the tests of an area notice less than
+// LEAST_PERCENT of its mutants, or if an entry matches no survivor. An area that has not changed is not run again; its
+// result is kept in build/mutants.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -145,8 +147,8 @@ for (const area of wanted) {
     left.push(area)
     continue
   }
-  // A sample does not contain every known survivor, so it cannot show that an entry is stale. An area of TypeScript may contain only types
-  // and have no mutants, but C++ code always has some.
+  // A sample of mutants does not contain every known survivor, so it cannot show that an entry is stale. An area of
+  // TypeScript may contain only types and have no mutants, but C++ code always has some.
   const about = { isWhole: !isNative && share === 1, mayBeEmpty: !isNative }
   const score = { ...judge(area, mutants, known, about), minutes: minutesTaken }
   scores.push(score)

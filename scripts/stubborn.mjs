@@ -116,7 +116,8 @@ async function run(mode, path) {
   const enter = cgroup === undefined ? [] : ['sh', '-c', 'echo $$ > "$0"; exec "$@"', join(cgroup, 'cgroup.procs')]
   const [file, ...args] = ['setpriv', '--pdeathsig', 'TERM', ...enter, ...command]
   const began = performance.now()
-  // `npm test` skips what the machine lacks. Only named test files must be able to run.
+  // A missing prerequisite is an error only if the user named test files. `npm test` without names skips the tests that
+  // this machine cannot run.
   const required = files.length > 0 ? process.env['WEFT_REQUIRE'] : ''
   const child = spawn(file, args, {
     cwd: root,

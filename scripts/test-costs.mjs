@@ -106,7 +106,10 @@ function calledFunctions(folder) {
   return called
 }
 
-/** False for anonymous functions, and for V8's functions that set the fields of classes, such as `<instance_members_initializer>`. */
+/**
+ * True for a named function. False for V8's functions that set the fields of classes, such as
+ * `<instance_members_initializer>`.
+ */
 const isNamed = (name) => name !== '' && !name.startsWith('<')
 
 /** Returns for each test file the rows of test/CONTRACT.md that this file covers and no other test file covers. */

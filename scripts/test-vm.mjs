@@ -226,7 +226,7 @@ if (args[0] === '--') {
   // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test hangs.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
-  // The virtual machine has no network, so flanneld is built here.
+  // Build flanneld on this machine, because the virtual machine has no network.
   if (parts.flat().includes('test/netns/ipsec-mixed.test.ts')) await flanneld()
   const lines = []
   const total = { passed: 0, failed: 0, skipped: 0 }

@@ -47,7 +47,8 @@ export async function runDaemon(
   events: Events = createEvents(),
 ): Promise<never> {
   setMaxListeners(0, stopping.signal) // each loop adds a listener, and so does each command that it runs
-  // After a successor has taken over, the process stays and waits, because the service manager decides when its unit stops.
+  // After a successor has taken over, do not report to the service manager that weftd stops. This process stays and
+  // waits, because the service manager decides when its unit stops.
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
@@ -78,7 +79,7 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
     rendezvous: rendezvousAt(node.options, (message) => log.warn(message)),
     dataPath: ownership,
     lender: {
-      // Errors are ignored here, because the loop that maintains the file logs them.
+      // Writes the file of the last known state. Ignores errors, because the loop that maintains that file logs them.
       async write() {
         if (!canForward(node)) return
         await import('./node/loops/last-known.ts').then(({ writeKnown }) => writeKnown(node)).catch(() => {})
@@ -103,9 +104,10 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
 }
 
 /**
- * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if the node has to wait
- * for the store, because no state is known, or the state has expired or is from another store or host. Returns `failed` if the host
- * prevents forwarding at the moment. Logs the reason. If the node forwards, it has the facts of the file, and its data path is kept right.
+ * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if
+ * the node has to wait for the store, because no state is known, or the state has expired or is from another store or
+ * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason. If the node forwards, it has
+ * the facts of the file of the last known state, and its data path is kept open and repaired.
  */
 async function resume(
   node: NewNode,
@@ -139,21 +141,22 @@ async function resume(
     notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(node, known.config)
     Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
-    // The loop's code is loaded only once packets pass.
+    // Load the loop's code only now, when packets already pass.
     void import('./node/loops/data-path.ts')
       .then(({ keepDataPath }) => keepDataPath(node as ForwardingNode))
       .catch((error: unknown) => stopping.abort(error))
     return 'forwards'
   } catch (error) {
     signal.throwIfAborted()
-    // The file has a placeholder in place of a pre-shared key, and the backend rejects the placeholder.
+    // The file of the last known state has a placeholder in place of a pre-shared key. The backend rejects the
+    // placeholder.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
       log.info(
         'The network configuration has a secret, which is only in the store; no packets pass until the store answers',
       )
       return 'nothing'
     }
-    // This also covers a file whose content is invalid.
+    // This warning also covers a file of the last known state whose content is invalid.
     log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {

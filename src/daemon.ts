@@ -71,7 +71,10 @@ const ESSENTIAL: readonly Loop[] = [
   keepFirewall, // sets the firewall rules and repairs them
 ]
 
-/** The loops without which packets still pass. They are restarted after a failure, so that no defect in them stops packets. */
+/**
+ * The loops that packets do not depend on. weftd restarts such a loop after a failure, so that no defect in it stops
+ * packets.
+ */
 const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP
   keepNames, // reads the names of other hosts, which they store next to their leases
@@ -187,7 +190,8 @@ export async function runNode(
   const { backend, config, external, next, ...membership } = parts
   const { options, log, signal, stopping, ownership } = starting
   const means = { ...parts, options, log, signal }
-  // A program such as `ip` that does not answer in time is waited for, because an overloaded host is not a mistake of an operator.
+  // Wait for a program such as `ip` that does not answer in time, because an overloaded host is not a mistake of an
+  // operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
   const registered = <T>(work: Promise<T>): Promise<T> => prefixed(REGISTERING, work)
   const attrs = await answered(() => backend.prepare(signal))
@@ -209,7 +213,8 @@ export async function runNode(
   const clear = () => clearEarlier(means, lease, attrsEarlier)
   const opening = registered(openNode(starting, parts, facts, handover, clear))
   const forwarding = await opening.catch(async (error: unknown) => {
-    // Another program may have taken a port since the check.
+    // Another program may have taken a UDP port since weftd checked it. In that case return the new lease to the store
+    // if no other process uses it.
     const isUnused = !canForward(starting) && !handover.isOnLoan && !ownership.hasSuccessor
     const isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     if (isUseless) await giveNewLeaseBack(means, lease)
@@ -234,7 +239,8 @@ export async function runNode(
     log.info('Running backend.')
     return await runLoops(node, ESSENTIAL, OBSERVING)
   } catch (error) {
-    // A successor that has met this process may already use the lease.
+    // Do not give the new lease back if a successor has connected to this process, because the successor may already
+    // use the lease.
     const isUnused = !node.isPublished && ownership.isOurs && !ownership.hasSuccessor
     isUseless = lease.isNew === true && isUnused && !signal.aborted && !hasTimedOut(error)
     stopping.abort(error) // so that no successor borrows a data path that is about to end

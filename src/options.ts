@@ -184,7 +184,7 @@ const NODE = [
   'status-token-file',
 ] as const satisfies readonly (keyof DaemonOptions)[]
 
-/** The options of the store or of the Kubernetes API, which has the leases. */
+/** The options of the place that has the leases: the store or the Kubernetes API. */
 export type StoreOptions = Pick<DaemonOptions, (typeof STORE)[number]>
 /** The options about the engine, which forwards packets in user space. */
 export type EngineOptions = Pick<DaemonOptions, (typeof ENGINE)[number]>
@@ -193,7 +193,7 @@ type ReportOptions = Pick<DaemonOptions, (typeof REPORT)[number]>
 /** The options about the node and its loops. */
 export type NodeOptions = Pick<DaemonOptions, (typeof NODE)[number]>
 
-/** The options, cut by the part of the program that uses them. */
+/** The options in groups, one for each part of the program that uses them. */
 export interface CutOptions {
   readonly store: StoreOptions
   readonly engine: EngineOptions
@@ -201,7 +201,7 @@ export interface CutOptions {
   readonly node: NodeOptions
 }
 
-/** Cuts the options, so that each part of the program gets only those that it uses. */
+/** Splits the options into groups, so that each part of the program gets only the options that it uses. */
 export const cutOptions = (all: DaemonOptions): CutOptions => ({
   store: only(all, STORE),
   engine: only(all, ENGINE),
@@ -242,7 +242,10 @@ export const interfaceWishes = (options: NodeOptions) => ({
 /** klog's flags that weftd accepts and ignores, because units and manifests may contain them. */
 export const WITHOUT_EFFECT = ['vmodule', 'log_backtrace_at'] as const
 
-/** Checks that `--without` names only features that the native engine has. Throws WeftError USAGE for any other name. */
+/**
+ * Checks that `--without` names only features that the native engine supports. Throws WeftError USAGE for any other
+ * name.
+ */
 export function checkFeatures({ without, engine }: EngineOptions, features: readonly string[]): void {
   const unknown = without.find((name) => !features.includes(name))
   if (unknown !== undefined) {

@@ -33,10 +33,16 @@ import type { Notifier } from './report/notify.ts'
 const EXIT_FAILED = 1
 /** The exit code for a command line that cannot be parsed. flanneld exits with 0 then, which hides the mistake from a service manager. */
 const EXIT_USAGE = 2
-/** How long in ms weftd may take to stop. It is shorter than the time after which service managers and Docker kill a process. */
+/**
+ * How long in ms weftd may take to stop. It is shorter than the time after which a service manager or Docker kills a
+ * stopping process.
+ */
 const STOP_MS = 5_000
 
-/** How long in ms weftd waits for Node.js to end by itself. After that time some system call hangs, and weftd kills the process. */
+/**
+ * How long in ms weftd waits for Node.js to end by itself. If it takes longer, some system call hangs, and weftd kills
+ * the process.
+ */
 const LINGER_MS = 200
 
 export function usage(program: string): string {
@@ -100,7 +106,10 @@ export async function main(program: string, args: readonly string[], environment
   }
 }
 
-/** The state that consecutive runs of the daemon in one process share. A daemon runs again if its successor has ended. */
+/**
+ * The state that consecutive runs of the daemon in one process share. A daemon runs again in the same process if its
+ * successor has ended.
+ */
 interface Context {
   readonly options: CutOptions
   readonly log: Log

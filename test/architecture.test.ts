@@ -306,13 +306,16 @@ describe('architecture of native/', () => {
 })
 
 /**
- * A function of a walk. It must call the function before it or an earlier one, or be called by one of them. `of` is a file of src/, or of
+ * A function of a walk. A later function must call it, or it must call an earlier one. `of` is a file of src/, or of
  * native/ if it ends with .h or .cc. `name` is a function, a constant, or `Class.method`.
  */
 interface Step {
   readonly of: string
   readonly name: string
-  /** The name in the call, if it is not the last part of `name`: that of the interface's method or of the callback. */
+  /**
+   * The name by which other code calls the function, if it is not the last part of `name`: the method of an interface,
+   * or a callback.
+   */
   readonly as?: string
 }
 const step = (of: string, name: string, as?: string): Step => ({ of, name, ...(as === undefined ? {} : { as }) })

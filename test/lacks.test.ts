@@ -7,7 +7,7 @@ import { expect, it } from 'vitest'
 import { execute } from '../lab/command.ts'
 import { EVENT_MS, packageRoot } from '../lab/lab.ts'
 
-/** The time in which a slow machine loads some 70 test files. */
+/** The time in ms in which a slow machine loads some 70 test files. */
 const LIMIT_MS = 15 * EVENT_MS
 
 it(

@@ -109,7 +109,8 @@ class Bench {
   void measure(const char* name, const std::string& label, size_t bytes, Once once) {
     size_t calls = 0;
     size_t batch = 1;
-    // warms up for a quarter of kRunNs, and doubles the number of calls per reading of the clock
+    // This loop warms up for a quarter of kRunNs, and meanwhile doubles the number of calls between two readings of the
+    // clock.
     for (uint64_t start = now_ns(); now_ns() - start < kRunNs / 4; batch *= 2) {
       for (size_t i = 0; i < batch; i++) once(calls++);
     }

@@ -106,7 +106,7 @@ int main(int count, char** words) {
       bytes = recv(udp, packet, sizeof packet, 0);
       if (bytes > 0) {
         moved = true;
-        // If the TUN refuses a packet, the packet is lost.
+        // A packet that the TUN refuses is lost.
         if (forward(packet, bytes) && write(tun, packet, static_cast<size_t>(bytes)) < 0) continue;
       }
     }

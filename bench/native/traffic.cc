@@ -42,16 +42,17 @@ constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
 /// The maximum number of datagrams in one sendmmsg or recvmmsg call.
 constexpr size_t kBatch = 64;
-/// The interval at which the sender sends all datagrams that are due. It is short enough not to fill a queue, and long
-/// enough to cost little CPU time.
+/// The interval, in ns, at which the sender sends all datagrams that are due. It is short enough not to fill a queue,
+/// and long enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
-/// The maximum delay for which a sender compensates if the kernel did not schedule it in time. More would make a burst.
-/// The sender reports how many datagrams it sent, so a rate that is too low is visible.
+/// The maximum delay for which a sender compensates if the kernel did not schedule it in time, in ns. Compensating for
+/// a longer delay would make a burst. The sender reports how many datagrams it sent, so a rate that is too low is
+/// visible.
 constexpr uint64_t kCatchUpNs = 500'000;
-/// The interval at which a receiver with udp-polled reads its socket. No datagram wakes it, so it costs almost no CPU
-/// time.
+/// The interval, in ns, at which a receiver with udp-polled reads its socket. No datagram wakes the receiver, so it
+/// costs almost no CPU time.
 constexpr uint64_t kSinkTickNs = 500'000;
-/// How long a receiver waits for late datagrams after the sender has finished.
+/// How long, in ns, a receiver waits for late datagrams after the sender has finished.
 constexpr uint64_t kPatienceNs = 50'000'000;
 constexpr int kSinkBufferBytes = 128 << 20;
 constexpr int kSendBufferBytes = 8 << 20;
@@ -124,7 +125,7 @@ Fd bind_any(int type, uint16_t port) {
   return fd;
 }
 
-/// Reads exactly `size` bytes. Returns false if the stream ends before.
+/// Reads exactly `size` bytes. Returns false if the stream ends before that.
 bool read_all(int fd, void* bytes, size_t size) {
   const ssize_t got = recv(fd, bytes, size, MSG_WAITALL);
   if (got < 0) fail("recv");
@@ -145,7 +146,7 @@ struct Received {
   uint64_t cpu_ns = 0;
 };
 
-/// The number of a datagram, which is at its start. The receiver reads only this.
+/// The number of a datagram, with which its payload begins. The receiver reads only this number.
 using Sequence = uint64_t;
 
 class Sink {

@@ -2,7 +2,7 @@
 //
 // An IPv4 address is stored as an IPv4-mapped IPv6 address, in ::ffff:0:0/96 (RFC 4291 section 2.5.5.2). So one type,
 // one comparison and one hash serve both families (passt's inany.h has the same idea). The bytes are in network order,
-// and two 64-bit words are compared at once. The address :: means "no address", because no host has it.
+// and two addresses are compared as two 64-bit words. The address :: means "no address", because no host has it.
 #pragma once
 
 #include <netinet/in.h>
@@ -65,7 +65,7 @@ struct Net {
 
 constexpr uint8_t kIpVersions[] = {4, 6};
 
-/// A value for each IP family. The families are named by IP version, 4 or 6.
+/// A value for each IP family. The members are named after the IP version, 4 or 6.
 template <typename T>
 struct ByFamily {
   T ipv4 = {}, ipv6 = {};

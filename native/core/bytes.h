@@ -1,4 +1,4 @@
-// bytes.h - loads and stores at any alignment, in network order or little-endian.
+// bytes.h - loads and stores integers at any alignment, in network order or little-endian.
 #pragma once
 
 #include <bit>

@@ -30,7 +30,7 @@ class CircleGuard {
 
   /// True if the packet at `bytes`, which would be sent to the peer at `endpoint`, must be dropped.
   bool stops(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) {
-    // The result for the last endpoint is remembered, because most packets of a batch go to the same peer.
+    // Remember the result for the last endpoint, because most packets of a batch go to the same peer.
     if (last_ != &endpoint) {
       last_ = &endpoint;
       leads_inside_ = table_->find(endpoint.address()) != nullptr;

@@ -145,8 +145,8 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   const bool tcp = packet.protocol == IPPROTO_TCP;
   const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
   if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
-    // A fragment without ports may belong to any flow. To keep the order, no later packet is joined with an earlier
-    // one.
+    // A fragment without ports may belong to any flow. To keep the order within that flow, join no later packet with an
+    // earlier one.
     std::fill(open_.begin(), open_.end(), kNone);
     start_run(bytes, packet.total, undone);
     return;
@@ -185,8 +185,8 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
   if (flow.payload_bytes > run.segment_bytes || run.total + flow.payload_bytes > 65535) return false;
   if (run.count >= (run.udp ? limits.udp_segments : kMaxRun)) return false;
   if (!same_network(head, flow.bytes, flow.version)) return false;
-  // Without DF, receivers need the IPv4 identification to reassemble fragments, so it must stay consecutive. With DF it
-  // has no meaning (RFC 6864 section 4.1).
+  // Without DF, receivers need the IPv4 identification to reassemble fragments, so the identification must stay
+  // consecutive. With DF it has no meaning (RFC 6864 section 4.1).
   if (flow.version == 4 && !(load_be16(head + 6) & kDontFragment) && load_be16(flow.bytes + 4) != run.next_id) {
     return false;
   }
@@ -201,8 +201,8 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
     if (!equal(head_transport, flow.transport, 18, tcp_bytes)) return false;  // urgent pointer, options
   }
   if (!run.verified) {
-    // The first packet is verified when a second one joins it. A damaged packet must not be joined, because joining
-    // computes a new checksum that would hide the damage.
+    // Verify the checksum of the first packet when a second packet joins it. A damaged packet must not be joined,
+    // because joining computes a new checksum that would hide the damage.
     if (!checksum_is_right(head, head_transport, pieces_[run.first].total, run.version, flow.tcp,
                            pieces_[run.first].open)) {
       return false;

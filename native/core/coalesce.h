@@ -137,7 +137,8 @@ class Coalescer {
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;
   std::unique_ptr<uint8_t[]> headers_;  // kMaxHeadersBytes for each write
-  // The unfinished superpacket for each hash of a flow. Two flows with the same hash only end it early.
+  // The unfinished superpacket for each hash of a flow. If two flows have the same hash, a superpacket ends earlier
+  // than necessary.
   std::vector<uint32_t> open_;
 };
 

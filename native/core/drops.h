@@ -23,7 +23,7 @@ struct Dropped {
   std::span<const uint8_t> bytes = {};
   std::span<const uint8_t> more = {};  ///< the rest of the packet, if it is in a second piece
   Address peer = {};                   ///< the datagram's sender or receiver; :: if it is not known
-  /// How many bytes at the beginning are the encapsulation's header; 0 if it was removed.
+  /// How many bytes at the beginning of the packet are the encapsulation's header; 0 if that header was removed.
   size_t encap_bytes = 0;
 };
 
@@ -41,13 +41,13 @@ struct KeptDrop {
 
 class Drops {
  public:
-  /// kSlots: how many of the last drops are kept, and the burst that may be kept at once. kEveryUs: the interval at
-  /// which further drops are kept.
+  /// kSlots is the number of most recent drops that are kept. A burst of as many drops is kept in full. kEveryUs is the
+  /// interval, in microseconds, at which further drops are kept.
   static constexpr uint64_t kSlots = 256;
   static constexpr int64_t kEveryUs = 1'000;
 
-  /// Returns the monotonic time in microseconds. It is called at most once per batch, and only if the batch drops a
-  /// packet.
+  /// Returns the monotonic time in microseconds. This function is called at most once per batch, and only if the batch
+  /// drops a packet.
   using Clock = int64_t (*)();
 
   /// Drops are numbered from the current time in microseconds. At most one drop per millisecond is kept after a burst,
@@ -69,8 +69,8 @@ class Drops {
     if (bucket_.take(turn_us_, kEveryUs, kSlots)) keep(dropped);
   }
 
-  /// Calls `each` with the kept drops whose number is at least `from`, the oldest first. Returns the number to pass
-  /// next time. Any thread may call it.
+  /// Calls `each` with the kept drops whose number is at least `from`, the oldest first. Returns the value of `from`
+  /// for the next call. Any thread may call it.
   template <typename Each>
   uint64_t read(uint64_t from, Each each) const {
     const uint64_t next = load(next_);
@@ -149,7 +149,8 @@ class Drops {
   Bucket bucket_;
   uint64_t first_;
   uint64_t next_;  // the number of the next drop
-  // allocated but not written until used, so that a thread without drops uses no memory
+  // The slots are allocated, but not written before they are used, so that a thread without drops uses no physical
+  // memory.
   std::unique_ptr<Slot[]> slots_;
 };
 

@@ -14,7 +14,7 @@ inline Ecn ecn_of(const uint8_t* bytes, const Packet& packet) {
   return static_cast<Ecn>((packet.version == 4 ? bytes[1] : bytes[1] >> 4) & kEcnMask);
 }
 
-/// Writes the ECN bits into an IP header, and updates the IPv4 header checksum (RFC 1624 equation 3).
+/// Writes the ECN bits into an IP header, and updates the checksum of an IPv4 header (RFC 1624 equation 3).
 inline void set_ecn(uint8_t* bytes, const Packet& packet, Ecn ecn) {
   if (packet.version == 6) {
     bytes[1] = static_cast<uint8_t>((bytes[1] & ~(kEcnMask << 4)) | ecn << 4);
@@ -27,9 +27,9 @@ inline void set_ecn(uint8_t* bytes, const Packet& packet, Ecn ecn) {
   store(bytes + 10, static_cast<uint16_t>(~checksum_fold(sum)));
 }
 
-/// Copies the outer header's mark to the inner packet (RFC 6040 section 4.2, figure 4; Linux include/net/inet_ecn.h).
-/// Returns false if the outer mark says congestion but the inner packet does not support ECN. If the encapsulation
-/// copies marks to the outer header, the caller must drop such a packet.
+/// Copies the outer header's congestion mark to the inner packet (RFC 6040 section 4.2, figure 4; Linux
+/// include/net/inet_ecn.h). Returns false if the outer header reports congestion but the inner packet does not support
+/// ECN. If the encapsulation copies marks to the outer header, the caller must drop such a packet.
 inline bool take_ecn(Ecn outer, uint8_t* bytes, const Packet& packet) {
   const Ecn inner = ecn_of(bytes, packet);
   if (inner == kNotEct) return outer != kCe;

@@ -36,24 +36,25 @@ struct OwnEnd {
   size_t mtu = 0;  ///< The MTU of the TUN, in bytes.
 };
 
-/// The result of sealing a packet.
+/// The result of sealing a packet, that is, of wrapping it into a datagram.
 struct Sealed {
   enum class What : uint8_t { kDatagram, kKept, kDrop };
   What what;
   Counter reason = {};  ///< set if `what` is kDrop
 
   static Sealed datagram() { return {What::kDatagram}; }
-  /// The encapsulation has copied the packet and will send it when there are keys.
+  /// The result for a packet that the encapsulation has copied, and will send when there are keys.
   static Sealed kept() { return {What::kKept}; }
   static Sealed drop(Counter reason) { return {What::kDrop, reason}; }
 };
 
-/// The result of opening a datagram.
+/// The result of opening a datagram, that is, of unwrapping the packet inside.
 struct Opened {
   enum class What : uint8_t { kPacket, kDrop, kControlMessage, kNothing };
   What what;
   Counter reason = {};  ///< set if `what` is kDrop
-  /// the packet inside the message, or the control message for JavaScript; valid as long as the message
+  /// The packet inside the datagram, or the control message for JavaScript. It is valid as long as the received
+  /// message.
   std::span<uint8_t> bytes = {};
   /// The work that the sender's kernel left undone: computing a checksum, or segmenting a superpacket.
   VirtioHeader undone = {};
@@ -64,7 +65,7 @@ struct Opened {
   }
   static Opened packet(std::span<uint8_t> bytes, uint32_t session) { return {What::kPacket, {}, bytes, {}, session}; }
   static Opened drop(Counter reason) { return {What::kDrop, reason}; }
-  /// A drop whose beginning JavaScript also gets as a control message.
+  /// The result for a datagram that is dropped, but whose first bytes JavaScript gets as a control message.
   static Opened drop(Counter reason, std::span<uint8_t> message) { return {What::kDrop, reason, message}; }
   static Opened control_message(std::span<uint8_t> datagram) { return {What::kControlMessage, {}, datagram}; }
   static Opened nothing() { return {What::kNothing}; }
@@ -94,9 +95,12 @@ template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
 /// An encapsulation with sessions, which all loop threads share. It proves who sent a packet. It gets packets in one
-/// piece, and its datagrams leave from the port that peers know. Each loop thread calls `tick(now_ms, out)` every
-/// kTickMs and after each batch. `out.send(to, datagram, inner_bytes, slot)` sends immediately, `out.drop(reason,
-/// packets)` counts packets that are given up. If tick() returns true, the loop calls rest() of each direction.
+/// piece, and its datagrams leave from the port that peers know.
+///
+/// Each loop thread calls `tick(now_ms, out)` every kTickMs and after each batch. With `out.send(to, datagram,
+/// inner_bytes, slot)` the encapsulation sends a datagram immediately; with `out.drop(reason, packets)` it counts
+/// packets that it gives up. If tick() returns true, the loop must call rest() of the encapsulation of each direction,
+/// which wipes unused keys.
 template <typename E>
 concept HasSessions = Encapsulation<E> && std::constructible_from<E, const OwnEnd&, Sessions&> &&
     requires(E& encapsulation) {

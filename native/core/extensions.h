@@ -11,7 +11,7 @@ namespace weft {
 
 struct Upper {
   bool is_sound = false;  ///< false if the headers are invalid; the other fields then have no meaning
-  /// true for any fragment, also the first; false for an atomic fragment, which is a whole packet (RFC 6946)
+  /// true for any fragment, including the first; false for an atomic fragment, which is a whole packet (RFC 6946)
   bool fragment = false;
   /// true if the packet is a fragment other than the first, and so has no transport header
   bool later_fragment = false;
@@ -45,8 +45,8 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
 /// True if a routing header leaves the destination unchanged, on which the filter relies. Type 0 is refused (RFC 5095).
 inline bool is_at_its_end(const uint8_t* header) { return header[2] != 0 && header[3] == 0; }
 
-/// The number of transport header bytes that a first fragment must have: the fixed part of that header (RFC 7112). A
-/// shorter first fragment would hide its ports and flags from firewalls.
+/// The number of transport header bytes that a first fragment must have, which is the fixed part of the transport
+/// header (RFC 7112). A shorter first fragment would hide its ports and flags from firewalls.
 inline size_t least_first_bytes(uint8_t protocol) {
   return protocol == IPPROTO_TCP ? kTcpHeaderBytes : protocol == IPPROTO_NONE ? 0 : kUdpHeaderBytes;
 }

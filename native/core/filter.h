@@ -27,14 +27,14 @@ struct FilterOptions {
   ByFamily<Net> network = {};
   ByFamily<Net> subnet = {};  ///< this node's subnets, which include the TUN's own addresses
 
-  /// True if this node may have sent a packet from the TUN that has this source. Otherwise an ICMP error about the
-  /// packet would go to a peer that never sent it, and would drop the error.
+  /// True if this node may have sent a packet from the TUN that has this source. An ICMP error about a packet with any
+  /// other source would go to a peer that did not send the packet, and that would drop the error.
   bool is_from_here(const Address& source) const {
     return verify == VerifySource::kOff || subnet.of(source).contains(source) || !network.of(source).contains(source);
   }
 };
 
-/// Checks the packets of one thread.
+/// Decides which packets from peers may enter. Each thread uses its own object.
 class Filter {
  public:
   Filter(const FilterOptions& options, UnknownSenders* unknown_senders)
@@ -46,7 +46,7 @@ class Filter {
   }
   /// Begins a message: the packets checked from now on came in datagrams of this sender.
   void begin_message(const SocketAddress& sender) {
-    // Most messages of a batch come from the same sender, whose earlier results are still valid.
+    // Most messages of a batch come from the same sender, for which the earlier results are still valid.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
@@ -76,7 +76,8 @@ class Filter {
     return {};
   }
 
-  /// The peer whose subnet contains the source of the last packet that entered; null if there is no such peer.
+  /// The peer whose subnet contains the source of the last packet that this filter checked on the way into this host;
+  /// null if there is no such peer.
   const Endpoint* peer() const { return peer_; }
 
  private:
@@ -84,7 +85,8 @@ class Filter {
   static constexpr uint64_t kNone = UINT64_MAX;
 
   [[gnu::noinline]] void change_sender(const SocketAddress& sender) {
-    // The first word of an IPv6 sender has no address. 0 matches no sender, so each IPv6 message is compared in full.
+    // The first word of an IPv6 sender (family and port) does not contain its address. So the word 0 is stored, which
+    // matches no sender, and each IPv6 message is compared in full.
     sender_ = sender.family() == AF_INET6 ? 0 : sender.first_word();
     const Address from = sender.address();
     if (!(from == from_)) forget();
@@ -96,7 +98,8 @@ class Filter {
     source6_.reset();
   }
 
-  /// Finds the peer that owns a packet's source, if `verify` is off and nothing is checked.
+  /// Finds the peer that owns a packet's source. It is needed if `verify` is off, because no check has found the peer
+  /// then.
   void look_up(const Packet& packet, const uint8_t* bytes) {
     const uint32_t source = load<uint32_t>(bytes + 12);
     if (source_ == source) return;
@@ -154,13 +157,13 @@ class Filter {
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;
   uint32_t session_ = 0;  // the session that the packets being checked provably came from; 0 without proof
-  // The following fields remember the results of the last checks, because the next packet usually belongs to the same
+  // The following fields store the results of the last checks, because the next packet usually belongs to the same
   // stream.
   uint64_t sender_ = 0;
   Address from_;
   uint64_t source_ = kNone;       // the inner source of the last accepted packet of this sender
   uint64_t destination_ = kNone;  // the last inner destination that was in this node's subnet
-  // The last accepted IPv6 addresses. They are optional, because every 128-bit value may occur in a packet.
+  // The last accepted IPv6 addresses. Their type is optional, because no 128-bit value is free to mean "none".
   std::optional<Address> source6_, destination6_;
 };
 

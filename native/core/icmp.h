@@ -24,10 +24,10 @@ constexpr IcmpError too_big(size_t mtu) { return {{3, 4}, {2, 0}, static_cast<ui
 /// The ICMP and ICMPv6 types of an echo request.
 constexpr uint8_t kEchoRequest = 8, kEchoRequest6 = 128;
 
-/// The minimum MTU of an IPv6 link (RFC 8200 section 5), which is also the maximum length of an ICMPv6 error.
+/// The minimum MTU of an IPv6 link in bytes (RFC 8200 section 5), which is also the maximum length of an ICMPv6 error.
 constexpr size_t kLeastIpv6Mtu = 1280;
 constexpr size_t kMaxIcmpErrorBytes = kLeastIpv6Mtu;
-/// The maximum length of an ICMP error about an IPv4 packet (RFC 1812 section 4.3.2.3).
+/// The maximum length in bytes of an ICMP error about an IPv4 packet (RFC 1812 section 4.3.2.3).
 constexpr size_t kMaxIpv4ErrorBytes = 576;
 
 /// True if an ICMP error about the packet may be sent. False for an ICMP error, for every fragment but the first, and
@@ -50,8 +50,8 @@ bool may_send_error_about(const uint8_t* bytes, const Packet& packet);
 size_t write_icmp_error(const IcmpError& error, const Address& source, const uint8_t* bytes, const Packet& packet,
                         uint8_t* out);
 
-/// The kinds of ICMP errors. Each kind has its own rate limits, so that errors of one kind never use up those of
-/// another.
+/// The kinds of ICMP errors. Each kind has its own rate limits, so that errors of one kind never use up the limits of
+/// another kind.
 enum class IcmpKind : uint8_t {
   kOutward,  ///< errors about packets from the TUN, except kTooBig
   kTooBig,   ///< "fragmentation needed", without which a connection hangs
@@ -74,8 +74,8 @@ class IcmpLimit {
 
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
-  /// Takes the right to send one error about a packet of `sender`. `is_ours` is true if the sender is in this node's
-  /// subnet. Returns false if a limit is reached.
+  /// Takes the right to send one ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this
+  /// node's subnet. Returns false if a limit is reached.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
     return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
            (is_ours || others_.take(now_ms, kEveryMs, kBurst));
@@ -84,9 +84,9 @@ class IcmpLimit {
  private:
   static constexpr size_t kSlotBits = 12;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// How far the clock of one thread may be ahead of another thread's, because each thread reads the clock before the
-  /// call. Times are kept in 32 bits, which wrap around after 49.7 days; a larger value would make an old entry look
-  /// current for longer.
+  /// How far in ms the clock of one thread may be ahead of the clock of another thread, because each thread reads the
+  /// clock before the call. Times are kept in 32 bits, which wrap around after 49.7 days; a larger value would make an
+  /// old entry look current for longer.
   static constexpr uint32_t kAheadMs = 1'024;
   /// Reduces a sender address to 32 bits: an IPv4 address itself, or a secret hash of an IPv6 address, which two
   /// addresses may share. For senders outside this node's subnet only the upper 64 bits count, because a host can

@@ -21,7 +21,7 @@ class IndexCode {
  public:
   static constexpr size_t kKeyBytes = 32;
 
-  /// Uses an all-zero key for the permutation, so that only the secret hides the numbers.
+  /// Uses an all-zero key for the permutation, so that only `secret` hides the sessions' numbers.
   IndexCode(uint32_t secret = 0) : secret_(secret) {}
   /// Uses `key`, a list of little-endian 32-bit words, for the permutation.
   IndexCode(uint32_t secret, std::span<const uint8_t, kKeyBytes> key) : secret_(secret) {

@@ -60,7 +60,8 @@ inline std::optional<Counter> inspect_ipv6(const uint8_t* bytes, const Packet& p
   return {};
 }
 
-/// Reads the IP header of a packet from a peer into `packet`. Returns the counter of the reason to drop it, or nothing.
+/// Reads the IP header of a packet from a peer into `packet`. Returns the counter of the reason to drop the packet, or
+/// nothing if the packet is valid.
 inline std::optional<Counter> inspect(std::span<const uint8_t> bytes, Packet& packet) {
   if (!read_packet(bytes.data(), bytes.size(), packet)) return k_rx_drop_malformed;
   if (packet.version == 6) return inspect_ipv6(bytes.data(), packet);

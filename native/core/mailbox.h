@@ -40,8 +40,8 @@ class Mailbox {
   /// index that this host sent only to the peer.
   enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
   static constexpr size_t kOrigins = 4;
-  /// A session and the address from which its peer now sends. When JavaScript reads this, `session` may already belong
-  /// to another peer.
+  /// A session, and the address from which its peer now sends. When JavaScript reads this report, `session` may already
+  /// belong to another peer.
   struct Moved {
     uint32_t session;
     SocketAddress to;
@@ -116,8 +116,9 @@ class Mailbox {
     ring_();
   }
 
-  /// Takes everything out. Of the messages of unknown senders (kOther) it returns at most `most_of_others` and discards
-  /// the rest, because in a flood they are not worth the time. Called by JavaScript's thread.
+  /// Takes all reports out of the mailbox. Of the messages of unknown senders (kOther) it returns at most
+  /// `most_of_others` and discards the rest, because in a flood they are not worth the time. Called by JavaScript's
+  /// thread.
   Mail take(size_t most_of_others) {
     const std::lock_guard lock(lock_);
     Mail mail{{}, std::move(wanted_), std::move(confirmed_), std::move(moved_)};

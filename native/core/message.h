@@ -14,15 +14,14 @@ namespace weft {
 struct Message {
   uint8_t* bytes;  ///< the first byte that was not taken yet; valid until the receiver's next batch
   size_t size;
-  /// The length of each joined datagram except the last (UDP_GRO); 0 if the kernel joined none. If another kernel of
-  /// this machine sent a superpacket unsegmented, this is its segment size instead. Only the encapsulation can
-  /// distinguish the two cases.
+  /// The length in bytes of each joined datagram except the last (UDP_GRO); 0 if the kernel joined none. If another
+  /// kernel of this machine sent a superpacket unsegmented, the value is the segment size of that superpacket. Only the
+  /// encapsulation can distinguish the two cases.
   size_t joined_bytes;
   Ecn ecn = kNotEct;  ///< the ECN mark of the outer header; the kernel joins only datagrams with equal marks
   const SocketAddress* sender = nullptr;  ///< valid as long as `bytes`; the kernel joins only datagrams of one sender
-  /// True if the sender's address is inside the cluster's network and belongs to no peer. A peer that seems to send
-  /// from such an address must not be answered there, because the datagrams would go through the tunnel. Only
-  /// encapsulations with sessions use this flag.
+  /// True if the sender's address is inside the cluster's network and belongs to no peer. weft must not answer to such
+  /// an address, because its datagrams would go through the tunnel. Only encapsulations with sessions use this flag.
   bool is_from_inside = false;
 
   std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }

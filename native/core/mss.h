@@ -7,7 +7,8 @@
 
 namespace weft {
 
-/// The length of the IP and TCP headers without options. The MSS is the longest packet minus this length (RFC 6691).
+/// The length in bytes of the IP and TCP headers without options. The MSS is the longest packet minus this length (RFC
+/// 6691).
 inline size_t mss_header_bytes(const Packet& packet) {
   return (packet.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes) + kTcpHeaderBytes;
 }

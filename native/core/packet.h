@@ -12,10 +12,11 @@ constexpr size_t kTcpHeaderBytes = 20;
 constexpr size_t kUdpHeaderBytes = 8;
 /// The longest IPv4 header (60 bytes) and the longest TCP header (60 bytes) together.
 constexpr size_t kMaxHeadersBytes = 120;
-/// The maximum length of all extension headers of an IPv6 packet. No sender has a reason for more (extensions.h).
+/// The maximum length in bytes of all extension headers of an IPv6 packet together. No sender has a reason for more
+/// (extensions.h).
 constexpr size_t kMaxExtensionBytes = 512;
-/// The maximum length of the headers of a superpacket, which each of its segments repeats: IPv6, extension headers and
-/// TCP.
+/// The maximum length in bytes of the headers of a superpacket, which each of its segments repeats: IPv6, extension
+/// headers and TCP.
 constexpr size_t kMaxCutHeadersBytes = kIpv6HeaderBytes + kMaxExtensionBytes + 60;
 
 /// The offset of the checksum field in a TCP header, and in a UDP header.

@@ -18,12 +18,12 @@
 
 namespace weft {
 
-/// Old pages and lists of pages. New readers cannot find them, but earlier readers may still use them, so they are
+/// Old pages and lists of pages. New readers cannot find them, but earlier readers may still use them, so they must be
 /// freed later.
 using Garbage = std::vector<std::unique_ptr<void, void (*)(void*)>>;
 
-/// Hashes a key by multiplying it with the golden ratio. Callers must use the upper bits of the product: only these
-/// depend on all bits of the key. The host bits of a subnet are zero, and so are the lower bits of the product.
+/// Hashes a key by multiplying it with the golden ratio. Callers must use the upper bits of the product: only the upper
+/// bits depend on all bits of the key. The host bits of a subnet are zero, and so are the lower bits of the product.
 constexpr uint64_t hash_of(uint64_t key) { return key * 0x9e3779b97f4a7c15ull; }
 constexpr uint64_t hash_of(uint32_t key) { return hash_of(uint64_t{key} << 32); }
 
@@ -73,7 +73,7 @@ class PagedMap {
     delete pages_;
   }
 
-  /// The list of pages with all changes so far. Changes after the next settle() go to a copy of it.
+  /// The list of pages with all changes so far. After the next settle(), later changes go to a copy of this list.
   const Pages* pages() const { return pages_; }
   size_t size() const { return size_; }
   Value find(const Key& key) const { return pages_->find(key); }
@@ -132,7 +132,7 @@ class PagedMap {
 
   static Page new_page(int bits) { return {new Slot[size_t{1} << bits](), 0, static_cast<uint8_t>(64 - bits)}; }
 
-  /// Copies a page into one that has space for one more entry, and is not much larger than needed.
+  /// Copies a page into a new page that has space for one more entry, and is not much larger than needed.
   static Page copy(const Page& from) {
     const int wanted = std::bit_width(2 * from.used + 1);
     const int has = 64 - from.shift;

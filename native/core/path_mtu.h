@@ -11,14 +11,14 @@ namespace weft {
 
 class PathMtu {
  public:
-  /// The shortest interval between two queries of the kernel; a query costs two system calls.
+  /// The shortest interval in ms between two queries of the kernel; a query costs two system calls.
   static constexpr int64_t kAskEveryMs = 500;
   /// A packet of this size in bytes always fits: with the outer headers it does not exceed the smallest path MTU that
   /// Linux accepts (net.ipv4.route.min_pmtu, 552).
   static constexpr size_t kAlwaysFits = 500;
 
-  /// The path MTU in bytes, including all headers. The MTU of an IPv6 path is stored 20 less, for its longer header; 0
-  /// if it is not known.
+  /// The path MTU in bytes, including all headers; 0 if it is not known. For an IPv6 path it is 20 bytes less than the
+  /// real MTU, because the IPv6 header is 20 bytes longer than the IPv4 header.
   size_t bytes() const { return read() & kBytes; }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();
@@ -28,7 +28,8 @@ class PathMtu {
     write((bytes < kBytes ? bytes : kBytes) | (read() & kAtOnce ? kDoubted : 0), now_ms);
   }
   /// True if the path MTU explains that the kernel refused a datagram of `bytes`: the datagram exceeds the known MTU,
-  /// or the MTU will be queried again immediately. False if a query has just confirmed that the datagram fits.
+  /// or the MTU is too old and will be queried again immediately. False if a query has just confirmed that the datagram
+  /// fits.
   bool explains(size_t bytes, int64_t now_ms) {
     const uint64_t word = read();
     const size_t known = word & kBytes;

@@ -77,7 +77,7 @@ void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
   publish();
 }
 
-/// Sets the endpoint of a subnet. If the subnet already has an equal endpoint, that object stays, and is only marked as
+/// Sets the endpoint of a subnet. If the subnet already has an equal endpoint, keeps that object, and only marks it as
 /// part of the current set of records.
 template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& wanted) {
@@ -110,7 +110,7 @@ void PeerTables::count_host(const Address& address, uint64_t change) {
   hosts_.put(address, hosts_.find(address) + change, tables_.back().pages);
 }
 
-/// Removes the entries that were not in the last whole set of records.
+/// Removes the entries that were missing in the last complete set of records.
 template <typename Key>
 void PeerTables::keep_only_round(Lengths<Key>& lengths) {
   for (auto& [bits, subnets] : lengths) {

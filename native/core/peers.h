@@ -25,9 +25,8 @@
 
 namespace weft {
 
-/// A peer as JavaScript passes it, in the layout that src/path/engine/peers.ts writes and napi/layout.cc reports.
-/// The datagrams to the peer may be of another IP version than the subnet. An IPv4 subnet is in the first 4 of the 16
-/// bytes.
+/// A peer as JavaScript passes it, in the layout that src/path/engine/peers.ts writes and napi/layout.cc reports. The
+/// datagrams to the peer may be of another IP version than the subnet. An IPv4 subnet uses the first 4 of the 16 bytes.
 struct PeerRecord {
   /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
@@ -49,13 +48,14 @@ struct PeerRecord {
 
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
-  /// The address and the port of the peer's host in an IP version; an empty address if the host has none.
+  /// Returns the address and the port of the peer's host in an IP version; an empty address if the host has no address
+  /// in it.
   SocketAddress host(uint8_t version) const {
     const auto v4 = load<uint32_t>(ipv4);
     const Address address = version == 6 ? Address::v6(ipv6) : v4 != 0 ? Address::v4(v4) : Address();
     return address ? SocketAddress(address, load<uint16_t>(port)) : SocketAddress();
   }
-  /// The index of the traffic counters, or 0 if it is out of range.
+  /// Returns the index of the peer's traffic counters, or 0 if the index in the record is out of range.
   uint32_t usable_slot() const { return slot < TrafficRows::kMaxSlots ? slot : 0; }
 };
 static_assert(sizeof(PeerRecord) == 64 && alignof(PeerRecord) == 4 && std::is_trivially_copyable_v<PeerRecord>);
@@ -72,8 +72,9 @@ void each_record(std::span<const uint8_t> records, Each each) {
   }
 }
 
-/// The addresses of a peer's host, and which of them datagrams to the peer go to. A peer has one Endpoint object, which
-/// stays the same in later tables unless the peer changes. So two Endpoints are compared by their pointers.
+/// The addresses of a peer's host, and the address to which datagrams for the peer are sent. A peer has one Endpoint
+/// object, which stays the same in later tables unless the peer changes. So two Endpoints are compared by their
+/// pointers.
 struct Endpoint {
   /// The host's address and UDP port in each IP family. The peer's datagrams may come from both addresses. An address
   /// is empty if the host has none in the family.
@@ -231,8 +232,8 @@ class PeerTables {
   /// The map of subnets for each prefix length, the longest length first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
-  /// A table, with the pages and endpoints that the next table no longer uses. They are freed once no reader uses this
-  /// table or an earlier one.
+  /// A peer table, with the pages and endpoints that the next table no longer uses. Both are freed once no reader uses
+  /// this table or an earlier one.
   struct Kept {
     std::unique_ptr<const PeerTable> table;
     Garbage pages;

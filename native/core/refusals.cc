@@ -1,4 +1,5 @@
-// refusals.cc - the table that says how weft reacts to each errno, and what it remembers about refusals.
+// refusals.cc - the table that says how weft reacts to each errno with which the kernel refuses packets, and the memory
+// of such refusals.
 #include "refusals.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@ constexpr uint32_t kAnything = 0;
 struct Rule {
   Way way;
   int error;
-  /// the rule matches if the packets were joined by any of these features; kAnything matches always
+  /// the features of which at least one must have joined the packets for the rule to match; kAnything matches always
   uint32_t joined_by;
   size_t above;  ///< the rule matches attempts with more packets than this
   Consequence consequence;
@@ -31,7 +32,8 @@ using enum Off;
 // clang-format off
 /// The first rule that matches an attempt and its errno applies.
 constexpr Rule kRules[] = {
-    // way   error      joined by     above            then     counted              off
+    // Columns: the refused call, its errno, the features that joined the packets, and the number of packets above which
+    // the rule applies. Then the reaction: the next attempt, the counter, and the feature that is turned off.
     //
     // EIO: the route's device computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
     // udp_send_skb).

@@ -28,8 +28,8 @@ struct Attempt {
 };
 
 enum class Then : uint8_t { kDrop, kSingly, kGiveUp };
-/// The effect of a refusal on later packets. It turns off nothing, joining more than kOldUdpSegments UDP packets, or
-/// the feature that joined the packets.
+/// The effect of a refusal on later packets: none; UDP packets are joined only up to kOldUdpSegments; or the feature
+/// that joined the packets is turned off.
 enum class Off : uint8_t {
   kNothing,
   kLongRuns,
@@ -37,8 +37,8 @@ enum class Off : uint8_t {
   kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the refusal
 };
 
-/// How long a refusal is remembered for one endpoint. After its path is repaired, packets are joined again within a
-/// minute.
+/// How long a refusal is remembered for one endpoint, in ms. So packets are joined again within a minute after the path
+/// to the endpoint was repaired.
 constexpr int64_t kRememberedMs = 30'000;
 
 struct Consequence {
@@ -78,15 +78,15 @@ class Learnt {
 
  private:
   /// The maximum number of endpoints that are remembered. If more endpoints refuse joined messages, the cause is a
-  /// policy of this host such as IPsec. Then no messages are joined to any endpoint without an entry, because the
-  /// kernel copies each refused message in vain.
+  /// policy of this host such as IPsec. weft then joins no messages to endpoints without an entry, because the kernel
+  /// would copy each refused message in vain.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     SocketAddress to;
     uint16_t udp_segments;
     int64_t until_ms;
   };
-  /// Returns the index of `endpoint` in refused_, or used_ if it is not there.
+  /// Returns the index of `endpoint` in refused_; used_ if refused_ does not contain it.
   size_t find(const Endpoint& endpoint) const {
     size_t at = 0;
     while (at < used_ && !(refused_[at].to == endpoint.to())) at++;

@@ -87,7 +87,7 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may contain a counter; all words after the counters have wrapped around.
+  /// The number of words that may contain a counter. It is all words after the counters have wrapped around the window.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
@@ -95,7 +95,7 @@ class ReplayWindow {
   void move_to(uint64_t counter) {
     const uint64_t last = counter / 64;
     if (last >= size_ && size_ < kMostWords) grow(last >= kMostWords ? kMostWords : std::bit_ceil(last + 1));
-    // Clears the words between the previous greatest counter and this one, which still have bits of old counters.
+    // Clear the words between the previous greatest counter and this counter, which still have bits of old counters.
     const uint64_t first = (next_ + 63) / 64;
     for (uint64_t word = first; word <= last && word < first + size_; word++) words()[word % size_] = 0;
     next_ = counter + 1;
@@ -108,7 +108,7 @@ class ReplayWindow {
     if (!more) return;
     const uint64_t end = (next_ + 63) / 64, begin = end > size_ ? end - size_ : 0;
     for (uint64_t word = begin; word < end; word++) more[word % size] = words()[word % size_];
-    // The smaller window has forgotten which counters of these earlier words arrived, so all of them count as arrived.
+    // The smaller window did not store which counters of these earlier words arrived, so mark all of them as arrived.
     for (uint64_t word = end > size ? end - size : 0; word < begin; word++) more[word % size] = kFull;
     more_ = std::move(more);
     size_ = size;

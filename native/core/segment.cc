@@ -22,7 +22,8 @@ bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& p
   const size_t start = virtio.csum_start;
   const size_t field = start + virtio.csum_offset;
   if (start < packet.ip_bytes || field + 2 > packet.total) return false;
-  // The field already contains the pseudo-header's sum, so the sum over header and payload is the complete checksum.
+  // The checksum field already contains the pseudo-header's sum, so the sum over header and payload is the complete
+  // checksum.
   const bool udp = virtio.csum_offset == kUdpChecksum;
   store(bytes + field, checksum_field(checksum_add(0, bytes + start, packet.total - start), !udp));
   return true;
@@ -33,7 +34,7 @@ bool Segmenter::begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& 
   tcp_ = type != kGsoUdp;
   if (tcp_ && type != (packet.version == 4 ? kGsoTcp4 : kGsoTcp6)) return false;
   if (virtio.gso_size == 0 || packet.fragment) return false;
-  // Behind IPv6 extension headers, only csum_start says where the transport header is.
+  // Behind IPv6 extension headers, only csum_start says where the transport header begins.
   transport_ = virtio.flags & kVirtioNeedsCsum ? virtio.csum_start : packet.ip_bytes;
   if (transport_ < packet.ip_bytes || (packet.version == 4 && transport_ != packet.ip_bytes)) return false;
   size_t transport_bytes = kUdpHeaderBytes;

@@ -47,10 +47,10 @@ class Segmenter {
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
   bool is_tcp() const { return tcp_; }
-  /// True if the superpacket has more than kMostSmall segments of less than kSmallBytes. It is dropped, because each
-  /// segment costs the same CPU time, however small it is. kMostSmall is the kernel's limit for one UDP message of a
-  /// program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment size, and after
-  /// the drop sends fewer segments at a time.
+  /// True if the superpacket has more than kMostSmall segments of less than kSmallBytes. The caller drops it, because
+  /// each segment costs the same CPU time, however small the segment is. kMostSmall is the kernel's limit for one UDP
+  /// message of a program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment
+  /// size, and after the drop sends fewer segments at a time.
   bool is_costly() const { return gso_size_ < kSmallBytes && count() > kMostSmall; }
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
   /// Limits the length of a segment of a TCP superpacket, headers included, to `packet_bytes`, which must exceed the
@@ -76,9 +76,9 @@ class Segmenter {
   uint64_t addresses_sum_;
 };
 
-/// Copies the first packet of a buffer read from the TUN to `to`, as far as it fits. The copy looks as the packet would
-/// have been sent: as one segment, with a complete checksum; `packet` is set to its fields. A malformed packet is
-/// copied unchanged.
+/// Copies the first packet of a buffer read from the TUN to `to`, as far as it fits. The copy has the form in which
+/// weft would have sent the packet: one segment, with a complete checksum. `packet` is set to the fields of the copy. A
+/// malformed packet is copied unchanged.
 std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
                                        std::span<uint8_t> to);
 

@@ -21,7 +21,8 @@ int64_t load_time(SecretReader& in, int64_t now_ms) {
 
 void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms) {
   const Lock lock(lock_);
-  // After 4096 handshakes the index of an older pair is used again (src/path/backends/wireguard/indices.ts).
+  // Erase an older pair of keys with the same index. An index is used again after 4096 handshakes
+  // (src/path/backends/wireguard/indices.ts).
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     if (*pair && (*pair)->keys.own_index == keys.own_index) pair->reset();
   }
@@ -29,7 +30,7 @@ void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms)
   if (keys.is_initiator) {
     replace_current(std::move(pair));
     if (next_) next_->is_outdated = true;
-    // The response to this host's initiation has arrived, so later messages with the same index are ignored.
+    // The response to this host's initiation has arrived, so from now on ignore further messages with the same index.
     uint32_t& response = expected_[static_cast<size_t>(Expected::kResponse)];
     if (response == keys.own_index) response = 0;
   } else {

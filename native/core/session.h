@@ -46,41 +46,45 @@ struct SessionKeys {
   Key send, receive;
 };
 
-/// The limits of keys and packets, each with its source: the white paper, or weft itself. The limits of handshakes are
-/// in src/path/backends/wireguard/limits.ts.
+/// The limits of WireGuard's keys and of waiting packets, each with its source: the white paper, or weft itself. The
+/// limits of handshakes are in src/path/backends/wireguard/limits.ts.
 struct SessionLimits {
-  /// The age at which a pair is erased, so that it neither encrypts nor decrypts (Reject-After-Time, sections 6.1 and
-  /// 6.2).
+  /// The age in ms at which a pair of keys is erased, so that it neither encrypts nor decrypts (Reject-After-Time;
+  /// white paper, sections 6.1 and 6.2).
   static constexpr int64_t kRejectAfterMs = 180'000;
-  /// The number of packets that a pair may encrypt, and the limit of the counters that it decrypts
-  /// (Reject-After-Messages, sections 6.1 and 6.2).
+  /// The number of packets that a pair of keys may encrypt, and the limit of the counters that it decrypts
+  /// (Reject-After-Messages; white paper, sections 6.1 and 6.2).
   static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
-  /// The age of a pair from which its initiator requests new keys when it sends a packet (Rekey-After-Time, section
-  /// 6.2). The responder does not, so that the ends do not initiate simultaneously.
+  /// The age in ms of a pair of keys from which its initiator requests new keys when it sends a packet
+  /// (Rekey-After-Time; white paper, section 6.2). The responder requests none, so that the two ends do not initiate
+  /// simultaneously.
   static constexpr int64_t kRekeyAfterMs = 120'000;
-  /// The number of packets after which a pair requests new keys (Rekey-After-Messages, section 6.2).
+  /// The number of packets after which new keys are requested (Rekey-After-Messages; white paper, section 6.2).
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60;
-  /// The age of a pair from which its initiator requests new keys when it receives a packet (section 6.2:
-  /// Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
+  /// The age in ms of a pair of keys from which its initiator requests new keys when it receives a packet (white paper,
+  /// section 6.2: Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
   static constexpr int64_t kRefreshAfterMs = 165'000;
-  /// How long after received data a keepalive is sent if no packet was sent meanwhile (Keepalive-Timeout, section 6.5).
+  /// The time in ms from received data to a keepalive, which is sent if no packet was sent meanwhile
+  /// (Keepalive-Timeout; white paper, section 6.5).
   static constexpr int64_t kKeepaliveMs = 10'000;
-  /// How long after sent data new keys are requested if no packet was received meanwhile (section 6.5:
-  /// Keepalive-Timeout plus Rekey-Timeout).
+  /// The time in ms from sent data to a request for new keys, which is made if no packet was received meanwhile (white
+  /// paper, section 6.5: Keepalive-Timeout plus Rekey-Timeout).
   static constexpr int64_t kSilenceMs = 15'000;
-  /// The interval at which a session repeats its request for a handshake. JavaScript limits the initiations.
+  /// The interval in ms at which a session repeats its request for a handshake. JavaScript limits the rate of
+  /// initiations.
   static constexpr int64_t kRequestEveryMs = 5'000;
   /// The maximum number of packets that wait for the keys of one session (kernel, messages.h: MAX_STAGED_PACKETS).
   static constexpr size_t kMaxStaged = 128;
-  /// How long a packet waits for keys: long enough for a handshake whose first two messages were lost.
+  /// How long, in ms, a packet waits for keys. It is long enough for a handshake whose first two messages were lost.
   static constexpr int64_t kStagedMs = 12'000;
-  /// The total space before and behind a waiting packet, for the datagram's header and its authentication tag.
+  /// The total space in bytes before and behind a waiting packet, for the datagram's header and its authentication tag.
   static constexpr size_t kAroundBytes = 32;
 };
 
 class Session {
  public:
-  /// The answers that this host may expect: to an initiation a response or a cookie, to a response a cookie.
+  /// The answers to handshake messages that this host may expect: to an initiation a response or a cookie, to a
+  /// response a cookie.
   enum class Expected : uint8_t { kResponse, kCookie };
   struct Grant {
     uint64_t counter = 0;
@@ -92,7 +96,7 @@ class Session {
     std::optional<Counter> reason;  ///< the counter of the reason if the packet must be dropped
     bool wants_handshake = false;
     bool has_moved = false;  ///< true if the peer sent from another address than the known one
-    /// true if the peer used the next pair for the first time, so that waiting packets can be sent
+    /// True if the peer has used the next pair of keys for the first time, so that waiting packets can be sent.
     bool is_confirmed = false;
   };
   struct Due {
@@ -107,9 +111,9 @@ class Session {
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys of the session and drops its waiting packets.
   void forget();
-  /// Sets the address to send to, until the peer sends from another one. If `any_port` is true, the source port of data
-  /// packets is ignored, because the peer sends them from any port; only its handshake messages show the port on which
-  /// it listens.
+  /// Sets the address to which datagrams are sent, until the peer sends from another address. If `any_port` is true,
+  /// the source port of data packets is ignored, because the peer sends them from any port; only its handshake messages
+  /// show the port on which it listens.
   void send_to(const SocketAddress& to, bool any_port);
   /// Notes that a handshake message with `own_index` was sent to the peer, whose answer will contain this index.
   void expect(Expected answer, uint32_t own_index);
@@ -118,8 +122,8 @@ class Session {
   /// Saves keys, counters, times and waiting packets for the next engine. The peer's address comes from its record. The
   /// time of the last handshake request is not saved, so the next engine may request a handshake immediately.
   void save(SecretWriter& out) const;
-  /// Loads a session that save() wrote. `in` refuses invalid bytes. `next_number` returns a number for each pair, and
-  /// `take_share` reserves memory for a waiting packet, or returns false.
+  /// Loads a session that save() wrote. `in` refuses invalid bytes. `next_number` returns a number for each pair of
+  /// keys. `take_share` reserves memory for a waiting packet, or returns false if there is none.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 
@@ -128,21 +132,21 @@ class Session {
   SocketAddress to() const;
   /// True if an answer with `own_index` belongs to the last handshake message that this host sent to the peer.
   bool expects(Expected answer, uint32_t own_index) const;
-  /// Returns the counter for the next packet, and puts the key for encryption into `sealing`. `is_granted` is false if
-  /// there is no valid key.
+  /// Returns the counter for the next packet, and puts the encryption key into `sealing`. In the result `is_granted` is
+  /// false if there is no valid key.
   Grant begin_seal(Aead& sealing, bool is_data, int64_t now_ms);
-  /// Keeps a packet until there are keys. Returns false if too many packets wait already.
+  /// Keeps a packet until the session has keys. Returns false if too many packets wait already.
   bool stage(Staged staged);
   /// True if there is a valid key for encryption. The caller must check this again after stage(), because another
   /// thread may have installed keys meanwhile.
   bool may_seal(int64_t now_ms) const;
   std::vector<Staged> take_staged();
   /// Puts the key that a datagram's index names into `opening`. Returns the counter of the reason to drop the datagram,
-  /// or nothing.
+  /// or nothing if the key is valid.
   std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
   /// Notes that a packet has arrived. Must be called only after the packet was authenticated, because it moves the
-  /// replay window and the peer's address. `number` is that of the pair that decrypted the packet; the index would not
-  /// suffice, because another pair may have got it meanwhile.
+  /// replay window and the peer's address. `number` is the number of the pair that decrypted the packet. The pair's
+  /// index would not suffice, because another pair may have got the same index meanwhile.
   Accepted accept(uint64_t number, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
   /// Checks the session's timers and returns the actions that are due. `keepalive_ms` is the interval of silence after
   /// which a keepalive is sent; 0 means never.
@@ -180,7 +184,7 @@ class Session {
   bool any_port_ = false;
   std::array<uint32_t, 2> expected_{};  // the index that each kind of answer must have; 0 if none is expected
   std::vector<Staged> staged_;          // the packets that wait for keys, the oldest first
-  // Times in ms of session_ms(). 0 stands for never.
+  // The following times are in ms of session_ms(); 0 means never.
   int64_t requested_ms_ = 0;   // when a handshake was last requested
   int64_t passed_ms_ = 0;      // when an authenticated packet was last sent or received
   int64_t unanswered_ms_ = 0;  // when the first data was sent that the peer has not replied to

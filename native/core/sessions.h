@@ -33,12 +33,12 @@ class Sessions {
   static constexpr uint32_t kMaxSessions = 1 << 20;
   /// How many bits of an index distinguish the key pairs of one session; the upper bits are the session's number.
   static constexpr uint32_t kPairBits = 12;
-  /// The memory limit for all packets that wait for keys: an eighth of a second at 1 Gbit/s. If many hosts do not
-  /// answer, their packets together cannot use more.
+  /// The memory limit in bytes for all packets that wait for keys. It is enough for an eighth of a second at 1 Gbit/s.
+  /// If many hosts do not answer, their packets together cannot use more.
   static constexpr size_t kMaxStagedBytes = 16 << 20;
 
-  /// `ring_mail` is called when the mailbox has something for JavaScript, `ring_lane` when a loop thread must send
-  /// waiting packets.
+  /// `ring_mail` is called when the mailbox has something for JavaScript. `ring_lane` is called when a loop thread must
+  /// send packets that waited for keys.
   Sessions(const IndexCode& indices, std::function<void()> ring_mail, std::function<void()> ring_lane)
       : indices_(indices), mailbox_(std::move(ring_mail)), ring_lane_(std::move(ring_lane)) {}
   Sessions(const Sessions&) = delete;
@@ -70,7 +70,7 @@ class Sessions {
     if (Session* session = of(number)) session->forget();
   }
 
-  /// Saves all sessions. Must be called while no loop thread runs. The result contains keys.
+  /// Saves all sessions, including their keys. Must be called while no loop thread runs.
   SecretBytes save() {
     SecretWriter out;
     out.put(kForm);
@@ -136,7 +136,7 @@ class Sessions {
       for (uint32_t in = 0; chunk && in < kChunk; in++) each(at * kChunk + in, chunk[in]);
     }
   }
-  /// Returns true to one loop thread in each interval of `every_ms`. That thread then checks the timers of all
+  /// Returns true to only one loop thread in each interval of `every_ms`. That thread must then check the timers of all
   /// sessions.
   bool begin_look(int64_t now_ms, int64_t every_ms) {
     int64_t next_ms = next_look_ms_.load(std::memory_order_relaxed);
@@ -158,7 +158,7 @@ class Sessions {
     has_ready_.store(false, std::memory_order_relaxed);
     return std::exchange(ready_, {});
   }
-  /// Reserves memory for a waiting packet. Returns false if the limit is reached.
+  /// Reserves memory for a packet that waits for keys. Returns false if the limit is reached.
   bool take_staged_bytes(size_t bytes, StagedBytes& share) {
     return StagedBytes::take(staged_bytes_, kMaxStagedBytes, bytes, share);
   }
@@ -174,7 +174,7 @@ class Sessions {
  private:
   static constexpr uint32_t kChunk = 1 << 8;
   /// The version of the format that save() writes. It must change when the format changes, and when the memory layout
-  /// of a value changes that is written as raw bytes.
+  /// of a value that is written as raw bytes changes.
   static constexpr uint32_t kForm = 3;
   static_assert(sizeof(Mailbox::Moved) == 32);
   static_assert(sizeof(Mailbox::ControlMessage) == sizeof(SocketAddress) + Mailbox::kMessageBytes + 8);

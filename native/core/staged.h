@@ -13,7 +13,8 @@ namespace weft {
 class StagedBytes {
  public:
   StagedBytes() = default;
-  /// Takes `bytes` of a limit of `most` bytes, of which `taken` are in use. Returns false if fewer are left.
+  /// Takes `bytes` of a limit of `most` bytes, of which `taken` are in use. Returns false if fewer than `bytes` are
+  /// left.
   static bool take(std::atomic<size_t>& taken, size_t most, size_t bytes, StagedBytes& share) {
     if (taken.fetch_add(bytes, std::memory_order_relaxed) + bytes > most) {
       taken.fetch_sub(bytes, std::memory_order_relaxed);

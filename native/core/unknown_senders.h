@@ -55,13 +55,13 @@ class UnknownSenders {
  private:
   static constexpr size_t kSlotBits = 6;
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  /// The two fields of Slot::turn: in the lowest byte the reason plus one, above it a number that grows with each
-  /// write, so that a reader notices every write.
+  /// The two fields of Slot::turn. The lowest byte has the reason plus one. The bits above it have a number that grows
+  /// with each write, so that a reader notices every write.
   static constexpr uint64_t kReason = 0xff, kTurn = 0x100;
   static_assert(kCounterCount < kReason);
 
-  /// Words are stored with release and loaded with acquire order, as in drops.h. A reader that saw a word of a later
-  /// write then also sees that `turn` has changed.
+  /// Words are stored with release and loaded with acquire order, as in drops.h. So a reader that saw a word of a later
+  /// write also sees that `turn` has changed.
   using Word = std::atomic<uint64_t>;
   static uint64_t load(const Word& word) { return word.load(std::memory_order_acquire); }
   static void store(Word& word, uint64_t value) { word.store(value, std::memory_order_release); }

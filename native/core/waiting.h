@@ -23,12 +23,12 @@ namespace weft {
 
 class Waiting {
  public:
-  /// A sched_yield() that takes longer is too long: other programs need the core. The value is more than the answering
-  /// programs need, and less than a time slice.
+  /// If sched_yield() takes longer than this time in microseconds, other programs need the core. The time is longer
+  /// than programs that answer requests need, and shorter than a time slice.
   static constexpr int64_t kLateUs = 300;
   static constexpr int64_t kShortestRestUs = 10'000;
   static constexpr int64_t kLongestRestUs = 1'000'000;
-  /// The longest sleep, as a multiple of the polling time, for which polling would have been worthwhile.
+  /// The longest sleep for which polling would have been worthwhile, as a multiple of the polling time.
   static constexpr int64_t kNearWindows = 25;
   /// The number of consecutive short yields after which the time without polling is reset to its minimum.
   static constexpr int kGoodTurns = 256;
@@ -61,7 +61,7 @@ class Waiting {
     return found;
   }
 
-  /// The caller must call this if it forwarded any of the packets that the last wait() found.
+  /// The caller must call this function if it forwarded any of the packets that the last wait() found.
   void found_worth() {
     if (asleep_) near_ = woke_us_ - asleep_since_us_ <= kNearWindows * window_us_;
     asleep_ = false;

@@ -12,7 +12,7 @@ namespace weft {
 
 namespace {
 
-// The values of EVP_CTRL_AEAD_GET_TAG and EVP_CTRL_AEAD_SET_TAG in openssl/evp.h.
+// The values of the constants EVP_CTRL_AEAD_GET_TAG and EVP_CTRL_AEAD_SET_TAG in openssl/evp.h.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr size_t kNonceBytes = 12;
 
@@ -21,7 +21,7 @@ constexpr size_t kNonceBytes = 12;
 Key::Key(const uint8_t* bytes) { std::copy_n(bytes, kBytes, bytes_.begin()); }
 Key::~Key() { explicit_bzero(bytes_.data(), bytes_.size()); }
 
-/// The functions of openssl/evp.h that are used. OpenSSL's opaque types are void here.
+/// The functions of openssl/evp.h that this file uses. OpenSSL's opaque types are declared as void.
 struct Aead::Library {
   void* (*new_context)();
   void (*free_context)(void*);

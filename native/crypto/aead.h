@@ -45,7 +45,7 @@ class Aead {
   Aead(const Aead&) = delete;
   Aead& operator=(const Aead&) = delete;
 
-  /// The number that use() gave to the key in use; 0 if there is no key.
+  /// The number of the key in use, as passed to use(); 0 if there is no key.
   uint64_t key_number() const { return key_number_; }
   /// Sets the key for the following packets. As long as the process runs, `number` must always stand for the same key.
   void use(uint64_t number, const Key& key);
@@ -53,9 +53,9 @@ class Aead {
   /// called for each packet.
   void forget();
 
-  /// Encrypts `bytes` in place, and writes the authentication tag into the kTagBytes of space behind them. The nonce is
-  /// four zero bytes and the little-endian counter. There is no additional authenticated data. Returns false if OpenSSL
-  /// refused; the bytes are undefined in that case.
+  /// Encrypts `bytes` in place, and writes the authentication tag into the space of kTagBytes behind `bytes`. The nonce
+  /// is four zero bytes and the little-endian counter. There is no additional authenticated data. Returns false if
+  /// OpenSSL refused; the bytes are undefined in that case.
   bool seal(uint64_t counter, std::span<uint8_t> bytes);
   /// Decrypts in place what seal() made of `bytes`, with the tag behind them. Returns false if the tag is wrong; the
   /// bytes are undefined in that case.

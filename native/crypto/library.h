@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// Sets `function` to the function of this name. Returns false if the process has none.
+/// Sets the pointer `function` to the OpenSSL function of this name. Returns false if the process has no such function.
 template <typename Function>
 bool find_in_process(Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));

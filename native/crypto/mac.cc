@@ -21,7 +21,7 @@ constexpr unsigned kUnsigned = 2;  // The value of OSSL_PARAM_UNSIGNED_INTEGER i
 
 }  // namespace
 
-/// The functions of openssl/evp.h that are used. OpenSSL's opaque types are void here.
+/// The functions of openssl/evp.h that this file uses. OpenSSL's opaque types are declared as void.
 struct Mac::Library {
   void* (*fetch)(void*, const char*, const char*);
   void (*free)(void*);

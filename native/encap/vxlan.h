@@ -62,7 +62,7 @@ class Vxlan {
   static constexpr size_t kMacBytes = 6, kVniBytes = 3;
   static constexpr uint8_t kHasVni = 8;
   static constexpr uint16_t kIpv4Type = 0x0800, kIpv6Type = 0x86dd;
-  /// The minimum MTU of an IPv6 link (RFC 8200 section 5).
+  /// The minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
   static constexpr size_t kLeastMtu = 1280;
   static constexpr size_t kVni = 4, kDestination = 8, kSource = 14, kEtherType = 20;
 
@@ -79,7 +79,7 @@ class Vxlan {
     return frame.size() > kHeaderBytes && read_packet(frame.data() + kHeaderBytes, frame.size() - kHeaderBytes, packet);
   }
 
-  /// True if the message is a single packet although the kernel reports several joined datagrams.
+  /// True if the message is a single packet, although the kernel reports several joined datagrams.
   static bool is_one(const Message& message) {
     Packet packet;
     return message.joined_bytes > 0 && message.joined_bytes < message.size &&

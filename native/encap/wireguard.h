@@ -27,7 +27,7 @@ class Wireguard {
   static constexpr size_t kTrailerBytes = Aead::kTagBytes;
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
-  /// The interval at which timers are checked. The protocol's shortest timer is five seconds, so 500 ms are exact
+  /// The interval in ms at which timers are checked. The protocol's shortest timer is five seconds, so 500 ms are exact
   /// enough.
   static constexpr int kTickMs = 500;
 
@@ -87,7 +87,8 @@ class Wireguard {
     if (datagram.size() < kLeastBytes) return Opened::drop(k_rx_drop_malformed);
     const Type type = type_of(datagram);
     if (type == kNone) return Opened::drop(k_rx_drop_malformed);
-    // A handshake message would make JavaScript answer to this address, and the datagrams would go through the tunnel.
+    // Drop a handshake message from an address inside the network. JavaScript would answer to this address, and the
+    // answer would go through the tunnel.
     if (type != kData && message.is_from_inside) return Opened::drop(k_rx_drop_handshake);
     if (type != kData) return Opened::control_message(datagram);
     const uint32_t index = load_le32(&datagram[4]), number = sessions_->number_of_index(index);
@@ -119,7 +120,8 @@ class Wireguard {
   }
 
   /// Hands a message to JavaScript, or returns the counter of the reason to drop it. Data for an unknown session is
-  /// handed over only if it comes from a peer; from other senders it would use the space of handshake messages.
+  /// handed over only if it comes from a peer, because data of other senders would take the space of handshake
+  /// messages.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
     using enum Mailbox::Origin;
     const auto post = [&](Mailbox::Origin origin, uint32_t session = 0) -> std::optional<Counter> {
@@ -132,8 +134,8 @@ class Wireguard {
       const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
       const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
-      // Only a host that has received this host's last message knows its index, so verifying the MAC too would prove
-      // nothing more.
+      // Only a host that has received this host's last handshake message knows the index in it. So verifying the MAC
+      // too would prove nothing more.
       return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;
@@ -143,7 +145,8 @@ class Wireguard {
     return post(is_from_peer ? kPeer : kOther);
   }
 
-  /// Wipes this thread's copies of keys that it has not used for kRestMs. The session may have wiped its own already.
+  /// Wipes this thread's copies of the keys that this thread has not used for kRestMs. The session may have wiped its
+  /// own copies already.
   void rest(int64_t now_ms) {
     if (now_ms - sealed_ms_ >= kRestMs && sealing_->key_number() != 0) sealing_->forget();
     if (now_ms - opened_ms_ >= kRestMs && opening_->key_number() != 0) opening_->forget();
@@ -170,7 +173,7 @@ class Wireguard {
   /// message.
   enum Type : uint32_t { kNone, kInitiation, kResponse, kCookieReply, kData };
   static constexpr size_t kLeastBytes = kHeaderBytes + kTrailerBytes;
-  /// A thread's copy of a key is wiped if it was not used for this time. The time equals WireGuard's interval for
+  /// A thread's copy of a key is wiped if it was not used for this time in ms. The time equals WireGuard's interval for
   /// passive keepalives, so the key of a session in use stays.
   static constexpr int64_t kRestMs = SessionLimits::kKeepaliveMs;
 

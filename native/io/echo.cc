@@ -30,17 +30,17 @@ struct Message {
   uint16_t checksum;
   uint16_t id;
   uint16_t sequence;
-  /// when the request was sent, in nanoseconds of CLOCK_REALTIME
+  /// The time when the request was sent, in nanoseconds of CLOCK_REALTIME.
   int64_t sent;
   uint32_t mark;
-  /// Names the IP version of the datagram for the reply (reply_over); zeroes if the request leaves the choice to the
-  /// peer. The peer's kernel copies this field into the reply, where the peer's engine reads it.
+  /// The IP version of the datagram in which the reply must be sent (reply_over); all zero if the peer may choose. The
+  /// peer's kernel copies this field into the reply, where the peer's engine reads it.
   std::array<uint8_t, 4> outer;
 };
 static_assert(sizeof(Message) == 24);
 
-/// Returns the field Message::outer of a request whose reply must go over an IP version. Three letters identify the
-/// field, because other programs' echo requests have arbitrary bytes there.
+/// Returns the field Message::outer of a request whose reply must go over the given IP version. Three letters mark the
+/// field, because other programs' echo requests have arbitrary bytes in its place.
 constexpr std::array<uint8_t, 4> reply_over(uint8_t version) { return {'w', 'e', 'f', version}; }
 
 struct Protocol {
@@ -135,11 +135,11 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
   request.sent = realtime();
   request.mark = echo.mark;
   std::vector<uint8_t> packet(std::max(bytes, protocol.ip_bytes + sizeof request) - protocol.ip_bytes);
-  // For a ping socket the kernel writes identifier and checksum (net/ipv4/ping.c).
+  // For a raw socket set the identifier. For a ping socket the kernel writes identifier and checksum (net/ipv4/ping.c).
   if (echo.raw) request.id = to_be16(static_cast<uint16_t>(getpid()));
   std::memcpy(packet.data(), &request, sizeof request);
-  // The checksum of ICMPv6 covers the IP addresses, so the kernel writes it also for a raw socket (RFC 3542 section
-  // 3.1).
+  // Compute the checksum for IPv4 only. The checksum of ICMPv6 covers the IP addresses, so the kernel writes it even
+  // for a raw socket (RFC 3542 section 3.1).
   if (echo.raw && protocol.family == AF_INET) {
     const uint16_t sum = static_cast<uint16_t>(~checksum_fold(checksum_add(0, packet.data(), packet.size())));
     store(packet.data() + offsetof(Message, checksum), sum);
@@ -205,7 +205,7 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room) {
   size_t count = 0;
   // A raw socket receives the replies to all programs' requests. The number of reads is limited, so that a flood of
-  // replies does not keep the caller here.
+  // replies does not keep the calling thread busy.
   for (size_t looks = 0; looks < room.size(); looks++) {
     uint8_t bytes[128];  // the bytes of a longer reply beyond these are not needed
     alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(timespec))];
@@ -222,7 +222,8 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) break;  // no more messages, or the ICMP error for an earlier request, which gets no reply
     const size_t size = static_cast<size_t>(got);
-    // A raw IPv4 socket receives the IP header too, a raw IPv6 socket does not (RFC 3542 section 3).
+    // A raw IPv4 socket receives the IP header too; a raw IPv6 socket receives only the ICMPv6 message (RFC 3542
+    // section 3).
     const Protocol& protocol = from.family() == AF_INET6 ? kIcmpv6 : kIcmp;
     const bool has_header = echo.raw && protocol.family == AF_INET && size > 0;
     const size_t ip_bytes = has_header ? size_t{bytes[0]} % 16 * 4 : 0;
@@ -231,7 +232,7 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     std::memcpy(&answer, bytes + ip_bytes, sizeof answer);
     if (answer.type != protocol.answer || answer.mark != echo.mark) continue;
     const int64_t microseconds = (arrival_of(message) - answer.sent) / 1'000;
-    // The time is negative if the clock was set back since the request; 0 is reported then.
+    // The time is negative if the clock was set back after the request was sent. In that case 0 is reported.
     room[count++] = {from.address(), to_be16(answer.sequence), microseconds < 0 ? 0 : microseconds};
   }
   return room.first(count);

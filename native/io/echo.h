@@ -17,8 +17,8 @@ namespace weft {
 struct Echo {
   Fd fd;
   bool raw = false;
-  /// the number in all requests of this socket, because a raw socket also receives the replies to other programs'
-  /// requests
+  /// the number in all requests of this socket, which is needed because a raw socket also receives the replies to other
+  /// programs' requests
   uint32_t mark = 0;
 };
 

@@ -19,7 +19,7 @@ namespace {
 /// The first 64 bits of the memfd, which identify the format. The length of the head follows in another 64 bits.
 constexpr uint64_t kMark = 0x31'74'73'75'71'65'62'77;
 constexpr size_t kStartBytes = 16;
-/// A memfd that claims to be longer than this is refused. Saved sessions never need as much.
+/// The maximum length of the memfd in bytes. A longer memfd is refused, because saved sessions never need as much.
 constexpr size_t kMostBytes = size_t{1} << 30;
 
 bool write_all(int fd, std::span<const uint8_t> bytes) {
@@ -45,7 +45,8 @@ struct Form {
   size_t size, head_bytes;
 };
 
-/// Reads the lengths of head and body. Returns nothing if the memfd has another format, or cannot be sealed.
+/// Reads the lengths of the memfd's head and body. Returns nothing if the memfd has another format, or cannot be
+/// sealed.
 std::optional<Form> form_of(int fd) {
   struct stat about;
   std::array<uint8_t, kStartBytes> start;

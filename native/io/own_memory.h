@@ -1,4 +1,4 @@
-// own_memory.h - returns memory that this process no longer needs to the kernel.
+// own_memory.h - gives back to the kernel the memory that this process no longer needs.
 #pragma once
 
 namespace weft {

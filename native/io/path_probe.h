@@ -6,8 +6,8 @@
 
 namespace weft {
 
-/// Queries the path MTU with a UDP socket that never sends. It is bound to the source address of the tunnel's
-/// datagrams, because routes may depend on the source. The socket is opened on the first query.
+/// Queries the path MTU with a UDP socket that never sends. The socket is bound to the source address of the tunnel's
+/// datagrams, because routes may depend on the source. It is opened on the first query.
 class PathProbe {
  public:
   explicit PathProbe(const SocketAddress& from) : from_(from.address(), 0) {}

@@ -21,10 +21,10 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `encap_bytes` is the length of the encapsulation's header, which Dropped records.
+  /// `encap_bytes` is the length of the encapsulation's header, which is stored with each dropped packet.
   Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* drops);
 
-  /// Receives a batch of messages and returns their number; 0 if none wait. Does not block.
+  /// Receives a batch of messages without blocking, and returns their number; 0 if no message waits.
   size_t receive(Failure& failure);
   /// The messages that were not truncated, valid until the next receive().
   std::span<Message> messages() { return {whole_.data(), whole_count_}; }
@@ -42,7 +42,7 @@ class Receiver {
   size_t encap_bytes_;
   CounterRow counters_;
   Drops* drops_;
-  // the socket's drop count at the last count_overflow(); it wraps around like the kernel's counter
+  // the socket's count of dropped messages at the last count_overflow(); it wraps around like the kernel's counter
   uint32_t overflow_;
   std::unique_ptr<uint8_t[]> buffers_;  // not written until used, so that an idle thread uses no memory
   std::vector<mmsghdr> messages_;

@@ -1,4 +1,4 @@
-// sender.cc - joins datagrams into runs, sends them, and reacts if the kernel refuses.
+// sender.cc - joins datagrams into runs, sends the runs, and reacts if the kernel refuses a run.
 #include "sender.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@ namespace weft {
 
 namespace {
 
-/// The space for the two control messages of a run: the size of its datagrams, and the ECN mark.
+/// The space in bytes for the two control messages of a message: the size of its datagrams, and the ECN mark.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int));
 
 msghdr header_for(const SocketAddress& to, iovec* iovecs, size_t count) {
@@ -131,7 +131,8 @@ void Sender::send() {
     if (count > 0) {
       for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent], runs_[sent].datagrams, runs_[sent].bytes);
     } else if (!again(socket, errno)) {
-      // The kernel refused the first of these messages, so it is handled alone. The loop then continues with the rest.
+      // The kernel refused the first of these messages, so handle that message alone. The loop then continues with the
+      // other messages.
       refused(runs_[sent++], errno);
     }
   }
@@ -151,7 +152,8 @@ void Sender::refused(const Run& run, int error) {
   learnt_.learn(consequence, taken, *run.endpoint, kOuterBytes + run.datagram_bytes, now_ms());
 }
 
-/// Sends the datagrams of a refused run one by one. Returns true if the kernel accepted any of them.
+/// Sends the datagrams of a refused run (datagrams that were joined into one message) one by one. Returns true if the
+/// kernel accepted at least one of them.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
   const int socket = socket_for(run);
@@ -170,7 +172,8 @@ bool Sender::send_singly(const Run& run) {
   return taken;
 }
 
-/// Calls `each` for each datagram of a run, with its pieces (header first) and its size.
+/// Calls `each` for each datagram of a run, that is, of the datagrams in one message, with its pieces (header first)
+/// and its size.
 template <typename Each>
 void Sender::each_datagram(const Run& run, Each each) {
   iovec* iov = &iovecs_[run.first_iovec];

@@ -1,5 +1,5 @@
 // sender.h - sends datagrams to peers. Consecutive datagrams of one size to one peer form a run, which is sent as one
-// message with UDP_SEGMENT. One sendmmsg call sends all messages of a batch.
+// message (UDP_SEGMENT). One sendmmsg call sends all messages of a batch.
 //
 // Headers, payloads, trailers and endpoints must stay valid until they are sent. No function allocates memory or locks.
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace weft {
 
-/// The outer side of a datagram.
+/// The destination of a datagram and the fields of its outer header.
 struct Outer {
   const Endpoint& peer;
   uint8_t version;  ///< the IP version, 4 or 6; the peer's host has an address of this version
@@ -34,8 +34,8 @@ struct Outer {
 
 class Sender {
  public:
-  /// `header_bytes` and `trailer_bytes` are not counted as traffic. `max_room_bytes` is the maximum that a call of
-  /// room() may request.
+  /// `header_bytes` and `trailer_bytes` are the lengths of the encapsulation's header and trailer, which do not count
+  /// as traffic. `max_room_bytes` is the largest size that may be passed to room().
   Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
          Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
 
@@ -46,9 +46,9 @@ class Sender {
   /// A datagram that exceeds the maximum length is dropped.
   template <size_t kTrailerBytes>
   void add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_t> payload);
-  /// Sends the datagrams that were added. If the socket buffer is full, it waits once per batch, for at most
-  /// kPatienceMs. The wait slows down programs that send too many packets. The limit matters because the other
-  /// direction may run in the same thread.
+  /// Sends the datagrams that were added. If the socket buffer is full, waits until the kernel has sent some, once per
+  /// batch and for at most kPatienceMs. The wait slows down programs that send too many packets. It is limited because
+  /// the other direction may run in the same thread.
   void send();
   /// Sends like send(), and ends the batch: the next batch may wait again for a full socket buffer.
   void flush();
@@ -58,7 +58,7 @@ class Sender {
   /// The maximum number of datagrams, and of messages, that send() sends together.
   static constexpr size_t kMaxDatagrams = 2048;
   static constexpr size_t kMaxMessages = 256;
-  /// The pieces of a datagram: header, payload and trailer.
+  /// The maximum number of pieces of a datagram: header, payload and trailer.
   static constexpr size_t kMaxPieces = 3;
   static constexpr size_t kMaxIovecs = kMaxDatagrams * kMaxPieces;
   static constexpr int kPatienceMs = 10;
@@ -76,12 +76,13 @@ class Sender {
     const SocketAddress& to() const { return endpoint->hosts.of(version); }
   };
 
-  /// Returns the socket that sends a run: in its IP family, from the port that its endpoint requires.
+  /// Returns the socket that sends a run, that is, the datagrams of one message. It is the socket in the run's IP
+  /// family, with the source port that the run's endpoint requires.
   int socket_for(const Run& run) const {
     const Sockets& sockets = sockets_.of(run.version);
     return run.endpoint->is_from_known_port ? sockets.known : sockets.sender;
   }
-  /// Returns how many runs from `first` on use the same socket, so that one sendmmsg call can send them.
+  /// Returns how many messages (runs) from `first` on use the same socket, so that one sendmmsg call can send them.
   size_t alike_from(size_t first) const;
 
   void prepare();
@@ -146,7 +147,8 @@ void Sender::add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_
   }
   last->bytes += static_cast<uint32_t>(size);
   last->datagrams++;
-  // In a message with UDP_SEGMENT only the last datagram may be shorter, so a shorter datagram ends the run.
+  // In a message with UDP_SEGMENT only the last datagram may be shorter than the others, so a shorter datagram ends the
+  // run.
   if (size < last->datagram_bytes) last->most = last->datagrams;
 }
 

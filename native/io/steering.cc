@@ -52,13 +52,13 @@ class Assembler {
     by_register(BPF_XOR, value, kLost);
     by_register(BPF_MUL, value, kFactor);
   }
-  /// Adds the loaded value to the hash sum. The sum is the same if source and destination are swapped.
+  /// Adds the loaded value to the hash's sum. A sum is the same if source and destination are swapped.
   void add_loaded() {
     mix(kLoaded);
     by_register(BPF_ADD, kSum, kLoaded);
   }
-  /// Emits a jump that is taken if the comparison `operation` of the loaded value with `number` is true. Its target is
-  /// the instruction that follows land() with the returned label.
+  /// Emits a jump that is taken if the comparison `operation` of the loaded value with `number` is true. The jump leads
+  /// to the instruction that follows the call of land() with the returned label.
   Label jump(uint8_t operation, int32_t number) {
     put({.code = uint8_t(BPF_JMP | operation | BPF_K), .dst_reg = kLoaded, .src_reg = 0, .off = 0, .imm = number});
     return code_.size() - 1;

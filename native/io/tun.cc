@@ -1,5 +1,5 @@
-// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and queries its name and its switches by
-// ioctls.
+// tun.cc - opens a TUN with TUNSETIFF, requests offloads with TUNSETOFFLOAD, and reads the device's name and switches
+// with ioctls.
 #include "tun.h"
 
 #include <errno.h>
@@ -22,8 +22,8 @@ namespace weft {
 
 namespace {
 
-/// Requests the offloads in `wanted`, then smaller sets until the kernel accepts one. The kernel version cannot tell
-/// which it supports, because vendors backport. TSO needs CSUM; USO4 and USO6 need each other.
+/// Requests the offloads in `wanted`, then smaller sets until the kernel accepts one. The kernel's version number does
+/// not show which offloads it supports, because vendors backport them. TSO needs CSUM; USO4 and USO6 need each other.
 uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   if (!(wanted & kTunCsum)) return 0;
   const auto accepts = [fd](uint32_t features) {
@@ -39,7 +39,7 @@ uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   return 0;
 }
 
-/// One query to a device through SIOCETHTOOL: a command, followed by space for `count` elements of the answer.
+/// A query to a device with SIOCETHTOOL: a command, followed by space for `count` elements of the answer.
 template <typename Command, typename Element>
 class Question {
  public:
@@ -98,8 +98,8 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   if (!fd) return SystemError{"open /dev/net/tun", errno};
   ifreq request{};
   name.copy(request.ifr_name, IFNAMSIZ - 1);
-  // Offloads are requested only together with the virtio header. TUNSETOFFLOAD succeeds without IFF_VNET_HDR too, but
-  // then nothing would mark the packets that lack a checksum.
+  // Request offloads only together with the virtio header. TUNSETOFFLOAD succeeds without IFF_VNET_HDR too, but then
+  // the packets without a checksum could not be recognised.
   const bool header = wanted & kTunHeader;
   request.ifr_flags = IFF_TUN | IFF_NO_PI;
   if (header) request.ifr_flags |= IFF_VNET_HDR;

@@ -33,7 +33,7 @@ Failure TunWriter::write(Coalescer& packets) {
       continue;
     }
     const size_t count = packets.write(i, iovecs_.data());
-    // A TUN without virtio headers gets only single packets with complete checksums, so the header is skipped.
+    // Skip the virtio header if the TUN does not use one. Such a TUN gets only single packets with complete checksums.
     const size_t skip = header_ ? 0 : 1;
     if (writev(tun_, iovecs_.data() + skip, static_cast<int>(count - skip)) < 0) {
       refused(packets, i, errno, failure);
@@ -62,17 +62,18 @@ void TunWriter::refused(Coalescer& packets, size_t index, int error, Failure& fa
   }
   counters_.add(consequence.counted);
   const bool taken = write_singly(packets, index);
-  // weft learns only from the packets that it joined itself, not from a superpacket of another kernel.
+  // weft learns from the kernel's refusal of packets that weft itself joined, but not from the refusal of a superpacket
+  // that another kernel made.
   if (!packets.is_uncut(index)) learnt_.learn(consequence, attempt, taken);
 }
 
-/// False if write `index` lacks its checksum or is an unsegmented superpacket, and the TUN cannot accept that.
+/// False if the TUN cannot accept write `index`, because the write lacks its checksum or is an unsegmented superpacket.
 bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   if (packets.is_uncut(index)) return features_->has(packets.is_udp(index) ? kCoalesceUdp : kCoalesceTcp);
   return header_ || !packets.is_open(index);
 }
 
-/// Writes the packets of a refused write one by one. Returns true if the kernel accepted any of them.
+/// Writes the packets of a refused write one by one. Returns true if the kernel accepted at least one of them.
 bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
   packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {

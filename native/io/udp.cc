@@ -1,4 +1,4 @@
-// udp.cc - opens the UDP sockets and requests their options.
+// udp.cc - opens the UDP sockets and sets their options.
 #include "udp.h"
 
 #include <errno.h>
@@ -16,8 +16,9 @@ bool set_option(int fd, int level, int name, int value) {
   return setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-/// Sets the size of a socket buffer: beyond the sysctl limit if this process may (CAP_NET_ADMIN in the initial user
-/// namespace), else up to the limit. Returns the granted size; the kernel itself reports twice that size (socket(7)).
+/// Sets the size of a socket buffer. The size may exceed the sysctl limit if this process has the right (CAP_NET_ADMIN
+/// in the initial user namespace), otherwise it is cut to the limit. Returns the granted size; the kernel itself
+/// reports twice that size (socket(7)).
 int set_buffer(int fd, int force, int ask, int bytes) {
   if (!set_option(fd, SOL_SOCKET, force, bytes)) set_option(fd, SOL_SOCKET, ask, bytes);
   int granted = 0;
@@ -60,7 +61,7 @@ Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_b
 
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket) {
   constexpr size_t kStride = 240;
-  // Nothing reads this socket, so it gets the smallest receive buffer. Otherwise datagrams sent to it would fill
+  // Give this socket the smallest receive buffer, because no code reads it. Otherwise datagrams sent to it would fill
   // memory.
   constexpr int kNothingBytes = 0;
   Failure failure;
@@ -84,8 +85,8 @@ SocketAddress bound_address(int socket) {
 }
 
 bool spread_by_source(const Fd& first, const SocketAddress& address, size_t workers) {
-  // The program is classic BPF. Its offsets count from the IP header (filter.txt, SKF_NET_OFF), and assume no IPv4
-  // options and no IPv6 extension headers. Of an IPv6 source address only the last 32 bits count.
+  // The program that chooses the socket is classic BPF. Its offsets count from the IP header (filter.txt, SKF_NET_OFF),
+  // and assume no IPv4 options and no IPv6 extension headers. Only the last 32 bits of an IPv6 source address count.
   constexpr uint32_t kHeaders = static_cast<uint32_t>(SKF_NET_OFF);
   const bool is_v4 = address.family() == AF_INET;
   const uint32_t source_address = kHeaders + (is_v4 ? 12 : 20), source_port = kHeaders + (is_v4 ? 20 : 40);

@@ -21,15 +21,17 @@ struct UdpSocket {
 struct Sockets {
   int receiver = -1;  ///< receives on the well-known port
   int sender = -1;    ///< sends from a port of the loop's own, or is `receiver`
-  /// Sends from the well-known port, for peers that reply to the source port of datagrams. It is `receiver`, except for
-  /// WireGuard, whose loops all use that of the first loop: all threads share the counter of a session. A fair queue
-  /// (fq) serves sockets by turns, so packets from several sockets would arrive out of order.
+  /// The socket that sends from the well-known port, for peers that reply to the source port of datagrams. It is
+  /// `receiver`, except for WireGuard. With WireGuard all loops send from the first loop's socket, because all threads
+  /// share the packet counter of a session: a fair queue (fq) serves sockets alternately, so packets from several
+  /// sockets would arrive out of order.
   int known = -1;
 };
 
-/// The receive buffer of all workers (loop threads) together, and the minimum for each worker. A 64-byte packet takes
-/// about 0.8 KB in the kernel's accounting. With 16 MiB eight TCP streams had no retransmissions, with less they had
-/// 28,000. Packets in the buffer delay later packets, so each of several workers gets a smaller buffer.
+/// The receive buffer in bytes of all workers (loop threads) together. kLeastReceiveBufferBytes is the minimum for each
+/// worker. A 64-byte packet takes about 0.8 KB in the kernel's accounting. With 16 MiB eight TCP streams had no
+/// retransmissions; with less they had 28,000. Packets in the buffer delay later packets, so each of several workers
+/// gets a smaller buffer.
 constexpr int kReceiveBufferBytes = 16 << 20;
 constexpr int kLeastReceiveBufferBytes = 2 << 20;
 constexpr int kSendBufferBytes = 4 << 20;
@@ -47,8 +49,8 @@ constexpr int kSendBufferBytes = 4 << 20;
 /// Whether a socket shares its port with other sockets of this process (SO_REUSEPORT).
 enum class Share : uint8_t {
   kNo,
-  /// The first socket of a group, whose port later sockets may share. Opening fails if another process has the port,
-  /// even if that process would share it.
+  /// The first socket of a group, whose port later sockets may share. Opening it fails if another process has the port,
+  /// even if that process would share the port.
   kBegin,
   kJoin,
 };
@@ -57,13 +59,13 @@ enum class Share : uint8_t {
 Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                  UdpSocket& socket);
 
-/// Opens the sending socket of worker number `worker`. Used only if there are several workers.
+/// Opens the sending socket of worker number `worker`. It is used only if there are several workers.
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
 /// Sends one datagram without blocking. Returns false if the kernel refused it.
 bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> datagram);
 
-/// Returns the address that a UDP socket is bound to; an empty address for any other descriptor.
+/// Returns the address to which a UDP socket is bound; an empty address for any other descriptor.
 SocketAddress bound_address(int socket);
 
 /// Makes the kernel choose the receiving socket of a datagram by its source port: among the sockets that share

@@ -83,7 +83,7 @@ Failure listen_at(std::string_view path, Fd& listener) {
   if (Failure failure = open_socket(SOCK_SEQPACKET, listener)) return failure;
   if (unlink(address.un.sun_path) < 0 && errno != ENOENT) return SystemError{"unlink", errno};
   if (bind(listener.get(), address.any(), address.bytes) < 0) return SystemError{"bind", errno};
-  // The mode is set before listen(), so that no other user can connect before that.
+  // Set the mode of the socket file before listen(), so that no other user can connect earlier.
   if (chmod(address.un.sun_path, 0600) < 0) return SystemError{"chmod", errno};
   if (listen(listener.get(), 1) < 0) return SystemError{"listen", errno};
   return {};

@@ -1,6 +1,6 @@
 // classes.h - the base class of the C++ objects that JavaScript owns.
 //
-// When a Node.js environment ends (a worker thread, process.exit), a cleanup hook stops every such object that
+// When a Node.js environment ends (a worker thread, process.exit), a cleanup hook stops every object of this kind that
 // JavaScript has not stopped. Otherwise the object's threads would run on, although the end of a worker unloads this
 // code.
 #pragma once
@@ -25,7 +25,7 @@ class WithCleanup : public Napi::ObjectWrap<T> {
   }
 
  protected:
-  /// Must be called exactly once, when the object is stopped. It lets JavaScript collect the object.
+  /// Must be called exactly once, when the object is stopped. Afterwards JavaScript may collect the object as garbage.
   void release() {
     napi_remove_env_cleanup_hook(environment_, &WithCleanup::clean_up, static_cast<T*>(this));
     this->Unref();

@@ -1,7 +1,7 @@
 // engine.cc - the JavaScript interface of the engine: its arguments, its methods, and its end.
 //
-// The engine's threads never call JavaScript. They signal an eventfd, which the event loop watches. JavaScript owns the
-// descriptors that it has as numbers, until it passes them to runEngine().
+// The engine's threads never call JavaScript. They signal an eventfd, which the event loop watches. JavaScript owns
+// descriptors, which it has as numbers, until it passes them to runEngine().
 #include "engine.h"
 
 #include <errno.h>

@@ -75,7 +75,8 @@ Napi::Value listen_unix(const Napi::CallbackInfo& info) {
 
 Napi::Value connect_unix(const Napi::CallbackInfo& info) {
   Fd fd;
-  // Connecting fails with EAGAIN if the listener's queue is full. Here this is an error, not "nothing waited".
+  // Connecting fails with EAGAIN if the listener's queue is full. Throw that as an error here; it does not mean that
+  // nothing waited.
   if (Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd)) {
     to_error(info.Env(), *failure).ThrowAsJavaScriptException();
     return info.Env().Undefined();

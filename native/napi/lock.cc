@@ -1,4 +1,4 @@
-// lock.cc - takes open-file-description locks, either at once or by waiting in a thread of libuv's pool.
+// lock.cc - takes open-file-description locks, either immediately or by waiting in a thread of libuv's pool.
 #include "lock.h"
 
 #include <errno.h>

@@ -27,8 +27,8 @@ Failure open_sockets(const OpenOptions& options, FamilySockets& result) {
     if (Failure failure = open_sender(options.bind_address, i, options.features, sender)) return failure;
     result.loops[i].sender = std::move(sender.fd);
   }
-  // If the kernel refuses, it spreads datagrams by its own hash of addresses and ports, which is less even, but also
-  // keeps each flow in order.
+  // If the kernel refuses this rule, it spreads datagrams by its own hash of addresses and ports. That hash is less
+  // even, but also keeps each flow in order.
   if (several) spread_by_source(result.loops[0].receiver, options.bind_address, options.workers);
   return {};
 }

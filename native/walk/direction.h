@@ -15,13 +15,13 @@
 
 namespace weft {
 
-/// The means that both directions of a loop share: descriptors, addresses, and objects that outlive the directions.
+/// The resources that both directions of a loop share: descriptors, addresses, and objects that outlive the directions.
 struct Path {
   int tun = -1;
   ByFamily<Sockets> sockets = {};
   ByFamily<Address> tun_address = {};  ///< the TUN's own addresses, which ICMP errors to peers have as their source
   /// The source addresses of ICMP errors that are written into the TUN. The IPv4 address must not be this host's own,
-  /// because the kernel drops packets from its own address.
+  /// because the kernel drops packets whose source is an address of the host.
   ByFamily<Address> network_address = {};
   Features* features = nullptr;
   CounterRow counters = CounterRow(nullptr);
@@ -41,14 +41,15 @@ struct Pump {
   Failure failure;     ///< set if the loop cannot continue
 };
 
-/// Converts a path MTU to the form that PathMtu stores. The MTU of an IPv6 path is reduced by 20, the extra length of
-/// the IPv6 header, so that the rest of the code can always subtract IPv4 headers. 0 means "unknown" and stays 0.
+/// Converts a path MTU to the form that PathMtu stores. The MTU of an IPv6 path is reduced by 20 bytes, the extra
+/// length of the IPv6 header, so that all other code can subtract the length of IPv4 headers. 0 means "unknown" and
+/// stays 0.
 inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
   constexpr size_t kLongerBytes = kIpv6HeaderBytes - kIpv4HeaderBytes;
   return endpoint.outer == 6 && path_bytes > kLongerBytes ? path_bytes - kLongerBytes : path_bytes;
 }
 
-/// The smallest plausible MTU for inner packets, in bytes. A path MTU that leaves less is ignored.
+/// The smallest plausible MTU for inner packets, in bytes. A path MTU that leaves less for inner packets is ignored.
 constexpr size_t kLeastMtu = 256;
 
 /// Returns the length of the longest inner packet for a path MTU of `path_bytes`, if the encapsulation adds
@@ -69,16 +70,16 @@ inline size_t longest_to(const Endpoint& endpoint, size_t encap_bytes) {
 class Direction {
  public:
   virtual ~Direction() = default;
-  /// Forwards one batch of packets. Called by one thread at a time. It blocks only while a socket buffer is full, and
+  /// Forwards one batch of packets. Called by one thread at a time. Blocks only while a socket buffer is full, and only
   /// for a limited time (io/sender.h).
   virtual Pump pump() = 0;
-  /// Counts the packets that the kernel has dropped since the last call, by a query. The loop calls it when another
-  /// thread wakes it, and when it ends.
+  /// Queries how many packets the kernel has dropped since the last call, and counts them. The loop calls this function
+  /// when another thread wakes it, and when it ends.
   virtual void count() {}
   /// The longest time between two calls of tick(), in milliseconds; -1 if tick() does nothing.
   virtual int tick_ms() const { return -1; }
-  /// Runs the encapsulation's timers. Called by the loop's thread. Returns true if the caller must then call rest() of
-  /// all directions.
+  /// Runs the encapsulation's timers. Called by the loop's thread. If it returns true, the caller must call rest() of
+  /// all directions, which wipes unused keys.
   virtual bool tick() { return false; }
   /// Wipes copies of keys that the encapsulation has not used for a while. Called by the loop's thread.
   virtual void rest() {}

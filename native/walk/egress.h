@@ -63,7 +63,7 @@ class Egress final : public Direction {
     turn_ms_ = 0;
     size_t used = 0;
     while (pump.items < kMaxReads && used < kReadBudgetBytes && made_ < kEnoughMade) {
-      // Each packet is read with space before and behind it for the encapsulation's header and trailer, also if the TUN
+      // Read each packet with space before and behind it for the encapsulation's header and trailer, even if the TUN
       // uses virtio headers.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
@@ -103,8 +103,8 @@ class Egress final : public Direction {
   /// superpacket of the smallest segments that weft carries (Segmenter::is_costly).
   static constexpr size_t kEnoughMade = 512;
   static constexpr size_t kMaxReadBytes = sizeof(VirtioHeader) + 65535;
-  /// The maximum size of one call of room(), in bytes: the headers of a datagram. An encapsulation with sessions
-  /// encrypts a datagram in one piece, so it also needs a share of the bytes that a batch reads.
+  /// The maximum number of bytes that one call of room() requests: the headers of a datagram. An encapsulation with
+  /// sessions encrypts a datagram in one piece, so it also needs a share of the bytes that a batch reads.
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
@@ -153,8 +153,8 @@ class Egress final : public Direction {
     send_icmp(IcmpKind::kOutward, kNetUnreachable, virtio, bytes, packet, k_tx_unreachable_sent);
   }
 
-  /// Sends a packet that is not a superpacket: in one datagram, or in fragments if it exceeds the MTU. Inlined, because
-  /// a call costs some 25 instructions for each packet.
+  /// Sends a packet that is not a superpacket: in one datagram, or in fragments if it exceeds the MTU. The function is
+  /// inlined, because a call costs some 25 instructions for each packet.
   [[gnu::always_inline]] void send_packet(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet,
                                           const Outer& outer, size_t mtu) {
     const Endpoint& endpoint = outer.peer;
@@ -186,7 +186,7 @@ class Egress final : public Direction {
     if (alone) sender_.send();
   }
 
-  /// Sends the segments of a superpacket.
+  /// Cuts a superpacket into segments, and sends the segments to their peer.
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Outer& outer, size_t mtu) {
     const Endpoint& endpoint = outer.peer;
     Segmenter segments;

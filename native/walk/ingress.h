@@ -96,7 +96,8 @@ class Ingress final : public Direction {
   }
 
  private:
-  /// The functions with which an encapsulation's timers send datagrams from the well-known port, and count drops.
+  /// The functions with which an encapsulation's timers send datagrams from the well-known port, and count dropped
+  /// packets.
   struct Out {
     Ingress& self;
     void send(const SocketAddress& to, std::span<const uint8_t> datagram, size_t inner_bytes, uint32_t slot) {
@@ -119,7 +120,8 @@ class Ingress final : public Direction {
     return is_inside && !table_->has_endpoint_at(from);
   }
 
-  /// Hands a control message to JavaScript, or returns the counter of the reason to drop it.
+  /// Hands a control message to JavaScript. Returns the counter of the reason to drop the message, or nothing if
+  /// JavaScript gets it.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message) {
     if constexpr (HasSessions<Encap>) {
       const bool is_peer = table_->has_endpoint_at(from.address(), 4) || table_->has_endpoint_at(from.address(), 6);
@@ -169,8 +171,8 @@ class Ingress final : public Direction {
     return true;
   }
 
-  /// True for the two addresses of this host in its subnet: the TUN's own address and the next address, which the
-  /// bridge of the containers has (subnet.env).
+  /// True for a packet to one of the two addresses of this host in its subnet: the TUN's own address, and the next
+  /// address, which the bridge of the containers has (subnet.env).
   bool is_for_host(const uint8_t* bytes, const Packet& packet) const {
     const uint8_t* at = destination_address(bytes, packet);
     const Address to = packet.version == 4 ? Address::v4(load<uint32_t>(at)) : Address::v6(at);
@@ -207,8 +209,8 @@ class Ingress final : public Direction {
     received_ = {};
   }
 
-  /// Sends an ICMP error to the peer whose subnet contains the packet's source, at the address in the peer table. It
-  /// never goes to the datagram's sender, because both the outer and the inner source may be forged.
+  /// Sends an ICMP error to the peer whose subnet contains the packet's source, at the address in the peer table. The
+  /// error never goes to the datagram's sender, because both the outer and the inner source may be forged.
   void send_time_exceeded(const uint8_t* bytes, const Packet& packet) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     uint8_t out[kEncapBytes<Encap> + kMaxIcmpErrorBytes];

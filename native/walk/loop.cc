@@ -13,10 +13,10 @@ namespace weft {
 
 namespace {
 
-/// The thread's name, which the loop's number follows. The kernel allows 15 characters.
+/// The beginning of the thread's name; the loop's number follows. The kernel allows 15 characters.
 constexpr const char* kThreadName = "weft-loop";
 
-/// Makes epoll_wait() return `source` if `fd` is readable.
+/// Makes epoll_wait() return `source` when `fd` is readable.
 bool watch(const Fd& epoll, int fd, Source* source) {
   epoll_event event{};
   event.events = EPOLLIN;
@@ -46,7 +46,7 @@ Failure Loop::start() {
 }
 
 ThreadRounds Loop::ask_thread() const {
-  // The count must be read before the wake-up, because the woken thread increases it.
+  // Read the count before the wake-up, because the woken thread increases the count.
   ThreadRounds rounds{name_, rounds_.count()};
   wake_.signal();
   return rounds;

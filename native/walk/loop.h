@@ -2,7 +2,7 @@
 // both directions.
 //
 // A flow always stays in one loop. The kernel's scheduler prefers threads that have used little CPU time, so a loop
-// with few packets runs immediately, however many packets wait in another loop. A single packet does not wait behind
+// with few packets runs immediately, however many packets wait in another loop. So a single packet does not wait behind
 // eight streams in other loops, and weft needs no fair queue of its own.
 #pragma once
 
@@ -72,18 +72,18 @@ class Loop {
   ~Loop();
 
   Failure start();
-  /// Why the kernel refused the nice value of the thread; empty if it did not. Valid after start().
+  /// Why the kernel refused the nice value of the thread; empty if the kernel accepted the value. Valid after start().
   Failure priority_refused() const { return thread_.priority_refused(); }
   void stop();
-  /// Returns how many iterations the thread has made, then wakes it. If the thread does not hang, a later call returns
-  /// more.
+  /// Returns how many iterations the thread's loop has made, and then wakes the thread. If the thread does not hang, a
+  /// later call returns a higher number.
   ThreadRounds ask_thread() const;
   /// Wakes the thread, so that it sends the packets for which the encapsulation now has keys.
   void wake() const { wake_.signal(); }
 
  private:
   void run();
-  /// Forwards one batch in one direction, and adds the result to `sum`. If the loop cannot continue, reports the
+  /// Forwards one batch in one direction, and adds the result to `sum`. If the direction cannot continue, reports the
   /// failure and returns false.
   bool pump(Direction& direction, Pump& sum);
   void count_kernel_drops();

@@ -8,8 +8,8 @@
 
 extern "C" {
 
-// glibc 2.32 has this variable. If it is true, libstdc++ changes reference counts without atomic instructions. It is false here, which is
-// always safe.
+// glibc 2.32 has this variable. If it is true, libstdc++ changes reference counts without atomic instructions. This
+// replacement is false, which is always safe.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
 // glibc 2.36 has this function. std::random_device of libstdc++ calls it.

@@ -53,8 +53,8 @@ const TEXTS =
 /** Matches additional names of iptables' two executables that the images do not need, such as arptables and iptables-translate. */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
 /**
- * Files from packages of which the image has no program. They are included so that the image's package list names these packages;
- * gcc-14-base has the licenses of GCC's libraries.
+ * Files from packages of which the image contains no program. They are included so that the image's package list names
+ * these packages; gcc-14-base has the licenses of GCC's libraries.
  */
 const FOR_OWNERS = [
   'usr/lib/os-release',
@@ -97,8 +97,8 @@ const packagesIn = (archives) =>
       const paths = execFileSync('sh', ['-c', list, path], { encoding: 'utf8', maxBuffer: 2 ** 26 }).split('\n')
       return {
         control: execFileSync('dpkg-deb', ['--field', path], { encoding: 'utf8' }),
-        // Some packages list files in /bin, /sbin or /lib. In this release these are links to /usr/bin, /usr/sbin and /usr/lib, so adapt
-        // the paths.
+        // Some packages list files in /bin, /sbin or /lib. In this Debian release these folders are links to /usr/bin,
+        // /usr/sbin and /usr/lib, so adapt the paths.
         paths: paths.map((each) => each.replace(/^\.\//, '').replace(/^(?=s?bin\/|lib(?:64)?\/)/, 'usr/')),
       }
     })

@@ -38,7 +38,7 @@ export const PLACES = [
 const read = (path) => readFileSync(join(root, path), 'utf8')
 export const currentVersion = () => JSON.parse(read('package.json')).version
 
-/** Lists, one line each, the places in files that contain another version than the given one. */
+/** Lists the places in files that contain another version than the given version, one line each. */
 export const otherVersions = (version) =>
   PLACES.filter(([path, before, times]) => read(path).split(before + version).length !== times + 1).map(
     ([path, before]) => `${path}: ${before.trim()} is not followed by ${version}`,

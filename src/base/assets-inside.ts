@@ -1,5 +1,5 @@
-// assets-inside.ts - replaces assets.ts in the one-file executable, which contains its assets. scripts/release/bundle.mjs makes the
-// exchange.
+// assets-inside.ts - takes the place of assets.ts in the one-file executable, which contains its assets.
+// scripts/release/bundle.mjs replaces the file.
 
 import { closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -16,8 +16,8 @@ export const version: typeof beside.version = () => getAsset('version', 'utf8')
 export const runtime: typeof beside.runtime = () => process.execPath
 
 /**
- * Folders in which the addon can be written to a file. Several are tried, because /tmp, and in containers /dev/shm, may be mounted
- * noexec.
+ * Folders in which weftd tries to write the addon to a file, in this order. Several are needed, because /tmp, and in
+ * containers /dev/shm, may be mounted noexec.
  */
 const FOLDERS = [tmpdir(), '/tmp', '/dev/shm', '/run', '/var/tmp']
 
@@ -44,8 +44,8 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
 }
 
 /**
- * Finds the addon's file next to the executable, which only the container image has. In a container the kernel may refuse to load a file
- * that weftd wrote itself.
+ * Finds the addon's file next to the executable; only the container image has that file. In a container the kernel may
+ * refuse to load a file that weftd wrote itself.
  */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')
@@ -81,9 +81,9 @@ export const addonRemedy: typeof beside.addonRemedy = () =>
 export const pageText: typeof beside.pageText = async () => getAsset('page.html', 'utf8')
 
 /**
- * The map from lines of the bundle to lines of source files, as scripts/release/bundle.mjs writes it. `runs` has three numbers for each
- * run of lines: its first line in the bundle, the index of the source file in `files` (-1 for none), and its first line in the source
- * file.
+ * The map from lines of the bundle to lines of source files, as scripts/release/bundle.mjs writes it. `runs` has three
+ * numbers for each run of consecutive lines: its first line in the bundle, the index of the source file in `files` (-1
+ * for none), and its first line in the source file.
  */
 let lines: { readonly files: readonly string[]; readonly runs: Int32Array } | undefined
 

@@ -1,7 +1,9 @@
-// assets.ts - loads the files of the package: its version, the native addon, the status page, and packages that are needed only sometimes.
+// assets.ts - loads the files of the package: its version, the native addon, the status page, and packages that are
+// needed only sometimes.
 //
-// No other file uses paths relative to the program, so a bundler only has to replace this one. CommonJS packages are loaded by require,
-// because Node 20 parses all files of an imported one for its export names, which takes a seventh of weftd's start.
+// No other file uses paths relative to the program, so a bundler only has to replace this one. CommonJS packages are
+// loaded by require, because Node 20 parses all files of an imported package for its export names, which takes a
+// seventh of weftd's start time.
 
 import { existsSync, readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'

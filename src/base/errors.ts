@@ -3,7 +3,10 @@
 // A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any other error is a defect
 // of weft and is shown with its stack.
 
-/** The codes of WeftError. The daemon handles the last four codes itself; errors with any other code need action by the operator. */
+/**
+ * The codes of WeftError. The daemon itself handles errors with the last four codes; errors with any other code need
+ * action by the operator.
+ */
 export type ErrorCode =
   | 'USAGE' // a flag, a variable or an argument is wrong
   | 'CONFIG' // the network configuration in the store is wrong

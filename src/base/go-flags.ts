@@ -195,7 +195,8 @@ export function describeFlags(table: FlagTable): string {
         value === '' || value === false || value === 0 || Array.isArray(value)
           ? ''
           : ` (default ${JSON.stringify(value)})`
-      // Like Go, print the description on the line of the flag if the flag has one letter and no value, else on the next line.
+      // Like Go, print a flag's description on the flag's own line if the flag has one letter and no value, else on the
+      // next line.
       const gap = head.length <= 4 ? '\t' : '\n    \t'
       return `${head}${gap}${flag.help}${shown}`
     })

@@ -1,4 +1,5 @@
-// log-winston.ts - writes log lines by winston. Loading winston takes a third of weftd's start, so earlier lines are written directly.
+// log-winston.ts - writes log lines by winston. Loading winston takes a third of weftd's start time, so earlier lines
+// are written directly.
 
 import { Writable } from 'node:stream'
 import winston from 'winston'

@@ -10,8 +10,8 @@ import { printable } from './text.ts'
 export interface Log {
   info(message: string): void
   /**
-   * Logs a warning. `normal` marks a warning that flanneld logs too and that means no fault. The status report does not list it among the
-   * last warnings.
+   * Logs a warning. `normal` marks a warning that flanneld logs too and that means no fault. The status report does not
+   * list such a warning among the last warnings.
    */
   warn(message: string, what?: 'normal'): void
   error(message: string): void
@@ -84,8 +84,9 @@ export function createLog(
 }
 
 /**
- * Makes a log for a task that is retried, possibly for days. It drops a line that was logged within SAME_LINE_MS, and a failure after
- * FAILURES_A_MINUTE in the last minute. `now` returns ms of a monotonic clock.
+ * Makes a log for a task that is retried, possibly for days. The log drops a line that it already wrote within
+ * SAME_LINE_MS. It drops a failure if it already wrote FAILURES_A_MINUTE failures in the last minute. `now` returns ms
+ * of a monotonic clock.
  */
 export function seldom(log: Log, now: () => number = () => performance.now()): Log {
   let said: { readonly text: string; readonly at: number; readonly isFailure: boolean }[] = []

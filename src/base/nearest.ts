@@ -7,8 +7,9 @@
 const LONGEST = 64
 
 /**
- * Returns the word of `known` with the smallest edit distance from `word`, ignoring case; undefined if that distance is more than a third
- * of the letters. An edit inserts, deletes, changes or swaps letters (restricted Damerau-Levenshtein distance).
+ * Returns the word of `known` with the smallest edit distance from `word`, ignoring case; undefined if that distance is
+ * more than a third of the number of letters. An edit inserts, deletes, changes or swaps letters (restricted
+ * Damerau-Levenshtein distance).
  */
 export function nearest(word: string, known: Iterable<string>): string | undefined {
   if (word.length > LONGEST) return undefined

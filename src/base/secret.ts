@@ -3,7 +3,10 @@
 import { createHmac, randomBytes } from 'node:crypto'
 
 export const HIDDEN = '<hidden>'
-/** A random key that differs in each process. Secrets are hashed with it, so nobody can guess a secret and compare its hash. */
+/**
+ * A random key that differs in each process. Secrets are hashed with this key, so that a secret cannot be guessed from
+ * its hash.
+ */
 const salt = randomBytes(32)
 
 export class Secret {
@@ -27,7 +30,7 @@ export class Secret {
     return this.#value
   }
 
-  /** Makes a secret with another value, which is printed by the same rule as this one. */
+  /** Makes a secret with another value, which is printed by the same rule as this secret. */
   with(value: string): Secret {
     return new Secret(value, this.#show)
   }
@@ -111,8 +114,8 @@ function urlsWithoutUser(text: string): string {
     const [scheme = ''] = /^\s*(?:[a-z][a-z\d+.-]*:)?\/\//i.exec(url) ?? []
     const end = url.lastIndexOf('@')
     const user = url.slice(scheme.length, end + 1)
-    // This part of the list has an @, but no scheme and no colon before the @. So it is the end of a password that contains a comma, and
-    // the parts before it must not be shown.
+    // An @ in this part of the list, without a scheme and without a colon before the @, ends a password that contains a
+    // comma. So the parts before it belong to the password and must not be shown.
     if (end >= 0 && scheme === '' && !user.includes(':')) shown.length = 0
     shown.push(end < 0 ? url : scheme + url.slice(end + 1))
   }

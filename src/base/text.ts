@@ -5,8 +5,8 @@
 // characters, tags, variation selectors: UAX 44) make two names look equal. A line break makes one line look like two.
 
 /**
- * The characters that are escaped in every text, including unpaired surrogates. Tabs and line breaks are escaped too, but only in a text
- * that is part of one line.
+ * The characters that are escaped in every text, including unpaired surrogates. In a text that is printed within one
+ * line, tabs and line breaks are escaped too.
  */
 const STEERING = String.raw`\0-\x08\x0B\x0C\x0E-\x1F\x7F-\x9F\u2028\u2029\p{Cf}\p{Default_Ignorable_Code_Point}\p{Surrogate}`
 const IN_A_LINE = new RegExp(String.raw`[${STEERING}\t\n\r]`, 'gu')

@@ -1,4 +1,4 @@
-// bell.ts - waits for a time or an event, whichever comes first, or for the signal to stop.
+// bell.ts - wakes a loop that waits for an event, a time limit, or the signal to stop.
 
 /** Wakes a waiting loop. If no loop waits when the bell rings, the next wait ends immediately. */
 export interface Bell {
@@ -10,7 +10,7 @@ export interface Bell {
   wait(signal: AbortSignal, ms?: number): Promise<boolean>
 }
 
-/** The longest delay that setTimeout accepts, in ms (24 days). A longer wait ends after this time. */
+/** The longest delay that setTimeout accepts, in ms (24 days). A longer wait ends after this delay. */
 const LONGEST_MS = 2 ** 31 - 1
 
 export function createBell(): Bell {
@@ -61,8 +61,8 @@ export async function limited<T>(
   work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
   signal.throwIfAborted()
-  // A timer is used, because Node.js 20 may collect an AbortSignal.timeout as garbage that only AbortSignal.any refers to, and it then
-  // never aborts.
+  // Use a timer, because Node.js 20 may collect an AbortSignal.timeout as garbage if only AbortSignal.any refers to it,
+  // and the signal then never aborts.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)

@@ -37,7 +37,7 @@ import {
 } from './external-interface.ts'
 import { findLink, listLinks, routeFor, routesTo, type Link, type LinkAddress, type Route } from './links.ts'
 
-/** The knowledge that a starting node has about its earlier runs. */
+/** The facts that a starting node knows about its earlier runs. */
 export interface Earlier {
   /**
    * Returns the addresses that this node used or published in earlier runs, the most certain first. It is called only if the interface
@@ -87,7 +87,10 @@ interface Host {
 /** An interface that fits one of the operator's flags, and the addresses that the flag determines. */
 interface Found {
   readonly link: Link
-  /** The addresses that the flag determines. For every other family the interface's preferred address is used. */
+  /**
+   * The addresses that the operator's flag determines. For every other family the node uses the interface's preferred
+   * address.
+   */
   readonly given?: Addresses
   /** True if the operator's flag names these addresses literally. */
   readonly isNamed?: boolean
@@ -182,8 +185,9 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
 }
 
 /**
- * Chooses the external interface, which must have an address of each family of the network. Throws WeftError INTERFACE, with all
- * interfaces and the reasons against them, if none fits now. Throws WeftError USAGE if the flags can never be satisfied.
+ * Chooses the external interface, which must have an address of each family of the network. Throws WeftError INTERFACE,
+ * with all interfaces and the reasons against them, if no interface fits now. Throws WeftError USAGE if the flags can
+ * never be satisfied.
  */
 export async function chooseExternalInterface(
   run: Run,
@@ -221,7 +225,10 @@ export async function chooseExternalInterface(
   return pattern === undefined ? found : { ...found, pattern }
 }
 
-/** Parses --public-ip and --public-ipv6, also the one whose family the network lacks. Throws WeftError USAGE for an invalid address. */
+/**
+ * Parses --public-ip and --public-ipv6, including the flag of a family that the network lacks. Throws WeftError USAGE
+ * for an invalid address.
+ */
 function readPublicIp({ publicIp }: InterfaceWishes): readonly Address[] {
   const ipv4 = parseIpv4(publicIp.ipv4)
   if (publicIp.ipv4 !== '' && ipv4 === undefined) {

@@ -4,7 +4,10 @@ import { execFile, type ExecFileException } from 'node:child_process'
 import { WeftError } from '../base/errors.ts'
 import { withoutUser } from '../base/secret.ts'
 
-/** The Debian package of each program whose package has another name. Error messages name it as the remedy. */
+/**
+ * For each program whose Debian package has another name, the name of that package. Error messages name the package as
+ * the remedy.
+ */
 const PACKAGES: Readonly<Record<string, string>> = {
   ip: 'iproute2',
   bridge: 'iproute2',
@@ -69,8 +72,8 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
       const child = execFile(file, args, how, (error, stdout, stderr) => {
         if (!error) return resolve(stdout)
         if (signal?.aborted) return reject(signal.reason)
-        // A batch may print results before it fails, so the error carries them. The property is not enumerable, so it is not printed with
-        // the error.
+        // Add stdout to the error, because a batch may print results before it fails. The property is not enumerable,
+        // so it is not printed with the error.
         Object.defineProperty(error, 'stdout', { value: stdout })
         reject(commandError(file, args, error, stderr))
       })
@@ -89,8 +92,8 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
       cause: error,
     })
   }
-  // The last line of stderr is the error message. Before it `ip` prints warnings, and after it iptables-restore prints hints, which this
-  // filter removes.
+  // The last line of stderr is the error message. This filter removes the warnings that `ip` prints before it, and the
+  // hints that iptables-restore prints after it.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
   // After its error message nft prints the faulty input, and below that a line of `^` and `~` under the fault. These two lines are
   // skipped.
@@ -98,7 +101,7 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   const last = (isMark ? lines.findLast((line) => line.includes('Error: ')) : undefined) ?? lines.at(-1)
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
   const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? last ?? error.message)
-  // wg quotes an invalid key in its error message. The key may be secret, so it is removed.
+  // The command `wg` quotes an invalid key in its error message. The key may be secret, so it is removed.
   const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
   // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability (iptables/libiptc/libiptc.c),
@@ -126,7 +129,10 @@ export function notInstalled(error: unknown): string | undefined {
   return code === 'ENOENT' ? path : undefined
 }
 
-/** True if the reason of a failure is a program that did not end within TIMEOUT_MS, for example because the host is overloaded. */
+/**
+ * True if an error was caused by a program that did not end within TIMEOUT_MS, for example because the host is
+ * overloaded.
+ */
 export function hasTimedOut(error: unknown): boolean {
   for (let each = error; each instanceof Error; each = each.cause)
     if ((each as ExecFileException).killed === true) return true

@@ -22,8 +22,8 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
     const command = await readFile(`${proc}/${pid}/cmdline`, 'utf8').catch(() => '') // the process ended
     const name = daemonName(command.split('\0'))
     if (name === undefined) continue
-    // If this process may not see the namespace of another user's process, that process counts as being in this namespace. A process that
-    // has ended does not count.
+    // A process of another user, whose namespace this process may not read, counts as being in this namespace. A
+    // process that has ended does not count.
     const there = await readlink(`${proc}/${pid}/ns/net`).catch((error: NodeJS.ErrnoException) =>
       error.code === 'ENOENT' || error.code === 'ESRCH' ? undefined : here,
     )
@@ -66,7 +66,8 @@ export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<D
       () => [],
     )
   const command = await read('cmdline')
-  // weftd's command line consists only of its process title, so flags can be read only from a flanneld.
+  // weftd's command line consists only of its process title, so flags can be read only from the command line of a
+  // flanneld.
   if (!/^flanneld\b/.test(basename(command[0] ?? ''))) return undefined
   const given = flagOf(command, 'subnet-file') ?? variableOf(await read('environ'), 'FLANNELD_SUBNET_FILE')
   return { subnetFile: `${root}${given ?? SUBNET_FILE}`, lock: undefined }

@@ -10,9 +10,9 @@ import { pause } from './bell.ts'
 import { childEnvironment } from './command.ts'
 
 /**
- * The minimum and the maximum pause in ms before `ip monitor` is started again. The pause doubles after each failure, and starts again at
- * the minimum after a run longer than the maximum pause. Each start counts as a change, so if `ip monitor` cannot run, the host is still
- * checked every RESTART_MAX_MS.
+ * The minimum and the maximum pause in ms before `ip monitor` is started again. The pause doubles after each failure,
+ * and is reset to the minimum after a run longer than the maximum pause. Each start counts as a change, so that the
+ * host is checked every RESTART_MAX_MS even if `ip monitor` cannot run.
  */
 const RESTART_MIN_MS = 200
 const RESTART_MAX_MS = 5_000
@@ -32,7 +32,7 @@ const OBJECTS = ['monitor', 'link', 'address', 'route', 'rule']
 
 /** Returns the command that reports changes of links, and of the addresses, routes and routing rules of these families. */
 export function changesOf(families: readonly Family[]): Watched {
-  // A filter is only needed for the lines that IPv6 router advertisements cause.
+  // Without IPv6 no filter is needed, because only IPv6 router advertisements cause lines that must be filtered.
   if (!families.includes('ipv6')) return { monitor: ['ip', '-4', ...OBJECTS] }
   const flags = families.includes('ipv4') ? ['-o'] : ['-o', '-6']
   return { monitor: ['ip', ...flags, ...OBJECTS], matters: createChangeFilter() }
@@ -73,7 +73,10 @@ interface HostWatch {
   readonly end: () => Promise<void>
 }
 
-/** Makes a host watch, which runs one `ip monitor` at a time. `onChange` and `signal` are those of `watchHost`. */
+/**
+ * Makes a host watch, which runs one `ip monitor` at a time. `onChange` is called when the host has changed, and
+ * `signal` ends the watch.
+ */
 export function createHostWatch(onChange: () => void, log: Log, signal: AbortSignal): HostWatch {
   let over = new AbortController()
   let command: readonly string[] = []
@@ -150,8 +153,8 @@ async function runMonitor(
     const closed = once(monitor, 'close')
     stop = () => void monitor.kill()
     signal.addEventListener('abort', stop)
-    // If this process has no free descriptors, Node.js leaves the streams undefined, contrary to their types, and does not start the
-    // command.
+    // If this process has no free descriptors, Node.js does not start the command. It leaves the streams undefined,
+    // contrary to their types.
     const { stdout, stderr } = monitor as Partial<typeof monitor>
     if (stdout && matters) createInterface(stdout).on('line', (line) => matters(line) && onChange())
     else stdout?.on('data', onChange)

@@ -33,7 +33,10 @@ const HOLD_MS = 5_000
 
 export interface ExternalInterface {
   readonly name: string
-  /** The kernel's index of the interface, which stays the same if the interface is renamed; left out if it is not known. */
+  /**
+   * The kernel's index of the interface, which stays the same if the interface is renamed; left out if the index is not
+   * known.
+   */
   readonly index?: number | undefined
   readonly mtu: number
   /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
@@ -62,12 +65,18 @@ export class AddressHold {
     for (const address of listed(home)) this.#home[familyOf(address)] = address
   }
 
-  /** Returns the address to which the node returns as soon as the interface has that address again; undefined if there is none. */
+  /**
+   * Returns the address to which the node returns as soon as the interface has that address again. Returns undefined if
+   * there is no such address.
+   */
   home(family: Family): Address | undefined {
     return this.#home[family]
   }
 
-  /** Makes `address` the one to which the node returns, because it is better than the address with which the node started. */
+  /**
+   * Makes `address` the address to which the node returns, because it is better than the address with which the node
+   * started.
+   */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
   }
@@ -77,8 +86,8 @@ export class AddressHold {
   }
 
   /**
-   * Records that the interface lacks an address of the node. Returns true if the address has been missing for HOLD_MS, so that the node
-   * must use another one.
+   * Records that the interface lacks an address of the node. Returns true if the address has been missing for HOLD_MS,
+   * so that the node must use another address.
    */
   isGoneForGood(address: Address): boolean {
     const now = performance.now()
@@ -210,16 +219,16 @@ function addressThatCame(
   const home = hold?.home(family)
   if (home !== undefined && addressesOf(link, family).some((each) => each.address === home && !each.duplicate))
     return home
-  // The node does not use the new address while its earlier address may still return.
+  // The node does not use the new address while its earlier address may still return to the interface.
   if (address === undefined || isLinkLocal(address) || (home !== undefined && !hold?.isGoneForGood(home)))
     return undefined
   return address
 }
 
 /**
- * Returns the address that the node must use from now on; `known` is the one that it used so far. The node returns to the address with
- * which it started, and leaves a makeshift or deprecated address for a better one. If `known` is missing, the node keeps it for HOLD_MS
- * before it uses another.
+ * Returns the address that the node must use from now on; `known` is its address so far. The node returns to the
+ * address with which it started, and leaves a makeshift or deprecated address for a better one. If the interface lacks
+ * `known`, the node keeps it for HOLD_MS before it uses another address.
  */
 function follow(
   { named, hold }: ExternalInterface,

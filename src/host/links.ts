@@ -120,7 +120,7 @@ export function parseList<T>(text: string, command: string): T[] {
     const value: unknown = JSON.parse(text)
     if (Array.isArray(value) && value.every((each) => typeof each === 'object' && each !== null)) return value as T[]
   } catch {
-    // the error is thrown below
+    // Ignore the syntax error: text that is not JSON is reported below.
   }
   throw new WeftError('COMMAND', `\`${command}\` did not print a JSON list, but: ${excerpt(text)}`, {
     remedy: 'run the command by hand, and check that `ip` is the program of iproute2',
@@ -188,11 +188,11 @@ export interface Named {
  * again under the same name has another index, and takes the place of the deleted one.
  */
 export class FollowedLink implements Named {
-  /** The name as of the last `find`. */
+  /** The name of the interface when `find` found it last. */
   name: string
-  /** The kernel's index; undefined until `find` has found the interface. */
+  /** The kernel's index of the interface; undefined until `find` has found the interface. */
   index: number | undefined
-  /** The name under which the interface is created again. */
+  /** The name under which the caller creates the interface again after it was deleted. */
   readonly #firstName: string
 
   constructor(name: string, index?: number) {
@@ -216,7 +216,7 @@ export class FollowedLink implements Named {
     this.index = undefined
   }
 
-  /** Finds the interface like `find`, and logs a new name. */
+  /** Finds the interface as `find` does, and logs its name if the name has changed. */
   async follow(run: Run, log: Pick<Log, 'info'>): Promise<Link | undefined> {
     const before = this.name
     const link = await this.find(run)
@@ -225,7 +225,7 @@ export class FollowedLink implements Named {
   }
 }
 
-/** Describes in the log the renaming of an interface that weftd follows. */
+/** Formats the log line about a new name of an interface that weftd follows. */
 export const renamed = (before: string, now: string): string =>
   `The interface ${before} is called ${now} now; weftd goes on with it under the new name`
 
@@ -243,7 +243,8 @@ export async function addDevice(
   try {
     await run('ip', ['link', 'add', name, ...common, 'type', type, ...own])
   } catch (error) {
-    // Linux before 4.20, and iproute2 without libmnl, report an unknown device type as "operation not supported".
+    // Linux before 4.20, and iproute2 without libmnl, report an unknown device type with the words "operation not
+    // supported".
     if (!isWeftError(error, 'COMMAND') || !/unknown device type|operation not supported/i.test(error.message))
       throw error
     throw new WeftError('NO_DEVICE_TYPE', `this kernel has no device of type ${type} (${error.message})`, {
@@ -318,7 +319,10 @@ export async function routesExactly(run: Run, family: Family, destinations: read
 const parseLines = <T>(text: string, command: string): T[] =>
   text.split('\n').flatMap((line) => parseList<T>(line, command))
 
-/** Looks up the kernel's route to each of these addresses, which have the same family. The result lacks addresses without a route. */
+/**
+ * Looks up the kernel's route to each of these addresses, which must have the same family. The result lacks addresses
+ * without a route.
+ */
 export async function routesFor(run: Run, family: Family, addresses: readonly string[]): Promise<Map<string, Route>> {
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`

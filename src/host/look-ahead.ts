@@ -1,12 +1,13 @@
-// look-ahead.ts - runs the queries that a start makes by `ip` in advance: one process for each family instead of one for each query.
+// look-ahead.ts - runs in advance the queries that the start makes by `ip`: one process for each family instead of one
+// for each query.
 
 import { formatNet, type Net, type Nets } from '../net/address.ts'
 import type { Run } from './command.ts'
 
 export interface LookAhead {
   /**
-   * Returns the stored result if the command is a stored query of links.ts. Any other command is run and discards the stored results,
-   * because it may change the host.
+   * Returns the stored result if the command is one of the queries that were run in advance. Any other command is run
+   * and discards the stored results, because it may change the host.
    */
   readonly run: Run
   /** Discards the stored results, because the caller is about to change the host. */
@@ -57,8 +58,8 @@ async function see(run: Run, lines: readonly string[], family?: '-6'): Promise<S
 }
 
 function answerOf(args: readonly string[], seen: ReadonlyMap<string, string> | undefined): string | undefined {
-  // The stored results come from `ip -d`, whose additional details do not harm a query without -d. A query for routes without a family
-  // means IPv4.
+  // The stored results come from `ip -d`; its additional details do not matter for a query without -d. A query for
+  // routes without a family means IPv4.
   const query = args.filter((word) => !word.startsWith('-') || word === '-6').join(' ')
   if (!args.includes('-j') || !seen) return undefined
   const [, name] = /^(?:address|link) show dev (\S+)$/.exec(query) ?? []

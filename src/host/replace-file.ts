@@ -10,7 +10,10 @@ const STALE_MS = 60_000
 /** The content of the file, in one piece or in several. */
 type Data = string | Uint8Array | AsyncIterable<string>
 
-/** The last write of each path. Writes to the same path run one after another, in the order of the calls. */
+/**
+ * For each path, the promise of the last write. Writes to the same path run one after another, in the order of the
+ * calls.
+ */
 const last = new Map<string, Promise<void>>()
 
 /**
@@ -31,8 +34,8 @@ async function replaceNow(path: string, data: Data, mode: number): Promise<void>
   const there = await lstat(path).catch(() => undefined)
   if (there && !there.isFile() && !there.isSymbolicLink() && !there.isDirectory())
     throw new Error(`${path} is a device, a socket or a pipe, not a file`)
-  // The name begins with a dot, so that programs that read configuration folders skip the file. A part is random, because processes in
-  // different containers may have the same process id.
+  // The name of the temporary file begins with a dot, so that programs that read configuration folders skip it. A part
+  // is random, because processes in different containers may have the same process id.
   const prefix = `.${basename(path)}.tmp`
   await removeStale(dirname(path), prefix)
   const temporary = join(dirname(path), prefix + randomBytes(8).toString('hex'))
@@ -48,7 +51,8 @@ async function replaceNow(path: string, data: Data, mode: number): Promise<void>
     await rename(temporary, path)
   } catch (error) {
     await unlink(temporary).catch(() => {})
-    // The error names `path` instead of the random temporary name, so that the same failure has the same text each time.
+    // Name `path` in the error instead of the random temporary name, so that the same failure has the same text each
+    // time.
     if (error instanceof Error) error.message = error.message.replaceAll(temporary, path)
     throw error
   }

@@ -2,7 +2,7 @@
 //
 // With autogroups (Linux 2.6.38, sched(7)), which Debian enables, each session is a scheduling group, and a thread's priority counts only
 // within its session. A service manager starts each service in a session of its own, so the priority of the session must be raised. In a
-// cgroup whose parent has the cpu controller enabled, neither priority counts, but the weight of the cgroup.
+// cgroup whose parent has the cpu controller enabled, only the weight of the cgroup counts, and neither of these priorities.
 
 import { readFileSync, writeFileSync } from 'node:fs'
 
@@ -15,13 +15,14 @@ const FILE = '/proc/self/autogroup'
 export function raiseSession(nice: number): void {
   try {
     // In /proc/self/stat the process name is followed by state, parent, process group and session (proc_pid_stat(5)).
+    // The session is the fourth of these.
     const session = readFileSync('/proc/self/stat', 'utf8')
       .replace(/^.*\) /, '')
       .split(' ')[3]
     if (Number(session) !== process.pid || readFileSync(FILE, 'utf8').trim().endsWith(` nice ${nice}`)) return
     writeFileSync(FILE, String(nice))
   } catch {
-    // The kernel has no autogroups, or this process lacks the permission. A missing permission is logged later, when weftd sets the
-    // priority of its forwarding threads.
+    // Ignore the failure. Either the kernel has no autogroups, or this process lacks the permission, which weftd logs
+    // later when it sets the priority of its forwarding threads.
   }
 }

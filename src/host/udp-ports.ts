@@ -4,7 +4,6 @@ import { createSocket } from 'node:dgram'
 import { readdir, readFile, readlink } from 'node:fs/promises'
 import { parseAddress, type Family } from '../net/address.ts'
 
-/** A UDP socket in this network namespace. */
 interface UdpSocket {
   /** The local address of the socket as text; `*` if the socket receives at every address. */
   readonly address: string

@@ -40,7 +40,8 @@ export function probeUdpPort(to: Address, port: number, waitMs: number): Promise
     const timer = setTimeout(() => end(undefined), waitMs)
     let codes = BEFORE_SENDING
     socket.on('error', (error: NodeJS.ErrnoException) => end(codes[error.code ?? '']))
-    // If connect fails, for example because there is no route, Node.js passes the error to this callback and emits no `error` event.
+    // If connect fails, for example because this host has no route, Node.js passes the error to this callback and emits
+    // no `error` event.
     socket.connect(port, formatAddress(to), (refused?: NodeJS.ErrnoException) => {
       if (refused) return end(BEFORE_SENDING[refused.code ?? ''])
       socket.send(Buffer.alloc(0), (error: NodeJS.ErrnoException | null) => {

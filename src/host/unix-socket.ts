@@ -45,8 +45,9 @@ export function closeAll(fds: readonly number[]): void {
 const LATER_MS = 100
 
 /**
- * Makes a queue of items. Whenever the descriptor `fd` is readable, `take` reads items from it until it returns undefined. `take` returns
- * 'end' at the end of the connection, and 'later' to be called again after LATER_MS.
+ * Makes a queue of items. Whenever the descriptor `fd` is readable, `take` is called until it returns something other
+ * than an item: undefined if no more can be read now, 'end' at the end of the connection, or 'later' to be called again
+ * after LATER_MS.
  */
 function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later') {
   const waiting: T[] = []
@@ -76,7 +77,7 @@ function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later')
         await bell.wait(signal)
       }
     },
-    /** Stops reading from the descriptor, and returns the items that `next` has not returned. */
+    /** Stops reading from the descriptor, and returns the items that `next` has not returned yet. */
     close(): readonly T[] {
       clearTimeout(again)
       if (!isOver) watcher.stop()

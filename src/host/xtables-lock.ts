@@ -6,16 +6,16 @@ import { readFile, stat } from 'node:fs/promises'
 const lockFile = (): string => process.env['XTABLES_LOCKFILE'] || '/run/xtables.lock'
 
 /**
- * Describes the process that holds the lock of legacy iptables, such as `pid 4711 (kube-proxy)`; undefined if no process that this one
- * can see holds it.
+ * Describes the process that holds the lock of legacy iptables, such as `pid 4711 (kube-proxy)`. Returns undefined if
+ * no visible process holds the lock.
  */
 export async function xtablesLockHolder(file = lockFile(), proc = '/proc'): Promise<string | undefined> {
   try {
     const { ino } = await stat(file)
     const locks = await readFile(`${proc}/locks`, 'utf8')
     for (const line of locks.split('\n')) {
-      // Parses a line of /proc/locks such as `1: FLOCK  ADVISORY  WRITE 4711 00:1b:2345 0 EOF`. Lines of processes that wait for a lock
-      // have `->` after the number, and do not match (proc_locks(5)).
+      // Match a line of /proc/locks such as `1: FLOCK  ADVISORY  WRITE 4711 00:1b:2345 0 EOF`. Lines of processes that
+      // wait for a lock have `->` after the number, and do not match (proc_locks(5)).
       const [, pid, inode] = /^\d+: FLOCK\s+\S+\s+WRITE\s+(-?\d+)\s+[\da-f]+:[\da-f]+:(\d+)\s/.exec(line) ?? []
       if (pid === undefined || Number(inode) !== ino) continue
       if (Number(pid) <= 0) return 'a process of another pid namespace'
@@ -23,7 +23,7 @@ export async function xtablesLockHolder(file = lockFile(), proc = '/proc'): Prom
       return name.trim() === '' ? `pid ${pid}` : `pid ${pid} (${name.trim()})`
     }
   } catch {
-    // the file does not exist, so no process holds the lock
+    // The lock file does not exist, so no process holds the lock.
   }
   return undefined
 }

@@ -49,7 +49,10 @@ export const onlyOf = <Of4, Of6>(
   ...(families.includes('ipv6') ? { ipv6 } : {}),
 })
 
-/** Returns the IPv4 value if there is one, else the IPv6 value. The result identifies a thing that may have both. */
+/**
+ * Returns the IPv4 value if there is one, else the IPv6 value. The result identifies an object, such as a node, that
+ * may have both.
+ */
 export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6 | undefined => ipv4 ?? ipv6
 
 export const familyOf = (value: Address | Net): Family =>
@@ -66,7 +69,6 @@ export const listed = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): readonly (
 
 export const isIpv4Net = (net: Net): net is Ipv4Net => typeof net.address === 'number'
 
-/** Parses an IPv4 or IPv6 address; undefined for any other text. */
 export const parseAddress = (text: string): Address | undefined => parseIpv4(text) ?? parseIpv6(text)
 export const formatAddress = (address: Address): string =>
   typeof address === 'number' ? formatIpv4(address) : formatIpv6(address)

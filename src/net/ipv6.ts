@@ -47,8 +47,8 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
 }
 
 /**
- * Formats an IPv6 address in the canonical form (RFC 5952 section 4): lower case, and `::` for the longest run of two or more zero
- * groups, the first one of equal runs.
+ * Formats an IPv6 address in the canonical form (RFC 5952 section 4): lower case, and `::` for the longest run of two
+ * or more zero groups, the first of several equally long runs.
  */
 export function formatIpv6(address: Ipv6): string {
   const groups = Array.from({ length: GROUPS }, (_, at) =>

@@ -16,8 +16,8 @@ export const lengthsUpTo = (longest: number, overhead: number): readonly number[
 ]
 
 /**
- * Finds by binary search the longest of these packet lengths that passes. Returns undefined if none passes. The caller already knows that
- * the last length does not pass.
+ * Finds by binary search the longest of these packet lengths that passes. Returns undefined if none passes. The caller
+ * must already know that the last length does not pass.
  */
 export async function longestOf(
   lengths: readonly number[],

@@ -1,6 +1,8 @@
-// ask-nodes.ts - queries the views of the other nodes over the network, at the addresses at which their hosts are probed.
+// ask-nodes.ts - queries the state (view) that each other node publishes, over the network, at the addresses at which
+// the nodes are probed.
 //
-// Each query has a time limit and a size limit, so a node that answers slowly, endlessly or with invalid data does no harm.
+// Each query has a time limit and a size limit, so that a node which answers slowly, endlessly or with invalid data
+// does no harm.
 
 import { createHash, timingSafeEqual } from 'node:crypto'
 import { readFile } from 'node:fs/promises'
@@ -19,25 +21,34 @@ import type { Status } from '../report/status.ts'
 import { readView, viewOf } from '../report/view.ts'
 import type { Node } from './node.ts'
 
-/** The time limit of one query, from the first packet to the last. */
+/** The time limit of one query in ms, from the first packet to the last. */
 const PATIENCE_MS = 1_500
-/** The time limit is counted in ticks, so that a busy event loop of this node does not make answers late. Twice the time limit is the maximum. */
+/**
+ * The interval in ms of the ticks that count the time limit of a query. Counting ticks prevents that a busy event loop
+ * of this node makes answers seem late. A query ends in any case after twice its time limit.
+ */
 const TICK_MS = 100
-/** The number of queries that run at once without making each other late. A query that takes SLOW_MS does not count any more, up to MOST_UNDER_WAY. */
+/**
+ * The maximum number of queries that run at the same time without making each other late. A query that has taken
+ * SLOW_MS does not count any more, as long as at most MOST_UNDER_WAY queries run.
+ */
 const AT_ONCE = 32
 const SLOW_MS = 50
 const MOST_UNDER_WAY = 256
 /** The maximum number of peers that are queried, silent peers first. The size of all answers grows with the square of this number. */
 const MOST_ASKED = 500
-/** The maximum length of an answer. A view of 2,000 peers has a quarter of it. */
+/** The maximum length of an answer in bytes. The answer of a node with 2,000 peers has a quarter of this length. */
 const MOST_BYTES = 1 << 20
 
 type NetworkOptions = Pick<NodeOptions, 'status-network' | 'status-token-file'>
 
-/** The path at which a node serves its view. */
+/** The URL path at which a node serves its state (view) to other nodes. */
 const VIEW_PATH = '/view.json'
 
-/** Reads the token that nodes send to each other; undefined if no file is set. Rejects if the file cannot be read or is empty. */
+/**
+ * Reads the token that nodes send to each other. Returns undefined if the flags name no file. Rejects if the file
+ * cannot be read or is empty.
+ */
 export async function readToken({ 'status-token-file': file }: NetworkOptions): Promise<Secret | undefined> {
   if (file === '') return undefined
   const token = new Secret((await readFile(file, 'utf8')).trim())
@@ -45,23 +56,29 @@ export async function readToken({ 'status-token-file': file }: NetworkOptions): 
   return token
 }
 
-/** True if the header has this token. The time of the comparison does not depend on the header. */
+/**
+ * True if the Authorization header has this token. The comparison takes the same time for every header, so its duration
+ * reveals nothing.
+ */
 export function showsToken(header: string | undefined, token: Secret): boolean {
   const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
   return timingSafeEqual(digest(header ?? ''), digest(bearer(token)))
 }
 const bearer = (token: Secret): string => `Bearer ${token.reveal()}`
 
-/** The source and the destination of a query. */
+/** The source and the destination address of a query to a node. */
 interface Target {
   readonly from: Address
   readonly to: Address
 }
 
-/** The time for which a report is reused. */
+/** How long in ms a report of the whole network is reused for further requests. */
 const FRESH_MS = 1_000
 
-/** Creates the queries of all nodes, of which one runs at a time. Returns undefined if nodes do not serve their views (`--status-network 0`). */
+/**
+ * Creates the object that queries all nodes for their state. It runs only one such query of all nodes at a time.
+ * Returns undefined if nodes do not serve their state to each other (`--status-network 0`).
+ */
 export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQuery | undefined {
   if (node.options['status-network'] === 0) return undefined
   let latest: { readonly until: number; readonly report: Promise<NetworkReport> } | undefined
@@ -139,7 +156,7 @@ export async function askNetwork(
 const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
   backendType === own ? undefined : backendType
 
-/** Sorts the leases: silent peers first, then the others in random order. */
+/** Sorts the leases of the peers to query: silent peers first, then the others in random order. */
 function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   const isSilent = ({ key }: Lease): boolean =>
     FAMILIES.some((family) => probes?.[family]?.results().get(key)?.isAnswering === false)
@@ -147,7 +164,10 @@ function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   return drawn.toSorted((a, b) => a.rank - b.rank).map(({ lease }) => lease)
 }
 
-/** Returns a function that waits for a turn. It resolves with the function that ends the turn. */
+/**
+ * Returns a function that waits until one more query may run. It resolves with the function that the query calls when
+ * it has ended.
+ */
 function createTurns(): () => Promise<() => void> {
   let [busy, underWay] = [0, 0]
   const waiting: (() => void)[] = []
@@ -179,7 +199,10 @@ function createTurns(): () => Promise<() => void> {
   }
 }
 
-/** Returns the addresses of a family over which the peer answers, else of the first family that both nodes have. */
+/**
+ * Returns the addresses of a family over which the peer answers probes. If it answers over none, returns those of the
+ * first family that both nodes have.
+ */
 function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
   const targets = FAMILIES.flatMap((family: Family) => {
     const [from, to] = [dataPath?.probeSource?.[family], peer?.[family]?.probe]
@@ -191,7 +214,7 @@ function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | un
 
 type Answer = Pick<QueriedNode, 'kind'> & Partial<Pick<QueriedNode, 'why' | 'view' | 'clock'>>
 
-/** Sends the query. Resolves with the answer or the reason why there is none; never rejects. */
+/** Sends the query to a node. Resolves with the node's answer, or with the reason why there is none; never rejects. */
 function ask({ from, to }: Target, port: number, token: Secret | undefined, signal: AbortSignal): Promise<Answer> {
   return new Promise((resolve) => {
     const [sentAt, sent] = [Date.now(), performance.now()]
@@ -224,7 +247,7 @@ function ask({ from, to }: Target, port: number, token: Secret | undefined, sign
       else silent(messageOf(error))
     })
     asking.on('response', (response) => {
-      // Measured to the first byte, because a long answer takes longer.
+      // Measure the time to the first byte, because a long answer takes longer to arrive.
       const tookMs = performance.now() - sent
       const parts: Buffer[] = []
       let length = 0

@@ -1,4 +1,5 @@
-// choose.ts - creates the subnet manager, the backend and the engine that flags and configuration name. Loads no other variant.
+// choose.ts - creates the subnet manager, the backend and the engine that flags and configuration name. It loads only
+// the code of the chosen ones.
 
 import { WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -16,7 +17,10 @@ import type { Engine, EngineConfig } from '../path/engine/engine.ts'
 import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel-options.ts'
 import type { Inheritable } from './restart/handover.ts'
 
-/** Creates the subnet manager that the flags name. Contacts the store only in a pod, to find out which node this is. */
+/**
+ * Creates the subnet manager that the flags name. Contacts the API only in a Kubernetes pod, to find out which node
+ * this is.
+ */
 export async function createSubnetManager(
   options: StoreOptions,
   log: Log,
@@ -40,7 +44,7 @@ export async function createSubnetManager(
   return storeKindOf(options) === 'etcd' ? managerOf(store, log) : managerOf(store)
 }
 
-/** Creates the store that the flags name. Does not contact it. */
+/** Creates the store that the flags name, without contacting it. */
 export async function createStore(options: KeyStoreOptions, log: Log): Promise<Store> {
   switch (storeKindOf(options)) {
     case 'directory': {
@@ -60,12 +64,13 @@ export async function createStore(options: KeyStoreOptions, log: Log): Promise<S
 
 async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
-  // A user name in the URL is ignored, as in flanneld.
+  // Ignore a user name in the URL of an endpoint, as flanneld does.
   const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
   const isPlain = (endpoint: string): boolean =>
     caFile === '' ? !/^\s*https:/.test(endpoint) : /^\s*http:/.test(endpoint)
-  // The words and the condition are flanneld's (registry.go, newTlsConfig), without the cases in which TLS is used nevertheless.
+  // The words and the condition of this warning are those of flanneld (registry.go, newTlsConfig). The warning is
+  // omitted if TLS is used nevertheless.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
   return new EtcdStore({
@@ -80,12 +85,12 @@ async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   })
 }
 
-/** The parts that a backend can use. */
+/** All objects from which a backend can be created. */
 interface AllParts<T extends BackendType> extends BackendParts<T>, Pick<TunnelOptions, 'startEngine' | 'persistence'> {
   readonly publishedBefore: VxlanBackendOptions['publishedBefore']
 }
 
-/** The module of each backend's code. */
+/** For each backend type, the function that loads the module with its code. */
 const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>) => Backend> } = {
   udp: async () => (await import('../path/backends/udp.ts')).createUdpBackend,
   vxlan: async () => (await import('../path/backends/vxlan.ts')).createVxlanBackend,
@@ -103,8 +108,8 @@ const BACKENDS: { readonly [T in BackendType]: () => Promise<(parts: AllParts<T>
 }
 
 /**
- * Checks the type and the options of a configuration's `Backend` object, and that the backend carries a family of the network. Warns of a
- * family that it does not carry. Throws WeftError CONFIG.
+ * Checks the type and the options of a configuration's `Backend` object, and that the backend carries a family of the
+ * network. Warns of a family that the backend does not carry. Throws WeftError CONFIG.
  */
 export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   const type = knownType(config.backendType)
@@ -112,7 +117,10 @@ export function checkBackend(config: NetworkConfig, log: Pick<Log, 'warn'>): voi
   if (isIpv4Alone(type)) carryIpv4Alone(`the ${type} backend`, config, log)
 }
 
-/** Creates the backend that the network configuration names. Throws WeftError CONFIG if its type or options are wrong. */
+/**
+ * Creates the backend that the network configuration names. Throws WeftError CONFIG if the backend's type or options
+ * are wrong.
+ */
 export async function createBackend(
   config: NetworkConfig,
   external: ExternalInterface,
@@ -128,7 +136,10 @@ export async function createBackend(
   return makeBackend(knownType(config.backendType), parts)
 }
 
-/** The backend of a configuration if it publishes a route outside of the host; else undefined. It can only withdraw that route. */
+/**
+ * Creates the backend of a configuration, which can only withdraw its published route. Returns undefined for a backend
+ * that publishes no route outside of the host.
+ */
 export async function createWithdrawing(
   config: NetworkConfig,
   external: ExternalInterface,
@@ -144,7 +155,7 @@ export async function createWithdrawing(
   return makeBackend(type, { config, external, startEngine: none, persistence, publishedBefore, run: runCommand, log })
 }
 
-/** Returns the functions that list and remove the connections of the backend ipsec in the charon that runs on this host. */
+/** Returns the functions that list and remove the connections of the backend ipsec in this host's running charon. */
 export async function charonOfHost() {
   const { leaveCharon, listConnections } = await import('../path/backends/ipsec/leave-charon.ts')
   return { leaveCharon, listConnections }
@@ -167,7 +178,8 @@ function persistenceOf({ engine, persist, workers, without }: EngineOptions, inh
     persist,
     tunNames: inheritable.tunNames,
     isMultiQueue: isNative && workers > 1,
-    // The other engines cannot use inherited descriptors, and 0 workers match none.
+    // Only the native engine can use inherited descriptors. For any other engine 0 workers are requested, which match
+    // no descriptors.
     inherit: (wanted) => inheritable.take({ ...wanted, without, workers: isNative ? workers : 0 }),
   }
 }
@@ -182,7 +194,7 @@ async function startEngineOf(
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
   const started = new NativeEngine(config, { workers, nice, pollUs, without })
-  // The first packet does not wait for the priority.
+  // Set the priority later, so that the first packet does not wait for it.
   if (engine === 'native' && nice !== 0)
     void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
   return started

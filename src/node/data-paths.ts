@@ -29,9 +29,9 @@ import type { Engine, OpenPath } from '../path/engine/engine.ts'
 interface DataPathsParts {
   readonly backend: Pick<Backend, 'plan' | 'external'>
   readonly lease: OwnLease
-  /** The leases, by key, of the peers that are known before the first `apply`. */
+  /** The leases, by key, of the peers that are known before the first call of `apply`. */
   readonly leases: ReadonlyMap<string, Lease>
-  /** The lease keys of the peers that are reached over the second family of the underlay. */
+  /** The lease keys of the peers that are reached over the second underlay family. */
   readonly others?: readonly string[] | undefined
   /** Aborts when the daemon stops. After that, failures of a data path are not logged. */
   readonly signal: AbortSignal
@@ -39,7 +39,10 @@ interface DataPathsParts {
   readonly log: Log
 }
 
-/** Opens the data paths of the backend's plan. If none can be opened, rejects with the first one's reason. */
+/**
+ * Opens the data paths that the backend plans. If none of them can be opened, rejects with the reason of the first
+ * failure.
+ */
 export async function openDataPaths(parts: DataPathsParts): Promise<DataPaths> {
   const paths = new DataPaths(parts)
   await paths.open()
@@ -52,7 +55,7 @@ interface Applied {
   readonly ownKey: string
 }
 
-/** A started piece of work; `result` is set when the promise `done` resolves. */
+/** An operation that was started; `result` is set when the promise `done` resolves. */
 interface Work<T> {
   readonly done: Promise<void>
   result?: PromiseSettledResult<T>
@@ -63,21 +66,24 @@ class PathPart {
   readonly plan: PlannedPath
   /** The families of the plan in which the node has a subnet. */
   readonly families: readonly Family[]
-  /** The text before error messages and names of threads; empty if the node has only one data path. */
+  /** The text before error messages and names of threads, which names the data path; empty if the node has only one. */
   readonly prefix: string
-  /** The open data path, even if it has failed and is not closed yet; undefined if there is none. */
+  /** The open data path; undefined if there is none. A path that has failed stays in this member until it is closed. */
   path: DataPath | undefined
   /** The external interface for which `path` was opened. */
   external: ExternalInterface | undefined
-  /** Why the families are not carried; undefined if they are. */
+  /** Why the data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
   /** The number of entries that this path has in the list `next` of `drops`. */
   places = 0
-  /** The running check, or a completed check whose result `takeCheck` has not returned yet. */
+  /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
-  /** The running transfer of peers. */
+  /** The running transfer of peers to the data path. */
   #transfer: Promise<void> | undefined
-  /** The lease keys that may differ from the last transfer; `all` if every key may, undefined if the path has all peers. */
+  /**
+   * The lease keys that may differ from the peers that the path got last. `all` means that every key may differ;
+   * undefined means that the path has all peers.
+   */
   #pending: ReadonlySet<string> | 'all' | undefined
 
   constructor(plan: PlannedPath, families: readonly Family[], isOnly: boolean) {
@@ -90,17 +96,17 @@ class PathPart {
     return this.families.map((family) => FAMILY_NAMES[family]).join(' and ')
   }
 
-  /** The open data path if it has not failed. */
+  /** The open data path; undefined if there is none or if it has failed. */
   get carried(): DataPath | undefined {
     return this.lacking === undefined ? this.path : undefined
   }
 
-  /** True while the path lacks applied peers, because it is slow or failed. */
+  /** True while the data path lacks peers that were applied, because the path is slow or has failed. */
   get isBehind(): boolean {
     return this.#transfer !== undefined || this.#pending !== undefined
   }
 
-  /** Forgets the closed path. */
+  /** Forgets the data path after it was closed. */
   clear(): void {
     this.path = undefined
     this.#check = undefined
@@ -109,8 +115,8 @@ class PathPart {
   }
 
   /**
-   * Gives the applied peers to the path. `wanted` returns the peers of the last `apply`. If this is called again while a transfer runs,
-   * another transfer follows it.
+   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`. If this function is
+   * called while a transfer runs, another transfer follows.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -121,7 +127,8 @@ class PathPart {
   async #transferAll(wanted: () => Applied | undefined): Promise<void> {
     const { path } = this
     try {
-      // A failed path may complete a transfer after another path was opened, which then has transfers of its own.
+      // A failed path may complete a transfer after another path was opened. Then stop, because the new path has its
+      // own transfers.
       while (this.path === path && this.#pending !== undefined) {
         const touched = this.#pending === 'all' ? undefined : this.#pending
         this.#pending = undefined
@@ -136,19 +143,22 @@ class PathPart {
     }
   }
 
-  /** Starts a check of the path, or returns the one whose result `takeCheck` has not returned yet. */
+  /**
+   * Starts a check of the data path. If an earlier check has a result that `takeCheck` has not returned yet, returns
+   * that check instead.
+   */
   check(path: DataPath, late: Promise<unknown> | undefined): Work<readonly string[]> {
     return (this.#check ??= begin(prefixed(this.prefix, path.resync(late))))
   }
 
-  /** Returns the result of the check, once; undefined while it runs. */
+  /** Returns the result of the check of the data path, only once; undefined while the check runs. */
   takeCheck(): PromiseSettledResult<readonly string[]> | undefined {
     const result = this.#check?.result
     if (result) this.#check = undefined
     return result
   }
 
-  /** The check and the transfer that are running. */
+  /** Returns the check and the transfer of peers that are running. */
   running(): readonly Promise<unknown>[] {
     const check = this.#check && !this.#check.result ? [this.#check.done] : []
     return this.#transfer ? [...check, this.#transfer] : check
@@ -164,56 +174,67 @@ const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffi
 const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
 
 export class DataPaths {
-  /** The longest packet in bytes that containers may send; weftd writes it to subnet.env as FLANNEL_MTU. */
+  /**
+   * The length in bytes of the longest packet that containers may send; weftd writes it to subnet.env as FLANNEL_MTU.
+   */
   readonly mtu: number
-  /** The kernel objects other than links, addresses and routes that the data paths use. */
+  /** The kernel objects, other than links, addresses and routes, whose changes can affect the data paths. */
   readonly watched: readonly Watched[]
-  /** Resolves with the reason if all data paths stop working, or if all must be opened again; stays pending otherwise. */
+  /**
+   * Resolves with the reason if all data paths stop working, or if all must be opened again. Otherwise it stays
+   * pending.
+   */
   readonly fault: Promise<Error>
-  /** Plans the data paths, and knows the external interface as of the last `prepare`. */
+  /** The backend, which plans the data paths and knows the external interface as of the last `prepare`. */
   readonly #backend: DataPathsParts['backend']
   /** The data paths that the backend planned, including those for which the node has no subnet. */
   readonly #plan: readonly PlannedPath[]
   /** The planned paths for which the node has a subnet. */
   readonly #parts: readonly PathPart[]
-  /** This node's lease. The open data paths have this object; `renew` replaces the attributes. */
+  /** This node's lease. The open data paths refer to this object; `renew` replaces its attributes. */
   readonly #own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] }
-  /** The peers that are known before the first `apply`. */
+  /** The peers that are known before the first call of `apply`. */
   readonly #initial: ReadonlyMap<string, Lease>
-  /** The lease keys of the peers that are reached over the second family of the underlay. */
+  /** The lease keys of the peers that are reached over the second underlay family. */
   readonly #others: readonly string[] | undefined
   /** Aborts when the daemon stops. */
   readonly #signal: AbortSignal
   readonly #run: Run
   readonly #log: Log
-  /** Logs the same line only seldom. */
+  /** A log that rarely repeats a line. */
   readonly #calm: Log
   /** Runs one operation at a time, so that no data path is opened while the data paths are being closed or passed on. */
   readonly #next = createTurn()
   /** Resolves `fault`. */
   #reportFault!: (reason: Error) => void
-  /** The external interface for which the paths were planned. */
+  /** The external interface for which the data paths were planned. */
   readonly #plannedFor: ExternalInterface
   /** The external interface as this node last published it to the peers. */
   #published: ExternalInterface
-  /** Describes a changed address that must be published to the peers; undefined if there is none. */
+  /** Describes a changed address that must be published to the peers; undefined if no address has changed. */
   #move: string | undefined
   /** True if the external interface has another name than at the backend's last `prepare`. */
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
-  /** The peers of the last `apply`; undefined before the first one. */
+  /** The peers of the last `apply`; undefined before the first call. */
   #applied: Applied | undefined
   /**
-   * True if the last check of a path failed or has not returned. The daemon then checks more often, because changes of the path's device
-   * may be unnoticed.
+   * True if the last check of a path failed or has not ended. The daemon then checks more often, because changes of the
+   * path's device may be unnoticed.
    */
   #isUnseen = false
-  /** True after `fault` has resolved. Then the list is not checked any more, because the caller opens all data paths again. */
+  /**
+   * True after `fault` has resolved. The data paths are not checked any more then, because the caller opens all of them
+   * again.
+   */
   #hasFailed = false
-  /** True after `close` was called. Then no data path is opened or repaired any more. */
+  /** True after `close` was called. No data path is opened or repaired any more then. */
   #isClosed = false
-  /** True after `leave` passed the descriptors on, until `takeBack`: another process may forward with them. */
+  /**
+   * True between `leave`, which passed the descriptors on, and `takeBack`. Meanwhile another process may forward with
+   * these descriptors.
+   */
   #isAway = false
 
   constructor({ backend, lease, leases, others, signal, run = runCommand, log }: DataPathsParts) {
@@ -236,7 +257,7 @@ export class DataPaths {
     this.#published = this.#plannedFor
   }
 
-  /** Opens the paths that are not carried. If none is carried afterwards, rejects with the first failure. */
+  /** Opens the data paths that are not open. If none is open afterwards, rejects with the first failure. */
   async open(): Promise<void> {
     const rest = this.#parts.filter(({ carried }) => !carried)
     const done = await Promise.allSettled(rest.map((part) => this.#openPart(part)))
@@ -270,7 +291,7 @@ export class DataPaths {
     void path.fault.then(onFault, onFault)
   }
 
-  /** The open data paths that have not failed, each with its part. */
+  /** Returns the open data paths that have not failed, each with its part of the plan. */
   #carried(): readonly (readonly [PathPart, DataPath])[] {
     return this.#parts.flatMap((part) => (part.carried ? [[part, part.carried] as const] : []))
   }
@@ -279,12 +300,12 @@ export class DataPaths {
     return this.#carried().map(([, path]) => path)
   }
 
-  /** The carried data paths whose packets an engine of weftd carries, each with its part. */
+  /** Returns the open data paths whose packets an engine of weft carries, each with its part of the plan. */
   #observed(): readonly (readonly [PathPart, Observing])[] {
     return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
   }
 
-  /** The open data path that carries the family. */
+  /** Returns the open data path that carries the family. */
   #pathOf(family: Family): DataPath | undefined {
     return this.#parts.find(({ families }) => families.includes(family))?.carried
   }
@@ -294,7 +315,7 @@ export class DataPaths {
     if (!this.#signal.aborted) this.#calm.error(`Cannot carry ${part.name}, trying again: ${text}`)
   }
 
-  /** Marks these parts as failed. If no other part is carried, the list as a whole fails instead. */
+  /** Marks the data paths of these parts as failed. If no other data path is open, the whole list fails instead. */
   #lose(lost: readonly (readonly [PathPart, Error])[]): void {
     const [first] = lost
     if (first && this.#carried().length === lost.length) return this.#fail(first[1])
@@ -306,7 +327,7 @@ export class DataPaths {
     this.#reportFault(reason)
   }
 
-  /** The families that the data paths carry or could carry. */
+  /** The families that the data paths carry, or could carry after a repair. */
   get families(): readonly Family[] {
     const all = new Set(
       this.#plan.flatMap((plan) => this.#parts.find((part) => part.plan === plan)?.path?.families ?? plan.families),
@@ -342,7 +363,8 @@ export class DataPaths {
   }
 
   /**
-   * True while a data path lacks applied peers, because it is slow or failed. The next `apply` gives it the missing peers too.
+   * True while a data path lacks peers that were applied, because it is slow or has failed. The next `apply` gives it
+   * the missing peers too.
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)
@@ -383,7 +405,8 @@ export class DataPaths {
    */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
     if (this.#plan.some(({ external }) => external)) await this.#checkExternal()
-    // If the paths are closed or passed on, the successor may already have devices with these names, which a check would change.
+    // Do not check paths that are closed or passed on. The next process may already have devices with the same names,
+    // which a check would change.
     if (this.#isClosed || this.#isAway || this.#hasFailed) return []
     const { values, failures } = await this.#checkEach(late)
     if (values.length === 0 && failures.length > 0) throw failures[0]
@@ -417,8 +440,8 @@ export class DataPaths {
   }
 
   /**
-   * Describes a change after which all data paths must be opened again: of the MTU, or the external interface's first address in a family
-   * of which the node lacked a subnet.
+   * Describes a change after which all data paths must be opened again: another MTU, or the external interface's first
+   * address in a family of which the node lacked a subnet.
    */
   #changeForAll(now: ExternalInterface): string | undefined {
     const before = this.#plannedFor
@@ -431,8 +454,8 @@ export class DataPaths {
   }
 
   /**
-   * Checks all carried paths. If `late` resolves, it returns as soon as one check is complete; the other checks continue, and the next call
-   * returns their results.
+   * Checks all open data paths. After `late` resolves, returns as soon as one check is complete; the other checks
+   * continue, and the next call returns their results.
    */
   async #checkEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
     const now = this.#carried()
@@ -446,8 +469,9 @@ export class DataPaths {
   }
 
   /**
-   * Adapts the open data paths to the backend's last `prepare`; `attrs` are the attributes that the lease now publishes. It opens missing
-   * paths and leaves open paths unchanged. If a path cannot be opened, it logs the reason, and the path stays missing.
+   * Adapts the open data paths to the backend's last `prepare`; `attrs` are the attributes that the lease now
+   * publishes. Opens missing paths and leaves open paths unchanged. If a path cannot be opened, logs the reason; that
+   * path stays missing.
    */
   renew(attrs: LeaseAttrs): Promise<void> {
     return this.#next(async () => {
@@ -466,8 +490,8 @@ export class DataPaths {
   }
 
   /**
-   * Closes the failed paths and returns their parts. If closing fails, that is only logged, because the path that is opened next replaces
-   * the old one's objects.
+   * Closes the failed paths and returns their parts of the plan. A failure to close is only logged, because the path
+   * that is opened next replaces the objects of the old path.
    */
   async #closeEnded(): Promise<readonly PathPart[]> {
     const ended = this.#parts.filter(({ lacking }) => lacking !== undefined)
@@ -500,7 +524,10 @@ export class DataPaths {
     return names.length > 0 ? names : undefined
   }
 
-  /** This host's address in each family, from which the daemon sends probes to peers; empty if it cannot probe peers. */
+  /**
+   * This host's address in each family, from which the daemon sends probes to peers; empty if the daemon cannot probe
+   * peers.
+   */
   get probeSource(): Addresses {
     const sources = this.#paths().map(({ probing }) => probing?.source)
     return {
@@ -509,12 +536,12 @@ export class DataPaths {
     }
   }
 
-  /** Lists the applied peers, without the skipped ones and those that could not be set. */
+  /** Lists the peers that the data paths have. Leaves out leases that are unusable, and peers that could not be set. */
   peers(): readonly PathPeer[] {
     return mergePeers(this.#paths().map((path) => path.peers()))
   }
 
-  /** Returns the peer with this lease key; undefined if one peer costs as much as listing all. */
+  /** Returns the peer with this lease key. Undefined if looking up one peer costs as much as listing all peers. */
   get peer(): ((key: string) => PathPeer | undefined) | undefined {
     if (!this.#can('observing')) return undefined
     return (key) => mergePeers(this.#observed().map(([, observing]) => asList(observing.peer(key))))[0]
@@ -550,7 +577,7 @@ export class DataPaths {
     if (!first || !this.#can('observing')) return undefined
     const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.observing?.pathSearch
     return {
-      // Each family has its own overhead if the paths are separate, and the backend's table has it.
+      // Each family has its own overhead if its data path is separate; the table of backends then has the overhead.
       ...(this.#parts.length === 1 && first.overhead !== undefined ? { overhead: first.overhead } : {}),
       knownMtu: (key, family) => {
         const bytes = searchOf(family)?.knownMtu(key, family)
@@ -573,8 +600,8 @@ export class DataPaths {
   }
 
   /**
-   * Returns the last dropped packets with their headers (see Engine.drops). The list `next` has the entries of one path after those of
-   * another, and a path that is not open keeps its entries.
+   * Returns the packets that were dropped last, with their headers (see Engine.drops). The list `next` has the entries
+   * of the first data path, then those of the second, and so on. A path that is not open keeps its entries.
    */
   drops(after: readonly number[] = []): Drops {
     const next: number[] = []
@@ -600,12 +627,12 @@ export class DataPaths {
     return Object.fromEntries(all.flat())
   }
 
-  /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
+  /** Logs problems that are new since the last call, such as unknown senders. The daemon calls it every few seconds. */
   look(): void {
     for (const [, observing] of this.#observed()) observing.look()
   }
 
-  /** Passes the open paths on to the next process; undefined if `close` keeps the devices too. */
+  /** Passes the open data paths on to the next process; undefined if `close` keeps the devices too. */
   get handover(): HandoverSide | undefined {
     if (!this.#can('handover')) return undefined
     return {
@@ -616,8 +643,8 @@ export class DataPaths {
   }
 
   async #leave(): Promise<readonly OpenPath[]> {
-    // Setting `#isAway` prevents new checks, which would repair objects that another process now owns. A check that has only read the
-    // addresses so far stops too.
+    // Set `#isAway` first, which prevents new checks, because these would repair objects that another process now owns.
+    // A running check that has only read addresses so far stops too.
     this.#isAway = true
     let left: readonly OpenPath[] = []
     try {
@@ -652,7 +679,7 @@ export class DataPaths {
     }
   }
 
-  /** True if all carried paths have this facet. */
+  /** True if all open data paths have this optional member. */
   #can(what: keyof DataPath): boolean {
     return this.#paths().every((path) => path[what] !== undefined)
   }
@@ -675,14 +702,17 @@ function begin<T>(work: Promise<T>): Work<T> {
   return running
 }
 
-/** Waits until all works are done. After `late` has resolved, it waits only until one work is done. */
+/** Waits until all these operations are done. After `late` has resolved, waits only until one of them is done. */
 async function untilLate(works: readonly Work<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
   const all = Promise.all(works.map(({ done }) => done))
   const one = Promise.race(works.map(({ done }) => done))
   await (late ? Promise.race([all, Promise.all([one, late])]) : all)
 }
 
-/** Joins the peers that each data path lists, by lease key. Each data path has the peer's entry for its own families. */
+/**
+ * Joins the peers that each data path lists, by lease key. Each data path lists a peer with the families that this path
+ * carries.
+ */
 function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly PathPeer[] {
   const [first = [], ...others] = lists
   if (others.length === 0) return first

@@ -7,20 +7,20 @@ import { isDrop } from '../report/status.ts'
 import type { Node } from './node.ts'
 import { devicesOf } from './report.ts'
 
-/** The reasons why packets are dropped, each with its text. */
+/** For each reason why packets are dropped, a text that explains it. */
 const TEXTS: ReadonlyMap<string, string> = new Map(
   addon.counterNames.map((name, at) => [name, addon.counterTexts[at] ?? ''] as const).filter(([name]) => isDrop(name)),
 )
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
-/** Reports the kept packets since the report that returned this `next`. */
+/** Reports the dropped packets that were kept since the report that returned this `next`. */
 export function dropsReportOf(
   { ownership: { dataPath }, config, names }: Pick<Node, 'ownership' | 'config' | 'names'>,
   after: DropsReport['next'],
 ): DropsReport {
   const carrier = dataPath?.carrier()
-  // The counters are read first. A packet that is dropped in between is reported now and counted in the next report.
+  // Read the counters first. A packet that is dropped after that is listed in this report and counted in the next.
   const counts = Object.entries(dataPath?.counters() ?? {}).filter(([name]) => TEXTS.has(name))
   const { packets, next } = dataPath?.drops(after) ?? { packets: [], next: [] }
   return {

@@ -1,4 +1,4 @@
-// end.ts - ends the data path and the node: leaves them to the next process, or removes the node from the network.
+// end.ts - ends the data path and the node. It leaves both to the next process, or removes the node from the network.
 
 import { describeError, messageOf } from '../base/errors.ts'
 import type { OwnLease } from '../control/lease/lease.ts'
@@ -14,14 +14,20 @@ import { removeLastKnown } from './restart/last-known.ts'
 import { Superseded } from './restart/lender.ts'
 import { packPaths } from './restart/open-path.ts'
 
-/** The time limit for the store to delete the lease. */
+/** The time limit in ms for the store to delete the lease. */
 const RELEASE_MS = 3_000
-/** The time limit to withdraw a published route. With RELEASE_MS it is less than LEAVE_MS of restart/protocol.ts. */
+/**
+ * The time limit in ms to withdraw a published route. Together with RELEASE_MS it is less than LEAVE_MS of
+ * restart/protocol.ts.
+ */
 const WITHDRAW_MS = 10_000
 
 const isLeaving = (reason: unknown): boolean => reason instanceof Superseded && reason.how === 'leave'
 
-/** Ends the data path and writes the last known state. If possible, the service manager keeps the open paths. Idempotent. */
+/**
+ * Ends the data path and writes the last known state. If possible, the service manager keeps the descriptors of the
+ * open paths. A second call has no effect.
+ */
 export async function endDataPath(node: NewNode, reason: unknown): Promise<void> {
   if (isLeaving(reason)) return closeDataPath(node)
   await loopEnded(node)
@@ -33,13 +39,22 @@ export async function endDataPath(node: NewNode, reason: unknown): Promise<void>
   })
 }
 
-/** Resolves when the loop of the data path has ended, because it must not use a data path that ends. Must be called after the stop. */
+/**
+ * Resolves when the loop in loops/data-path.ts has ended, because that loop must not use a data path that ends. Must be
+ * called after the stop.
+ */
 const loopEnded = async ({ keepingPath }: NewNode): Promise<void> => keepingPath?.catch(() => {})
 
-/** The withdrawals so far, because the data path is ended twice when a node leaves. */
+/**
+ * The withdrawal of the route by owner of the data path. It is stored because the data path is ended twice when a node
+ * leaves.
+ */
 const withdrawals = new WeakMap<NewNode, Promise<boolean>>()
 
-/** Removes the route that the backend published in a cloud or a switch. Returns false if it cannot. The node leaves in both cases. */
+/**
+ * Removes the route that the backend published in a cloud or a switch. Returns false if the route cannot be removed;
+ * the node leaves in that case too.
+ */
 function withdraw(node: ForwardingNode): Promise<boolean> {
   const withdrawal = withdrawals.get(node) ?? withdrawOnce(node)
   withdrawals.set(node, withdrawal)
@@ -61,16 +76,20 @@ async function withdrawOnce({ backend, lease, log }: ForwardingNode): Promise<bo
   }
 }
 
-/** Ends the data path for good, and leaves nothing to the next process. */
+/** Closes the data path, and leaves nothing of it to the next process. */
 async function closeDataPath(node: NewNode): Promise<void> {
   await loopEnded(node)
   await node.ownership.close()
-  // The file stays if the route could not be withdrawn, because `weft cleanup` needs it to try again.
+  // Keep the file of the last known state if the route could not be withdrawn, because `weft cleanup` needs the file to
+  // try again.
   const isWithdrawn = !canForward(node) || (await withdraw(node))
   if (node.next && isWithdrawn) await removeLastKnown(node.next.lastKnown)
 }
 
-/** Closes the paths in this process. Returns their descriptions if the service manager keeps them open. */
+/**
+ * Gives the descriptors of the open paths to the service manager, and closes the paths in this process. Returns the
+ * descriptions of the paths that the service manager keeps.
+ */
 async function giveToManager(
   paths: readonly OpenPath[],
   notifier: Notifier | undefined,
@@ -79,7 +98,8 @@ async function giveToManager(
   try {
     if (fds.length === 0 || !notifier || notifier.keeps < fds.length) return undefined
     if (!(await notifier.keep(fds.map((fd, place) => ({ fd, name: keptName(place) }))))) return undefined
-    // The device exists as long as its queues are kept, that is, until the service is stopped.
+    // Make the TUN device exist only as long as the service manager keeps its descriptors, that is, until the service
+    // is stopped.
     for (const { tun } of paths.flatMap(({ loops }) => loops)) addon.setTunPersistent(tun, false)
     return descriptions
   } catch {
@@ -95,7 +115,7 @@ export async function endNode(node: Node, reason: unknown): Promise<void> {
   if (isLeaving(reason)) (reason as Superseded).isLeaseBack = await giveLeaseBack(node)
 }
 
-/** Ends a node that could not become ready, and gives back its lease, which is new. */
+/** Ends a node that could not become ready, and deletes its lease, which this process created. */
 export async function endUnusedNode(node: Node): Promise<void> {
   await closeDataPath(node).catch((error: unknown) =>
     node.log.error(`Cannot close the data path: ${describeError(error)}`),
@@ -103,21 +123,24 @@ export async function endUnusedNode(node: Node): Promise<void> {
   await giveNewLeaseBack(node, node.lease)
 }
 
-/** Gives the lease back to the store. Returns the value for Superseded.isLeaseBack. */
+/** Deletes this node's lease from the store. Returns the value for Superseded.isLeaseBack. */
 async function giveLeaseBack({ manager, config, lease, claimed, log }: Node): Promise<boolean | undefined> {
   if (!manager.holder(config).release) {
     log.info('This node has left; its lease ends with the node of the cluster')
     return undefined
   }
   const isBack = await isReleased({ manager, config, log }, lease, async (signal) => {
-    // A claim that remains in the store does no harm.
+    // Ignore a failure, because a host name (claim) that remains in the store does no harm.
     if (claimed) await manager.unclaim?.(claimed.address, claimed.value, signal)
   })
   if (isBack) log.info('This node has left the network')
   return isBack
 }
 
-/** Gives back a lease that this process has just created, because the node cannot forward. The lease would attract packets for a day. */
+/**
+ * Deletes a lease that this process has just created, because the node cannot forward. Otherwise other nodes would send
+ * packets to this node until the lease expires after a day.
+ */
 export async function giveNewLeaseBack(parts: Releasing, lease: OwnLease): Promise<void> {
   if (!parts.manager.holder(parts.config).release) return
   if (await isReleased(parts, lease)) parts.log.info('The new lease is given back, because this node cannot forward')
@@ -125,7 +148,7 @@ export async function giveNewLeaseBack(parts: Releasing, lease: OwnLease): Promi
 
 type Releasing = Pick<Node, 'manager' | 'config' | 'log'>
 
-/** Asks the store to take a lease back, within RELEASE_MS. Logs a failure and returns false then. */
+/** Deletes the lease from the store within RELEASE_MS. If that fails, logs the failure and returns false. */
 async function isReleased(
   { manager, config, log }: Releasing,
   lease: OwnLease,

@@ -1,7 +1,8 @@
 // exit-or-wait.ts - decides whether a failure ends the process or is waited out, and waits for facts that a node needs.
 //
-// The start and the loops use the same rule. An operator's mistake ends the process, as it ends flanneld, but only while nothing forwards.
-// While something forwards, weftd logs the mistake and tries again, because packets would stop if it ended.
+// The start and the loops use the same rule. An operator's mistake ends the process, as it ends flanneld, but only
+// while no packets are forwarded. While packets are forwarded, weftd logs the mistake and tries again, because the
+// packets would stop if weftd ended.
 
 import { describeError, isWeftError, messageOf, type ErrorCode, type WeftError } from '../base/errors.ts'
 import { seldom, type Log } from '../base/log.ts'
@@ -12,20 +13,24 @@ import { canForward, type NewNode } from './node.ts'
 /** How long weftd waits for a condition, in ms, before it logs the name of the condition. */
 const LATE_MS = 5_000
 const RETRY_MS = 1_000
-/** The longest pause before another try after a failure that only an operator can repair. */
+/** The longest pause, in ms, before another try after a failure that only an operator can repair. */
 const RETRY_MAX_MS = 30_000
 const PASSING: readonly ErrorCode[] = ['STORE_UNAVAILABLE']
 
 /**
- * Decides what a failure means. Failures with a code in `passing` end by themselves, and so does a program that did not answer in time. An
- * error that is not a WeftError is a defect.
+ * Decides whether a failure ends the process (`exit`) or is waited out (`wait`). A failure whose code is in `passing`
+ * ends by itself, and so does the failure of a program that did not answer in time. An error that is not a WeftError is
+ * a defect.
  */
 export function exitOrWait(error: unknown, isForwarding: boolean, passing = PASSING): 'exit' | 'wait' {
   if (!isWeftError(error)) return 'exit'
   return isForwarding || passing.includes(error.code) || hasTimedOut(error) ? 'wait' : 'exit'
 }
 
-/** Returns if a running node waits out the failure. Throws the failure if it ends the process, and the signal's reason after a stop. */
+/**
+ * Returns if a running node must wait until the failure ends. Throws the failure if it must end the process. After a
+ * stop, throws the signal's reason.
+ */
 export function throwUnlessWaiting(error: unknown, signal: AbortSignal): asserts error is WeftError {
   signal.throwIfAborted()
   if (exitOrWait(error, true) === 'exit') throw error
@@ -34,18 +39,18 @@ export function throwUnlessWaiting(error: unknown, signal: AbortSignal): asserts
 export interface Waiter {
   readonly log: Log
   readonly signal: AbortSignal
-  /** True if packets would stop when this process ended. If left out, nothing forwards. */
+  /** True if packets would stop when this process ended. If the function is left out, no packets are forwarded. */
   readonly isForwarding?: () => boolean
-  /** Publishes the missing fact in the status and to the service manager. */
+  /** Publishes, in the status and to the service manager, which fact is missing. */
   readonly publish?: (waitsFor: string) => void
 }
 
-/** Work that may fail. */
+/** An operation that may fail. */
 interface Task<T> {
   /** The beginning of the log line about a failure. */
   readonly failure: string
   readonly find: () => Promise<T>
-  /** The codes of failures that end by themselves. */
+  /** The error codes of failures that end by themselves. */
   readonly passing?: readonly ErrorCode[]
   readonly onFailure?: (error: WeftError) => void
 }
@@ -66,25 +71,31 @@ export async function retry<T>(
       onFailure(error as WeftError)
       nextMs = passing.includes((error as WeftError).code) ? RETRY_MS : Math.min(2 * nextMs, RETRY_MAX_MS)
     }
-    // A random pause keeps nodes from querying a store that is back at the same time.
+    // Make the pause random, so that nodes do not all query a store at the same moment when it returns.
     await pause(signal, nextMs * (0.5 + Math.random() / 2))
   }
 }
 
-/** Repeats a task until it finds the fact of this name. Publishes that the fact is missing, and why. Rejects as `retry` does. */
+/**
+ * Repeats a task until it succeeds. `name` says which fact the task finds. Until then the status shows that the fact is missing, and why.
+ * Rejects under the same conditions as `retry`.
+ */
 export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>, waiter: Waiter): Promise<T> {
   const { log, publish = () => {} } = waiter
   const late = setTimeout(() => log.info(`Waiting for ${name}`), LATE_MS)
   publish(`waiting for ${name}`)
   const onFailure = (error: WeftError): void => {
     clearTimeout(late) // the failure is logged
-    // The name of the fact says as much as the reason that there is no configuration.
+    // Omit the reason if no configuration exists, because the name of the fact says as much.
     if (error.code !== 'CONFIG_MISSING') publish(`waiting for ${name}: ${messageOf(error)}`)
   }
   return retry({ ...task, onFailure }, waiter).finally(() => clearTimeout(late))
 }
 
-/** Runs a part of the start. After a failure tries again if the node forwards with the last known state, or opens that data path again. */
+/**
+ * Runs a part of the start. If it fails while the node forwards with the last known state, or tries to, runs it again;
+ * otherwise rejects.
+ */
 export function whileForwarding<T>(
   node: NewNode,
   find: () => Promise<T>,

@@ -13,17 +13,23 @@ import { waitFor, type Waiter } from './exit-or-wait.ts'
 import { canForward, type NewNode } from './node.ts'
 import { externalOf } from './restart/last-known.ts'
 
-/** The interval of the checks of the host's interfaces if the kernel reports no change. */
+/** The interval, in ms, of the checks of the host's interfaces if the kernel reports no change. */
 const LOOK_MS = 5_000
-/** How long the start waits for a default route and an address of each family of the network, before it continues with fewer families. */
+/**
+ * How long, in ms, the start waits for a default route and for an address of each family of the network, before it
+ * continues with fewer families.
+ */
 const ALL_FAMILIES_MS = 10_000
-/** The pause after a report of the kernel, because reports come in bursts. */
+/** The pause in ms after the kernel reported a change, because such reports come in bursts. */
 const SETTLE_MS = 200
 
-/** The knowledge about the external interface of this node's earlier runs. */
+/** The facts from earlier runs of this node about the external interface. */
 interface InterfaceBefore {
   readonly earlier?: Earlier
-  /** Returns the interface of the resumed data path, else the last known interface if the flags are the same. */
+  /**
+   * Returns the interface of the data path that forwards already, else the last known interface if the flags are the
+   * same.
+   */
   readonly known?: () => Promise<ExternalInterface | undefined>
 }
 
@@ -36,7 +42,7 @@ interface ExternalParts {
   readonly before: InterfaceBefore
 }
 
-/** Finds the external interface, by the flags and the public IP that an operator gave this node in the store. */
+/** Finds the external interface by the flags, and by the public IP that an operator set for this node in the store. */
 export async function findExternal(
   { options, manager, families, hostChanged, before }: ExternalParts,
   waiter: Waiter,
@@ -53,8 +59,8 @@ export async function findExternal(
 }
 
 /**
- * Returns the external interface of the node that forwards with the last known state. If the node does not forward, returns the last known
- * interface, if the flags are the same.
+ * Returns the external interface of the node that forwards with the last known state. If the node does not forward,
+ * returns the last known interface, provided that the flags are the same.
  */
 export async function externalBefore(node: NewNode): Promise<ExternalInterface | undefined> {
   if (canForward(node)) return node.backend.external ?? node.external
@@ -65,9 +71,9 @@ export async function externalBefore(node: NewNode): Promise<ExternalInterface |
 }
 
 /**
- * Waits for the external interface, because at boot its route, its address or the device itself may appear later than this daemon. If
- * the node used an interface in an earlier run, that interface is accepted without a default route, and with its earlier address if it still
- * has that address.
+ * Waits for the external interface, because at boot its route, its address or the device itself may appear later than
+ * this daemon. An interface that the node used in an earlier run is accepted without a default route. If it still has
+ * its earlier address, the node uses that address.
  */
 export async function waitForInterface(
   options: NodeOptions,
@@ -98,7 +104,8 @@ export async function waitForInterface(
       const same = await asBefore(before, families, found)
       if (same === undefined || (same === 'gone' && now >= end)) return found
       if (same !== 'gone') {
-        // The log line above names the interface that would be chosen without knowledge of earlier runs.
+        // Log the chosen interface if it differs from the interface in the log line above, which would be chosen
+        // without knowledge of earlier runs.
         if (!isDeepStrictEqual(same.address, found.address))
           once(`Going on with ${textOf(same)}, as this node did before`)
         return same
@@ -135,8 +142,9 @@ const textOf = ({ name, address }: ExternalInterface): string =>
   `${name} and ${listed(address).map(formatAddress).join(' and ')}`
 
 /**
- * Returns the earlier interface as a running node would see it now; `gone` if all its addresses are missing for the moment. Returns
- * undefined if there was none, if it was for another network, or if `found` is another interface or has other operator-given addresses.
+ * Returns the earlier interface in its present state. Returns `gone` if all its addresses are missing for the moment.
+ * Returns undefined if there was no earlier interface, if it was for another network, or if `found` is another
+ * interface or has other addresses that an operator gave.
  */
 async function asBefore(
   before: ExternalInterface | undefined,
@@ -149,7 +157,7 @@ async function asBefore(
   return familiesOf(now.address).every((family) => gone[family] !== undefined) ? 'gone' : now
 }
 
-/** Returns the properties of an interface that the operator chose: the pattern and the given addresses. */
+/** Returns the properties of an interface that the operator chose by flags: the pattern and the given addresses. */
 const namedIn = ({ named, pattern, address, publicIp }: ExternalInterface) => [
   pattern,
   ...FAMILIES.flatMap((family) => [

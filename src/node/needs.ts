@@ -1,5 +1,5 @@
-// needs.ts - checks before the lease is written that the data path can have its ports, its devices and its routes. Other nodes send
-// packets to every node with a lease, so a node that cannot forward must not have one.
+// needs.ts - checks, before the lease is written, that the data path can have its ports, its devices and its routes.
+// Other nodes send packets to every node with a lease, so a node that cannot forward must not have a lease.
 
 import { isWeftError, WeftError } from '../base/errors.ts'
 import { notInstalled, type Run } from '../host/command.ts'
@@ -11,10 +11,12 @@ import { findRenamed } from '../path/device/flannel-devices.ts'
 import { checkForeignRoute, checkMtu } from '../path/device/tun-device.ts'
 import { engineStartError } from '../path/engine/start-error.ts'
 
-/** The facts about other processes of this node. */
+/** The facts about other processes of this host that the checks need. */
 export interface NeedsHost {
   readonly run: Run
-  /** The running predecessor; 0 if its number is not known here; undefined if none runs. */
+  /**
+   * The process id of the running predecessor; 0 if a predecessor runs but its id is not known; undefined if none runs.
+   */
   readonly predecessor?: number | undefined
   /** True if this process or its predecessor forwards, so that devices and routes in use are this node's. */
   readonly isForwarding: boolean
@@ -80,7 +82,7 @@ async function requirePart(
   if (sides.length > 0 && failures.length === sides.length) throw failures[0]
 }
 
-/** A program that runs, but refuses the option, is there. */
+/** Checks that a program is installed. A program that runs but refuses the option counts as installed. */
 async function requireProgram(program: string, { run }: NeedsHost): Promise<void> {
   await run(program, ['--version']).catch((error: unknown) => {
     if (notInstalled(error) !== undefined) throw error
@@ -93,7 +95,7 @@ async function requireSide(
   { run, isForwarding, tunNames }: NeedsHost,
 ): Promise<void> {
   checkMtu(family, mtu, external)
-  // A route through a TUN that this process got from its earlier run is its own.
+  // A route through a TUN that this process inherited from its earlier run is this node's own route.
   const isOwn = (name: string): boolean =>
     tunNames.includes(name) || (device !== undefined && !device.name.includes('%d') && name === device.name)
   if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)
@@ -106,7 +108,7 @@ async function presentDevice(
   { run }: NeedsHost,
 ): Promise<NeededDevice> {
   const { name, type, networks } = device
-  // Without a device of this type there is nothing to search.
+  // A device of another type cannot be the renamed device of this backend.
   const isRenamed = ({ ifname = '', linkinfo }: JsonDevice): boolean =>
     linkinfo?.info_kind === type && !hasBackendName(ifname)
   if (devices.some(({ ifname = '' }) => isNamedBy(name, ifname)) || !devices.some(isRenamed)) return device
@@ -149,7 +151,7 @@ async function requireDevice(
     })
 }
 
-/** True for an ipip device that takes packets of any remote address for this local one. */
+/** True for an ipip device that accepts packets from any remote address to this local address. */
 function isSameIpip(device: JsonDevice, address: string): boolean {
   const { local = 'any', remote = 'any', link } = device.linkinfo?.info_data ?? {}
   return kindOf(device) === 'ipip' && local === address && remote === 'any' && link === undefined
@@ -179,13 +181,16 @@ function requireVni(
     )
 }
 
-/** True for a vxlan device that has this port of this family. */
+/** True for a vxlan device that uses this UDP port in this family. */
 function isOnPort(device: JsonDevice, family: 'ipv4' | 'ipv6', port: number): boolean {
   const data = device.linkinfo?.info_data
   return kindOf(device) === 'vxlan' && data?.port === port && (data.local6 === undefined ? 'ipv4' : 'ipv6') === family
 }
 
-/** Checks that the UDP port is free, or in the hands of this process, its predecessor, or a device that this backend uses or deletes. */
+/**
+ * Checks that the UDP port is free. It may also be in use by this process, its predecessor, or a device that this
+ * backend uses or deletes.
+ */
 async function requirePort(
   needed: NeededPort,
   device: NeededDevice | undefined,
@@ -196,18 +201,20 @@ async function requirePort(
   const code = await tryUdpPort(family, address, port)
   if (code === 'EACCES')
     throw engineStartError({ code, message: `UDP port ${port}: ${code}` }, portConfig(needed, device))
-  // Every other error is left to the kernel's answer when the port is opened: the address may be about to come.
+  // Ignore every other error, for example that the address does not exist yet. If the error persists, opening the port
+  // will report it.
   if (code !== 'EADDRINUSE') return
   const sockets = await socketsAt(family, address, port)
   const own = await socketsOf(process.pid)
   const before = predecessor === undefined ? new Set<number>() : await socketsOf(predecessor)
   const isKnown = (inode: number): boolean => own?.has(inode) === true || before?.has(inode) === true
-  // A socket of this process or of its predecessor explains why the port is in use. An IPv6 socket beside it need not conflict.
+  // If this process or its predecessor has a socket on the port, that socket explains the error. An IPv6 socket on the
+  // same port need not conflict.
   if (sockets.length === 0 || sockets.some(({ inode }) => isKnown(inode))) return
   const foreign = new Set(sockets.map(({ inode }) => inode))
   const owner = await ownerOfSockets(foreign)
   if (owner !== undefined) throw portError(needed, owner)
-  // The socket is the kernel's, or that of a process that this one does not see.
+  // The socket belongs to the kernel, or to a process that this process does not see.
   const holders = devices.filter((each) => isOnPort(each, family, port) && each.flags?.includes('UP'))
   const other = holders.find((each) => !isReplaced(each, device) && !(vxlan && isShared(each, vxlan)))
   if (other) throw portError(needed, `the device ${other.ifname} (${kindOf(other)})`, `ip link del ${other.ifname}`)
@@ -215,7 +222,8 @@ async function requirePort(
   const wireguard = devices.find((each) => kindOf(each) === 'wireguard' && isReplaced(each, device))
   const listens =
     wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => String(port)))
-  // Without `wg` the port of the device is not known, and the device may well have it. A predecessor in another container may hold the port, and cannot be seen from here.
+  // Without the program `wg` the port of the WireGuard device is not known, and the device may have this port. A
+  // predecessor in another container may have the port too, but is not visible from this container.
   if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
 }
 

@@ -1,6 +1,7 @@
-// node.ts - the node. There is one object from the first millisecond of the process to its last, and all loops share it.
+// node.ts - the node. One object represents it during the whole life of the process, and all loops share this object.
 //
-// At first the node knows nothing. It gets its facts from the file of the last known state (begin.ts), and from the store (daemon.ts).
+// At first the node knows nothing. It gets its facts from the file of the last known state (begin.ts), and later from
+// the store (daemon.ts).
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -26,24 +27,30 @@ import type { ProbeSchedule } from './loops/probe-schedule.ts'
 import { Ownership } from './ownership.ts'
 import type { LastKnown, Next } from './restart/last-known.ts'
 
-/** The interval at which a loop checks its fact if no event makes it check earlier. */
+/** The interval in ms at which a loop checks its part of the node if no event makes it check earlier. */
 export const RESYNC_MS = 5_000
-/** How long a slow step, such as the device of one family or the firewall at the start, delays the other steps. */
+/**
+ * How long, in ms, a slow step may delay the other steps. Slow steps are, for example, the device of one family, or the
+ * firewall at the start.
+ */
 export const LATE_MS = 1_000
 
-/** The parts that a node has from the first millisecond of its process. */
+/** The parts that a node has from the start of its process. */
 interface NodeBase {
   readonly options: NodeOptions
-  /** The name of the store (storeNameOf). */
+  /** A name that identifies the store (storeNameOf). */
   readonly store: string
   readonly log: Log
-  /** Stops the process. */
+  /** Aborted to stop the process. */
   readonly stopping: AbortController
   /** The service manager, if it asked for notifications. */
   readonly notifier?: Notifier | undefined
 }
 
-/** The facts by which a node forwards. They come from the file of the last known state at first, and from the store later. */
+/**
+ * The facts that a node needs to forward. At first they come from the file of the last known state, later from the
+ * store.
+ */
 export interface PathFacts {
   readonly config: NetworkConfig
   readonly backend: Backend
@@ -52,20 +59,23 @@ export interface PathFacts {
   lease: OwnLease
   /** The attributes that the lease must have; the next renewal writes them. */
   attrs: LeaseAttrs
-  /** The facts that the last-known file needs; left out with `--persist=false`. */
+  /** The facts for the file of the last known state; left out with `--persist=false`. */
   readonly next?: Next | undefined
 }
 
-/** The parts that a node has from the time when it knows its store. */
+/** The parts that a node has as soon as it knows its store. */
 interface Membership {
   readonly manager: SubnetManager
-  /** Checks whether this node had an address, because a lease with such a public IP may be its own. */
+  /** Checks whether this node had an address earlier, because a lease with that public IP may be the node's own. */
   readonly isMine?: IsMine
-  /** The rules, the interval of checks, and a promise that resolves when no earlier process changes the rules any more. */
+  /**
+   * The firewall's rules, the interval of their checks in ms, and a promise that resolves when no earlier process
+   * changes the rules any more.
+   */
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /**
-   * The facts about an earlier run that the search for other backends' leftovers needs; without them there is no search. `others` lists
-   * the other daemons, by default those of this host.
+   * The facts about an earlier run that the search for other backends' leftovers needs; without them weftd does not
+   * search. `others` lists the other daemons, by default those of this host.
    */
   readonly leftovers?:
     | { readonly earlier: Nets; readonly run: Run; readonly others?: () => Promise<readonly OtherDaemon[]> }
@@ -74,16 +84,19 @@ interface Membership {
   readonly openEcho?: OpenEcho
   /** Reads the kernel's settings. If left out, the node does not check them. */
   readonly readSysctl?: ReadSysctl
-  /** Returns memory to the kernel that only the start needed. */
+  /** Returns to the kernel the memory that only the start needed. */
   readonly giveBackMemory?: () => void
   /** The object through which the HTTP server gets the node's state. */
   readonly health?: Health
 }
 
-/** The facts that the start finds before the node takes its lease. */
+/** The facts that the start finds before the node acquires its lease. */
 export type NodeParts = Membership & Omit<PathFacts, 'lease' | 'attrs'>
 
-/** The lease keys of the applied peers that a loop has not handled yet. If `keys` is undefined, that is all peers. */
+/**
+ * The lease keys of the applied peers that a loop has not handled yet. If `keys` is undefined, the loop must handle all
+ * peers.
+ */
 interface Unseen {
   keys: Set<string> | undefined
 }
@@ -104,77 +117,88 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 interface NodeState {
   readonly ownership: Ownership
   readonly signal: AbortSignal
-  /** The last known state of the store, as the file had it at the start; undefined if there was none. */
+  /** The last known state of the store, as the file had it when the process started; undefined if there was none. */
   known: LastKnown | undefined
   /** All accepted leases, including this node's own. */
   view: PeerView
-  /** The peers that the next check applies again: `all` if the data path refused them, `rest` if a part of the data path is behind. */
+  /**
+   * The peers that the next check must apply again: `all` if the data path refused them, `rest` if a part of the data
+   * path lacks some.
+   */
   unapplied: 'all' | 'rest' | undefined
-  /** The key of this node's own lease when peers were last applied; undefined before the first time. */
+  /** The key of this node's own lease when peers were last applied; undefined before peers were applied first. */
   ownApplied: string | undefined
-  /** The state of following the leases. */
+  /** How far this node follows the leases in the store (FollowState). */
   readonly following: FollowState
-  /** The time, by performance.now(), when the node joined its network. */
+  /** The time, in ms of performance.now(), when the node joined its network. */
   since: number
-  /** Rings when the store's value of this node's own lease differs from the one that this node wrote. */
+  /** Rings when the store has another value for this node's own lease than this node wrote. */
   readonly leaseDoubt: Bell
-  /** Rings when this node's own lease was lost, because the configuration may be gone too. */
+  /** Rings when this node's own lease was lost, because the network configuration may be gone too. */
   readonly configDoubt: Bell
-  /** True while the store has no network configuration, although this node got one from it. */
+  /** True while the store has no network configuration, although this node read one from it before. */
   isConfigGone: boolean
-  /** True while the store's network configuration differs from the one that this node uses, secrets included. */
+  /**
+   * True while the store's network configuration differs from the one that this node uses, even if only a secret
+   * differs.
+   */
   isConfigOther: boolean
-  /** Rings when the last known state has changed, so that its file must be written. */
+  /** Rings when the last known state has changed, so that it must be written to its file. */
   readonly learnt: Bell
-  /** The MTU of the data path when the node joined its network. */
+  /** The MTU of the data path, in bytes, when the node joined its network. */
   mtuAtStart: number | undefined
-  /** The lease for which the data path was opened last. */
+  /** The lease for which the data path was last opened. */
   pathLease: OwnLease | undefined
-  /** The loop of the data path, once it runs. It runs from the time when the node forwards first. */
+  /**
+   * The promise of the loop in loops/data-path.ts; undefined before that loop runs. The loop runs from the time when
+   * the node forwards first.
+   */
   keepingPath: Promise<never> | undefined
   /** True once all loops run. */
   isRunning: boolean
-  /** The number of repairs since the start. */
+  /** The number of repairs that weftd made since the node was created. */
   repaired: number
-  /** The time, by performance.now(), since when the data path has lacked each missing family. */
+  /** For each missing family, the time since when the data path has lacked it, in ms of performance.now(). */
   readonly lackingSince: Map<Family, number>
-  /** The families that subnet.env omits although the node has a subnet of them. */
+  /** The families that subnet.env omits although the node has a subnet of them, as text. */
   leftOut: string
   /** The text that was last written to subnet.env. */
   published: string | undefined
-  /** True if the last write of subnet.env succeeded. */
+  /** True if subnet.env was written successfully the last time. */
   isPublished: boolean
   /** True once subnet.env was written; as with flanneld, it never becomes false again. */
   isReady: boolean
   threads: Threads
-  /** The results of the probes, by inner family; undefined while the node sends no probes. */
+  /** The results of the probes for each inner family; undefined while the node sends no probes. */
   probes: ByFamily<Pick<ProbeSchedule, 'results' | 'result' | 'takeNews' | 'intervalMs'>> | undefined
-  /** The peers' events and the last hour; undefined until the loop of the memory runs. */
+  /** The peers' events and the values of the last hour; undefined until the loop in memory.ts runs. */
   memory: Memory | undefined
-  /** The longest packets that reach the peers, by inner family. */
+  /** The lengths of the longest packets that reach the peers, for each inner family. */
   lengths: ByFamily<Pick<PathSearch, 'lengths' | 'length' | 'takeNews'>>
-  /** The peers that probes.ts and path-search.ts have not handled yet. */
+  /** The peers that the loops in probes.ts and path-search.ts have not handled yet. */
   readonly unprobed: Unseen
   readonly unsearched: Unseen
-  /** The keys of leases that were written since the last probes. A written lease shows that its host lives. */
+  /** The keys of leases that were written since the last probes. A written lease shows that the lease's host is up. */
   readonly written: Set<string>
-  /** The claim on the public IP that this node wrote into the store (loops/duplicate-node.ts). */
+  /**
+   * The entry with this host's name that this node wrote into the store, under its public IP (loops/duplicate-node.ts).
+   */
   claimed: { readonly address: string; readonly value: string } | undefined
-  /** The name of another host that uses this node's public IP, as that host wrote it. */
+  /** The name of another host that uses this node's public IP, as that host wrote it into the store. */
   duplicate: string | undefined
   /** The families for which this host's kernel does not forward packets. */
   unforwarded: readonly Family[]
   /** The routes that wrongly bypass the data path, each with its log line, the public part of that line, and the reason. */
   pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
-  /** Settles when the firewall's rules were set for the first time or could not be set. */
+  /** Settles when the firewall's rules were set for the first time, or could not be set. */
   raising: Promise<void>
-  /** Why the last check could not set the firewall's rules; undefined if it could. */
+  /** Why the last check could not set the firewall's rules; undefined if they are set. */
   rulesTrouble: string | undefined
-  /** The host names by public IP, as the hosts wrote them. */
+  /** The host names, by public IP, as the hosts wrote them into the store. */
   readonly names: Map<string, string>
-  /** Rings when a new lease came, because its host may have a name. */
+  /** Rings when a new lease appeared, because its host may have written its name. */
   readonly newcomers: Bell
-  /** The time when each lease of the view was first seen, by its key, in ms since the epoch. */
+  /** For each lease key, the time when this node first saw the lease, in ms since the epoch. */
   readonly cameAt: Map<string, number>
 }
 
@@ -187,7 +211,7 @@ export interface ForwardingNode extends NodeBase, NodeState, PathFacts, Partial<
 /** A node that has joined its network, so that all loops can run. */
 export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
 
-/** True if a node knows the facts with which it forwards, or tries to. */
+/** True if a node knows the facts that it needs to forward. */
 export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
 
 /** Creates the node of this process, which knows no facts yet. */
@@ -236,7 +260,7 @@ export function createNode(base: NodeBase, ownership = new Ownership(base.log)):
   }
 }
 
-/** Gives a node that forwards the parts that its loops need. */
+/** Gives a node that forwards the parts that its other loops need. */
 export function joinNetwork(node: ForwardingNode, membership: Membership): Node {
   for (const key of node.view.keys()) node.cameAt.set(key, Date.now())
   const { ownership } = node

@@ -1,4 +1,4 @@
-// open.ts - opens the data path for the facts of the store, or goes on with the one that is open.
+// open.ts - opens the data path with the facts from the store, or continues with the data path that is already open.
 
 import { isDeepStrictEqual } from 'node:util'
 import { leasesEqual, type Lease, type OwnLease } from '../control/lease/lease.ts'
@@ -13,7 +13,10 @@ import { canForward, type ForwardingNode, type NewNode, type NodeParts, type Pat
 import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
-/** Opens data paths for these facts. `others` lists the lease keys of the peers that are reached over the second underlay family. */
+/**
+ * Opens data paths with these facts. `others` lists the lease keys of the peers that are reached over the second
+ * underlay family.
+ */
 export const openPath = (
   { view: leases, signal, log }: NewNode,
   { backend, lease, attrs }: PathFacts,
@@ -27,7 +30,7 @@ export const openPath = (
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
 
-/** Returns the interface without its name, which may change, if its index identifies it. */
+/** Returns the interface without its name if its index identifies it, because the name may change. */
 const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
   external?.index === undefined ? external : { ...external, name: '' }
 
@@ -41,8 +44,9 @@ export const isFor = (
   isDeepStrictEqual(unnamed(node.backend.external ?? node.external), unnamed(external))
 
 /**
- * Gives the node the facts of the store. Goes on with the open data path if it fits, or opens another one. `clear` removes obstacles once
- * nothing forwards any more. If the data path cannot be opened, the node keeps the facts that it had.
+ * Gives the node the facts from the store. Continues with the open data path if it fits these facts, or opens another
+ * one. `clear` removes obstacles when no process forwards any more. If the data path cannot be opened, the node keeps
+ * its earlier facts.
  */
 export async function openNode(
   node: NewNode,
@@ -63,7 +67,7 @@ export async function openNode(
     Object.assign(node, facts, { pathLease: facts.lease })
     return dataPath
   }
-  // If there is no data path, a successor has taken it over in the meantime.
+  // If there is no data path any more, a successor has taken it over.
   while (!canForward(node) || node.lease !== facts.lease || !ownership.dataPath) {
     await ownership.untilOurs(signal)
     const isSame = (of: ForwardingNode): boolean =>
@@ -81,8 +85,9 @@ export async function openNode(
 }
 
 /**
- * Reads the leases and the underlay choices of the predecessor, which writes them when it receives `meet`. Also reads those of an ended
- * process whose descriptors are kept, because their sessions and packets belong to these peers. Returns undefined if neither applies.
+ * Reads the leases and the underlay choices that the predecessor writes to the file of the last known state when it
+ * receives `meet`. Also reads those of an ended process whose descriptors are kept, because the sessions and packets in
+ * these descriptors belong to its peers. Returns undefined in any other case.
  */
 async function knownBefore(
   { options, store, log }: NewNode,

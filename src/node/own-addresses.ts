@@ -1,4 +1,5 @@
-// own-addresses.ts - finds out which addresses, devices and leases belong to this node since earlier runs, even if its address has changed.
+// own-addresses.ts - finds out which addresses, devices and leases this node had in earlier runs, even if its address
+// has changed.
 
 import { hostname } from 'node:os'
 import { describeError } from '../base/errors.ts'
@@ -25,10 +26,10 @@ import { throwUnlessWaiting } from './exit-or-wait.ts'
 import { queryPatiently } from './loops/lease.ts'
 import type { LastKnown } from './restart/last-known.ts'
 
-/** The time to wait for the answer to an echo request, and the number of requests. */
+/** ANSWER_MS is how long, in ms, weftd waits for the answer to an echo request. REQUESTS is the number of requests. */
 const ANSWER_MS = 1_000
 const REQUESTS = 3
-/** Host names that many hosts share, so that they identify none. */
+/** Matches host names that many hosts have, and that so identify no host. */
 const NO_NAME = /^(localhost(\..*)?|\(none\)|)$/
 
 export interface OwnAddressesParts {
@@ -39,7 +40,7 @@ export interface OwnAddressesParts {
   readonly known: Pick<LastKnown, 'lease' | 'external'> | undefined
   readonly log: Log
   readonly signal: AbortSignal
-  /** Checks whether another host answers at this address; the default sends echo requests. */
+  /** Checks whether another host answers at this address. By default it sends echo requests. */
   readonly answers?: (address: Address) => Promise<boolean>
   readonly name?: string
 }
@@ -61,19 +62,25 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
   let addresses: Promise<readonly Address[]> | undefined
   let names: Promise<ReadonlyMap<string, string>> | undefined
 
-  /** Returns the host names in the store, by their addresses as text; an empty map if the store refuses to list them. */
+  /**
+   * Returns the host names in the store, by their public IPs as text. Returns an empty map if the store refuses to list
+   * them.
+   */
   const namesOf = (): Promise<ReadonlyMap<string, string>> =>
     (names ??= (async () => {
       if (!manager.claims) return new Map<string, string>()
       const query = async (till: AbortSignal) => manager.claims?.(undefined, till)
-      // An etcd user that was created for flanneld may read only the leases.
+      // Ignore a refusal: an etcd user that was created for flanneld may read only the leases.
       const claims = await queryPatiently("this host's name", query, log, signal).catch((error: unknown) => {
         throwUnlessWaiting(error, signal)
         log.warn(`This node may not recognise its lease if its address changed: ${describeError(error)}`)
       })
       return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
     })())
-  /** Finds out from the store whether this or another host has an address; undefined if the store does not show it. */
+  /**
+   * Finds out from the store whether this host or another host has an address. Returns undefined if the store does not
+   * show that.
+   */
   async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
     const owner = (await namesOf()).get(formatAddress(address))
     if (owner === undefined || NO_NAME.test(owner)) return undefined
@@ -101,8 +108,8 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
     isOwn: (link) => hasBackendName(link.name) || hasOwnAddress(link, subnet),
   }
   /**
-   * True if a lease of this node's earlier subnet under this address is the node's own. That is so if the host has the address now, or if
-   * it had the address and no other host answers there.
+   * True if a lease with this node's earlier subnet and this public IP is the node's own. It is if the host has the
+   * address now, or if it had the address and no other host answers there.
    */
   async function isMine(address: Address): Promise<boolean> {
     const links = await listLinks(run)
@@ -116,7 +123,10 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
   return { earlier, isMine }
 }
 
-/** True if a host answers echo requests to this address. If no requests can be sent, the address counts as another host's. */
+/**
+ * True if a host answers echo requests to this address. If this process cannot send requests, the address counts as
+ * another host's.
+ */
 async function isAnswered(address: Address): Promise<boolean> {
   const answered = new Set<Address>()
   try {

@@ -29,11 +29,14 @@ type OwnershipState =
   | { readonly is: 'ended' }
 
 export class Ownership {
-  /** True while a successor prepares or has taken over. It may have written the node's lease already. */
+  /**
+   * True while a successor is about to take over, or has taken over. The successor may have written the node's lease
+   * already.
+   */
   hasSuccessor = false
   /**
-   * Rings when another process changed the state, the data path died, the host changed, or the node has another lease. Only the loop of the
-   * data path waits for it.
+   * Rings when another process changed the ownership, the data path died, the host changed, or the node got another
+   * lease. Only the loop in loops/data-path.ts waits for it.
    */
   readonly recheck: Bell
   readonly #log: Log
@@ -51,17 +54,20 @@ export class Ownership {
     return this.#state
   }
 
-  /** True if no other process owns the data path, so that this one may change its device, routes, firewall rules and files. */
+  /**
+   * True if no other process owns the data path, so that this process may change its device, routes, firewall rules and
+   * files.
+   */
   get isOurs(): boolean {
     return this.#state.is === 'closed' || this.#state.is === 'forwarding'
   }
 
-  /** The data path that is open here: this process forwards through it, or has lent it. */
+  /** The data path that is open in this process: this process forwards through it, or has lent it to a successor. */
   get dataPath(): DataPaths | undefined {
     return 'dataPath' in this.#state ? this.#state.dataPath : undefined
   }
 
-  /** Resolves when no other process owns the data path. Rejects with the signal's reason. */
+  /** Resolves when no other process owns the data path. Rejects with the signal's reason when the signal aborts. */
   async untilOurs(signal: AbortSignal): Promise<void> {
     const bell = createBell()
     this.#waiting.add(bell)
@@ -72,17 +78,23 @@ export class Ownership {
     }
   }
 
-  /** Opens a data path with `make`, if the state is `closed`. If `make` rejects, rejects too and stays closed. */
+  /**
+   * Opens a data path with `make` if the state is `closed`. If `make` rejects, this function rejects too, and the state
+   * stays `closed`.
+   */
   open(make: () => Promise<DataPaths>): Promise<void> {
     return this.#inTurn(async () => {
       if (this.#state.is === 'closed') this.#state = { is: 'forwarding', dataPath: await make() }
     })
   }
 
-  /** Opens a data path with `make` in place of the open one, and logs if that one cannot be closed. Else as `open`. */
+  /**
+   * Opens a data path with `make` in place of the open one, and logs a failure to close the open one. Otherwise works
+   * as `open`.
+   */
   replace(make: () => Promise<DataPaths>): Promise<void> {
     return this.#inTurn(async () => {
-      // A data path that cannot be closed is left to the next one, which meets the cause again.
+      // Only log a failure to close the data path, because opening the next data path meets the cause again.
       await this.#close().catch((error: unknown) =>
         this.#log.error(`Cannot close the data path: ${describeError(error)}`),
       )
@@ -90,17 +102,25 @@ export class Ownership {
     })
   }
 
-  /** Closes the data path, or does nothing if `only` is another one. The state is `closed` even if this rejects. */
+  /**
+   * Closes the data path; does nothing if `only` is given and is not the open data path. The state is `closed`
+   * afterwards, even if this function rejects.
+   */
   close(only?: DataPaths): Promise<void> {
     return this.#inTurn(() => this.#close(only))
   }
 
-  /** Stops forwarding and returns the open paths for a successor. Returns none if there is no path to lend. */
+  /**
+   * Stops forwarding, and returns the open paths for a successor. Returns an empty list if there is no path to lend.
+   */
   lend(): Promise<readonly OpenPath[]> {
     return this.#forOther(() => this.#lend())
   }
 
-  /** Stops forwarding and closes the paths for a successor that opens its own. The device remains. Logs paths that cannot be closed. */
+  /**
+   * Stops forwarding, and closes the paths for a successor that opens its own. The device stays. Logs a failure to
+   * close a path.
+   */
   release(): Promise<void> {
     return this.#forOther(() => this.#release())
   }
@@ -109,12 +129,12 @@ export class Ownership {
     return this.#forOther(() => this.#takeBack())
   }
 
-  /** Stops forwarding for good. Calls `keep` with the open paths if this process forwards; `keep` must close them. */
+  /** Stops forwarding for good. If this process forwards, calls `keep` with the open paths, which `keep` must close. */
   end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     return this.#inTurn(() => this.#end(keep))
   }
 
-  /** Runs a transition that another process asked for. */
+  /** Runs a state change that another process requested. */
   #forOther<T>(work: () => Promise<T>): Promise<T> {
     const ring = (): void => [this.recheck, ...this.#waiting].forEach((bell) => bell.ring())
     return this.#inTurn(() => work().finally(ring))
@@ -135,11 +155,11 @@ export class Ownership {
     this.#state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
       const paths = await handover.leave()
-      // A data path without paths has died, and its `fault` reports that.
+      // If no paths are returned, the data path has died, and its `fault` reports that.
       this.#state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {
-      // The data path has stopped and cannot be lent, so the loop opens another one.
+      // The data path has stopped and cannot be handed over, so the data path's loop opens another one.
       this.#log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
       this.#state = { is: 'closed' }
@@ -158,7 +178,8 @@ export class Ownership {
       if (!dataPath.handover) return await dataPath.close()
       closeAll(fdsOf(await dataPath.handover.leave()))
     } catch (error) {
-      // This process must be able to continue. The next data path to be opened meets the cause again.
+      // Only log the failure, because this process must be able to continue. Opening the next data path meets the cause
+      // again.
       this.#log.error(`Cannot close the data path: ${describeError(error)}`)
     }
   }
@@ -173,7 +194,8 @@ export class Ownership {
 
   async #end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
-      // The successor has copies of these descriptors. This process may run for a while, and would block device and port.
+      // Close the descriptors. The successor has copies of them, and this process may run for a while, in which it
+      // would block the device and the port.
       if (this.#state.is === 'lent') return closeAll(fdsOf(this.#state.paths))
       if (this.#state.is !== 'forwarding') return
       const { dataPath } = this.#state

@@ -1,17 +1,19 @@
-// repairs.ts - counts what was repaired, and logs it.
+// repairs.ts - counts the repairs that weftd makes, and logs them.
 
 import type { Log } from '../base/log.ts'
 
 const LOGGED_A_MINUTE = 6
 
-/** Counts and logs what one loop repaired. */
 export interface RepairLog {
   add(repaired: string): void
   /** The number of repairs in the last minute. */
   lastMinute(): number
 }
 
-/** Counts in `total` the repairs of all loops. Logs only some of many repairs, so that a fight with another program does not fill the disk. */
+/**
+ * Counts the repairs of all loops in `total`. If there are many repairs, logs only some of them, so that a conflict
+ * with another program does not fill the disk.
+ */
 export function createRepairLog(total: { repaired: number }, log: Log): RepairLog {
   let repairs: number[] = []
   const lastMinute = (): number => {

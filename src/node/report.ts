@@ -87,7 +87,7 @@ function leasesOf(options: StoreOptions): string {
   }
 }
 
-/** Publishes the fact that a node waits for before it joins its network: in the status, and to the service manager. */
+/** Publishes, in the status and to the service manager, which fact a node waits for before it joins its network. */
 export function reportWaiting(
   node: NewNode,
   health: Health,
@@ -108,7 +108,7 @@ export function reportWaiting(
   node.notifier?.report({ ready: false, status: report().summary })
 }
 
-/** Returns the reason why this daemon ends or has ended its work; undefined while it works. */
+/** Returns why this daemon is ending or has ended; undefined while it works. */
 function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefined {
   if (state.is === 'lent' || state.is === 'released') return 'another weftd takes over'
   return signal.aborted || state.is === 'ended' ? 'it stops' : undefined
@@ -152,11 +152,13 @@ const hostTroubles = ({ duplicate, unforwarded, ownership }: Node): readonly str
 
 type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'narrow'>
 
-/** Counting thousands of peers takes a while, so a count is reused for this multiple of the time that it took. */
+/** Counting thousands of peers takes a while. So a count is reused for this multiple of the time that counting took. */
 const SEEN_FOR = 1_000
 const seen = new WeakMap<Node, PeersSeen & { readonly until: number }>()
 
-/** Returns the number of peers that are not reached. The counts are cached, with thousands of peers for some seconds. */
+/**
+ * Returns the numbers of peers that have a problem. With thousands of peers the numbers are cached for some seconds.
+ */
 function peersSeen(node: Node): PeersSeen {
   const known = seen.get(node)
   const began = performance.now()
@@ -174,14 +176,14 @@ function countOf(list: readonly PeerStatus[]): PeersSeen {
 }
 
 const iso = (ms: number): string => new Date(ms).toISOString()
-/** Converts ms to seconds with three decimals. */
 const seconds = (ms: number): number => Math.round(ms) / 1000
 
 export async function reportOf(node: Node): Promise<NodeReport> {
-  // Reading the traffic takes a while. The probes are read first, so that no peer is reported as answering before its packets are counted.
+  // Read the probes first, because reading the traffic takes a while. So no peer is reported as answering before its
+  // packets are counted.
   const probed = probedOf(node)
   const traffic = await trafficOf(node)
-  // All other facts are read without a pause, so that they match.
+  // Read all other facts without waiting in between, so that they match each other.
   const list = peersOf(node, traffic, performance.now(), { probed })
   const snapshot = snapshotOf(node, countOf(list))
   const { at, comparedAt } = snapshot
@@ -250,11 +252,11 @@ function probeSecondsOf({ probes }: Node): number | null {
   return intervals.length === 0 ? null : Math.max(...intervals)
 }
 
-/** Returns the families of the network that a data path carries. */
+/** Returns those families of the network that a data path carries. */
 const carriedBy = (dataPath: DataPaths | undefined, config: NetworkConfig | undefined): readonly Family[] =>
   dataPath?.families ?? familiesOf(config ?? {})
 
-/** Returns the device of each carried family; null for a family without one. */
+/** Returns the name of the device of each carried family; null for a family without a device. */
 export function devicesOf(
   dataPath: DataPaths | undefined,
   config: NetworkConfig | undefined,
@@ -300,14 +302,17 @@ function pathOf(
   }
 }
 
-/** Returns the counters of the open data path; none if no data path is open. */
+/** Returns the counters of the open data path; an empty object if no data path is open. */
 export const countersOf = ({ dataPath }: Pick<Ownership, 'dataPath'>): Readonly<Record<string, number>> =>
   Object.fromEntries(Object.entries(dataPath?.counters() ?? {}).map(([name, count]) => [name, Number(count)]))
 
 type AllProbed = ByFamily<ReadonlyMap<string, Probed>>
 const probedOf = ({ probes }: Node): AllProbed => ({ ipv4: probes?.ipv4?.results(), ipv6: probes?.ipv6?.results() })
 
-/** Returns the status of each peer. Reads path MTUs from the kernel only with at most `mostPaths` peers, or for narrow paths. */
+/**
+ * Returns the status of each peer. Reads path MTUs from the kernel only if there are at most `mostPaths` peers, or for
+ * peers with a narrow path.
+ */
 function peersOf(
   node: Node,
   traffic: Traffic,
@@ -326,7 +331,7 @@ function peersOf(
   const families = new Set(carriedBy(dataPath, node.config))
   const seenOf = (lease: Lease): Seen => {
     const peer = set.get(lease.key)
-    // A data path in the kernel has no `pathMtu`.
+    // If the kernel carries the packets, the data path has no function `pathMtu`.
     const pathMtuOf = (family: Family): number | undefined => {
       const mayBeNarrow = lengths[family]?.get(lease.key)?.isWhole === false
       return (isFew || mayBeNarrow) && peer?.[family] ? dataPath?.pathMtu(lease, family) : undefined
@@ -352,7 +357,7 @@ function peersOf(
 
 type Traffic = ReadonlyMap<string, PathTraffic>
 
-/** Returns no traffic if the device that counted it is gone. */
+/** Returns the traffic of each peer. Returns no traffic if the device that counts it is gone. */
 async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   const nothing: Traffic = new Map()
   if (!dataPath) return nothing
@@ -362,7 +367,7 @@ async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   })
 }
 
-/** The facts about a peer in addition to its lease. */
+/** The facts about a peer that come from other sources than its lease. */
 interface Seen {
   readonly name: string | null
   readonly families: Readonly<Record<Family, PeerSide | null>>
@@ -374,7 +379,10 @@ interface Seen {
 const ago = (when: number | undefined, at: number): number | null =>
   when === undefined ? null : seconds(Math.max(0, at - when))
 
-/** Returns the status of a peer over one family. Without `side` the data path has no path to the peer. */
+/**
+ * Returns the status of a peer over one family. Without `side` the data path cannot send packets to the peer over this
+ * family.
+ */
 function sideOf(
   side: PathSide | undefined,
   probed: Probed | undefined,
@@ -393,7 +401,10 @@ function sideOf(
   }
 }
 
-/** Returns the length that passes. A peer that does not answer small requests has no length. */
+/**
+ * Returns the length of the longest packet that reaches the peer. A peer that does not answer small requests has no
+ * such length.
+ */
 function lengthOf(
   length: PathLength | undefined,
   probed: Probed | undefined,
@@ -409,7 +420,8 @@ function sessionOf(session: PeerSession | undefined): SessionStatus | null {
   const { publicKey, handshakeAt, ageMs, attempts, failure, stale, unconfirmed, txBytes, rxBytes } = session
   return {
     publicKey,
-    // WireGuard's devices report handshakes by the wall clock, so the age is wrong after the clock was set.
+    // WireGuard devices report the time of handshakes by the wall clock. So the age is wrong if the clock was set
+    // since.
     handshakeSecondsAgo: ago(handshakeAt, Date.now()),
     ageSeconds: ageMs === undefined ? null : seconds(ageMs),
     attempts: attempts ?? null,

@@ -1,4 +1,5 @@
-// rights.ts - checks this process's rights on the host before it takes a lease. The lease of a node that cannot forward would stay a day.
+// rights.ts - checks this process's rights on the host before it acquires a lease. The lease of a node that cannot
+// forward would stay in the store for a day.
 
 import { constants } from 'node:fs'
 import { open, readFile } from 'node:fs/promises'
@@ -10,9 +11,9 @@ import { requireNeeds, type NeedsHost } from './needs.ts'
 /** CAP_NET_ADMIN's bit (linux/capability.h). */
 const NET_ADMIN = 1n << 12n
 
-/** The ways in which the host is queried; tests replace them. */
+/** The functions with which weftd examines its rights; tests replace them. */
 export interface Rights {
-  /** Reads the text of /proc/self/status. */
+  /** Returns the text of /proc/self/status. */
   status(): Promise<string>
   /** Opens and closes /dev/net/tun. Rejects with the file system's error. */
   openTun(): Promise<void>
@@ -24,8 +25,9 @@ const HOST: Rights = {
 }
 
 /**
- * Checks, before the lease is written, that this node will be able to forward: the rights, unless this process or its predecessor forwards
- * already, then the ports, devices and routes. Throws WeftError with the first obstacle.
+ * Checks, before the lease is written, that this node will be able to forward. Checks the rights, unless this process
+ * or its predecessor already forwards, and then the ports, devices and routes. Throws WeftError with the first
+ * obstacle.
  */
 export async function permit(backend: Backend, host: NeedsHost): Promise<void> {
   if (!host.isForwarding) await requireRights(backend)
@@ -40,9 +42,9 @@ export async function requireRights(
   { name, tunNames }: Pick<Backend, 'name' | 'tunNames'>,
   host = HOST,
 ): Promise<void> {
-  // If other programs make the routes, the rights that they need are not known here.
+  // If other programs make the routes, skip the check, because weftd does not know the rights of those programs.
   if (kindOf(name)?.routes === 'none') return
-  // If the status cannot be read, a missing right shows later, when the kernel refuses.
+  // If the status cannot be read, a missing right is noticed later, when the kernel refuses an operation.
   const status = await host.status().catch(() => '')
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   if (effective !== undefined && (BigInt(`0x${effective}`) & NET_ADMIN) === 0n)

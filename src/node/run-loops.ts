@@ -4,16 +4,16 @@ import { describeError } from '../base/errors.ts'
 import { pause } from '../host/bell.ts'
 import type { Node } from './node.ts'
 
-/** A loop runs until the signal to stop. It ends by throwing. */
+/** A loop of a node. It runs until the stop signal, and ends by throwing. */
 export type Loop = (node: Node) => Promise<never>
 
-/** The first and the longest pause before a failed observing loop is started again. */
+/** The first and the longest pause in ms before an observing loop that failed is started again. */
 const RESTART_MS = 1_000
 const RESTART_MAX_MS = 60_000
 
 /**
- * Resolves never. Rejects when all loops have ended, with the reason of the stop. An essential loop that fails stops the node. An observing
- * loop that fails is started again.
+ * Never resolves. Rejects when all loops have ended, with the reason of the stop. If an essential loop fails, the node
+ * stops. An observing loop that fails is started again.
  */
 export async function runLoops(node: Node, essential: readonly Loop[], observing: readonly Loop[]): Promise<never> {
   const { stopping } = node
@@ -23,14 +23,20 @@ export async function runLoops(node: Node, essential: readonly Loop[], observing
   throw stopping.signal.reason
 }
 
-/** Waits for a step of the start that only warns. As with an observing loop, its failure stops nothing. */
+/**
+ * Waits for a step of the start that only observes and warns. If the step fails, logs that and continues, as after a
+ * failure of an observing loop.
+ */
 export const observed = (step: Promise<void>, { log, signal }: Pick<Node, 'log' | 'signal'>): Promise<void> =>
   step.catch((error: unknown) => {
     signal.throwIfAborted()
     log.error(`A check of this host failed, and the start goes on: ${describeError(error)}`)
   })
 
-/** Returns a loop that starts `loop` again after a failure, each time after a longer pause. After a failure following a long run the pause is the first one again. */
+/**
+ * Returns a loop that starts `loop` again after a failure, each time after a longer pause. If the loop ran for a long
+ * time before it failed, the pause is the shortest one again.
+ */
 const restarted =
   (loop: Loop): Loop =>
   async (node) => {

@@ -14,13 +14,17 @@ interface KeyAndIp {
   readonly publicIp: string
 }
 
-/** The time within which a predecessor that lost its lease acquires it again. After that time its store must be another one. */
+/**
+ * The time in ms within which a predecessor that lost its lease acquires it again. If it does not, its store is another
+ * one.
+ */
 const SAME_NETWORK_MS = 15_000
 const RETRY_MS = 1_000
 
 /**
- * Resolves when the store has the predecessor's lease, `leaseNow`, or when there is no such lease. Throws WeftError DEVICE if the store does
- * not have it: it is the store of another network, and a hand-over would cut the node off from its own network.
+ * Resolves when the store has the predecessor's lease, `leaseNow`, or when the predecessor has no lease. Throws
+ * WeftError DEVICE if the store does not have the lease. Such a store is that of another network, and a hand-over would
+ * cut the node off from its own network.
  */
 export async function waitForSameNetwork(
   manager: SubnetManager,
@@ -54,7 +58,8 @@ export async function waitForSameNetwork(
 /** Throws WeftError DEVICE if the predecessor's lease, `before`, has another public IP than this process would publish. */
 export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefined): void {
   const own = addressText(publicIp)
-  // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet.
+  // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet, so the same IPv6 address is
+  // enough.
   if (!before || listed(publicIp).some((address) => formatAddress(address) === before.publicIp)) return
   throw new WeftError(
     'DEVICE',

@@ -8,7 +8,9 @@ import type { Secret } from '../base/secret.ts'
 /** An option of the `Backend` object. The case of its name in the configuration does not matter. */
 export type Option = {
   readonly name: string
-  /** True if all nodes need the same value, because otherwise they lose the packets that they send to each other. */
+  /**
+   * True if all nodes need the same value of the option. Otherwise they lose the packets that they send to each other.
+   */
   readonly isShared?: true
 } & (
   | { readonly kind: 'flag' }
@@ -19,8 +21,8 @@ export type Option = {
       readonly default?: string
     }
   /**
-   * A text that may contain a secret. It is the empty text if the option is left out, unless it is required. `refusal` is flanneld's error
-   * message for a text without the form.
+   * A text that may contain a secret. If the option is left out, the text is empty, unless the option is required.
+   * `refusal` is flanneld's error message for a text of the wrong form.
    */
   | {
       readonly kind: 'secret'
@@ -37,9 +39,12 @@ export type Option = {
       readonly remedy: string
       readonly isRequired?: true
     }
-  /** A text or a list of texts; an empty list if it is left out. */
+  /** An option with a text or a list of texts; its value is an empty list if the option is left out. */
   | { readonly kind: 'texts'; readonly form: RegExp; readonly remedy: string }
-  /** An object, or also a text if `orText`, whose values may be secret; undefined if it is left out. The backend checks its members. */
+  /**
+   * An option with an object whose values may be secret; with `orText` also a text. It is undefined if the option is
+   * left out. The backend checks the object's members.
+   */
   | { readonly kind: 'object'; readonly orText?: true; readonly remedy: string }
 )
 
@@ -71,13 +76,13 @@ type Values<O> = { readonly [K in keyof O]: Value<O[K]> }
 export interface Kind {
   readonly options: Options
   /**
-   * The names of flannel's options for Windows nodes, which use the same network configuration. weft ignores them (flannel: pkg/backend,
-   * *_windows.go).
+   * The names of flannel's options for Windows nodes, which use the same network configuration. weft ignores these
+   * options (flannel: pkg/backend, *_windows.go).
    */
   readonly ofWindows?: readonly string[]
   /** The number of bytes that the backend adds to an inner packet if the outer header is IPv4. */
   readonly overhead: number
-  /** The number of bytes by which the backend makes the MTU smaller than the underlay's; defaults to `overhead`. */
+  /** The number of bytes by which the backend's MTU is smaller than the MTU of the underlay; defaults to `overhead`. */
   readonly reserved?: number
   /**
    * The packets from peers that this host's firewall must accept: UDP to the port that `option` sets (by default `port`), or an IP protocol
@@ -104,7 +109,10 @@ export interface Kind {
    * subnet.
    */
   readonly provesSender?: true
-  /** True if the backend publishes a route to this node's subnet outside of the host, which it withdraws when the node leaves. */
+  /**
+   * True if the backend publishes a route to this node's subnet outside of the host. It withdraws this route when the
+   * node leaves.
+   */
   readonly publishesRoute?: true
   /** The `BackendType` that leases contain; empty for backends that, as in flannel, publish none. */
   readonly published: string
@@ -125,7 +133,7 @@ export const REJECT_AFTER_MS = 180_000
 const MOST_PORT = 65_535
 const MOST_MTU = 65_535
 
-/** The options of a tunnel whose packets weftd carries itself. The engine gets their values as one object. */
+/** The options of a tunnel whose packets weftd carries itself. The engine gets the options' values as one object. */
 const TUNNEL = {
   verifySource: { name: 'VerifySource', kind: 'word', words: ['strict', 'inner', 'off'], default: 'strict' },
   /** Makes weftd lower the maximum segment size (MSS) in TCP SYN packets to what fits into the tunnel. */
@@ -135,15 +143,18 @@ const TUNNEL = {
 } as const satisfies Options
 export type TunnelSettings = Values<typeof TUNNEL>
 
-/** A key of a cloud's API, which has at least 16 characters and no `<`: the placeholder of a secret that only the store has is refused. */
+/**
+ * Matches a key of a cloud's API, which has at least 16 characters and no `<`. So the placeholder of a secret, which
+ * contains `<`, is refused.
+ */
 const API_KEY = /^[^\s<>]{16,128}$/
 const API_KEY_REMEDY = 'give it a key of the cloud, or leave it out and set the environment variables of the cloud'
-/** Keys of the cloud's API, by the names of flannel's documents. */
+/** The options for the keys of the cloud's API, with the names in flannel's documentation. */
 const CLOUD_KEYS = {
   accessKeyId: { name: 'AccessKeyID', kind: 'secret', form: API_KEY, remedy: API_KEY_REMEDY },
   accessKeySecret: { name: 'AccessKeySecret', kind: 'secret', form: API_KEY, remedy: API_KEY_REMEDY },
 } as const satisfies Options
-/** The route tables, by number; the table of this node's cloud subnet if it is left out. */
+/** The option for the ids of the route tables. If it is left out, the table of this node's cloud subnet is used. */
 const routeTables = <F extends RegExp>(form: F, example: string) =>
   ({
     name: 'RouteTableID',
@@ -151,7 +162,10 @@ const routeTables = <F extends RegExp>(form: F, example: string) =>
     form,
     remedy: `give it a text or a list of texts such as ${example}`,
   }) as const
-/** The variables of the templates of `http`. {credential} is not for URLs, because the log shows them. */
+/**
+ * The variables that templates of the backend `http` may contain. {credential} is not allowed in URLs, because the log
+ * shows URLs.
+ */
 export const TEMPLATE_VARIABLES = [
   'subnet',
   'subnetAddress',
@@ -165,7 +179,7 @@ export const TEMPLATE_VARIABLES = [
   'credential',
 ]
 const URL_VARIABLES = TEMPLATE_VARIABLES.filter((name) => name !== 'credential')
-/** The host has no variables, so that a template reaches no other one. */
+/** Matches a URL whose host has no variables, so that a template reaches only the host that it names. */
 const URL_FORM = new RegExp(
   String.raw`^https?:\/\/[^\s/?#@{}\\]+(?:[/?](?:[^\s#@{}\\]|\{(?:${URL_VARIABLES.join('|')})\})*)?$`,
 )
@@ -175,7 +189,7 @@ const METHOD_REMEDY = 'give it GET, PUT, POST, PATCH or DELETE'
 const FILE_REMEDY = 'give it the absolute path of a file'
 const MEMBER_FORM = /^[\w-]+(?:\.[\w-]+)*$/
 const MEMBER_REMEDY = 'give it the name of a member of the JSON answer, or a path of names with dots'
-/** The requests that put, remove and list a route (docs/cloud.md). */
+/** The options for the HTTP requests that put, remove and list a route (docs/cloud.md). */
 const HTTP_OPTIONS = {
   putUrl: { name: 'PutURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY, isRequired: true },
   putMethod: { name: 'PutMethod', kind: 'text', default: 'PUT', form: METHOD_FORM, remedy: METHOD_REMEDY },
@@ -183,11 +197,14 @@ const HTTP_OPTIONS = {
   removeUrl: { name: 'RemoveURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
   removeMethod: { name: 'RemoveMethod', kind: 'text', default: 'DELETE', form: METHOD_FORM, remedy: METHOD_REMEDY },
   removeBody: { name: 'RemoveBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
-  /** Lists the routes. Without it weftd puts the route again regularly, and sees no route of another node. */
+  /**
+   * The URL that lists the routes. Without it weftd puts the route again regularly, and does not see the routes of
+   * other nodes.
+   */
   listUrl: { name: 'ListURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
   listMethod: { name: 'ListMethod', kind: 'text', default: 'GET', form: METHOD_FORM, remedy: METHOD_REMEDY },
   listBody: { name: 'ListBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
-  /** The members of the answer: the array of routes, and in each route its destination, gateway and number. */
+  /** The names of members in the answer: the array of routes and, in each route, its destination, gateway and id. */
   listRoutes: { name: 'ListRoutes', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
   listDestination: {
     name: 'ListDestination',
@@ -198,19 +215,25 @@ const HTTP_OPTIONS = {
   },
   listGateway: { name: 'ListGateway', kind: 'text', default: 'gateway', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
   listId: { name: 'ListID', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
-  /** The maximum number of routes that the switch takes; 0 if it is not known. */
+  /** The maximum number of routes that the switch accepts; 0 if it is not known. */
   limit: { name: 'Limit', kind: 'number', default: 0, most: 1_000_000 },
   headers: { name: 'Headers', kind: 'object', remedy: 'give it an object of texts' },
-  /** Signs requests by AWS Signature Version 4, which other clouds use too: the region and the service. */
+  /**
+   * If given, requests are signed by AWS Signature Version 4, which other clouds use too. The members name the region
+   * and the service.
+   */
   signAws4: {
     name: 'SignAWS4',
     kind: 'text',
     form: /^[\w-]+\/[\w-]+$/,
     remedy: 'give it a region and a service, such as "cn-beijing-6/vpc"',
   },
-  /** A file with lines of an origin and its {credential}, for example of a mounted Secret. */
+  /**
+   * The path of a file in which each line has an origin and the {credential} for it. The file may be mounted from a
+   * Kubernetes Secret.
+   */
   credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
-  /** Certificates of the authorities to trust instead of the usual ones, in PEM. */
+  /** The path of a file with the certificates, in PEM, of the authorities to trust instead of the usual ones. */
   caFile: { name: 'CAFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
 } as const satisfies Options
 /** The properties of all backends whose routes a cloud or a switch keeps. */
@@ -250,7 +273,10 @@ export const KINDS = {
       gbp: { name: 'GBP', kind: 'flag', isShared: true },
       learning: { name: 'Learning', kind: 'flag' },
       directRouting: { name: 'DirectRouting', kind: 'flag' },
-      /** The carrier of the packets: the kernel or weftd. If it is left out, the kernel carries them if it can. */
+      /**
+       * Whether the kernel or weftd carries the packets. If the option is left out, the kernel does if it can,
+       * otherwise weftd.
+       */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       tunnel: TUNNEL,
     },
@@ -300,11 +326,15 @@ export const KINDS = {
         remedy: 'give it a key as `wg genpsk` makes it',
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
-      /** The carrier of the packets: the kernel or weftd. If it is left out, the kernel carries them if it can, otherwise weftd. */
+      /**
+       * Whether the kernel or weftd carries the packets. If the option is left out, the kernel does if it can,
+       * otherwise weftd.
+       */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /**
-       * `separate` creates one device for each family. All other modes create one device for both families: with `ipv4` or `ipv6` its
-       * datagrams have that family, and with `auto` weftd chooses the better family for each peer.
+       * `separate` creates one device for each family. All other modes create one device for both families. With `ipv4`
+       * or `ipv6` the datagrams of that device have that family; with `auto` weftd chooses the better family for each
+       * peer.
        */
       mode: {
         name: MODE,
@@ -341,7 +371,7 @@ export const KINDS = {
         remedy: 'give it a proposal of strongSwan, such as "aes256gcm16-sha256-prfsha256-ecp256"',
         isShared: true,
       },
-      // flanneld requires 96 bytes (pkg/backend/ipsec/ipsec.go).
+      // flanneld requires a PSK of at least 96 bytes (pkg/backend/ipsec/ipsec.go).
       psk: {
         name: 'PSK',
         kind: 'secret',
@@ -351,7 +381,10 @@ export const KINDS = {
         refusal: 'config error, password is too short',
         remedy: 'give it at least 96 characters, for example of `openssl rand -hex 48`',
       },
-      /** The carrier of the ESP packets: the kernel or charon. If it is left out, the kernel carries them if it can, otherwise charon. */
+      /**
+       * Whether the kernel or charon carries the ESP packets. If the option is left out, the kernel does if it can,
+       * otherwise charon.
+       */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
     },
     overhead: 77, // IPv4, ESP header, IV, padding, trailer and ICV (flannel: pkg/backend/ipsec/ipsec_network.go)
@@ -377,7 +410,7 @@ export const KINDS = {
     published: 'extension',
     devices: [],
   },
-  // flannel's cloud backends publish no type (v0.13, backend/awsvpc and others).
+  // The published type is empty, because flannel's cloud backends publish none (v0.13, backend/awsvpc and others).
   'aws-vpc': {
     ...FABRIC,
     options: { routeTables: routeTables(/^rtb-[\da-f]+$/, '"rtb-0a1b2c3d"') },
@@ -410,8 +443,9 @@ export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =
   KINDS[type].overhead + (family === 'ipv6' ? IPV6_MORE : 0)
 
 /**
- * Returns the families of the outer header for inner packets of one family. The first is tried first; the second is for peers that do not
- * answer over the first. `backend` is the `Backend` object, and `families` lists the network's families.
+ * Returns the families of the outer header for inner packets of one family. The first one is tried first; the second
+ * one is for peers that do not answer over the first. `backend` is the `Backend` object, and `families` lists the
+ * network's families.
  */
 export function outersOf(
   type: string,
@@ -439,7 +473,7 @@ export function underlaysOf(
   return underlay === 'ipv6' ? ['ipv6', 'ipv4'] : ['ipv4', 'ipv6']
 }
 
-/** The packets that firewalls between the nodes must accept, for backends that do not use one UDP port. */
+/** The packets that firewalls between the nodes must accept, for backends that do not use a single UDP port. */
 export const PROTOCOL_TEXTS = {
   udp: 'UDP',
   ipencap: 'IP protocol 4 (IPIP)',
@@ -490,6 +524,9 @@ export const isNamedBy = (pattern: string, name: string): boolean => {
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
-/** True for a device whose name weft or flannel gives. A device of weft that another program has renamed has another name. */
+/**
+ * True if the device has a name that weft or flannel gives. A device of weft that another program has renamed has no
+ * such name.
+ */
 export const hasBackendName = (device: string): boolean =>
   Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, device)))

@@ -35,11 +35,14 @@ export interface Backend {
    * backends are leftovers. Left out by a backend that does not look for leftovers.
    */
   readonly devices?: readonly string[]
-  /** True if routes to peers' subnets through the peers' hosts must stay, because this backend or another program makes them on purpose. */
+  /**
+   * True if weftd must not remove routes to peers' subnets through the peers' hosts, because this backend or another
+   * program makes them on purpose.
+   */
   readonly routesToHosts?: boolean
   /**
-   * True if other programs make all routes to the network, including the route to this node's own subnet. Then weftd removes leftovers only
-   * once, when this node's lease shows that the earlier run used another backend.
+   * True if other programs make all routes to the network, including the route to this node's own subnet. In that case
+   * weftd removes leftovers only once, when this node's lease shows that the earlier run used another backend.
    */
   readonly routesByOthers?: boolean
   /** True if the backend makes IPsec policies in the kernel. */
@@ -59,19 +62,21 @@ export interface Backend {
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
-   * Lists the ports, devices and families that `open` will use, as the last `prepare` found them. The list has one part for each family if
-   * the families are opened separately. `open` succeeds if at least one part is available. Left out by a backend that uses no ports,
-   * devices or families.
+   * Lists the ports, devices and families that `open` will use, in the state that the last `prepare` found. The list
+   * has one part for each family if the families are opened separately. `open` succeeds if at least one part is
+   * available. Left out by a backend that uses no ports, devices or families.
    */
   needs?(): readonly NeededPart[]
   /**
-   * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if the families are
-   * opened separately. The node opens each path, and opens a path that fails again without an effect on the others.
+   * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if
+   * the families are opened separately. The node opens each path. If a path fails, the node opens it again without an
+   * effect on the other paths.
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**
-   * Removes what this node published outside of the host for a lease, such as a route in a cloud. Returns the removed things in words. Called
-   * when the node leaves the network, after the data path was closed. Throws WeftError. Left out if the backend publishes nothing.
+   * Removes the things that this node published outside of the host for a lease, such as a route in a cloud. Returns
+   * their descriptions. Called when the node leaves the network, after the data path was closed. Throws WeftError. Left
+   * out if the backend publishes nothing.
    */
   withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
@@ -80,13 +85,16 @@ export interface Backend {
 export interface PlannedPath {
   /** The families of inner packets. The node opens the path if it has a subnet in at least one of them. */
   readonly families: readonly Family[]
-  /** The longest packet in bytes that containers may send through this path. With several paths the smallest length counts for all. */
+  /**
+   * The length in bytes of the longest packet that containers may send through this path. If there are several paths,
+   * the smallest length applies to all.
+   */
   readonly mtu: number
-  /** Left out if the path does not depend on the external interface. */
+  /** How the path depends on the external interface; left out if it does not. */
   readonly external?: ExternalUse
   /**
-   * Kernel objects other than links, addresses and routes that the path uses. When one of them changes, weftd checks and repairs the
-   * path. Paths may share this object.
+   * Kernel objects other than links, addresses and routes that the path uses. When one of these objects changes, weftd
+   * checks and repairs the path. Several paths may refer to the same description.
    */
   readonly watched?: Watched
   /** True if the path depends on kernel objects whose changes the kernel does not report. The node then checks the path more often. */
@@ -108,7 +116,10 @@ export interface PlannedPath {
 interface ExternalUse {
   /** The families of the interface's addresses that the path uses. weftd reports if such an address is missing. */
   readonly families: readonly Family[]
-  /** True if the path must be opened again when such an address changes. Other changed addresses are only published to the peers. */
+  /**
+   * True if the path must be opened again when one of these addresses changes. Any other changed address is only
+   * published to the peers.
+   */
   readonly isBound: boolean
 }
 
@@ -131,8 +142,8 @@ export interface NeededPort {
   /** The name of the option in the `Backend` object that sets the port. */
   readonly option: string
   /**
-   * Describes the vxlan device that uses the port; left out for other ports. vxlan devices can share a port if their `gbp` is equal and
-   * their VNIs differ.
+   * The vxlan device that uses the port; left out for other ports. vxlan devices can share a port if their `gbp` is
+   * equal and their VNIs differ.
    */
   readonly vxlan?: { readonly vni: number; readonly gbp: boolean }
 }
@@ -142,7 +153,10 @@ export interface NeededDevice {
   readonly name: string
   /** The link type in the kernel's terms, such as `vxlan` or `tun`. */
   readonly type: string
-  /** The networks that contain the device's addresses, by which a device of an earlier run is recognised under another name. */
+  /**
+   * The networks that contain the device's addresses. By these addresses a device of an earlier run is recognised under
+   * another name.
+   */
   readonly networks: Nets
   /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
   readonly replaces: readonly string[] | 'any'
@@ -156,7 +170,10 @@ export interface NeededSide {
   readonly family: Family
   /** The network, if the backend routes the whole network to the device; else undefined. */
   readonly network?: Net | undefined
-  /** The longest inner packet in bytes that containers may send, and below it the name of the interface that limits its length. */
+  /**
+   * `mtu` is the length in bytes of the longest inner packet that containers may send. `external` is the name of the
+   * interface that limits that length.
+   */
   readonly mtu: number
   readonly external: string
 }
@@ -190,8 +207,8 @@ export interface PeerSession {
    */
   readonly attempts?: number | undefined
   /**
-   * Why the last initiation made no keys. `no-answer`: the peer sent no response. `not-authentic`: the response was sealed with another psk
-   * or another key. `bad-key`: no shared secret can be computed from the peer's public key.
+   * Why the last initiation made no keys. `no-answer`: no response came from the peer. `not-authentic`: the response
+   * was sealed with another PSK or another key. `bad-key`: no shared secret can be computed from the peer's public key.
    */
   readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
   /** The number of initiations from the peer that were refused as replays, because their timestamp was not newer than an earlier one. */
@@ -225,7 +242,8 @@ interface Carrier {
   /** The device's name for each family; left out if all families share one device. */
   readonly devices?: ByFamily<string>
   /**
-   * The carrier of the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another program that weftd does not know.
+   * The program that carries the packets: an engine of weftd (`native` or `dgram`), the kernel, or (`none`) another
+   * program that weftd does not know.
    */
   readonly engine: 'native' | 'dgram' | 'kernel' | 'none'
   /** The kernel features (offloads) that the engine requested and that are in use now. */
@@ -265,15 +283,15 @@ export interface Underlays {
   send(key: string, by: Family, packet: Uint8Array): void
 }
 
-/** An open data path. Its facets, which are optional, are interfaces that a data path has as a whole or not at all. */
+/** An open data path. Each optional member is an interface that a data path implements completely or not at all. */
 export interface DataPath {
   /** The families that the data path can carry, even if a family is missing now. */
   readonly families: readonly Family[]
   /** Resolves with the reason if the data path stops working; stays pending otherwise. */
   readonly fault: Promise<Error>
   /**
-   * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
-   * the keys that may differ from the last call; if it is left out, all keys may differ.
+   * Makes the peers equal to these leases (by lease key), without this node's own lease. Skips and counts unusable
+   * leases. `touched` lists the keys that may differ from the last call; if it is left out, all keys may differ.
    */
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
   /**
@@ -283,22 +301,25 @@ export interface DataPath {
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   close(): Promise<void>
   carrier(): Carrier
-  /** Lists the applied peers, without the skipped ones and those that could not be set. */
+  /** Lists the peers that the data path has. Leaves out leases that are unusable, and peers that could not be set. */
   peers(): readonly PathPeer[]
   counters(): Readonly<Record<string, bigint>>
-  /** Left out if the daemon cannot probe peers. */
+  /** The source of probes; left out if the daemon cannot probe peers. */
   readonly probing?: Probing
-  /** Left out if an open path never has to adapt to a change of the host. */
+  /** Adapts the open path to changes of the host; left out if that is never necessary. */
   readonly adapting?: Adapting
-  /** Left out if the traffic is not counted per peer. */
+  /** Counts the traffic; left out if the traffic is not counted per peer. */
   readonly counting?: Counting
-  /** Left out if weftd's engine does not carry the packets. */
+  /** Observes weftd's engine; left out if the engine does not carry the packets. */
   readonly observing?: Observing
-  /** Left out if the data path does not see handshakes. */
+  /** Reports handshakes; left out if the data path does not see handshakes. */
   readonly handshakes?: Handshakes
-  /** Left out if there is only one family of the underlay, or if weftd does not choose the family. */
+  /**
+   * Chooses the underlay's family for each peer; left out if there is only one family, or if weftd does not choose the
+   * family.
+   */
   readonly underlays?: Underlays
-  /** Left out if `close` keeps the device too. */
+  /** Passes the open path on to the next process; left out if `close` keeps the device too. */
   readonly handover?: HandoverSide
 }
 
@@ -315,8 +336,9 @@ export interface Adapting {
   /** True if the node must call `renew`, because a family that `renew` can open is not carried. */
   readonly isOutdated: boolean
   /**
-   * Adapts the open data path to the external interface, and to the attributes that the node's lease now publishes. It opens missing
-   * families and leaves open families unchanged. If a family cannot be opened, it logs the reason, and the family stays missing.
+   * Adapts the open data path to the external interface, and to the attributes that the node's lease now publishes.
+   * Opens missing families and leaves open families unchanged. If a family cannot be opened, logs the reason, and the
+   * family stays missing.
    */
   renew(external: ExternalInterface): Promise<void>
 }
@@ -327,32 +349,34 @@ export interface Counting {
   traffic(): Promise<ReadonlyMap<string, PathTraffic>>
 }
 
-/** The part of a data path by which an engine of weftd is observed. */
+/** The part of a data path that shows the state of weftd's engine. */
 export interface Observing {
   /** The names of the engine's TUN devices. */
   readonly tunNames: readonly string[]
   readonly pathSearch: PathSearching
-  /** Returns the peer with this lease key; undefined if it is not applied. */
+  /** Returns the peer with this lease key; undefined if the data path does not have the peer. */
   peer(key: string): PathPeer | undefined
   /**
    * Returns the longest packet of a family that reaches this peer's host without fragmentation; undefined unless the known path MTU makes
    * it shorter than the MTU of the containers.
    */
   pathMtu(peer: Lease, family: Family): number | undefined
-  /** Returns the last dropped packets with their headers (see Engine.drops). */
+  /** Returns the packets that were dropped last, with their headers (see Engine.drops). */
   drops(after?: readonly number[]): ReturnType<Engine['drops']>
   /**
    * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
    * does not hang soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>>
-  /** Logs new problems, such as unknown senders, since the last call. The daemon calls it every few seconds. */
+  /** Logs problems that are new since the last call, such as unknown senders. The daemon calls it every few seconds. */
   look(): void
 }
 
-/** The part of a data path that receives handshakes of encryption. */
+/** The part of a data path that knows the handshakes of an encryption. */
 export interface Handshakes {
-  /** Returns a sample of the public keys in handshakes that belong to no peer, each with its last handshake. */
+  /**
+   * Returns a sample of the public keys in handshakes that belong to no peer, each with the time of its last handshake.
+   */
   unknownKeys(): readonly UnknownKey[]
 }
 
@@ -361,8 +385,8 @@ export interface HandoverSide {
   /** True if the next process can continue with the descriptors of `leave`, and this process after it with `takeBack`. */
   readonly isLendable: boolean
   /**
-   * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open descriptors in which packets
-   * wait meanwhile; returns none if they cannot be passed on.
+   * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open
+   * descriptors in which packets wait meanwhile; returns an empty list if they cannot be passed on.
    */
   leave(): Promise<readonly OpenPath[]>
   /** Forwards again with the descriptors that `leave` returned. */

@@ -3,7 +3,7 @@
 /** Things that `remove` removes together, such as the rules of one firewall table. */
 export interface Remains {
   readonly things: readonly string[]
-  /** One line of text for each thing that `weft cleanup` must not remove, with the reason. */
+  /** One line for each thing that `weft cleanup` must not remove, with the reason. */
   readonly stays: readonly string[]
   readonly remove: () => Promise<void>
 }

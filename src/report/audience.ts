@@ -93,8 +93,8 @@ function isLoopback(address: string | undefined): boolean {
 }
 
 /**
- * Returns the addresses to listen at: the health checks are served at `ip`, and the full status at `statusIp`. Returns a single address if
- * one socket receives the connections to both.
+ * Returns the addresses to listen at: `ip` for the health checks and `statusIp` for the full status. Returns a single
+ * address if one socket receives the connections to both addresses.
  */
 export function listenAt(ip: string, statusIp: string): readonly string[] {
   if (statusIp === '' || covers(ip, statusIp)) return [ip]

@@ -4,7 +4,10 @@ import { readFile, stat } from 'node:fs/promises'
 import { replaceFile } from '../host/replace-file.ts'
 import { eventsText, parseEvents, type PeerEvent } from './peer-events.ts'
 
-/** The maximum size of the events file that is read. The file has at most a thousand events, each with a few hundred bytes. */
+/**
+ * The maximum size, in bytes, of an events file that is read. The file has at most a thousand events, each with a few
+ * hundred bytes.
+ */
 const MOST_BYTES = 1_000_000
 
 /** Reads the peers' events from the file. Returns no events if the file does not exist. Rejects if the file cannot be read or parsed. */

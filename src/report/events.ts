@@ -3,8 +3,8 @@
 import type { StatusEvent } from './status.ts'
 
 /**
- * The maximum number of kept warnings and errors, and also that of kept info lines. The limits are separate so that info lines do not
- * displace warnings.
+ * The maximum number of warnings and errors that are kept, and, separately, of info lines. Because of the separate
+ * limits info lines do not displace warnings.
  */
 const KEPT = 50
 

@@ -47,14 +47,17 @@ export interface Health {
   drops(after: DropsReport['next']): DropsReport
   /** The recorded events and the history of the last hour; undefined until weftd has a node. */
   memory(): Memory | undefined
-  /** The HTML page of the status; undefined with `--status-page=false`. */
+  /** The HTML page of the status; undefined if the operator turned it off (`--status-page=false`). */
   page(): Promise<Page | undefined>
-  /** Collects the report of the whole network from all nodes; undefined without `--status-network`. */
+  /** Collects the report of the whole network from all nodes; undefined without the flag `--status-network`. */
   network: NetworkQuery | undefined
 }
 
 export interface NetworkQuery {
-  /** True if the nodes require a token for their views. weftd then serves the network report only at the Unix socket. */
+  /**
+   * True if the nodes require a token before they show each other their state (their view). In that case weftd serves
+   * the network report only at the Unix socket.
+   */
   readonly isGuarded: boolean
   report(): Promise<NetworkReport>
 }
@@ -73,8 +76,8 @@ interface About {
 }
 
 /**
- * How long a status is cached, as a multiple of the time that it took to compute, so that requests cannot keep weftd busy. A status that
- * took less than QUICK_MS is not cached; that is so with up to some thousands of peers.
+ * How long a status is cached, as a multiple of the time that it took to compute, so that requests cannot keep weftd
+ * busy. A status that took less than QUICK_MS is not cached. With up to some thousands of peers it takes less.
  */
 const REST = 10
 const QUICK_MS = 20
@@ -279,8 +282,8 @@ export async function serveHealth(
   const address = server.address()
   const bound = typeof address === 'object' && address ? address.port : port
   const servers = [server]
-  // Listen at the status address only if it exists, because a problem with it must not stop the daemon. flanneld listens only at the
-  // address of the health checks.
+  // Listen at the status address only if this host has the address, because a problem with it must not stop the daemon.
+  // flanneld listens only at the address of the health checks.
   const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
   if (
     !isReachableAt(
@@ -301,7 +304,9 @@ export async function serveHealth(
   return { port: bound, close: async () => void (await Promise.all(servers.map(closing))) }
 }
 
-/** Decides which HTTP clients may read this node's view. */
+/**
+ * Decides which HTTP clients may read this node's view, which is the part of its status that it shows to other nodes.
+ */
 interface ViewAudience {
   isNode(address: string | undefined): boolean
   /** True if the Authorization header has the token of the network. Rejects if this node's own token file cannot be read. */

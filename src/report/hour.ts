@@ -35,7 +35,7 @@ export interface HistoryReport {
   readonly at: string
   readonly stepSeconds: number
   readonly node: Series<NodeSample>
-  /** The length of one step in `peer`, which is longer than a step of the node. */
+  /** The length in seconds of one step in `peer`. It is longer than a step of the node. */
   readonly peerStepSeconds: number
   /** The history of the peer that the request named; null if weftd has no history of it. */
   readonly peer: Series<PeerSample> | null
@@ -63,8 +63,8 @@ const decode = (code: number): number | null =>
   code === 0 ? null : Number(((2 ** ((code - 1) / 1_000) - 1) / 100).toPrecision(4))
 
 /**
- * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. All but the last one passed without a
- * sample, and their old values must be cleared.
+ * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. No sample was recorded
+ * in any of these steps except the last, so their old values must be cleared.
  */
 function* stepsAfter(before: number, step: number, all: number): Generator<number> {
   for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
@@ -72,11 +72,14 @@ function* stepsAfter(before: number, step: number, all: number): Generator<numbe
 
 /** The samples of the node and of its peers in the last hour. */
 export class Hour {
-  /** The samples of the node, one ring for each value of NODE. The sample of a step is at the step's number modulo STEPS. */
+  /**
+   * The samples of the node: one ring buffer for each value of NODE. The sample of a step is at the index `step modulo
+   * STEPS`.
+   */
   readonly #rings = NODE.map(() => new Float32Array(STEPS).fill(NaN))
   /** The number of the last step in which the node was sampled. */
   #last = -1
-  /** The samples of the peers, in arrays of BLOCK slots. */
+  /** The samples of the peers, in arrays of BLOCK slots. A slot has the series of one peer. */
   readonly #blocks: Uint16Array[] = []
   /** The slot of each peer, by lease key. */
   readonly #slots = new Map<string, number>()
@@ -153,7 +156,7 @@ export class Hour {
     return [this.#blocks[Math.floor(slot / BLOCK)], ((slot % BLOCK) * PEER.length + value) * PEER_STEPS]
   }
 
-  /** Makes the series of a slot unknown. */
+  /** Overwrites the series of a slot with unknown values. */
   #clear(slot: number): void {
     PEER.forEach((_, value) => {
       const [block, start] = this.#placeOf(slot, value)
@@ -161,7 +164,10 @@ export class Hour {
     })
   }
 
-  /** Returns the slot of a peer, and gives the peer a free one if it has none; undefined if MOST_PEERS peers have a slot. */
+  /**
+   * Returns the slot of a peer. Gives a free slot to a peer that has none. Returns undefined if MOST_PEERS peers
+   * already have a slot.
+   */
   #slotFor(key: string): number | undefined {
     const known = this.#slots.get(key)
     if (known !== undefined) return known

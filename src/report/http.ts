@@ -30,8 +30,9 @@ export const textAnswer = (status: number, body: string): Answer => ({
 })
 
 /**
- * Limits of node:http: the size of the request header in bytes, and in ms the time to receive the header, to receive the whole request,
- * between checks of these limits, and between requests of one connection.
+ * Limits of node:http: the size of the request header in bytes. Also, in ms: the time to receive the header, the time
+ * to receive the whole request, the time between two checks of these limits, and the idle time between two requests of
+ * one connection.
  */
 const LIMITS = {
   maxHeaderSize: 8 << 10,
@@ -40,7 +41,7 @@ const LIMITS = {
   connectionsCheckingInterval: 2_000,
   keepAliveTimeout: 5_000,
 }
-/** After this time without a byte in either direction the server closes a connection. */
+/** The server closes a connection after this time, in ms, without a byte in either direction. */
 const SILENT_MS = 30_000
 const MOST_CONNECTIONS = 128
 
@@ -84,8 +85,8 @@ export function serverOf(
 }
 
 /**
- * Closes a connection when there are too many: the oldest one of the client address that has most, so that one client cannot exclude
- * others.
+ * Closes a connection if there are too many. It chooses the client address with the most connections, and closes the
+ * oldest of these, so that one client cannot exclude others.
  */
 function limitConnections(server: Server): void {
   const open = new Map<Socket, string>()

@@ -9,7 +9,7 @@ import { FAMILIES, type Family } from '../net/address.ts'
 import { CAUSES, readingOf, STATE_NAMES } from './states.ts'
 import { briefly, sidesOf, type PeerSide, type PeerStatus, type Status } from './status.ts'
 
-/** The maximum number of peers up to which weftd exports metrics of single peers. */
+/** The largest number of peers with which weftd still exports metrics of each single peer. */
 export const MOST_PEERS = 500
 
 interface Metric {
@@ -49,11 +49,12 @@ const ofPeers =
     })
   }
 /**
- * Returns both families in a dual-stack network. Returns none in other networks, because the metrics without a family label suffice there.
+ * Returns both families in a dual-stack network. Returns no family in other networks, because the metrics without a
+ * family label suffice there.
  */
 const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families.length === FAMILIES.length ? FAMILIES : []
-/** Makes a function that counts, in a dual-stack network, the peers of each family that match. */
+/** Makes a function that counts, in a dual-stack network, for each family the peers that match a condition. */
 const byFamily =
   (isSo: (side: PeerSide) => boolean, isKnown: (status: Status) => boolean = () => true) =>
   (status: Status): readonly Sample[] =>

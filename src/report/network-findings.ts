@@ -14,19 +14,20 @@ const NAMED = 5
 const MOST_DETAILS = 20
 
 /**
- * The kind of a node's answer to the query for its view. `told`: the node returned its view; `closed`: no process listens at the port;
- * `refused`: the node rejected the query; `junk`: the answer cannot be parsed; `silent`: no answer came.
+ * The kind of a node's answer to the query for its view (the part of its status that it shows to other nodes). `told`:
+ * the node returned its view; `closed`: no process listens at the port; `refused`: the node rejected the query; `junk`:
+ * the answer cannot be parsed; `silent`: no answer came.
  */
 export type AnswerKind = 'told' | 'closed' | 'refused' | 'junk' | 'silent'
 
-/** A node that weftd queried for its view, and the node's answer. */
+/** A node that weftd queried for its state, and the node's answer. */
 export interface QueriedNode {
   readonly lease: string
   readonly name: string | null
   readonly subnet: string
   readonly publicIp: string
   readonly kind: AnswerKind
-  /** Why the node returned no view; null if it returned one. */
+  /** Why the node did not return its state; null if it did. */
   readonly why: string | null
   readonly view: NodeView | undefined
   /** The backend type that the node publishes in its lease, if it differs from this host's backend; undefined if the backends are equal. */
@@ -47,10 +48,16 @@ export interface NetworkNode {
   readonly trouble: string | null
   readonly mtu: number | null
   readonly clockAheadMs: number | null
-  /** How many other nodes probe this node; `reachedBy` is how many of them get an answer. Both count only nodes that returned a view. */
+  /**
+   * How many other nodes probe this node; `reachedBy` is how many of them get an answer. Both count only nodes that
+   * returned their state.
+   */
   readonly seenBy: number
   readonly reachedBy: number
-  /** How many other nodes this node probes; `reaches` is how many of them answer. Both are null if this node returned no view. */
+  /**
+   * How many other nodes this node probes; `reaches` is how many of them answer. Both are null if this node did not
+   * return its state.
+   */
   readonly sees: number | null
   readonly reaches: number | null
 }
@@ -160,17 +167,17 @@ export interface Edge {
   readonly sight: Sight
 }
 
-/** The nodes and edges of the network that have problems. Nodes are indices in the list of queried nodes. */
+/** The nodes, and the pairs of nodes (edges), that have problems. Nodes are indices in the list of queried nodes. */
 interface Troubles {
   /** The nodes that no other node reaches, although other nodes can send packets to them. */
   readonly dead: ReadonlySet<number>
-  /** The edges between nodes that are not dead. */
+  /** The edges, that is, pairs of nodes, between nodes that are not dead. */
   readonly living: readonly Edge[]
-  /** The living edges whose probes are lost. */
+  /** The edges between living nodes whose probes get no answer. */
   readonly broken: readonly Edge[]
-  /** The living edges on which too many probes are lost. */
+  /** The edges between living nodes on which too many probes are lost. */
   readonly lossy: readonly Edge[]
-  /** The living edges on which long packets are lost. */
+  /** The edges between living nodes on which long packets are lost. */
   readonly narrow: readonly Edge[]
   /**
    * The nodes that probe a peer with a problem. A node may be impaired only because of that peer, so the states of these nodes are not
@@ -254,7 +261,9 @@ const othersOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
     return type === undefined ? [] : [`${callOf(node)} publishes ${publishers(type)}`]
   })
 
-/** Returns the findings about paths that carry packets, but not all of them. */
+/**
+ * Returns the findings about paths on which only some of the packets are lost: too many probes, or all long packets.
+ */
 const pathFindings = (
   nodes: readonly NetworkNode[],
   { narrow, lossy, living }: Troubles,
@@ -277,7 +286,10 @@ const clocksOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
     return off > CLOCK_MS ? [`${callOf(node)}: ${(Math.abs(ahead) / 1000).toFixed(1)} s ${way} the others`] : []
   })
 
-/** Returns the findings about nodes that returned no view. `node-dead` and `node-cut-off` cover the nodes that are not reached. */
+/**
+ * Returns the findings about nodes that did not return their state. The findings `node-dead` and `node-cut-off` cover
+ * the nodes that other nodes do not reach.
+ */
 function silenceFindings(
   queried: readonly QueriedNode[],
   nodes: readonly NetworkNode[],
@@ -343,7 +355,7 @@ function causes(
   return [...found, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
 }
 
-/** A node counts as the cause if at least one in this number of its pairs is broken. */
+/** A node counts as the cause of broken pairs if at least one in this number of its pairs is broken. */
 const MANY = 4
 
 function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (readonly [string, readonly T[]])[] {

@@ -1,7 +1,9 @@
-// network-view.ts - combines the views of all nodes into a report of the network: which node reaches which, and the findings. Pure.
+// network-view.ts - combines the states that all nodes returned (their views) into a report of the network: which node
+// reaches which, and the findings. Pure.
 //
-// A dead node is silent for all other nodes. So the report attributes broken pairs to the fewest nodes that explain them (greedy vertex
-// cover: the node with the most broken pairs comes first). Only the remaining broken pairs are reported one by one.
+// A dead node is silent for all other nodes. So the report attributes broken pairs to the fewest nodes that explain
+// them (greedy vertex cover: the node with the most broken pairs comes first). Only the remaining broken pairs are
+// reported one by one.
 
 import {
   findingsOf,
@@ -30,14 +32,17 @@ export interface NetworkReport {
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
   /**
-   * A row for each querying node with a cell for each probed node. A row is null if its node returned no view, and a cell is null if its
-   * pair is unknown. The matrix is null if there are too many nodes.
+   * A row for each querying node with a cell for each probed node. A row is null if its node did not return its state,
+   * and a cell is null if its pair is unknown. The matrix is null if there are too many nodes.
    */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]
 }
 
-/** Says which part of the pairs reach each other. Nodes with different backends cannot use each other's leases, and do not probe each other. */
+/**
+ * Says which part of all pairs of nodes reach each other. Nodes with different backends cannot use each other's leases,
+ * and do not probe each other.
+ */
 export const wholeText = (
   { nodes, matrix, whole }: Pick<NetworkReport, 'nodes' | 'matrix' | 'whole'>,
   percent: (part: number) => string,
@@ -132,7 +137,10 @@ function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined
 
 type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
-/** The word for each kind of a node's answer; empty for a node that returned its view, because its state is shown instead. */
+/**
+ * The word for each kind of a node's answer; empty for a node that returned its state, because that state is shown
+ * instead.
+ */
 const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   told: '',
   closed: 'no status',
@@ -150,7 +158,10 @@ export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: Netw
   return [answer === 'closed' && seenBy === reachedBy ? 'dim' : 'bad', ANSWERS[answer]]
 }
 
-/** Describes a cell of the matrix: the round trip, the loss if there is any, and the longest packet if it is shorter than the MTU. */
+/**
+ * Describes a cell of the matrix of nodes: the round trip, the loss if there is any, and the longest packet if it is
+ * shorter than the MTU.
+ */
 export function cellLook(
   cell: Cell | null,
   mtu: number | null,

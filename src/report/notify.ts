@@ -18,7 +18,9 @@ export interface State {
 export interface Notifier {
   /** The interval in ms at which weftd must send keep-alive messages; undefined if the service manager does not expect them. */
   readonly aliveMs: number | undefined
-  /** Sends the changes of the state to the service manager. If a change cannot be sent now, the next call sends it. */
+  /**
+   * Sends the changes of weftd's state to the service manager. If a change cannot be sent now, the next call sends it.
+   */
   report(state: State): void
   /** Sends a keep-alive message to the service manager. */
   alive(): void

@@ -78,8 +78,8 @@ export interface PeerEvents {
 }
 
 /**
- * Creates a list of at most `most` events. When it is full, it deletes the oldest event of the peer that has most, so that an unstable peer
- * does not displace the events of others.
+ * Creates a list of at most `most` events. When the list is full, it deletes the oldest event of the peer with the most
+ * events, so that an unstable peer does not displace the events of other peers.
  */
 export function createPeerEvents(most = MOST_EVENTS): PeerEvents {
   let older: PeerEvent[] = []
@@ -170,7 +170,7 @@ function eventOf(fields: Fields | undefined): PeerEvent | undefined {
   }
 }
 
-/** Describes an event in words that follow the name of the peer. */
+/** Describes an event by words that are printed after the name of the peer. */
 export function peerEventText(event: PeerEvent, duration: (seconds: number) => string): string {
   const { what, publicIp, family, afterSeconds, movedFrom, bytes, roundTripMs, usualMs } = event
   const after = afterSeconds === null ? '' : `, after ${duration(afterSeconds)}`

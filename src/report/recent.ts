@@ -13,8 +13,8 @@ export interface Recent {
   /** Records the current counters. `now` is the time in ms of a monotonic clock. */
   keep(counters: Counters, now: number): void
   /**
-   * Returns how much the counters grew over about the last minute, or since the first record if that is later. Returns undefined if `keep`
-   * was never called.
+   * Returns how much the counters grew over about the last minute, or since the first record if that is less than a
+   * minute old. Returns undefined if `keep` was never called.
    */
   until(counters: Counters, now: number): RecentCounts | undefined
 }
@@ -33,7 +33,8 @@ export function createRecent(): Recent {
       const increases = Object.fromEntries(
         Object.entries(counters).map(([name, count]) => {
           const before = then.counters[name] ?? 0
-          // A counter that decreased was reset to 0 when the data path was opened again, so its growth is its new value.
+          // If a counter decreased, the data path was opened again and the counter restarted at 0. So its new value is
+          // its growth.
           return [name, count >= before ? count - before : count]
         }),
       )

@@ -28,8 +28,9 @@ export interface PredecessorState {
 }
 
 /**
- * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port, rejects as
- * `serveHealth` does. If this process forwards already, logs the failure instead and tries again, because packets do not need the port.
+ * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port,
+ * rejects as `serveHealth` does. If this process already forwards, logs the failure instead of rejecting, and tries
+ * again, because packets do not need the port.
  */
 export async function serveStatus(
   places: ServedPlaces,
@@ -50,22 +51,22 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // The predecessor uses the same port, so bind it later. Binding it now might succeed if the predecessor has just started and has not
-  // bound it yet.
+  // The predecessor uses the same port, so bind that port later. Binding it now might succeed if the predecessor has
+  // just started and has not bound it yet.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {
       await atPort()
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // If the predecessor has just ended, the kernel may not have freed its port yet.
+      // Try again if the predecessor has just ended, because the kernel may not have freed its port yet.
       const isFreed = error.code === 'PORT_IN_USE' && before.isSuccessor && !(await before.predecessor())
       if (!isFreed && !isForwarding) throw error
       later.push(atPort)
     }
   }
-  // Create the socket now unless a running predecessor answers at it. In a pod the predecessor's socket is not visible, and the socket of
-  // this process reports why the pod is not ready yet.
+  // Create the socket now, unless a running predecessor answers at it. In a pod the predecessor's socket is not
+  // visible, and the socket of this process reports why the pod is not ready yet.
   const socket = places['status-socket']
   if (before.isSuccessor && socket !== '' && (await isAnswered(socket))) later.push(atSocket)
   else await atSocket()

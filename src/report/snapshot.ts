@@ -5,8 +5,8 @@ import { readingOf, type Impairment, type State } from './states.ts'
 import { hungThread, type Threads } from './threads.ts'
 
 /**
- * The age in seconds from which leases count as possibly out of date, since the last comparison with the store: three times the usual
- * interval.
+ * How many seconds after the last comparison with the store leases count as possibly out of date. It is three times the
+ * usual interval of comparisons.
  */
 const UNFOLLOWED_S = 180
 
@@ -132,7 +132,10 @@ export function stateOf(node: Snapshot): State {
   return { state: impairments.length === 0 ? 'working' : 'impaired', impairments }
 }
 
-/** Returns why the node is not in the state `working`, in words that anybody may read. Returns undefined if it is. */
+/**
+ * Returns why the node is not in the state `working`, in words that anybody may read. Returns undefined if the node is
+ * in that state.
+ */
 export function troubleOf(node: Snapshot): string | undefined {
   return node.leaving ?? joined(problemsOf(node))
 }
@@ -159,7 +162,7 @@ export function summaryOf(node: Snapshot): string {
   return `${state}subnet ${netText(node.subnet)}, ${count(node.peers, 'peer')}, ${store}`
 }
 
-/** Returns the summary, followed by values that change all the time. */
+/** Returns the one-line summary of the node's state, followed by values that change all the time. */
 export function detailsOf(node: Snapshot): string {
   const { at, comparedAt, repaired } = node
   const compared = comparedAt === undefined ? 'not yet compared' : `compared ${seconds(at - comparedAt)} s ago`

@@ -1,7 +1,8 @@
-// states.ts - the table of weftd's states: how each affects packets, and its value in each output. Pure.
+// states.ts - the table of weftd's states: how each state affects packets, and what each output of weft shows for it.
+// Pure.
 //
-// `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor all use this table. A test
-// compares it with docs/status.md.
+// `weft status` and its exit code, the page, /livez, /readyz, the metrics, the service manager and the doctor all use
+// this table. A test compares it with docs/status.md.
 
 /**
  * The states of weftd. `forwarding`: weftd forwards with the last known state until the store answers. `leaving`: weftd stops, or another

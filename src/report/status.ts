@@ -40,8 +40,8 @@ export interface SessionStatus {
    */
   readonly attempts: number | null
   /**
-   * Why the last handshake failed. `no-answer`: the peer did not answer; `not-authentic`: the peer's answer uses another pre-shared key;
-   * `bad-key`: the peer's public key yields no shared secret.
+   * Why the last handshake failed. `no-answer`: no answer came from the peer; `not-authentic`: the peer's answer uses
+   * another pre-shared key; `bad-key`: the peer's public key yields no shared secret.
    */
   readonly failure: 'no-answer' | 'not-authentic' | 'bad-key' | null
   /**
@@ -189,7 +189,7 @@ export interface RecentCounts {
 }
 
 export interface NodeReport extends State {
-  /** Why the node waits, is impaired or leaves; null if it is in the state `working`. */
+  /** Why the daemon waits, is impaired or leaves; null if it is in the state `working`. */
   readonly trouble: string | null
   readonly summary: string
   readonly store: {
@@ -208,8 +208,8 @@ export interface NodeReport extends State {
     readonly configDiffers: boolean
   }
   /**
-   * The node's host name, subnets and addresses. This field and those below are null until the node has a lease; `dataPath` is also set
-   * while weftd forwards with the last known state.
+   * The node's host name, subnets and addresses. This field and the following fields are null until the node has a
+   * lease. Only `dataPath` is also set while weftd forwards with the last known state.
    */
   readonly node: NodeStatus | null
   readonly config: {
@@ -240,7 +240,7 @@ export interface NodeReport extends State {
     /** For each family, the address that is missing from the external interface; null if none is missing. */
     readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
-    /** The MTU that the data path had when the node started; null if there is no node. */
+    /** The MTU in bytes that the data path had when the node started; null if there is no node. */
     readonly mtuAtStart: number | null
     /** The name of the data path's device for the first family. */
     readonly device: string | null
@@ -270,7 +270,10 @@ export interface NodeReport extends State {
   readonly subnetFileWritten: boolean
 }
 
-/** Returns the report of a daemon that has no node yet. A `dataPath` means that the daemon forwards with the last known state. */
+/**
+ * Returns the report of a daemon that has no node yet. If `dataPath` is given, the daemon forwards with the last known
+ * state.
+ */
 export const startingReport = (
   store: string,
   beginning: Beginning,
@@ -310,8 +313,8 @@ export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Re
 export const isDrop = (counter: string): boolean => counter.includes('_drop_')
 
 /**
- * The conditions of the path to a peer, worst first: the peer's states, and `silent` (no answer to probes) and `narrow` (long packets are
- * lost).
+ * The conditions of the path to a peer, worst first. They are the peer's states (`PeerState`), and `silent` (no answer
+ * to probes) and `narrow` (long packets are lost).
  */
 const CONDITIONS = ['stored', 'silent', 'narrow', 'programmed', 'answering'] as const
 export type Condition = (typeof CONDITIONS)[number]
@@ -328,7 +331,8 @@ export function conditionOf(
 export const conditionRank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
 /**
- * Returns the worst of a peer's paths, by condition and then by loss; the first one if they are equal. Returns undefined for an empty list.
+ * Returns the worst of a peer's paths, by condition and then by loss. If several paths are equally bad, returns the
+ * first of them. Returns undefined for an empty list.
  */
 export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
   const rank = (side: PeerSide): number => conditionRank(conditionOf(side)) * 101 - (side.lossPercent ?? 0)
@@ -356,14 +360,16 @@ export function placeIn(
 /** The default of --probe-interval, in seconds. */
 const PROBE_SECONDS = 10
 /**
- * A peer that probes this node sends a packet per probe interval. The interval is the larger of the default and this node's. A peer is
- * said to send if its last packet is younger than this number of intervals, so two probes may be lost.
+ * A peer counts as sending if its last packet is younger than this number of probe intervals, so that two probes may be
+ * lost. A peer that probes this node sends one packet per interval. The interval is the larger of the default and this
+ * node's interval.
  */
 const RECENT_INTERVALS = 3
 
 /**
- * True if packets of a peer arrive although it does not answer: one came recently, and after the first probe that was lost. Then the peer
- * runs. Either packets to it are lost, or the firewall of its host drops the echo requests. `probeSeconds` is that of PeersStatus.
+ * True if packets of a peer arrive although the peer does not answer: a packet came recently, and after the first probe
+ * that was lost. That shows that the peer runs. Either packets to it are lost, or the firewall of its host drops the
+ * echo requests. `probeSeconds` is that of PeersStatus.
  */
 export function isSendingOnly(
   { state, heardSecondsAgo, unansweredSeconds }: PeerStatus,
@@ -378,7 +384,10 @@ export function isSendingOnly(
   )
 }
 
-/** Describes the condition of a peer. If its families differ, describes each family that does not answer. */
+/**
+ * Describes the condition of a peer. If its two families have different conditions, describes each family that does not
+ * answer.
+ */
 export function conditionText(peer: PeerStatus, wordOf: (condition: Condition) => string): string {
   const { ipv4, ipv6 } = sidesOf(peer)
   if (!ipv4 || !ipv6 || conditionOf(ipv4) === conditionOf(ipv6)) return wordOf(conditionOf(peer))

@@ -7,11 +7,17 @@ import { conditionOf, type PeerStatus, type Status } from './status.ts'
 
 const VIEW_SCHEMA = 1
 
-/** The maximum number of peers in a view. If there are more, the peers with problems are included first. */
+/**
+ * The maximum number of peers in a view, the part of a node's status that other nodes may read. If the node has more
+ * peers, those with problems are included first.
+ */
 export const MOST_SEEN = 2_000
-/** The maximum number of characters of a text in a view. */
+/** The maximum number of characters of a text in a view, the part of a node's status that other nodes may read. */
 const LONGEST = 300
-/** The maximum number of members of the network configuration in a view. */
+/**
+ * The maximum number of members of the network configuration in a view, the part of a node's status that other nodes
+ * may read.
+ */
 const MOST_MEMBERS = 64
 
 /**
@@ -22,8 +28,8 @@ const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
 /**
- * Returns the node's state and its trouble. The trouble omits problems of peers, which the member `seen` of the view shows; it is null if
- * there are no others.
+ * Returns the node's state and its trouble. The trouble omits problems of peers, because the member `seen` shows them.
+ * It is null if the node has no other problems.
  */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
   if (state !== 'impaired') return { state, trouble }
@@ -31,7 +37,7 @@ function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'stat
   return { state, trouble: own.length === 0 ? null : own.map(({ what }) => what).join('; ') }
 }
 
-/** A peer as the node that made the view sees it. */
+/** A peer as the node that reports it sees it. */
 export interface Sight {
   /** The key of the peer's lease. */
   readonly lease: string
@@ -44,7 +50,7 @@ export interface Sight {
 
 export interface NodeView {
   readonly schema: typeof VIEW_SCHEMA
-  /** When the node made the view, by the node's own clock. */
+  /** The time at which the node made this report, by the node's own clock. */
   readonly at: string
   readonly version: string
   readonly hostname: string | null
@@ -117,7 +123,7 @@ const textOr = (value: unknown): string | null => (typeof value === 'string' ? v
 const numberOr = (value: unknown): number | null =>
   typeof value === 'number' && Number.isFinite(value) && value >= 0 ? value : null
 
-/** Parses the view of another node. Throws an Error with the reason if the view is invalid. */
+/** Parses the state (view) that another node returned. Throws an Error with the reason if the text is invalid. */
 export function readView(text: string): NodeView {
   let value: unknown
   try {

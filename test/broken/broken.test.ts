@@ -32,7 +32,7 @@ import { HEALTHZ_PORT, startReaders, type Readers } from '../support/readers.ts'
 
 needs(HOSTS, 'prometheus', 'curl')
 
-/** The time for which readers are run again until they report what is expected. */
+/** The time in ms for which readers are run again until they report what is expected. */
 const LOOK_MS = 20_000
 const GREEN_MS = 240_000
 /** All readers except the one that measures for seconds and fills the link. */

@@ -1,5 +1,5 @@
-// package.test.ts - installs the result of `npm pack` on a bare Debian without a compiler and runs it; without a prebuilt addon it is
-// compiled.
+// package.test.ts - installs the result of `npm pack` on a bare Debian without a compiler and runs it. Installs it also
+// without a prebuilt addon, which npm then compiles.
 
 import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

@@ -25,7 +25,7 @@ import { WEFT_TOKEN } from '../support/kube-admin.ts'
 import { startKubeServer, type Fault, type SmallKubeApi } from '../support/kube-server.ts'
 import { needs } from '../support/needs.ts'
 
-/** The pause between two pieces of a stream, so that they arrive separately. */
+/** The pause in ms between two pieces of a stream, so that the pieces arrive separately. */
 const PIECES_MS = 10
 /** The long run cuts at every byte, the short one at every seventh. */
 const STEP = process.env['WEFT_LONG'] === '1' ? 1 : 7
@@ -141,7 +141,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('that asks for a pause gets no request during it', async () => {
+  it('that requests a pause gets no request during the pause', async () => {
     const asked: number[] = []
     api.fault = () => {
       asked.push(performance.now())
@@ -218,7 +218,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
 
   it('sends little: heartbeats cost only their metadata', async () => {
     await follow()
-    // As many bytes as kubelet writes for images and other status.
+    // Make a node as large as kubelet does with its images and other status.
     const images = Array.from({ length: 50 }, (_, at) => ({
       names: [`registry.example/image-${at}@sha256:${'0'.repeat(64)}`],
     }))
@@ -256,7 +256,7 @@ describe('a watch', () => {
       if (url.searchParams.get('watch') !== 'true') return response.end(JSON.stringify(recorded.list))
       const after = Number(url.searchParams.get('resourceVersion'))
       const rest = recorded.watch.filter((line) => versionIn(line) > after || line.includes('BOOKMARK'))
-      // Chunks as the server's HTTP sends them: one event each.
+      // The chunks in which the server's HTTP library sends the events: one event each.
       const bytes = Buffer.concat([
         Buffer.from('HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n'),
         ...rest.map((line) => Buffer.from(`${(line.length + 1).toString(16)}\r\n${line}\n\r\n`)),

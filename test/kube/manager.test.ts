@@ -223,7 +223,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     const lease = await obtain(manager, attrs('192.168.77.1'))
     const seen = follow(manager)
     await eventually(() => expect(seen.view()).toEqual({ '10.5.1.0-24': '192.168.77.1' }))
-    // This node is new since the listing, so the watch delivers only its metadata.
+    // Add a node after the listing, so that the watch delivers only the node's metadata.
     await api.admin.addNode('node2')
     await api.admin.givePodCidr('node2', '10.5.2.0/24')
     await api.admin.annotate('node2', flannels('192.168.77.2'))
@@ -407,7 +407,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
       const { publicIp, backendV6Data } = seen.leases.get(key)?.attrs ?? {}
       return `${addressText({ ipv4: publicIp?.ipv4 })} ${addressText({ ipv6: publicIp?.ipv6 })} ${JSON.stringify(backendV6Data)}`
     }
-    // This lasts while the node runs with IPv4 only.
+    // The peer has no IPv6 address as long as the node runs with IPv4 only.
     await eventually(() => expect(peer()).toBe('192.168.77.2 0.0.0.0 undefined'))
     await api.admin.annotate('node2', { [`${P}/public-ipv6`]: 'fd77::2' })
     await eventually(() => expect(peer()).toBe('192.168.77.2 fd77::2 undefined'))
@@ -528,7 +528,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await eventually(() => expect(seen.view()).toMatchObject({ '10.5.2.0-24': '192.168.77.2' }))
   })
 
-  // This test is the last one, because a real server that has just restarted denies everything for a moment.
+  // Run this test last, because a real server that has just restarted denies every request for a moment.
   it('continues after the API server was unavailable, and learns of all changes that it missed', async () => {
     await api.admin.addNode('node1', '10.5.1.0/24')
     const manager = await managerOf('node1')

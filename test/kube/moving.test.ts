@@ -193,7 +193,7 @@ describe('docs/kubernetes/from-flannel.md', () => {
     expect((rights.body as { rules: unknown }).rules).toEqual(mineNow.rules)
     expect(api.asked().filter(({ isAllowed }) => !isAllowed)).toEqual([])
 
-    // The way back.
+    // Now follow the manual back from weft to flannel.
     await step(back)
     const daemonSet = await admin.call('GET', '/apis/apps/v1/namespaces/kube-flannel/daemonsets/kube-flannel-ds')
     const spec = (daemonSet.body as { spec: { updateStrategy: unknown; template: Template } }).spec

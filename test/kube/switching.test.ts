@@ -49,7 +49,7 @@ describe('IPv6 is enabled in a running cluster and disabled again', () => {
 
     writeFileSync(join(folder, 'admin'), kubeconfigText(api.url, api.caFile, ADMIN_TOKEN))
     const [hold, on, range, restart, look, off] = manualLines('docs/kubernetes/add-ipv6.md', '## Both families')
-    // moving.test.ts tests these commands.
+    // The test moving.test.ts tests the commands of this section.
     const followed = manualLines('docs/kubernetes/from-flannel.md', '## From flannel to weft').join('')
     for (const block of [hold, restart]) expect(followed).toContain(block)
     const sh = (script: string, env: Readonly<Record<string, string>>): Promise<string> =>

@@ -74,7 +74,7 @@ function podNamed(
     initContainers: spec.initContainers.map((each) => ({
       ...each,
       ...own,
-      // This path is in another image.
+      // The path in the manifest exists only in another image, so copy a file that weft's image has.
       args: each.name === 'install-cni-plugin' ? ['-f', '/opt/bin/flanneld', '/opt/cni/bin/flannel'] : each.args,
     })),
     containers: [

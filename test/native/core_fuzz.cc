@@ -416,7 +416,7 @@ void take_over(const uint8_t* bytes, size_t size) {
   }
 }
 
-/// True if OpenSSL is there. If not, WireGuard is not tested.
+/// True if the library OpenSSL is installed. Without it WireGuard is not tested.
 bool has_keys() {
   static const bool has = Aead::create(Aead::Way::kSeal) && Aead::create(Aead::Way::kOpen);
   return has;

@@ -92,7 +92,7 @@ int main() {
   TrafficRows traffic;
   Drops tx_drops(CounterRow(row.data()), monotonic_us), rx_drops(CounterRow(row.data()), monotonic_us);
   IcmpLimits icmp{1};
-  // A Unix socket has no address, so the senders cannot be compared with the peer's address.
+  // A Unix socket has no address, so the filter cannot compare the sender with the peer's address.
   const FilterOptions filter{VerifySource::kInner,
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050000)), 16)},
                              {.ipv4 = Net::of(Address::v4(to_be32(0x0a050200)), 24)}};

@@ -1393,8 +1393,8 @@ static void test_session() {
     for (const uint32_t index : {3, 4, 5}) CHECK(!session.begin_open(*opening, index, 0, 4'000));
     CHECK(comes(session, 4, 0, 4'000).is_confirmed && session.begin_seal(*lane, true, 4'000).peer_index == 55);
     CHECK(session.begin_open(*opening, 3, 0, 4'000).has_value());
-    // Both ends initiate again. Until the peer knows this host's new pair it encrypts with its own new pair, not with
-    // this host's old one.
+    // Both ends initiate again. Until the peer knows this host's new pair of keys, the peer encrypts with its own new
+    // pair, not with this host's old pair.
     make(session, true, 6, 5'000);
     CHECK(!session.begin_open(*opening, 4, 1, 5'000) && session.begin_open(*opening, 5, 0, 5'000));
     CHECK(!comes(session, 6, 0, 5'000).reason);
@@ -1785,7 +1785,8 @@ static void test_endpoints() {
   const PeerTables tables_v6(0, v6);
   const PeerTable& by_v6 = tables_v6.current();
   CHECK(!by_v6.has_endpoint_at(ipv4(0xc0000202), 4) && !by_v6.find(4, second)->is_at(ipv4(0xc0000202)));
-  // Both addresses of a peer must be found as long as a record has them, whichever of them datagrams go to.
+  // Both addresses of a peer must be found as long as a record has them, whichever of them is the destination of
+  // datagrams.
   const auto has = [&](const PeerTables& of, const Address& address) {
     const bool is_at = of.current().find(4, second)->is_at(address);
     CHECK(of.current().has_endpoint_at(address, 4) == is_at);
@@ -2921,7 +2922,7 @@ static void test_learnt() {
   for (uint32_t i = 2; i <= 64; i++) learnt.learn(none, true, endpoint(i), 1500, 2'000 + i);
   for (uint32_t i = 1; i <= 64; i++) CHECK(most(i, 3'000) == 1);
   CHECK(most(65, 3'000) == 128);
-  // There is one endpoint too many. So endpoints without an entry get no joined messages, and existing entries stay
+  // Add one endpoint too many. Endpoints without an entry must get no joined messages, and existing entries must stay
   // valid.
   learnt.learn(fewer, true, endpoint(3), 1500, 3'000);
   learnt.learn(none, true, endpoint(65), 1500, 3'000);
@@ -3412,7 +3413,7 @@ static void test_filter() {
       // the network that belongs to no peer is refused.
       CHECK(!reason_of(0xc6336401) && filter.peer() == nullptr);
       CHECK(reason_of(0x0a050907) == (is_off ? std::nullopt : std::optional(k_rx_drop_unknown_sender)));
-      // Now the same packets come from other senders.
+      // Check the same packets from other senders.
       filter.begin_message(from_two);
       CHECK(reason_of(0x0a050207) == (is_strict ? std::optional(k_rx_drop_spoofed_source) : std::nullopt));
       CHECK(!reason_of(0x0a050307) && filter.peer() == two);

@@ -229,8 +229,8 @@ describe.each(engines)('the %s engine with the encapsulation %s', (engine, encap
       })
       const sent = (by: boolean): string[] =>
         hex(packets.filter(({ byPeer }) => byPeer === by).map((each) => seal(each.packet)))
-      // There is no IPv6 peer. With verifySource `off` the two engines treat an IPv6 packet differently, so none is
-      // sent.
+      // Send no IPv6 packet with verifySource `off`: there is no IPv6 peer, and the two engines treat an IPv6 packet
+      // differently then.
       const version6 = Buffer.concat([Buffer.from([0x60, 0, 0, 0, 0, 8, 17, 64]), Buffer.alloc(40, 0xfd)])
       const toUdp = [...sent(true), ...(verifySource === 'off' ? [] : hex([seal(version6)]))]
       const { fromTun, counters, unknownSenders } = await probe(engine, {

@@ -284,7 +284,7 @@ void test_send_partly() {
   CHECK(out.row[k_tx_drop_socket_full] == 1);
   CHECK(interruptions == 0);
   CHECK(out.row[k_tx_batches] == kernel.calls);
-  // The next batch starts empty.
+  // The buffers are empty when the next batch begins.
   kernel = {};
   out.add(out.here);
   out.sender.flush();

@@ -2389,7 +2389,7 @@ void test_wireguard_responds() {
   CHECK(!host.ingress->pump().failure);
   host.ingress->tick();
   CHECK(remote.open(host.drain(host.other).at(0), 0) == build({}));
-  // The same happens with the next keys, and packets with the previous keys must still enter.
+  // The next pair of keys is confirmed in the same way, and packets with the previous keys must still enter.
   host.sessions->set_keys(kSession, later.keys(false), clock_ms);
   host.to_tun({}, build({}));
   CHECK(!host.egress->pump().failure);
@@ -2526,7 +2526,7 @@ void test_wireguard_without_memory() {
       host.ingress->rest();
       *fails = 0;
       CHECK(both_ways() == std::pair(size_t{1}, uint64_t{2}));
-      // There is still no memory for a while.
+      // Memory is still missing for a while.
       clock_ms += SessionLimits::kKeepaliveMs;
       *fails = 1'000;
       host.egress->rest();
@@ -2648,8 +2648,8 @@ void test_wireguard_answers() {
   CHECK(host.row[k_rx_drop_wrong_key] == 0 && host.row[k_rx_drop_malformed] == 0);
 }
 
-/// Returns a byte of a test key. The whole key is in memory only where the host copied it, because it is computed byte
-/// by byte.
+/// Returns a byte of a test key. The key is computed byte by byte, so the whole key is in memory only in copies that
+/// the host made.
 uint8_t byte_of_key(size_t at) { return static_cast<uint8_t>((at * 37 + 11) ^ (at * at >> 1)); }
 
 /// Returns the number of copies of the test key in this process's memory.

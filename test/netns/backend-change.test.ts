@@ -90,7 +90,7 @@ afterAll(async () => {
   await etcd?.close()
 })
 
-/** A store of leases. */
+/** A store of leases, with the hosts that use it. */
 interface Bed {
   readonly configure: (backend: object) => Promise<unknown> | void
   readonly args: (host: Host) => readonly string[]
@@ -160,7 +160,7 @@ const WAYS = {
 interface Captured {
   /** Packets whose inner content is readable, with any encapsulation. */
   readonly readable: number
-  /** The UDP destination ports; 0 stands for packets without a tunnel. */
+  /** The UDP destination ports; 0 means packets without a tunnel. */
   readonly ports: ReadonlySet<number>
 }
 
@@ -275,7 +275,7 @@ async function goThrough(steps: readonly Name[], way: keyof typeof WAYS, bed: Be
     for (const [at, host] of hosts.entries()) {
       await WAYS[way](host, bed)
       if (at > 0) continue
-      // The other node still has the old backend.
+      // At this time the other node still has the old backend.
       for (const family of families) {
         const { readable, ports } = await listenWhilePinging(false, family)
         const change = `${from} to ${to}, half-way, ${family}`

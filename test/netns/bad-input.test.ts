@@ -225,7 +225,7 @@ describe('stopping', () => {
 
     const daemon = host.startDaemon({ args: ['--lease-dir', folder] })
     await daemon.line(/Running backend/)
-    // These pipes hang like files on a dead server: opening one waits.
+    // Opening one of these pipes waits, like opening a file on a dead server.
     await host.output(['sh', '-c', `cd ${folder} && rm -f lock config && mkfifo lock config`])
     for (const name of readdirSync(join(folder, 'subnets'))) rmSync(join(folder, 'subnets', name))
     rmSync(host.subnetFile)

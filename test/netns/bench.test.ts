@@ -11,7 +11,7 @@ import { HOSTS, needs } from '../support/needs.ts'
 
 needs(HOSTS, 'g++', 'iperf3', 'ping', 'ethtool')
 
-/** The limit for a whole run, which has slow machines in mind. */
+/** The time limit in ms for a whole run, which is long enough for slow machines. */
 const RUN_MS = 240_000
 
 it('measures all kinds of traffic with native, vxlan and a peer program', async ({ skip }) => {

@@ -143,7 +143,7 @@ it('shows the dropped packets and the reasons', async () => {
   await send(8285, Buffer.from('again'))
   await eventually(() => expect(received).toContain('616761696e'))
   expect(received.match(/\n/g)).toHaveLength(5)
-  // It also prints the drops of the next daemon.
+  // `weft capture --follow` must also print the drops of the next daemon.
   await daemon.stop('SIGKILL')
   await start({ Type: 'udp' }, '--workers', '1', '--healthz-port', '8080')
   await send(8285, Buffer.from('later'))

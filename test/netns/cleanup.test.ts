@@ -277,7 +277,7 @@ describe('weft cleanup', () => {
     })
   })
 
-  it('empties but keeps a chain that another rule jumps to, and says so', async () => {
+  it('empties but keeps a chain that another rule jumps to, and reports it', async () => {
     await feed(CURRENT, 'iptables-nft-restore', '--noflush')
     await here('iptables-nft', '-t', 'nat', '-A', 'POSTROUTING', '-o', 'eth1', '-j', 'FLANNEL-POSTRTG')
     const done = await cleanup()
@@ -344,7 +344,7 @@ describe('while weftd runs', () => {
       const refused = `weft cleanup: weftd still runs (pid ${daemon.process.pid}); stop it first, and then clean up\n`
       expect(await clean()).toMatchObject({ code: 1, stdout: '', stderr: refused })
 
-      // A process whose name is hidden, as in a container, is found because it holds the device.
+      // `weft cleanup` finds a process whose name is hidden, as in a container, because the process holds the device.
       expect(await daemon.stop()).toBe(0)
       const other = join(lab.folder, 'overlay')
       copyFileSync(join(packageRoot, 'bin/weftd'), other)

@@ -1,4 +1,5 @@
-// fabric.test.ts - Type `http` with real daemons and packets: a third host routes each node's subnet, as the nodes tell it by HTTP.
+// fabric.test.ts - Type `http` with real daemons and packets: a third host routes each node's subnet, as the nodes
+// request by HTTP.
 
 import type { ChildProcess } from 'node:child_process'
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
@@ -128,7 +129,7 @@ describe('http', () => {
     expect(await routesOfSwitch()).toBe('')
   })
 
-  it('leaves the route of another node, and says which it is', async () => {
+  it('keeps the route of another node, and names that route', async () => {
     await startSwitch()
     const [one, two] = hosts
     const daemon = await ready(one)

@@ -457,7 +457,7 @@ describe('rules that others add next to ours', () => {
     expect(await nat()).toEqual([beside[0], jump, beside[1], ...ours.filter((line) => line !== jump)])
     expect(count(daemon, /Repaired/)).toBe(0)
 
-    // Both rules are added in one command; a check in between would make two repairs.
+    // Add both rules in one command, because a check in between would make two repairs.
     const input = `*nat\n${jump}\n-I FLANNEL-POSTRTG -s 198.51.100.3/32 -j RETURN\nCOMMIT\n`
     await host.output(['iptables-restore', '--noflush'], { input })
     await daemon.line(/Repaired: rules of FLANNEL-POSTRTG/)

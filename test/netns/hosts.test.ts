@@ -145,7 +145,7 @@ describe.each(KINDS)('three hosts on the %s store with the %s engine', (store, e
       ).toBeGreaterThan(0)
     }
     await server.stop()
-    // As fast as the answers arrive, up to the largest packet that fits; then larger ones in fragments.
+    // Send pings as fast as the answers arrive, up to the largest packet that fits, and then larger pings in fragments.
     for (const size of ['0', '64', '1372', '1444']) {
       const count = ['-f', '-c', String(FLOOD_PINGS), '-W', String(EVENT_MS / 1000)]
       const { stdout } = await pods[0]!.run(['ping', '-n', '-q', ...count, '-s', size, pods[2]!.address])

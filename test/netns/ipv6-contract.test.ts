@@ -294,7 +294,7 @@ it.each([
   await refused.line(why)
   await ended(refused.process)
   expect(refused.process.exitCode).toBe(1)
-  // It logs this once, and leaves nothing.
+  // weftd must log the refusal once, and leave nothing on the host.
   expect(refused.lines.filter((line) => line.startsWith('E'))).toHaveLength(1)
   expect((await linesOf('ip', '-br', 'link')).filter((line) => line.startsWith('flannel'))).toEqual([])
   for (const each of ['10.5.0.0/16', 'fd00:5::/48']) expect(await routesTo(each)).toEqual([])

@@ -55,7 +55,7 @@ it('keeps that a peer was silent and came back, over a restart, a hand-over, and
 
   const fell = Date.now()
   await second.output(['iptables', '-A', 'INPUT', '-p', 'udp', '--dport', '8285', '-j', 'DROP'])
-  // This host still sends probes, which arrive; only the answers are lost.
+  // This host still sends probes, and they arrive at the peer; only the answers are lost.
   await eventually(async () => expect(await kindsOf(first)).toEqual(['silent', 'one-way']))
   // Each step is ten seconds long. After its end the losses of the outage no longer count.
   await eventually(async () => {

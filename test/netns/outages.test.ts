@@ -34,9 +34,9 @@ needs(HOSTS, ...ETCD, 'iperf3', 'nft', 'ping')
 const LONG = process.env['WEFT_LONG'] === '1'
 const AWAY_S = LONG ? 120 : 10
 const SLOW_MS = LONG ? 5_000 : 1_500
-/** The limit of a test that hangs: the outage and ten events. */
+/** The time limit in ms for a test that hangs: the outage and ten events. */
 const LIMIT_MS = AWAY_S * 1000 + 10 * EVENT_MS
-/** The time of several dozen calls in sequence, of which one in three is refused. */
+/** The time in ms of several dozen calls in sequence, of which one in three is refused. */
 const SLOW_EVENT_MS = EVENT_MS + 30 * SLOW_MS
 const LINES_A_MINUTE = 10
 const SUBNETS = '/coreos.com/network/subnets'
@@ -303,7 +303,7 @@ describe.concurrent('while etcd', () => {
       const ready = performance.now()
       await Promise.all([daemon.line(added(b), SLOW_EVENT_MS), peer.line(added(a))])
       await reach(a.namespace, tunAddress(b))
-      // Its lease is deleted. The wait is as long as a renewal may take, with a margin of an hour.
+      // Delete this node's lease. The wait is as long as a renewal may take, with a margin of an hour.
       await etcd.ctl('del', `${SUBNETS}/${subnetOf(a).replace('/', '-')}`)
       await daemon.line(/Lease of .* acquired again/, SLOW_EVENT_MS)
       console.log(`ready after ${Math.round((ready - started) / 1000)} s`)
@@ -385,7 +385,7 @@ describe.concurrent('a host of three, each with a member of etcd,', () => {
     async (_title, ports, receives) => {
       const bed = await openCluster()
       const { lab, etcd } = bed
-      // Its own member comes first, as operators write it.
+      // List each host's own etcd member first, as operators write it.
       const daemons = lab.hosts.map((host, index) => {
         const order = [...etcd.members.slice(index), ...etcd.members.slice(0, index)]
         return host.startDaemon({ args: ['--etcd-endpoints', order.map(({ endpoint }) => endpoint).join()] })

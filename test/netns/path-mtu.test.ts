@@ -66,7 +66,8 @@ async function areAnswered(from: Place, to: string, ...more: string[]): Promise<
 }
 
 /**
- * The time in which a MiB arrives if its sender gets ICMP errors. A sender without them doubles its retransmission timeout again and again.
+ * The time in ms in which a MiB arrives if its sender gets ICMP errors. A sender without ICMP errors doubles its
+ * retransmission timeout again and again.
  */
 const CROSSED_MS = 10_000 * PATIENCE
 
@@ -347,7 +348,7 @@ describe.concurrent('a path', () => {
     expect(await inside.output(['cat', '/proc/sys/net/ipv4/tcp_mtu_probing'])).toBe('0\n')
     let crossed = false
     const crossing = stream().then(() => (crossed = true))
-    // The sender retransmits in vain.
+    // The sender retransmits the long packets, which are lost again.
     await eventually(async () => expect(await tcpCount(inside, 'TcpRetransSegs')).toBeGreaterThan(3))
     expect(crossed).toBe(false)
     expect(await ping(inside, other.address)).toContain('1 received')

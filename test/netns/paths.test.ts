@@ -26,7 +26,7 @@ const STREAM_BYTES = ALL ? 10e9 : 32 << 20
 const RANDOM_BYTES = ALL ? 256 << 20 : 32 << 20
 const RANDOM_PAIRS = ALL ? 72 : 2
 const CAPTURED = ALL ? 1_000_000 : 10_000
-/** The limit for 10 GB on a slow machine. */
+/** The time limit in ms for 10 GB on a slow machine. */
 const STREAM_MS = ALL ? 1_800_000 : 240_000
 
 let lab: Lab | undefined
@@ -34,7 +34,7 @@ afterEach(() => lab?.close())
 
 const seed = Number(process.env['WEFT_SEED'] ?? Date.now() % 2 ** 31)
 let state = seed
-/** Draws the features to switch off with a linear congruential generator: bit n stands for feature n. */
+/** Draws the features to switch off with a linear congruential generator: bit n selects feature n. */
 function randomSet(): string[] {
   state = (state * 1_103_515_245 + 12_345) % 2 ** 31
   return FEATURES.filter((_, bit) => (state >> (bit + 8)) & 1)

@@ -25,7 +25,7 @@ afterEach(() => lab?.close())
 /** A daemon that is the first process of a pod. */
 interface DaemonPod extends Omit<Daemon, 'lines'> {
   lines: string[]
-  /** Its pid on the host. */
+  /** The pid of the pod's process on the host. */
   readonly pid: number
   /** Runs weft in the pod. */
   weft(...words: string[]): Promise<Finished>

@@ -118,7 +118,7 @@ describe('with only CAP_NET_ADMIN', () => {
     lab = await createLab({ hosts: 2 })
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     await etcd.ctl('put', '/coreos.com/network/config', '{"Network":"10.5.0.0/16"}')
-    // The other user must be able to write its subnet.env.
+    // The unprivileged user must be able to write its subnet.env.
     chmodSync(lab.folder, 0o755)
     chmodSync(dirname(lab.hosts[1]!.subnetFile), 0o777)
     const args = ['--etcd-endpoints', etcd.endpoint, '--engine', engine]

@@ -117,7 +117,7 @@ describe.each(['iptables', 'nftables'])('two networks on each of two hosts, with
       expect(after).toEqual([before[0]! + 1, before[1]!])
     }
 
-    // Both networks carry traffic, also while the daemon of the other one is stopped, and after its restart.
+    // Both networks must carry traffic, even while the other network's daemon is stopped, and after its restart.
     const gateways = await Promise.all(
       [RED, BLUE].map((colour) => Promise.all(lab!.hosts.map((host) => addGateway(host, colour)))),
     )

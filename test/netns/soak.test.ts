@@ -19,7 +19,7 @@ import { randomFrom } from '../support/packet-model.ts'
 
 needs(HOSTS, ...ETCD, 'nft', 'ping')
 
-/** The time for each network. */
+/** The duration in ms of the test of each network. */
 const SOAK_MS = process.env['WEFT_LONG'] === '1' ? 1_200_000 : 10_000
 const SEED = Number(process.env['WEFT_SEED'] ?? Date.now() % 1_000_000)
 const PREFIX = '/coreos.com/network'

@@ -124,7 +124,7 @@ async function streamed({ sender, receiver, from, to }: Awaited<ReturnType<typeo
   return { made, read, sent, written }
 }
 
-it('superpackets of containers reach the engine whole, and are sent and written whole', async () => {
+it('superpackets of containers reach the engine unsegmented, and are sent and written unsegmented', async () => {
   const all = await joinAll()
   const { made, read, sent, written } = await streamed(all)
   expect(read.bytes).toBeGreaterThan(50 << 20) // the client ends before its last packets have left

@@ -1,5 +1,5 @@
-// superpackets.test.ts - each rule, counter and limit of the host's packet filter applies to the UDP and ICMP packets that were sent, even
-// if weftd receives many at once, unless the device's offload for joined UDP is on.
+// superpackets.test.ts - each rule, counter and limit of the host's packet filter applies to the UDP and ICMP packets
+// that were sent, even if weftd receives many together, unless the device's offload for joined UDP is on.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

@@ -575,7 +575,7 @@ describe('who carries it', () => {
     for (const address of [podA.address, podA.ipv6!]) await reach(podB.namespace, address)
   })
 
-  it('is the kernel if it can, and nobody if it must and cannot', async ({ skip }) => {
+  it('is the kernel if it can, and none if the kernel is required but cannot', async ({ skip }) => {
     await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]
@@ -663,7 +663,7 @@ it('names the device that has the port, and leaves no device of its own', async 
   await ended(daemon.process)
   expect(daemon.process.exitCode).toBe(1)
   expect((await host.run(['ip', 'link', 'show', 'dev', 'flannel.1'])).code).toBe(1)
-  // Another port is free.
+  // A device on another port does not conflict.
   const other = await start(host, 'kernel', { Port: 8473 })
   expect(await other.stop()).toBe(0)
 })

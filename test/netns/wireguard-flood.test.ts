@@ -28,8 +28,8 @@ const ROUNDS = 5
 /** Younger keys are not renewed (white paper, section 6.1: Rekey-After-Time). */
 const REKEY_AFTER_S = 120
 /**
- * The time for which each kind is sent, as fast as a host can, to measure its cost. The work of the JIT compiler at the start is a small
- * part of it.
+ * The time in ms for which each kind of message is sent, as fast as a host can, to measure its cost. The work of the
+ * JIT compiler at the start is a small part of this time.
  */
 const FLOOD_MS = 15_000
 const AT_ONCE = 200_000

@@ -57,7 +57,7 @@ describe.each(['wireguard-go', 'kernel'])('with %s', { timeout: 2 * LIMIT_MS + E
     expect(results).toMatchObject([
       { ...CROSSED, sent: [1, 1], initiated: [true] },
       { ...CROSSED, sent: [1, 1], received: [2, 2], initiated: [true] },
-      // It completes no handshake before a packet arrives under the keys.
+      // The host completes no handshake before a packet encrypted with the keys arrives.
       { ...CROSSED, initiated: [true], hasHandshake: false },
     ])
     expect(await probe('lost answer')).toMatchObject({

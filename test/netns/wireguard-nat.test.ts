@@ -16,7 +16,7 @@ needs(HOSTS, 'nft', 'ping', 'tcpdump', 'wg', 'wireguard-go')
 const PUBLIC = '192.168.77.201'
 /** How long the NAT remembers a silent sender; the kernel's timers have whole seconds. */
 const REMEMBERS_S = 3
-/** A data message without data, and the UDP header. */
+/** The length in bytes of a data message without data, together with the UDP header. */
 const KEEPALIVE_BYTES = 32 + 8
 
 let lab: Lab

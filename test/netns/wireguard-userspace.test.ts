@@ -110,7 +110,7 @@ describe("beside the kernel's device", () => {
         const { bitsPerSecond } = await server.run(from.namespace, to.address, 1)
         expect(bitsPerSecond).toBeGreaterThan(0)
         await server.stop()
-        // It answers to the address from which it receives.
+        // The peer must send its answers to the address from which it receives.
         expect(await endpoints()).toEqual([`${a.address}:51820`, `${c.address}:51820`])
       }
     },
@@ -121,7 +121,7 @@ describe("beside the kernel's device", () => {
     async (options) => {
       lab = await createLab({ hosts: 3, families: ['ipv4', 'ipv6'] })
       const [a, b, c] = lab.hosts as [Host, Host, Host]
-      // Their IPv4 addresses are private, so the two hosts with a global IPv6 address use IPv6.
+      // The IPv4 addresses of all hosts are private, so the two hosts with a global IPv6 address use IPv6.
       for (const [host, ipv6] of [
         [a, '2001:db8::1'],
         [b, '2001:db8::2'],

@@ -17,7 +17,7 @@ import { peerWith, statusWith } from '../support/page-status.ts'
 
 const missing = needs(HOSTS, 'chromium', 'iperf3')
 const ORIGIN = 'http://127.0.0.1:8080'
-/** The time within which a killed peer must be shown. */
+/** The time in ms within which the page must show that a peer was killed. */
 const KILLED_SEEN_MS = 15_000
 
 let lab: Lab

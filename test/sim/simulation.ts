@@ -22,12 +22,15 @@ import { createVirtualStore, LEASE_TTL_MS, type Connection, type Fault, type Vir
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
 const NODES = 5
-/** After the last fault every node agrees with the store within CONVERGED_MS, or within CONFIRMED_MS if it held lost peers. */
+/**
+ * After the last fault every node agrees with the store within CONVERGED_MS (in ms), or within CONFIRMED_MS if it held
+ * lost peers.
+ */
 const CONVERGED_MS = 16_000
 const CONFIRMED_MS = 60_000
-/** The time within which a listing finds a change that no watch has reported. */
+/** The time in ms within which a listing finds a change that no watch has reported. */
 const LISTED_MS = 61_000
-/** The time within which a change arrives if there are no faults. */
+/** The time in ms within which a change arrives if there are no faults. */
 const ARRIVED_MS = 1_000
 
 /** The log lines that end the hold of lost peers. */

@@ -1,10 +1,11 @@
-// succession.test.ts - seeds through the model of the hand-over: 1 to 300 here, to 10,000 by `npm run test:soak`. WEFT_SEED=… repeats one.
+// succession.test.ts - runs the simulation of the hand-over between weftds for the seeds 1 to 300, or to 10,000 with
+// `npm run test:soak`. WEFT_SEED=… repeats one seed.
 
 import { expect, it, vi } from 'vitest'
 import { FATES, simulateSuccession, type Fate } from './succession.ts'
 
 const world = vi.hoisted(() => ({ closeAll: (_fds: readonly number[]): void => {} }))
-// Descriptors of the model are numbers of its own, and it reads and writes no file, which takes real time.
+// The simulation has descriptor numbers of its own. It reads and writes no file, because file access takes real time.
 vi.mock('../../src/host/unix-socket.ts', () => ({ closeAll: (fds: readonly number[]) => world.closeAll(fds) }))
 vi.mock('../../src/node/loops/subnet-env-file.ts', async (importOriginal) => ({
   ...(await importOriginal<object>()),
@@ -41,7 +42,7 @@ it(
       if (outcome.violations.length > 0)
         expect.fail(`WEFT_SEED=${seed}\n${outcome.violations.join('\n')}\n\n${outcome.log.join('\n')}`)
     }
-    // A fate that never struck proves nothing.
+    // Each fate must occur with at least one seed, unless a single seed is repeated.
     if (only !== undefined) return
     expect(FATES.filter((fate) => !struck.has(fate))).toEqual([])
     expect(REACHED.filter((each) => !reached.has(each))).toEqual([])

@@ -1,8 +1,10 @@
-// handover.ts - weftds of one host that start, take over, stop, die and stand still, by a seed: the real conversation, ownership and
-// loop of the data path, on sockets, a lock and packets that are only believed, in virtual time.
+// succession.ts - simulates the weftds of one host in virtual time. A seed decides when they start, take over, stop,
+// die and freeze. The code of the hand-over, of the ownership of the data path, and of its loop is the real code;
+// sockets, the lock and the engines are simulated.
 //
-// A process dies where it stands: its timers never come, its descriptors are closed, and whoever is connected to it hears the end.
-// One that stands still (SIGSTOP) forwards nothing, and hears all that came meanwhile when it goes on.
+// When a process dies, its timers never run, its descriptors are closed, and the other ends of its connections see the
+// end. A frozen process (SIGSTOP) forwards nothing, and receives everything that arrived in the meantime when it
+// continues.
 
 import { setMaxListeners } from 'node:events'
 import { WeftError } from '../../src/base/errors.ts'
@@ -30,11 +32,11 @@ import { nodeOptions } from '../support/options.ts'
 import { randomFrom, type Random } from '../support/packet-model.ts'
 import { takeOverTime, type Machine, type VirtualTime } from './virtual-time.ts'
 
-/** For which nobody may forward while somebody could. */
+/** The maximum time in ms for which no process forwards while one could. */
 const BOUND_MS = 5_000
-/** The pause of a service manager before a restart, as in deploy/weftd.service. */
+/** The pause in ms before a service manager restarts a process, as in deploy/weftd.service. */
 const RESTART_MS = 2_000
-/** The additional time that a busy machine may take. */
+/** The additional time in ms that is allowed, because calls on a busy machine take longer. */
 const SLACK_MS = 200
 
 /** The errors with which a process may end. */
@@ -60,7 +62,7 @@ export type Fate = (typeof FATES)[number]
 
 interface Outcome {
   readonly struck: ReadonlySet<Fate>
-  /** How far processes came: taken over, taken back, gone on as last known. */
+  /** The important events of the run, such as `taken over`, `taken back` and `as last known`. */
   readonly reached: ReadonlySet<string>
   readonly violations: readonly string[]
   readonly log: readonly string[]
@@ -72,23 +74,25 @@ const CONFIGS = {
 }
 const LEASE = decodeLease('10.5.0.64-26', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')
 
-/** An open file: whoever has a descriptor of it has it open. */
+/** An open file, which all processes that have a descriptor of it share. */
 interface OpenFile {
   readonly what: 'lock' | 'path'
-  /** Processes, once for each descriptor. */
+  /** The processes that have it open, once for each descriptor. */
   holders: Process[]
 }
 
 interface Plan {
-  /** Which lanes: a path of other ones does not fit. */
+  /** The number of the engine's loops. A process with another number cannot use its descriptors. */
   readonly workers: number
   /** The step that fails; undefined if none does. */
   readonly failsAt: 'start' | 'open' | 'firewall' | undefined
-  /** For how long its store does not answer. */
+  /** The time in ms for which the store does not answer the process. */
   readonly storeMs: number
   readonly store: string
   readonly isManaged: boolean
-  /** Its data path: its own engine, or the kernel, which has nothing to lend. */
+  /**
+   * The kind of the data path: the process's own engine, or a device of the kernel, which has no descriptors to lend.
+   */
   readonly kind: 'tun' | 'kernel'
   /** The version of the protocol. */
   readonly version: number
@@ -101,17 +105,17 @@ interface Process {
   readonly stopping: AbortController
   isDead: boolean
   isFrozen: boolean
-  /** Whether a service manager keeps it, and starts it again. */
+  /** True if a service manager runs the process and restarts it. */
   readonly isManaged: boolean
-  /** Waiting to be stopped, since another has taken over. */
+  /** True if another process has taken over, and this one waits for the service manager to stop it. */
   isWaiting: boolean
   ends: Socket[]
   ended: boolean
-  /** Whether its host does not let it open now and then. */
+  /** True if opening the data path fails at random. */
   readonly isUnable: boolean
   /** True if a fate has struck it. */
   isStruck: boolean
-  /** The version of the protocol that it speaks. */
+  /** The version of the hand-over protocol that the process uses. */
   readonly version: number
   readonly plan: Plan
 }
@@ -123,11 +127,11 @@ interface Socket {
   readonly queue: { readonly text: string; readonly files: readonly OpenFile[] }[]
   wake: () => void
   isOpen: boolean
-  /** Whether the other end is closed, and all that it sent has come. */
+  /** True if the other end is closed, and everything that it sent has arrived. */
   isOver: boolean
 }
 
-/** `give` is given what closes descriptors of the model. */
+/** Runs one seed. `give` gets the function that closes descriptors of the simulation. */
 export async function simulateSuccession(
   seed: number,
   give: (closeAll: (fds: readonly number[]) => void) => void,
@@ -158,18 +162,18 @@ function createWorld(time: VirtualTime, random: Random) {
   const files = new Map<number, { file: OpenFile; owner: Process }>()
   let lastFd = 100
   let lastPid = 0
-  /** The lock of this host, which is one file. */
+  /** The lock file of the host. */
   let lockFile: OpenFile | undefined
   let listening: { owner: Process; pending: Socket[]; wake: () => void } | undefined
-  /** Which processes run an engine, and the file that it has open. */
+  /** The running engine of each process, with its open file. */
   const engines = new Map<Process, OpenFile>()
-  /** The device. It remains when a process dies, and one process at a time can open it. */
+  /** The TUN device. It remains when a process dies, and only one process at a time can open it. */
   let pathFile: OpenFile | undefined
-  /** Whether the kernel forwards by a device of its own, and which kind the last to forward was of. */
+  /** True if a device of the kernel forwards. `lastKnown` is the kind of the data path that forwarded last. */
   let doesKernelForward: boolean = false
   let lastKnown: Plan['kind'] = 'tun'
   let isBacklogFull: boolean = false
-  /** The process that can be sent nothing now, since its buffers are full. */
+  /** The process to which nobody can send now, because its buffers are full. */
   let full: Process | undefined
   const areOfBothKinds = chance(0.3)
   let arePidsSeen: boolean = true
@@ -192,7 +196,7 @@ function createWorld(time: VirtualTime, random: Random) {
     open.file.holders.splice(open.file.holders.indexOf(open.owner), 1)
   }
 
-  /** On the process's own clock: while it stands still nothing happens to it. */
+  /** Runs `work` after `ms` on the process's own clock, which stops while the process is frozen. */
   const onMachine = (process: Process, work: () => void, ms = 0): void =>
     process.machine.run(() => void setTimeout(() => process.isDead || work(), ms))
 
@@ -227,7 +231,10 @@ function createWorld(time: VirtualTime, random: Random) {
     }
     time.at(1, end)
   }
-  /** The sources speak one version: to a process that speaks another one that is its own, and every other is not. */
+  /**
+   * The code under test has one protocol version. A reader sees its own version as VERSION, and every other version as
+   * VERSION + 1.
+   */
   const asReadBy = (reader: Process, version: number): number => (version === reader.version ? VERSION : VERSION + 1)
   function connectionOf(socket: Socket): Connection {
     const { owner } = socket
@@ -251,7 +258,7 @@ function createWorld(time: VirtualTime, random: Random) {
           struck.add('full buffer')
           throw Object.assign(new Error('sendmsg: EAGAIN'), { code: 'EAGAIN' })
         }
-        // On its way, and until it is received, it is open: by whoever is to receive it.
+        // The receiver has the sent files open as soon as they are sent, even before it reads the message.
         const sent = fds.map((fd) => files.get(fd)?.file).filter((file) => file !== undefined)
         if (sent.length !== fds.length) violations.push('a closed descriptor was sent')
         for (const file of sent) file.holders.push(other.owner)
@@ -361,8 +368,6 @@ function createWorld(time: VirtualTime, random: Random) {
     for (const socket of process.ends) shut(socket)
   }
 
-  // The data paths.
-
   function startEngine(process: Process, path: OpenPath | undefined): DataPath & { readonly open: OpenPath } {
     let fds: number[]
     if (path) fds = path.loops.flatMap(({ tun, sockets }) => [tun, sockets.ipv4!.receiver])
@@ -418,7 +423,10 @@ function createWorld(time: VirtualTime, random: Random) {
     }
   }
 
-  /** A device of the kernel's: it forwards from then on, whoever dies, until a TUN has the network's route. */
+  /**
+   * Makes a device of the kernel. The kernel then forwards, even if the process dies, until a TUN gets the network's
+   * route.
+   */
   async function openKernel(process: Process): Promise<DataPath> {
     await busy(process, 10, 300)
     const others = [...engines.keys()].filter(isActive)
@@ -438,7 +446,7 @@ function createWorld(time: VirtualTime, random: Random) {
     }
   }
 
-  /** Time that a call to the host takes. */
+  /** Waits for a random time in ms, as a call to the host takes. */
   const busy = (process: Process, least: number, most: number): Promise<void> =>
     new Promise((resolve) => onMachine(process, resolve, between(least, most)))
 
@@ -466,7 +474,7 @@ function createWorld(time: VirtualTime, random: Random) {
     return process
   }
 
-  /** As weftd.ts has it: a process ends, or waits to be stopped. */
+  /** Ends the process, or lets it wait until it is stopped, as weftd.ts does. */
   function finish(process: Process, plan: Plan, error: unknown): void {
     if (process.isDead) return
     say(process, `ends: ${(error as Error).message}`)
@@ -507,7 +515,7 @@ function createWorld(time: VirtualTime, random: Random) {
       time.at(restartMs, () => void (isOver || begin({ ...plan, failsAt: undefined, storeMs: 10, store: 'one' })))
   }
 
-  /** As runDaemon has it, without Linux. */
+  /** Runs the process as runDaemon does, without Linux. */
   async function live(process: Process, plan: Plan): Promise<never> {
     const { stopping } = process
     const { signal } = stopping
@@ -621,10 +629,8 @@ function createWorld(time: VirtualTime, random: Random) {
     }
   }
 
-  // The fates, and the rules that must hold.
-
   let isOver: boolean = false
-  /** Since when nobody forwards though this process could. */
+  /** The time since which no process has forwarded, for each process that could forward. */
   const silentSince = new Map<Process, number>()
   let waitingSince: number | undefined
 
@@ -652,7 +658,8 @@ function createWorld(time: VirtualTime, random: Random) {
       violations.push(`nobody forwards for ${time.now() - since} ms, though ${each.name} could`)
       silentSince.delete(each)
     }
-    // A service manager that believes in a process that does nothing, while nobody else is there.
+    // A service manager considers the node as running, although its only process just waits and no other process
+    // exists.
     const idle = processes.filter((each) => isActive(each) && each.isWaiting)
     const others = processes.filter((each) => !each.isDead && !each.isWaiting)
     if (idle.length === 0 || others.length > 0) waitingSince = undefined
@@ -750,16 +757,16 @@ function createWorld(time: VirtualTime, random: Random) {
     await pass(1_000)
     for (let strikes = 0; strikes < 12; strikes++) {
       strike()
-      // Most come within the steps of a hand-over.
+      // Most fates strike while a hand-over takes place.
       await pass(chance(0.7) ? between(1, 600) : between(600, 8_000))
     }
     isBacklogFull = false
     full = undefined
-    // Then all is sound again: whoever is there comes to an end of it.
+    // The faults are over, so every process must reach a final state within this time.
     await pass(30_000)
     const forward = (): number => [...engines.keys()].filter(isActive).length + Number(doesKernelForward)
     const there = (): number => alive().filter(({ isWaiting }) => !isWaiting).length
-    // One may just have ended at last, and the next one starts: it has its time.
+    // The last process may have ended just now, so its successor gets time to start.
     for (let left = BOUND_MS; left > 0 && there() > 0 && forward() === 0; left -= 20) await pass(20)
     if (there() > 0 && forward() !== 1) violations.push(`in the end ${forward()} of ${there()} forward`)
     isOver = true

@@ -15,9 +15,12 @@ interface Timer {
 }
 
 interface MachineClock {
-  /** No timer of the machine runs before this time. */
+  /** No timer of the machine runs before this time, in ms since the epoch. */
   stoppedUntil: number
-  /** aheadMs: how far the wall clock is ahead. The next member: how far the monotonic clock is behind. */
+  /**
+   * aheadMs: how far the wall clock is ahead of the virtual time, in ms. The next member: how far the monotonic clock
+   * is behind, in ms.
+   */
   aheadMs: number
   behindMs: number
 }

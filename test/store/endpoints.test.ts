@@ -32,7 +32,7 @@ const lacks = needs(...ETCD)
 const STARTS = 5
 const CHANGES_MS = process.env['WEFT_LONG'] === '1' ? 120_000 : 0
 const CHANGES = 10
-/** The delay that waiting for a single deadline would cause. */
+/** The delay in ms that waiting for a single deadline would cause. */
 const DEADLINE_MS = 6_000
 
 const PREFIX = '/x'

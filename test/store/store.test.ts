@@ -79,7 +79,7 @@ interface Bed {
   put(key: string, text: string): Promise<void>
   putBytes(key: string, bytes: Buffer): Promise<void>
   remove(key: string): Promise<void>
-  /** Makes a lease expire now. */
+  /** Makes a lease expire immediately. */
   expire(key: string): Promise<void>
   /** Writes a lease that never expires, as an operator does. */
   reserve(key: string, text: string): Promise<void>
@@ -1344,7 +1344,7 @@ describe('etcd leases without a key', () => {
 })
 
 describe('the directory store under faults', () => {
-  it('notices by itself that a lease has expired, and hands its subnet out again', async () => {
+  it('notices on its own that a lease has expired, and gives its subnet out again', async () => {
     const { prefix: directory } = directoryBed()
     const open = (): Store => {
       const store = new DirectoryStore({ directory, ttlMs: 600, rescanMs: 100 })
@@ -1495,7 +1495,7 @@ describe('the directory store under faults', () => {
     expect(Object.keys(await at.dump()).toSorted()).toEqual(['10.5.1.0-24', '10.5.2.0-24'])
   })
 
-  it('keeps every lease whole and with one owner while processes race for subnets and are killed during writes', async () => {
+  it('keeps every lease complete and with one owner while processes compete for subnets and are killed during writes', async () => {
     const WRITERS = 4
     const KILLED_WRITING = LONG ? 300 : 20
     const { prefix: directory } = directoryBed()

@@ -1,5 +1,5 @@
-// calls.ts - counts how often a daemon ran a program. This tells a test that the daemon has checked something: at the next call the
-// previous check is finished.
+// calls.ts - counts how often a daemon ran a program. The count shows a test that the daemon has checked something,
+// because the previous check is finished at the next call.
 
 import { execFileSync } from 'node:child_process'
 import { appendFileSync, chmodSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'

@@ -41,7 +41,7 @@ interface Net {
   readonly bits: number
   readonly tun: string
   readonly subnets: readonly [string, string]
-  /** An address in each subnet. */
+  /** For each family an address in each of the two subnets. */
   readonly inside: readonly [string, string]
   readonly container: string
   readonly subnetBits: number
@@ -189,7 +189,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
   const results: CircleResult[] = []
   for (const lanes of [1, 3]) {
     for (const masqueraded of [false, true]) {
-      // The same rule as flannel's.
+      // Masquerade by the same rule as flannel's.
       if (masqueraded)
         await output(['nft', '-f', '-'], {
           input: `table ${net.ip} t { chain c { type nat hook postrouting priority srcnat;
@@ -218,7 +218,7 @@ async function main({ encapsulation, family }: CircleJob): Promise<void> {
       await new Promise<void>((resolve) =>
         socket.send(Buffer.concat([head, seal.getAuthTag()]), 8285, net.own, () => resolve()),
       )
-      // This counter has no event either.
+      // Poll this counter, because no event reports its change.
       while (Number(engine.counters[messages]) === 0) await new Promise((resolve) => setTimeout(resolve, 5))
       socket.close()
       await ip('address', 'del', `${net.inside[0]}/${net.whole}`, 'dev', 'lo')

@@ -8,7 +8,7 @@ import { once } from 'node:events'
 import { createServer, connect, type Socket } from 'node:net'
 import { setTimeout as delay } from 'node:timers/promises'
 
-/** The pause between two rounds of a connection, which keeps the amount of data small. */
+/** The pause in ms between two rounds of a connection, which keeps the amount of data small. */
 const PAUSE_MS = 20
 const REPORT_MS = 200
 const NUMBER_BYTES = 4

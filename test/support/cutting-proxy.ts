@@ -6,7 +6,7 @@ export interface CuttingProxy {
   readonly port: number
   /** The number of connections that were cut. */
   readonly cuts: number
-  /** Cuts every connection. */
+  /** Cuts all connections through the proxy. */
   cut(): void
   /** Refuses new connections, or accepts them again. */
   refuse(refusing: boolean): void

@@ -68,7 +68,7 @@ export abstract class FakeFabric {
   #nextId = 1
   protected address = ''
 
-  /** The name of the type. */
+  /** The backend type that the publisher serves, such as `aws-vpc`. */
   abstract readonly type: string
   /** The longest secret in the requests, which no log line may have. */
   abstract readonly secrets: readonly string[]
@@ -83,7 +83,7 @@ export abstract class FakeFabric {
   /** Makes the publisher of a node. */
   abstract publisher(place: Place): Publisher
   protected abstract answer(request: FakeRequest): FakeAnswer
-  /** The answers for faults, in the API's form. */
+  /** Returns the answer to a request that the API refuses, in the form of the API. */
   protected abstract throttle(): FakeAnswer
   /** The region of the metadata server's answers. */
   region = 'region-1'
@@ -134,7 +134,7 @@ export abstract class FakeFabric {
     return `${this.address}/node-${node}`
   }
 
-  /** The routes as a list shows them: after a change the old ones for a while. */
+  /** The routes as a listing shows them: for a while after a change, the old ones. */
   protected listed(): readonly FakeRoute[] {
     if (this.#stale && this.#stale.lists-- > 0) return this.#stale.routes
     this.#stale = undefined

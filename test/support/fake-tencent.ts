@@ -5,7 +5,7 @@ import type { Place } from '../../src/path/backends/fabric/publisher.ts'
 import { TencentPublisher } from '../../src/path/backends/fabric/tencent-publisher.ts'
 import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
 
-/** Errors have the status 200. */
+/** The API answers with HTTP status 200 even if it reports an error. */
 const error = (Code: string): FakeAnswer =>
   json({ Response: { Error: { Code, Message: `The message of ${Code}.` }, RequestId: '1' } })
 

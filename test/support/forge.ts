@@ -25,7 +25,7 @@ export interface Forge {
   ): Promise<number>
   /** Sends the datagrams in turn until the process is ended. */
   flood(from: Place, to: Host | string, port: number, datagrams: readonly Buffer[], by?: Sender): ChildProcess
-  /** Removes the program. */
+  /** Removes the compiled program. */
   close(): void
 }
 

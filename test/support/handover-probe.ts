@@ -74,7 +74,7 @@ async function bound(port: number, address: string): Promise<Socket> {
   return socket
 }
 
-/** Both ends of the path: the peer, and a program behind the TUN. */
+/** The two ends of a path: the peer, and a program behind the TUN. */
 interface Ends {
   /** Sends a packet in each direction. */
   send(name: string): Promise<void>

@@ -43,7 +43,7 @@ interface KubeAdmin {
   /** Writes the condition Ready again, as a kubelet does regularly. */
   heartbeat(name: string, at?: string): Promise<void>
   removeNode(name: string): Promise<void>
-  /** Does what `kubectl create` does. */
+  /** Creates an object, as `kubectl create` does. */
   create(object: KubeObject): Promise<{ status: number; body: unknown }>
   events(): Promise<readonly Readonly<Record<string, unknown>>[]>
 }

@@ -25,7 +25,7 @@ export type Fault =
   | 'silence'
   /** The connection is cut after this number of bytes of the body, within a piece. */
   | { readonly cutAfter: number }
-  /** The delay of the answer. */
+  /** The delay of the answer, in ms. */
   | { readonly delayMs: number }
 
 export interface SmallKubeApi extends KubeApi {

@@ -3,11 +3,14 @@
 import { WeftError } from '../../src/base/errors.ts'
 import { type Expected, type Store, type StoreChange, type StoreEntry } from '../../src/control/store/store.ts'
 
-/** It is shorter than in other stores, because virtual time costs real time: a node checks its parts every few virtual seconds. */
+/**
+ * The lifetime of a key in ms. It is shorter than in other stores, because virtual time costs real time: a node checks
+ * its parts every few virtual seconds.
+ */
 export const LEASE_TTL_MS = 3 * 3_600_000
 
 export interface MemoryStore extends Store {
-  /** The entries by key. */
+  /** The entries of the store by key. */
   readonly entries: ReadonlyMap<string, StoreEntry>
   /** Writes like another node or an operator. */
   put(key: string, value: string, isReservation?: boolean): void

@@ -19,7 +19,7 @@ import { dirname, join } from 'node:path'
 import { output, PATIENCE } from '../../lab/command.ts'
 import { packageRoot } from '../../lab/lab.ts'
 
-/** The limit on a slow machine, for compiling with sanitizers and for running the program. */
+/** The time limit in ms on a slow machine, for compiling with sanitizers and for running the program. */
 export const BUILD_MS = 600_000 * PATIENCE
 
 const FLAGS = ['-std=c++20', '-Wall', '-Wextra', '-Werror', '-fno-exceptions']

@@ -50,7 +50,7 @@ interface FakeDataPath {
   /** Reports the traffic with each peer in place of the data path, after a delay. */
   counting: (() => Promise<PathTraffic>) | undefined
   unknownKeys: readonly UnknownKey[]
-  /** The packets without a route. */
+  /** The number of packets without a route. */
   dropped: bigint
   /** The limits that the node set, one entry per call. */
   readonly limits: [string, number][][]
@@ -267,7 +267,7 @@ export const subnetFile = (): string => join(folder, 'subnet.env')
 const say = (letter: string) => (message: string) => void lines.push(`${letter} ${message}`)
 export const log = { info: say('I'), warn: say('W'), error: say('E'), v: () => false }
 
-/** The node that `start` makes differs in these from a node that runs alone. */
+/** The differences between a node that `start` makes and a node that runs alone. */
 interface Differences {
   readonly options?: Partial<NewNode['options']>
   readonly handover?: typeof ALONE

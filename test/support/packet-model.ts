@@ -90,7 +90,7 @@ function complete(packet: Buffer): Buffer {
   return packet
 }
 
-/** The packets that a superpacket stands for: RFC 9293, RFC 3168 section 6.1.2, RFC 768. */
+/** Returns the packets into which a superpacket is cut: RFC 9293, RFC 3168 section 6.1.2, RFC 768. */
 export function cut(virtio: Virtio, superpacket: Buffer): Buffer[] {
   const { version, protocol, ipBytes } = shapeOf(superpacket)
   const headerBytes = ipBytes + (protocol === TCP ? (superpacket[ipBytes + 12]! >> 4) * 4 : 8)
@@ -113,7 +113,7 @@ export function cut(virtio: Virtio, superpacket: Buffer): Buffer[] {
   return packets
 }
 
-// ---- random packets ----
+// The following functions make random packets.
 
 /** Random numbers from a seed (mulberry32): `below(n)` is 0 to n - 1, `chance(p)` is true with probability p. */
 export interface Random {
@@ -265,7 +265,7 @@ export function randomSuperpacket(random: Random): { virtio: Virtio; packet: Buf
   return { virtio: { ...offload, type, segmentBytes: flow.segmentBytes }, packet }
 }
 
-// ---- comparing ----
+// The following functions compare packets.
 
 /**
  * Returns the key of packets whose order must be kept: addresses, protocol and ports; only the addresses for fragments and packets without

@@ -13,7 +13,7 @@ const NET_ADMIN = 1n << 12n
 
 /** On some kernels podman never stops waiting, also with --attach, so this file does not use it to wait. */
 export interface Podman {
-  /** The folder of its storage. */
+  /** The folder with podman's storage. */
   readonly folder: string
   /** Returns the arguments of a podman command. */
   readonly command: (...args: readonly string[]) => string[]
@@ -70,7 +70,7 @@ interface Container {
   readonly pid: string
   /** Returns the value of a field of /proc/PID/status. */
   readonly status: (field: string) => string
-  /** Returns its log. */
+  /** Returns the container's log. */
   log(): Promise<string>
   /** Resolves when its log has these words; rejects if it ended before. */
   logged(words: string): Promise<void>

@@ -1,6 +1,6 @@
 // pure-files.ts - the files of src/ without clock and I/O. architecture.test.ts checks that, and mutants are made of these files.
 
-/** Paths below src/. A path that ends with a slash stands for all files in the folder. */
+/** Paths below src/. A path that ends with a slash means all files in the folder. */
 export const PURE: readonly string[] = [
   'options.ts',
   'base/errors.ts',

@@ -22,7 +22,10 @@ interface Said {
 }
 export const HEALTHZ_PORT = 8081
 const NOBODY: Said['words'] = ['no-daemon']
-/** Above this round trip a path counts as slow; a busy machine takes longer than most networks. */
+/**
+ * The round trip in ms above which a path counts as slow. On a busy machine the round trip is longer than in most
+ * networks.
+ */
 const SLOW_MS = 250
 /** Below this loss a path counts as fine, because a full path loses a little by chance. */
 const LOSSY_PERCENT = 1

@@ -10,7 +10,7 @@ export interface Shown {
 }
 
 export interface Terminal {
-  /** True as on a terminal. */
+  /** True if the output counts as a terminal. */
   readonly isTTY?: boolean
   readonly env?: NodeJS.ProcessEnv
   /** Called with the whole stdout so far, each time it grows. */

@@ -5,7 +5,7 @@ import { dirname } from 'node:path'
 
 /** One line of test/selection.json. */
 interface Selected {
-  /** The test file, below test/. */
+  /** The path of the test file below test/. */
   readonly file: string
   /** `test` if `npm test` runs the file, else `whole`. */
   readonly in: 'test' | 'whole'

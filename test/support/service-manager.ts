@@ -43,7 +43,7 @@ except ProcessLookupError:
 print('thawed', flush=True)
 `
 
-/** A datagram that was received. */
+/** A datagram that the service manager received. */
 interface Notice {
   readonly lines: readonly string[]
   /** The sender's pid, from the kernel. */
@@ -51,7 +51,7 @@ interface Notice {
 }
 
 export interface ServiceManager {
-  /** All notices so far. */
+  /** All notices that were received so far. */
   readonly notices: readonly Notice[]
   /** Resolves with the first notice with a matching line. It may have arrived already, or arrive within a minute. */
   notice(pattern: RegExp): Promise<Notice>

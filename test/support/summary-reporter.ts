@@ -12,7 +12,10 @@ import { PATIENCE } from '../../lab/command.ts'
 import { isLack } from '../../scripts/machine.mjs'
 import { IS_SELECTION, onlyOf } from './selection.ts'
 
-/** It exceeds the limit of any test and its hooks (vitest.config.ts), so some test ends within it unless none can. */
+/**
+ * The time in ms without a finished test after which the run is ended. It exceeds the limit of any test and its hooks
+ * (vitest.config.ts), so some test ends within it unless none can.
+ */
 const SILENCE_MS = (process.env['WEFT_LONG'] === '1' ? 7_200_000 : 900_000) * PATIENCE
 
 export default class SummaryReporter implements Reporter {
@@ -105,7 +108,7 @@ export default class SummaryReporter implements Reporter {
         `These are the tests of test/selection.json. \`npm run test:whole\` has all, ${leftOut} more in these files.`,
       )
     lines.push(`${passed} passed, ${failed} failed, ${skipped} skipped`)
-    // This comes after the last lines of other reporters.
+    // Write these lines at the exit, after the last lines of other reporters.
     process.once('exit', () => process.stdout.write(`${lines.join('\n')}\n`))
   }
 }

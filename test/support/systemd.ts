@@ -70,7 +70,7 @@ umount --lazy /old
 exec env -i container=weft PATH=/usr/sbin:/usr/bin:/sbin:/bin ${SYSTEMD} --system --unit=multi-user.target --show-status=no`
 
 export interface Systemd {
-  /** Runs systemctl; returns its stdout. */
+  /** Runs systemctl and returns its stdout. */
   systemctl(...args: string[]): Promise<string>
   /** Runs a command in the namespaces of the units, in which the clone is /opt/weft. */
   run(...command: string[]): Promise<Finished>

@@ -44,7 +44,7 @@ function strikeOn<T extends object>(emitter: T, name: string, matters: (emitter:
 const addon = (): typeof Addon =>
   (createRequire(import.meta.url)('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot)
 
-/** Preparations before weftd starts. */
+/** The preparations that run before weftd starts. */
 const PREPARE: Readonly<Record<string, () => void>> = {
   timer() {
     const set = globalThis.setTimeout

@@ -44,7 +44,10 @@ export interface WireguardResult {
 const OUR_NUMBER = 700
 const HERE = parseIpv4('127.0.0.1')!
 const [OWN_INNER, OTHER_INNER] = ['10.9.0.2', '10.9.0.1']
-/** For this time after an initiation wireguard-go silently ignores others (device/noise-protocol.go, HandshakeInitationRate). */
+/**
+ * For this time in ms after an initiation wireguard-go silently ignores further initiations (device/noise-protocol.go,
+ * HandshakeInitationRate).
+ */
 const PASSED_OVER_MS = 25
 const PORT = 51_820
 const DATA = 4
@@ -115,9 +118,9 @@ interface World {
   /** Sends a text from the other side's host into its tunnel, and one from ours. */
   sayFromThere(text: string): void
   say(text: string): void
-  /** Sends data in both directions. */
+  /** Sends data in both directions and returns the texts that arrived. */
   exchange(): Promise<{ readonly toUs: string; readonly toOther: string }>
-  /** Moves us to another port. */
+  /** Moves weft's end to another port. */
   move(): Promise<void>
   wg(...args: readonly string[]): Promise<string>
   /** Configures us as a peer of the other side again, so that it forgets its sessions. */

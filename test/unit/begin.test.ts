@@ -1,4 +1,5 @@
-// begin.test.ts - what is loaded before a daemon forwards, and before `weft status` asks: counted, since it is time in which packets are lost.
+// begin.test.ts - counts what Node.js loads before a daemon forwards, and before `weft status` sends its query, because
+// packets are lost while it loads.
 
 import { readFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
@@ -6,7 +7,7 @@ import { expect, it } from 'vitest'
 
 const source = join(import.meta.dirname, '../../src')
 
-/** All that importing these files loads at once: files of ours, and what is not ours. */
+/** Returns all that importing these files loads immediately: weft's own files, and other modules. */
 function loaded(...entries: readonly string[]) {
   const own = new Set<string>()
   const others = new Set<string>()
@@ -23,7 +24,7 @@ function loaded(...entries: readonly string[]) {
   return { own: [...own], others: [...others].toSorted() }
 }
 
-it('weftd loads 55 files and no package before it forwards as last known, and no HTTP', () => {
+it('weftd loads 55 files, no package and no HTTP module before it forwards with the last known state', () => {
   const first = ['weftd.ts', 'base/log.ts', 'report/events.ts', 'report/notify.ts', 'begin.ts']
   const { own, others } = loaded(...first, 'path/backends/udp.ts', 'path/engine/native-engine.ts')
   expect(own).toContain('host/external-interface.ts') // that it finds what is loaded

@@ -6,7 +6,7 @@ import { causesIn } from '../../lab/causes.ts'
 const line = (level: string, text: string, at = 5): string =>
   `${level}1126 10:00:0${at}.000000   ${at}00 daemon.ts:${at}] ${text}`
 
-it('shows a cause that all daemons have once, and what few have after it', () => {
+it('shows a cause that all daemons have in common once, and then the causes of few daemons', () => {
   const both = line('E', 'Error registering network: bridge is not installed; install the package iproute2')
   expect(
     causesIn([

@@ -21,4 +21,4 @@ it.each([
   ['a probe as long as the MTU', 1_420 + 32, 0],
 ])('counts %s', (_what, payload, count) => expect(pingsIn(frame(payload))).toBe(count))
 
-it('counts none in a frame that is cut off', () => expect(pingsIn(frame(PING).subarray(0, 20))).toBe(0))
+it('counts no ping in a truncated frame', () => expect(pingsIn(frame(PING).subarray(0, 20))).toBe(0))

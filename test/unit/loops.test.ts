@@ -53,7 +53,7 @@ function loopsOf(table: string): readonly string[] {
 }
 const [essential, observing] = [loopsOf('ESSENTIAL'), loopsOf('OBSERVING')]
 
-it('are all there', () => {
+it('the tables have the four essential loops and the observing loops', () => {
   expect(essential.toSorted()).toEqual(['keepDataPath', 'keepFirewall', 'keepLease', 'keepPeers'])
   expect(observing.length).toBeGreaterThan(10)
 })

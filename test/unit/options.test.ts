@@ -1,4 +1,4 @@
-// options.test.ts - flanneld's flags and ours, their environment variables, and what each may be.
+// options.test.ts - flanneld's flags and weft's own flags, their environment variables, and their valid values.
 
 import { inspect } from 'node:util'
 import { describe, expect, it } from 'vitest'
@@ -108,7 +108,7 @@ describe("flanneld's flags, and ours", () => {
     return { text: 'a,b', value: ['a,b'], other: 'c', otherValue: ['c'] }
   }
 
-  it('are all there, and no others', () => {
+  it('are all defined, and no others', () => {
     expect(Object.keys(FLANNEL_FLAGS).toSorted()).toEqual(UPSTREAM.map(([name]) => name).toSorted())
     expect(Object.keys(WEFT_FLAGS).toSorted()).toEqual(OURS.map(([name]) => name).toSorted())
   })

@@ -1,4 +1,5 @@
-// resume.test.ts - what a daemon that goes on as last known gives to the backend, and what is left of that once a node has the data path.
+// resume.test.ts - what a daemon that forwards with the last known state passes to the backend, and what remains of
+// that when the node has taken the data path.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'

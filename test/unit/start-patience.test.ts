@@ -38,7 +38,7 @@ const CODES: readonly ErrorCode[] = [
   ...(['OUT_OF_SUBNETS', 'LEASE_LOST', 'DEVICE', 'PORT_IN_USE', 'COMMAND', 'PERMISSION', 'NO_DEVICE_TYPE'] as const),
 ]
 
-it.each(CODES)('a start that fails by %s is tried again while packets go on as last known, and said', async (code) => {
+it.each(CODES)('a start that fails by %s is repeated while packets still pass, and reported', async (code) => {
   const told: string[] = []
   let tries = 0
   const work = async (): Promise<string> => {
@@ -52,7 +52,7 @@ it.each(CODES)('a start that fails by %s is tried again while packets go on as l
   expect(lines).toContain('E This weftd forwards with the last known state, and tries again: it is wrong; put it right')
 })
 
-it('is tried again less and less often, every half a minute at most', async () => {
+it('is repeated less and less often, at least every half a minute', async () => {
   const at: number[] = []
   const work = async (): Promise<never> => {
     at.push(performance.now())
@@ -89,7 +89,7 @@ it('ends where nothing forwards and by a defect, but not while the data path is 
   expect(await started).toBe('a node')
 })
 
-it('goes on with a check of the host that fails, and logs why', async () => {
+it('continues after a check of the host failed, and logs why', async () => {
   const step = Promise.reject(new Error('`ip` printed half a line'))
   await observed(step, { log, signal: stopping.signal })
   expect(lines.join('\n')).toMatch(/E A check of this host failed, and the start goes on: .*half a line/)

@@ -74,7 +74,7 @@ it.each([
 ])('of %j with %j it says once what does nothing', async (args, environment, names) => {
   const written: string[] = []
   vi.spyOn(process.stderr, 'write').mockImplementation((text) => written.push(String(text)) > 0)
-  // Refused when the log is there, before anything is started.
+  // weftd must refuse the flag after it has set up its log, and before it starts anything.
   expect(await main('weftd', [...args, '--subnet-lease-renew-margin=0'], environment)).toBe(1)
   const said = written.flatMap((line) => /^W.*\] -(\w+) does nothing/.exec(line)?.[1] ?? [])
   expect(said).toEqual(names)

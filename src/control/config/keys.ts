@@ -109,7 +109,7 @@ function unknownOptions(backend: unknown): readonly string[] {
   const given = members?.get('type')
   const type = typeof given === 'string' ? given.toLowerCase() : ''
   if (!members) return []
-  // If the backend type is unknown, keys that any type has are not reported. parseNetworkConfig refuses the unknown type itself.
+  // If the backend type is unknown, accept the keys of all types. parseNetworkConfig refuses the unknown type itself.
   const names = isBackendType(type) ? namesOf(type) : (Object.keys(KINDS) as BackendType[]).flatMap(namesOf)
   return Object.keys(backend as object)
     .filter((key) => !has(names, key))
@@ -124,7 +124,6 @@ function unknownOptions(backend: unknown): readonly string[] {
     })
 }
 
-/** Returns the JSON Schema of one option. */
 function schemaOf(option: Option): object {
   switch (option.kind) {
     case 'flag':

@@ -41,8 +41,8 @@ const correct = (example: string): string => `correct the network configuration,
 type Members = ReadonlyMap<string, unknown>
 
 /**
- * Returns a member of the configuration, or `fallback` if the member is absent or null, as in Go. Throws WeftError CONFIG, which quotes
- * `example`, if the member has another type.
+ * Returns a member of the configuration, or `fallback` if the member is absent or null, as Go treats null. Throws
+ * WeftError CONFIG, which quotes `example`, if the member has another type.
  */
 function member<T>(
   members: Members,
@@ -211,7 +211,8 @@ const IPV6: Rules<Ipv6Net> = {
 function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: Rules<N>): SubnetRange<N> {
   const { network: name, prefix, kind, at, example } = rules
   const network = parsed(members, name, `${kind} network such as ${rules.exampleNet}`, rules.parseNet, example)
-  // Go uses 0.0.0.0/0 and ::/0 for a network that is not set, so flannel treats a configured one as missing.
+  // Go uses 0.0.0.0/0 and ::/0 for a network that is not set. So flannel treats a configured 0.0.0.0/0 or ::/0 as a
+  // missing network.
   if (!network?.prefixLength)
     throw invalid(
       `please define a correct ${name} parameter in the flannel config`,
@@ -232,7 +233,8 @@ function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: 
   const end = first + netSize(network)
   const step = netSize(network, subnetLength)
   const bound = (key: 'SubnetMin' | 'SubnetMax', usual: bigint): N['address'] => {
-    // Go uses 0.0.0.0 and :: for an address that is not set, so the default applies to them as to an absent key.
+    // Go uses 0.0.0.0 and :: for an address that is not set. So the default applies to a configured 0.0.0.0 or :: as
+    // well as to an absent key.
     const address = parsed(members, `${prefix}${key}`, `${kind} address`, rules.parse, example) || at(usual)
     const value = BigInt(address)
     if (value < first || value >= end)
@@ -250,7 +252,8 @@ function subnetRange<N extends Net>(members: Members, areGiven: boolean, rules: 
 }
 
 /**
- * Returns the configured prefix length of node subnets, or the default. Either must leave room for at least four subnets in the network.
+ * Returns the prefix length of node subnets: the configured length, or the default. The length must leave room for at
+ * least four subnets in the network.
  */
 function subnetLengthFor(networkLength: number, given: number, rules: Rules<Net>): number {
   const remedy = correct(rules.example)

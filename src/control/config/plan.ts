@@ -1,5 +1,5 @@
-// plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that cannot exchange
-// packets with other nodes until all nodes have restarted weftd.
+// plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that are
+// cut off from other nodes until weftd was restarted on all nodes.
 
 import { Secret } from '../../base/secret.ts'
 import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
@@ -57,7 +57,8 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   const isOwn = (key: string): boolean => isOtherType && key.startsWith('Backend.') && key !== 'Backend.Type'
   const oldValue = ({ key, usual }: Value): Value['value'] => (isOwn(key) ? usual : old.get(key)?.value)
   const changed = valuesOf(after).filter((each) => !isSame(each.value, oldValue(each)))
-  // True if a node already runs the new backend type. That is known only if the two types publish different names in their leases.
+  // True if a node already runs the new backend type. A node's type is known only if the old and the new type publish
+  // different names in their leases.
   const isThere = (type: string): boolean =>
     isOtherType && type !== kindOf(before.backendType)?.published && type === kindOf(after.backendType)?.published
   return {
@@ -67,7 +68,7 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   }
 }
 
-/** The MTU of most external interfaces, by which the MTUs of two configurations are compared. */
+/** The MTU in bytes of most external interfaces, by which the MTUs of two configurations are compared. */
 const USUAL_MTU = 1500
 
 /** Returns the MTU of the containers if the external interface has the usual MTU; undefined if the backend does not reduce it. */

@@ -13,8 +13,8 @@ import type { Access } from './access.ts'
 /** How long reading a complete answer of the API server may take, in ms. A listing of 500 nodes has about 10 MB. */
 const ANSWER_MS = 30_000
 /**
- * How much longer than requested a watch may last, in ms. After that weftd ends the watch, because the API server or a proxy in between
- * is gone.
+ * How much longer than requested a watch may last, in ms. After that time weftd ends the watch, because the API server,
+ * or a proxy on the way to it, does not answer any more.
  */
 const WATCH_GRACE_MS = 10_000
 /**
@@ -45,7 +45,7 @@ export interface Ask {
   /** The content of the request, which is sent as JSON. */
   readonly body?: unknown
   readonly contentType?: string
-  /** True if the request must fail, and not wait, while the server demands a pause by Retry-After. */
+  /** True if the request must fail, and not wait, while the API server demands a pause (Retry-After). */
   readonly isDispensable?: true
 }
 
@@ -69,7 +69,7 @@ export interface KubeClient {
 export class KubeApiClient implements KubeClient {
   /** Returns the server's address and credentials. It is called before each request. */
   readonly #access: () => Promise<Access>
-  /** The idle connections that later requests reuse. */
+  /** The HTTP agents, which keep idle connections for later requests. */
   readonly #agents = {
     http: new HttpAgent({ keepAlive: true }),
     https: new HttpsAgent({ keepAlive: true }),
@@ -120,8 +120,8 @@ export class KubeApiClient implements KubeClient {
       clearTimeout(timer)
       timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
       yield []
-      // In a watch the server sends one event per line. An incomplete line at the end is dropped, because the next watch repeats the
-      // event.
+      // In a watch the API server sends one event per line. An incomplete line at the end is dropped, because the next
+      // watch repeats the event.
       let rest = ''
       for await (const chunk of unpacked(response)) {
         const lines = (rest + chunk).split('\n')
@@ -193,12 +193,12 @@ export class KubeApiClient implements KubeClient {
   }
 }
 
-/** Returns the kind of a request, by which the server limits requests. */
+/** Returns the kind of a request. The API server limits each kind of request separately. */
 const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
 
 /**
- * Returns the TLS options of a request. Node.js's HTTP agent reuses a connection only for equal TLS options. So after a change of authority
- * or certificate the next request makes a new connection.
+ * Returns the TLS options of a request. Node.js's HTTP agent reuses a connection only for equal TLS options. So after
+ * the authority or the certificate was changed, the next request makes a new connection.
  */
 const tlsOptions = ({ ca, cert, key, serverName, isInsecure }: Access) => ({
   ...(ca === undefined ? {} : { ca }),
@@ -305,7 +305,7 @@ export function statusError(code: number, what: string, text: string): WeftError
     const status = JSON.parse(text) as { message?: unknown }
     if (typeof status.message === 'string') ({ message } = status as { message: string })
   } catch {
-    // A proxy may answer with a text that is not JSON. The message then quotes that text.
+    // A proxy may answer with a text that is not JSON. The error message then quotes that text.
   }
   const line = message === '' ? what : `${what}: ${message.trim()}`
   if (code === 410) return new WeftError('GAP', line)

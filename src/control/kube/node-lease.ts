@@ -71,7 +71,6 @@ export function createdAt({ metadata }: NodeObject): bigint | undefined {
 
 export type NodeSubnets = Pick<Lease, 'key' | 'subnet'>
 
-/** The names of the annotations by which nodes publish their data. */
 export interface AnnotationNames {
   readonly managed: string
   readonly backendType: string
@@ -79,7 +78,6 @@ export interface AnnotationNames {
   readonly ipv6: FamilyNames
 }
 
-/** The names of the annotations for IPv4 or for IPv6. */
 interface FamilyNames {
   readonly backendData: string
   readonly publicIp: string
@@ -140,7 +138,8 @@ export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boo
   metadata?.annotations?.[names.managed] === 'true'
 
 /**
- * Returns the lease of a node that flannel or weft manages, with these subnets. The entry has the reason if the annotations are invalid.
+ * Returns the lease of a node that flannel or weft manages, with these subnets. If the annotations are invalid, the
+ * entry has the reason instead of a lease.
  */
 export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
   const { metadata } = node

@@ -33,7 +33,6 @@ const SHORT_MS = 5_000
  */
 const RELIST_MS_PER_NODE = 3_000
 
-/** One page of a listing of nodes. */
 interface NodeList {
   readonly version: bigint
   /** The token by which the next page is requested; empty on the last page. */
@@ -41,7 +40,9 @@ interface NodeList {
   readonly nodes: readonly NodeObject[]
 }
 
-/** Reads a page of nodes from untrusted JSON. Throws WeftError STORE_UNAVAILABLE if it is not a listing of nodes. */
+/**
+ * Reads a page of nodes from untrusted JSON. Throws WeftError STORE_UNAVAILABLE if the JSON is not a listing of nodes.
+ */
 export function nodeListOf(value: unknown): NodeList {
   const { metadata, items } = membersOf(value)
   const { resourceVersion, continue: next = '' } = membersOf(metadata)
@@ -62,9 +63,9 @@ function versionOf(text: unknown): bigint {
 export class NodeSource implements LeaseSource<bigint> {
   readonly name = 'kubernetes'
   readonly #client: KubeClient
-  /** The names of weft's annotations in this cluster. */
+  /** The names of the annotations that weft uses in this cluster. */
   readonly #names: AnnotationNames
-  /** The subnets of each node, by the node's uid. A text explains why a node's subnets are invalid. */
+  /** The subnets of each node, by the node's uid. If a node's subnets are invalid, a text has the reason instead. */
   readonly #subnets = new Map<string, NodeSubnets | string>()
 
   constructor(client: KubeClient, names: AnnotationNames) {
@@ -141,7 +142,10 @@ export class NodeSource implements LeaseSource<bigint> {
     return leases * RELIST_MS_PER_NODE
   }
 
-  /** Returns the subnets of a complete node, or the reason why they are invalid, and remembers them. */
+  /**
+   * Returns the subnets of a complete node, or the reason why they are invalid. Also stores the result for later
+   * changes of the node.
+   */
   #remember(node: NodeObject): NodeSubnets | string | undefined {
     const { uid = '' } = node.metadata ?? {}
     const found = subnetsOf(node)
@@ -149,7 +153,10 @@ export class NodeSource implements LeaseSource<bigint> {
     return found
   }
 
-  /** Returns the lease of a managed node. `found` are the node's subnets, or the reason why they are invalid. */
+  /**
+   * Returns the lease of a node that flannel or weft manages. `found` are the node's subnets, or the reason why they
+   * are invalid.
+   */
   #entry(node: NodeObject, found: NodeSubnets | string | undefined): Entry {
     return typeof found === 'object'
       ? entryOf(node, found, this.#names)
@@ -165,8 +172,8 @@ export class NodeSource implements LeaseSource<bigint> {
     let found = node.spec ? this.#remember(node) : this.#subnets.get(uid)
     if (!isManaged(node, this.#names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
     if (found === undefined && !node.spec && name !== '') {
-      // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that version. This saves
-      // etcd the request.
+      // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that
+      // version. This saves a query of etcd.
       const ask = { method: 'GET', path: `${NODES}/${encodeURIComponent(name)}`, query: { resourceVersion } } as const
       const whole = nodeOf(await this.#client.ask(ask, signal))
       if (whole.metadata?.uid !== uid) return undefined // the node was deleted; that event follows
@@ -175,7 +182,7 @@ export class NodeSource implements LeaseSource<bigint> {
     return { kind: 'put', entry: this.#entry(node, found) }
   }
 
-  /** Returns the change of a deleted node. */
+  /** Returns the change of the leases that a deleted node causes. */
   #gone(node: NodeObject): Change | undefined {
     const found = node.spec ? this.#remember(node) : this.#subnets.get(node.metadata?.uid ?? '')
     return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined

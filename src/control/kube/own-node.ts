@@ -57,12 +57,12 @@ type Given =
 /** This node's object in the Kubernetes API. */
 export class OwnNode {
   readonly #client: KubeClient
-  /** The names of weft's annotations in this cluster. */
+  /** The names of the annotations that weft uses in this cluster. */
   readonly #names: AnnotationNames
-  /** The name of this node's object. */
+  /** The name of this node in the Kubernetes API. */
   readonly #name: string
   readonly #log: Log
-  /** The path of this node's object in the API. */
+  /** The path of this node's object in the Kubernetes API. */
   readonly #path: string
   /** The subnet of the lease that this node obtained. */
   #held: NodeSubnets | undefined
@@ -112,7 +112,10 @@ export class OwnNode {
     return addresses
   }
 
-  /** Returns the public addresses, with those replaced that an operator overwrote by annotations of this node. */
+  /**
+   * Returns the public IPs that this node must publish: `publicIp`, except those that an operator replaced by
+   * annotations of this node.
+   */
   async amend(publicIp: Addresses, signal: AbortSignal): Promise<Addresses> {
     const by = await this.addressesGiven('publicIpOverwrite', signal)
     const overwritten = <A extends Address>(what: string, own: A | undefined, other: A | undefined, from: string) => {
@@ -180,7 +183,10 @@ export class OwnNode {
     }
   }
 
-  /** Checks that this node has the subnets of `lease`, and repairs its annotations. Rejects with WeftError LEASE_LOST if it has others. */
+  /**
+   * Checks that this node has the subnets of `lease`, and repairs its annotations. Rejects with WeftError LEASE_LOST if
+   * the node has other subnets.
+   */
   async #renew(lease: OwnLease, attrs: LeaseAttrs, calm: Log, signal: AbortSignal): Promise<OwnLease> {
     const now = this.#given((await this.#read(signal)).node)
     if (!now.subnets) throw new WeftError('LEASE_LOST', now.why)
@@ -247,7 +253,9 @@ export class OwnNode {
     }
   }
 
-  /** Writes `attrs` to this node's annotations if they differ. Returns true if they differed. */
+  /**
+   * Writes `attrs` to this node's annotations if the annotations differ from `attrs`. Returns true if they differed.
+   */
   async #publish(node: NodeObject, attrs: LeaseAttrs, signal: AbortSignal): Promise<boolean> {
     const annotations = annotationsPatch(annotationsOf(node), attrs, this.#names)
     if (!annotations) return false
@@ -257,7 +265,8 @@ export class OwnNode {
   }
 
   /**
-   * Returns this node's subnets, or the reason why it has none. `isFinal` in the result means that this node can never get valid subnets.
+   * Returns this node's subnets, or the reason why the node has none. `isFinal` in the result means that this node can
+   * never get valid subnets.
    */
   #given(node: NodeObject | undefined): Given {
     const quoted = JSON.stringify(this.#name)
@@ -267,7 +276,10 @@ export class OwnNode {
     return typeof found === 'string' ? { why: found, isFinal: true } : { node, subnets: found }
   }
 
-  /** Checks the assigned subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the network with it. */
+  /**
+   * Checks the assigned subnet of each enabled family. Rejects with WeftError CONFIG if the node cannot join the
+   * network with its subnet.
+   */
   async #checkSubnet(
     { subnet }: NodeSubnets,
     { spec }: NodeObject,

@@ -1,9 +1,10 @@
 // claim.ts - decides which of two overlapping keys wins, and creates a lease by that rule.
 //
-// A store compares only one key in a write. But two different keys can overlap: their prefix lengths differ, or they share the subnet of
-// only one family. So a node lists the keys again after it created one, and deletes its own key if an overlapping key wins. A key that was
-// written again after its creation (a settled key) wins over one that was not, because its node had found that it came first. Of two keys
-// in the same state the one created first wins.
+// A write to a store compares only one key. But two different keys can overlap: their prefix lengths differ, or they
+// share the subnet of only one family. So a node lists the keys again after it created one, and deletes its own key if
+// an overlapping key wins. A settled key, which was written again after its creation, wins over a key that was not,
+// because its node had found that no overlapping key was older. Of two settled keys, and of two keys that are not
+// settled, the key created first wins.
 
 import { familyOf, formatNet, listed, netsOf, netsOverlap, type Net, type Nets } from '../../net/address.ts'
 import type { Store, StoreEntry, Written } from '../store/store.ts'
@@ -46,7 +47,8 @@ export async function createAlone(
   const written = await store.create(key, value, signal, isAcross)
   if (!written) return { across: undefined }
   const { entries } = await store.list(signal)
-  // The node with an older lease of the subnet may have overwritten this key and deleted it since, so that no overlap is left in the listing.
+  // The node with an older lease of the subnet may have overwritten this key and then deleted it. In that case the
+  // listing shows no overlap.
   if (!entries.some((entry) => entry.key === key && entry.value === value)) return { across: undefined }
   const across = firstAcross(entries, claim)
   if (!across) return { written }
@@ -58,8 +60,8 @@ export async function createAlone(
 export const isSettled = ({ revision, created }: StoreEntry): boolean => revision !== created
 
 /**
- * Returns a key of another node that overlaps one of this node's subnets and wins over every key of this node with that subnet; undefined
- * if there is none.
+ * Returns a key of another node that overlaps one of this node's subnets and wins over every key of this node with that
+ * subnet. Returns undefined if no key does.
  */
 export function firstAcross(entries: readonly StoreEntry[], { subnet, attrs, own }: Claim): Across | undefined {
   /** The revision at which each key of this node was read. If a key has another revision now, it may belong to another node. */
@@ -90,7 +92,7 @@ export function decodeAll(entries: readonly StoreEntry[]): FoundLease[] {
   const leases: FoundLease[] = []
   for (const entry of entries) {
     const lease = decodeOrUndefined(entry)
-    // Entries that cannot be decoded are skipped here. LeaseView logs them.
+    // Skip entries that cannot be decoded. LeaseView logs them.
     if (lease) leases.push({ ...lease, entry })
   }
   return leases

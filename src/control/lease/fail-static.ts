@@ -1,10 +1,12 @@
-// fail-static.ts - decides which leases a node uses when leases vanish from its source or cannot be read. It does no I/O.
+// fail-static.ts - decides which leases a node uses when leases vanish from the store or cannot be read. It does no
+// I/O.
 //
-// If the value of a key cannot be read, the key keeps its previous lease. If most peers vanish at the same time, usually the store lost
-// their leases, because it was restored or wiped, or because another cluster has its name; the hosts still run. So if more than half of
-// the known leases, and more than two, vanish within the hold time, the node keeps these leases. It drops them when a listing at least
-// the hold time later still lacks them. A smaller loss takes effect immediately. With few peers the node's own key decides: if that key
-// vanishes together with more than half of the peers, the store lost them.
+// If the value of a key cannot be read, the key keeps its previous lease. If most peers vanish at the same time,
+// usually the store lost their leases, because it was restored or wiped, or because another cluster has its name; the
+// hosts still run. So if more than half of the known leases, and more than two, vanish within the hold time, the node
+// keeps these leases. It drops them when a listing at least the hold time later still lacks them. A smaller loss takes
+// effect immediately. With few peers the node's own key decides: if that key vanishes together with more than half of
+// the peers, the store lost them.
 
 import type { Log } from '../../base/log.ts'
 import { listed, type Address } from '../../net/address.ts'
@@ -14,8 +16,8 @@ import type { Change, Entry } from './subnet-manager.ts'
 const FEW_LOSSES = 2
 
 /**
- * The differences between two states of the view. Leases are compared by value. So a lease that was written again with the same value
- * does not count as changed, and its routes stay.
+ * The differences between two states of a node's leases (LeaseView). Leases are compared by value. So a lease that was
+ * written again with the same value does not count as changed, and its routes stay.
  */
 export interface ViewChange {
   readonly added: readonly Lease[]
@@ -41,7 +43,10 @@ const addressesOf = ({ attrs }: Lease): readonly Address[] => listed(attrs.publi
 /** All leases of the network by key, including this node's own. */
 export type PeerView = ReadonlyMap<string, Lease>
 
-/** A node's view of the leases. Times are in ms of the caller's monotonic clock. */
+/**
+ * The leases that a node uses, which may differ from the leases in the store while leases are missing there. Times are
+ * in ms of the caller's monotonic clock.
+ */
 export class LeaseView {
   readonly #options: ViewOptions
   readonly #leases = new Map<string, Lease>()
@@ -56,7 +61,7 @@ export class LeaseView {
   #holds = 0
   /** The time when this node's own key vanished, in ms of the caller's monotonic clock. */
   #ownLostAt = -Infinity
-  /** The keys whose value could not be read and that were logged. They are not logged again. */
+  /** The keys whose unreadable value was already logged. It is not logged again. */
   readonly #named = new Set<string>()
 
   constructor(options: ViewOptions) {
@@ -67,33 +72,36 @@ export class LeaseView {
     return this.#leases
   }
 
-  /** True if the source has a value under this node's own key that cannot be read as a lease. */
+  /** True if the store has a value under this node's own key that cannot be read as a lease. */
   get isOwnUnreadable(): boolean {
     return this.#named.has(this.#options.ownKey())
   }
 
-  /** The number of leases that the node keeps although the source lacks them. */
+  /** The number of leases that the node keeps although the store lacks them. */
   get held(): number {
     return this.#isHolding ? this.#gone.size : 0
   }
 
-  /** The keys of the leases that the node keeps although the source lacks them. */
+  /** The keys of the leases that the node keeps although the store lacks them. */
   get heldKeys(): readonly string[] {
     return this.#isHolding ? [...this.#gone.keys()] : []
   }
 
-  /** How many times this node began to keep leases that the source lacks. */
+  /** How many times this node began to keep leases that the store lacks. */
   get holds(): number {
     return this.#holds
   }
 
-  /** Returns the time in ms until a listing can confirm that the missing leases are gone; undefined if no missing lease is kept. */
+  /**
+   * Returns the time in ms until a listing can confirm that the missing leases are gone; undefined if the node keeps no
+   * missing lease.
+   */
   waitMs(now: number): number | undefined {
     const [oldest] = this.#isHolding ? this.#gone.values() : []
     return oldest && Math.max(0, oldest.at + this.#options.holdMs - now)
   }
 
-  /** Applies a complete listing of the source. `now` is in ms of a monotonic clock. */
+  /** Applies a complete listing of the leases. `now` is in ms of a monotonic clock. */
   list(entries: readonly Entry[], now: number): ViewChange {
     const found = new Map<string, Lease>()
     for (const entry of entries) {
@@ -117,7 +125,10 @@ export class LeaseView {
     return this.#apply([...went.map((key) => [key, undefined] as const), ...found, ...this.#held()])
   }
 
-  /** Applies a batch of changes of the source. Only the last change of each key counts. `now` is in ms of a monotonic clock. */
+  /**
+   * Applies a batch of changes of the leases. Only the last change of each key counts. `now` is in ms of a monotonic
+   * clock.
+   */
   change(changes: readonly Change[], now: number): ViewChange {
     const last = new Map<string, Lease | undefined>()
     for (const change of changes) {
@@ -146,7 +157,8 @@ export class LeaseView {
     const wasHolding = this.#isHolding
     if (!wasHolding) this.#holdIfLarge(survivors, now)
     const left = moved.map((key) => [key, undefined] as const)
-    // If this change makes the loss large, also restore the leases that were dropped within the last `holdMs`.
+    // If this change makes the loss large enough to keep the missing leases, also restore the leases that were dropped
+    // within the last `holdMs`.
     const back = wasHolding ? [] : this.#held()
     return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...back])
   }
@@ -179,8 +191,9 @@ export class LeaseView {
   }
 
   /**
-   * Returns a function that checks if a node has a lease after the batch. The function is true for an address that the batch adds, or
-   * that a current lease publishes whose key the batch does not change. Vanished leases that are kept do not count.
+   * Returns a function that checks if a node has a lease after the batch. For an address, the function returns true if
+   * the batch adds the address, or if a current lease that the batch does not change publishes it. Vanished leases that
+   * are kept do not count.
    */
   #isPresentBut(
     batch: ReadonlyMap<string, unknown>,
@@ -196,8 +209,8 @@ export class LeaseView {
   }
 
   /**
-   * Removes vanished keys from `#gone` if their node has a lease under another key, because the node only moved. Returns the removed
-   * keys.
+   * Removes a vanished key from `#gone` if its node has a lease under another key, because that node only moved.
+   * Returns the removed keys.
    */
   #forgetMoved(isPresent: (address: Address) => boolean): string[] {
     const moved = [...this.#gone].flatMap(([key, { lease }]) => (addressesOf(lease).some(isPresent) ? [key] : []))
@@ -227,7 +240,10 @@ export class LeaseView {
     )
   }
 
-  /** Drops the leases that were missing for `holdMs`. Leases that vanished later are dropped too, unless they are again a large loss. */
+  /**
+   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless these are so
+   * many that they are a large loss of their own.
+   */
   #confirm(survivors: number, now: number): void {
     const before = this.#gone.size
     for (const [key, { at }] of this.#gone) if (now - at >= this.#options.holdMs) this.#gone.delete(key)

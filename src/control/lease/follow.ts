@@ -1,12 +1,13 @@
-// follow.ts - follows the leases of all nodes in any source: by a complete listing, by a watch, and by a new listing after a gap of the
-// watch and every minute. If listings are expensive for a source, weftd postpones the periodic listing while the watch makes progress at
-// least once a minute.
+// follow.ts - follows the leases of all nodes in any source, such as etcd or the Kubernetes API: by a complete listing,
+// by a watch, and by a new listing after a gap of the watch and every minute. If listings are expensive for a source,
+// weftd postpones the periodic listing while the watch makes progress at least once a minute.
 //
-// The periodic listing runs while the watch is open, so neither waits for the other. A watch may lag behind a listing, or be ahead of a
-// slow listing. Comparing their cursors shows which of the two is newer. If a listing has changes although the watch reported none since
-// the previous listing, the watch is dead and is opened again.
+// The periodic listing runs while the watch is open, so that neither waits for the other. A watch may lag behind a
+// listing, or be ahead of a slow listing. A comparison of their cursors shows which of the two is newer. If a listing
+// has changes although the watch reported none since the previous listing, the watch is dead and is opened again.
 //
-// The listing and the watch are requests that run concurrently. One loop takes their results, and sleeps until there are more results.
+// The listing and the watch are requests that run concurrently. One loop takes the results of both, and sleeps until
+// there are more results.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -37,8 +38,8 @@ const systemClock: Clock = {
 /** The state of followLeases, for the status report and the metrics. */
 export interface FollowState {
   /**
-   * The time, in ms of `Clock.now`, when the leases last agreed with the source: by a complete listing, or by an advancing watch that
-   * replaced a listing. Undefined before the first listing.
+   * The time, in ms of `Clock.now`, when the leases last agreed with the source. They agree after a complete listing,
+   * and while an advancing watch replaces a listing. Undefined before the first listing.
    */
   listedAt: number | undefined
   /** True if the last request to the source of leases failed. */
@@ -47,7 +48,7 @@ export interface FollowState {
   held: number
   /** The keys of the leases that are counted by `held`. */
   heldKeys?: readonly string[]
-  /** How many times this node began to keep leases that the source lacks. */
+  /** How many times this node began to keep leases that the store lacks. */
   holds: number
 }
 
@@ -55,7 +56,7 @@ interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
-  /** Returns the key of this node's own lease. A loss of that lease is reported immediately, and not held back. */
+  /** Returns the key of this node's own lease. A loss of that lease is reported immediately, without the hold time. */
   readonly ownKey?: () => string
   /** How long, in ms, most of the peers' leases must be missing before weftd drops these peers. */
   readonly holdMs?: number
@@ -84,7 +85,7 @@ interface Batch<Cursor> {
   readonly changes: readonly Change[]
 }
 
-/** A request to the source that runs concurrently, and its results so far. */
+/** A request to the source of leases that runs concurrently, and its results so far. */
 interface Task<T> {
   /** The results that the loop has not taken yet. */
   readonly results: T[]
@@ -158,7 +159,7 @@ export async function* followLeases<Cursor>(
   }
 }
 
-/** Keeps a listing and a watch of a source running, and merges their results. */
+/** Keeps a listing and a watch of a source of leases running, and merges their results. */
 class LeaseFollower<Cursor> {
   readonly #source: LeaseSource<Cursor>
   /** The interval of listings, in ms. */
@@ -167,13 +168,13 @@ class LeaseFollower<Cursor> {
   readonly #clock: Clock
   /** The state that the status report and the metrics show. */
   readonly #state: FollowState
-  /** The leases that this node accepts. */
+  /** The leases that this node accepts, also while some of them are missing from the source. */
   readonly #view: LeaseView
-  /** The log for repeated failures. */
+  /** The log for failures, which are repeated until they end. */
   readonly #calm: Log
-  /** The running requests. */
+  /** The requests that run concurrently. */
   readonly #tasks: Tasks
-  /** The cursor from which the watch resumes; undefined before the first listing and after a gap. */
+  /** The cursor at which the next watch starts; undefined before the first listing and after a gap. */
   #after: { readonly cursor: Cursor } | undefined
   /** The running listing; undefined between two listings. */
   #listing: Task<Listing<Cursor>> | undefined
@@ -231,12 +232,10 @@ class LeaseFollower<Cursor> {
     }
   }
 
-  /** Ends the running requests. */
   close(): void {
     this.#tasks.close()
   }
 
-  /** Starts a listing if one is due. */
   #startListing(now: number): void {
     if (this.#listing || now < this.#listAt) return
     if (this.#isTrusted(now)) {
@@ -274,7 +273,9 @@ class LeaseFollower<Cursor> {
     this.#listAt = this.#watchAt
   }
 
-  /** Handles the failure of a listing. An answering watch stays open while the failed listing waits for its next attempt. */
+  /**
+   * Handles the failure of a listing. A watch that answers stays open while the failed listing waits to be tried again.
+   */
   #failListing(error: unknown): void {
     if (this.#watch && this.#isWatching && isWeftError(error)) {
       this.#state.failing = true
@@ -287,7 +288,7 @@ class LeaseFollower<Cursor> {
     this.#sayWatchEnded(error)
   }
 
-  /** Publishes the state of the view, and returns one result of followLeases. */
+  /** Publishes the state of the leases, and returns the change as one result of followLeases. */
   #followed(change: ViewChange, isListing: boolean): Followed {
     this.#state.held = this.#view.held
     this.#state.heldKeys = this.#view.heldKeys
@@ -301,8 +302,8 @@ class LeaseFollower<Cursor> {
     const isGap = error.code === 'GAP'
     this.#state.failing = !isGap
     this.#failures++
-    // After a first gap a new listing starts immediately. A source that reports a gap for every watch has to wait as after any other
-    // failure.
+    // After a first gap a new listing starts immediately. If a source reports a gap for every watch, weftd waits before
+    // the next listing, as after any other failure.
     if (isGap && this.#failures === 1) return this.#clock.now()
     const backoffMs = Math.min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** Math.min(this.#failures - 1, 10))
     // The pause is random, so that nodes that lost the same store do not all return at the same time.
@@ -323,7 +324,7 @@ class LeaseFollower<Cursor> {
     return isGood
   }
 
-  /** Applies a complete listing to the view, and decides when the next listing starts. */
+  /** Applies a complete listing to the leases that this node uses, and decides when the next listing starts. */
   #takeListing({ cursor, entries }: Listing<Cursor>): ViewChange {
     const now = this.#clock.now()
     this.#state.listedAt = now
@@ -349,8 +350,8 @@ class LeaseFollower<Cursor> {
       this.#watchAt = now
     }
     if (this.#watch) this.#failures = 0
-    // The wait before the first listing by this timer is random, so that nodes that started together, or lost the same store, do not list
-    // together.
+    // Make the wait before the first listing by this timer random, so that nodes that started together, or lost the
+    // same store, do not list together.
     const waitMs = this.#after ? this.#relistMs : this.#random() * this.#relistMs
     this.#listAt = now + Math.min(waitMs, this.#view.waitMs(now) ?? Infinity)
     if (!this.#after || wentBack || this.#source.isAfter(cursor, this.#after.cursor)) this.#after = { cursor }
@@ -359,7 +360,7 @@ class LeaseFollower<Cursor> {
     return change
   }
 
-  /** Applies the batches of the watch to the view. Returns undefined if they change nothing. */
+  /** Applies the batches of the watch to the leases. Returns undefined if they change nothing. */
   #takeBatches(batches: readonly Batch<Cursor>[]): ViewChange | undefined {
     const last = batches.at(-1)
     if (!last) return undefined
@@ -373,7 +374,7 @@ class LeaseFollower<Cursor> {
       this.#failures = 0
       this.#heardSinceListing = true
     }
-    // A watch that lags behind the last listing repeats changes which that listing already had. Those are dropped.
+    // A watch that lags behind the last listing repeats changes that the listing already contained. Drop these changes.
     const news = batches.filter(
       ({ cursor, changes }) =>
         changes.length > 0 && !(this.#listed && !this.#source.isAfter(cursor, this.#listed.cursor)),
@@ -384,7 +385,7 @@ class LeaseFollower<Cursor> {
       news.flatMap(({ changes }) => changes),
       this.#clock.now(),
     )
-    // If leases are missing, list again as soon as their hold time ends, and not only at the next periodic listing.
+    // If leases are missing, list again as soon as their hold time ends, without waiting for the next periodic listing.
     this.#listAt = Math.min(this.#listAt, this.#clock.now() + (this.#view.waitMs(this.#clock.now()) ?? Infinity))
     return change
   }

@@ -8,16 +8,21 @@
  * (sethostname(2)).
  */
 const LONGEST_NAME = 253
-/** A claim with more characters is ignored, because it is untrusted input. */
+/**
+ * The maximum number of characters of a host's claim, the JSON text that has its name. A longer claim is ignored,
+ * because it is untrusted input.
+ */
 const LONGEST_TEXT = 65_536
 
 export const claimText = (hostname: string, id: string): string => JSON.stringify({ Hostname: hostname, ID: id })
 
-/** Cuts a host's name to LONGEST_NAME characters. */
 export const shortened = (name: string): string =>
   name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name
 
-/** Returns the host's name in the JSON text of its claim; undefined if the claim has no name. */
+/**
+ * Returns the host's name from a claim, which is JSON text that the host wrote into the store. Returns undefined if the
+ * claim has no name.
+ */
 export function hostNameIn(claim: string): string | undefined {
   if (claim.length > LONGEST_TEXT) return undefined
   try {

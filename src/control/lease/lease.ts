@@ -13,7 +13,10 @@ export interface LeaseAttrs {
   readonly publicIp: Addresses
   /** The type of the node's backend, such as `vxlan`. Empty for the types udp and alloc, because flannel publishes no type for them. */
   readonly backendType: string
-  /** The data of the node's backend for IPv4, and next for IPv6. Each is a JSON value as in the store; undefined if the store has none. */
+  /**
+   * The data of the node's backend for IPv4. `backendV6Data` has the data for IPv6. Each is a JSON value as in the
+   * store; undefined if the store has none.
+   */
   readonly backendData?: unknown
   readonly backendV6Data?: unknown
 }
@@ -27,8 +30,8 @@ export interface Lease {
   /** The name of the node, if the source of the lease knows it, as Kubernetes does. leasesEqual ignores the name. */
   readonly name?: string
   /**
-   * A number that is higher for a lease written later. In a store it is the revision of the key; a reservation by an operator has none.
-   * In Kubernetes it is the creation time of the node, in ms since the epoch.
+   * A number that is higher for a lease written later. In a store it is the revision of the key; a reservation by an
+   * operator has no number. In Kubernetes it is the creation time of the node, in ms since the epoch.
    */
   readonly revision?: bigint
 }
@@ -98,8 +101,9 @@ export function leaseKey({ ipv4, ipv6 }: Nets): string {
 }
 
 /**
- * Parses the end of a lease's key to subnets; undefined if it has none. Any text may precede the subnets, as in flannel's ParseSubnetKey.
- * Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the family has no subnet.
+ * Parses the end of a lease's key to subnets. Returns undefined if the key has none. Any text may precede the subnets,
+ * as in flannel's ParseSubnetKey. Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the family has no
+ * subnet.
  */
 export function parseLeaseKey(key: string): Nets | undefined {
   // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic time.

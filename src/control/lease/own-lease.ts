@@ -57,7 +57,10 @@ export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
 export interface AcquireOptions {
   /** The subnets that an earlier run of weftd on this node wrote to subnet.env. */
   readonly previous?: Nets
-  /** Checks if this node had an address in the past. If it is left out, only the current addresses count as the node's. */
+  /**
+   * Checks if this node had an address in the past. Without this function only the current addresses count as the
+   * node's.
+   */
   readonly isMine?: IsMine
   readonly random: () => number
   readonly log: Log
@@ -89,7 +92,7 @@ export async function acquireLease(
   options: AcquireOptions,
 ): Promise<OwnLease> {
   const ranges = rangesFor(config, attrs)
-  // Each failed round adds a subnet to `refused`, so the loop ends with a lease or with OUT_OF_SUBNETS.
+  // Each failed attempt adds a subnet to `refused`, so the loop ends with a lease or with OUT_OF_SUBNETS.
   const refused: Net[] = []
   for (;;) {
     options.signal.throwIfAborted()
@@ -119,7 +122,10 @@ interface Acquiring extends AcquireOptions {
   readonly config: NetworkConfig
   readonly ranges: readonly SubnetRange<Net>[]
   readonly attrs: LeaseAttrs
-  /** The subnets that this acquisition can no longer get, because another node holds them. Each round may add subnets. */
+  /**
+   * The subnets that this node can no longer get, because another node holds them. Each failed attempt to acquire a
+   * lease may add subnets.
+   */
   readonly refused: Net[]
 }
 
@@ -128,8 +134,8 @@ interface Round {
   readonly entries: readonly StoreEntry[]
   readonly leases: readonly FoundLease[]
   /**
-   * The leases of this node. Leases with the most previous subnets of the node come first; among equal ones those that fit the
-   * configuration.
+   * The leases of this node, in order of preference: first those with the most previous subnets of the node, then those
+   * that fit the configuration.
    */
   readonly own: readonly FoundLease[]
 }
@@ -167,7 +173,8 @@ async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acqu
   const { key, subnet, entry } = lease
   const address = addressText(attrs.publicIp)
   log.info(`Found lease (${describeSubnets(subnet)}) for current IP (${address}), reusing`)
-  // The process that created this lease may have ended before it checked if an overlapping key of another node is older. So check now.
+  // The process that created this lease may have ended before it checked if an overlapping key of another node is
+  // older. So check that now.
   const across = isSettled(entry) ? undefined : firstAcross(entries, { subnet, attrs, own })
   if (across) {
     refused.push(across.subnet)
@@ -267,7 +274,7 @@ function hadIn(range: SubnetRange<Net>, own: readonly Lease[], { previous = {} }
   return net && isCompatible(net, range) && own.some((lease) => hasSubnet(lease, net)) ? net : undefined
 }
 
-/** Returns those of `subnet` that no existing lease of this node has. */
+/** Returns the part of `subnet` that no existing lease of this node has. */
 const newOf = (subnet: Nets, own: readonly Lease[]): Nets =>
   netsOf(listed(subnet).filter((net) => !own.some((lease) => hasSubnet(lease, net))))
 
@@ -316,7 +323,8 @@ function ownLeases(
   if (!primary(mine)) return []
   const key = leaseKey(previous)
   const junk = entries.find((entry) => entry.key === key && !hasOwner(decodeOrUndefined(entry)))
-  // A key without an etcd lease is usually a reservation by an operator, but if its value is unreadable, it is an operator's mistake.
+  // A key without an etcd lease is usually a reservation by an operator. But if the key's value is unreadable, an
+  // operator made a mistake.
   return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
 }
 
@@ -426,8 +434,8 @@ export async function renewLease(
     if (written) return { ...lease, attrs, unwritten: undefined, isNew: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
-    // The store has the expected bytes under another revision. Either the answer to our earlier write was lost, or an operator turned the
-    // lease into a reservation. A reservation stays one.
+    // The store has the expected bytes under another revision. Either the answer to an earlier write of this node was
+    // lost, or an operator turned the lease into a reservation. A reservation must stay a reservation.
     let isReservation = present.isReservation || entry.isReservation
     if (entry.value !== value && entry.value !== before) {
       const found = decodeOrUndefined(entry)
@@ -436,8 +444,8 @@ export async function renewLease(
       if (found && !isOwn)
         throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
-      // A key without an etcd lease is usually a reservation, but if its value is unreadable, it is an operator's mistake. So the
-      // previous state decides.
+      // A key without an etcd lease is usually a reservation. But if its value was unreadable, an operator may have
+      // made a mistake, so the previous state decides.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }

@@ -1,4 +1,4 @@
-// store-manager.ts - makes a subnet manager from a compare-and-set store.
+// store-manager.ts - makes a subnet manager for a compare-and-set store such as etcd.
 
 import type { Log } from '../../base/log.ts'
 import type { Store } from '../store/store.ts'

@@ -9,7 +9,9 @@ import type { NetworkConfig } from '../config/network-config.ts'
 import type { Claims } from '../store/store.ts'
 import type { Lease, LeaseAttrs, OwnLease } from './lease.ts'
 
-/** An entry of the source: a key with its lease, or with the reason why its value cannot be read as a lease. */
+/**
+ * An entry of the source of leases: a key with its lease, or with the reason why its value cannot be read as a lease.
+ */
 export type Entry =
   | { readonly key: string; readonly lease: Lease }
   | { readonly key: string; readonly lease?: undefined; readonly problem: string }
@@ -17,24 +19,25 @@ export type Entry =
 export type Change = { readonly kind: 'put'; readonly entry: Entry } | { readonly kind: 'delete'; readonly key: string }
 
 /**
- * A source of the leases of all nodes, including this node. A cursor marks a position in the source's history; callers must not interpret
- * it.
+ * A source of the leases of all nodes, including this node. A cursor marks a position in the history of that source;
+ * callers must not interpret it.
  */
 export interface LeaseSource<Cursor> {
   /** The name of the source in weft's messages. */
   readonly name: string
-  /** Lists all leases. A watch that starts at the returned cursor delivers every later change. */
+  /** Lists all leases. A watch that starts at the returned cursor yields every later change. */
   list(signal: AbortSignal): Promise<{ readonly cursor: Cursor; readonly entries: readonly Entry[] }>
   /**
-   * Yields the changes after `cursor` in order. An empty batch shows that the source still answers. The cursor of a batch is where a
-   * later watch can resume, because all changes up to it were delivered. The generator ends only by throwing: WeftError GAP if the source
-   * no longer has these changes, another WeftError if the connection is lost, the signal's reason if `signal` aborts.
+   * Yields the changes after `cursor` in order. An empty batch shows that the source still answers. All changes up to a
+   * batch's own cursor were delivered, so a later watch can start there. The generator ends only by throwing: WeftError
+   * GAP if the source no longer has these changes, another WeftError if the connection is lost, the signal's reason if
+   * `signal` aborts.
    */
   watch(
     cursor: Cursor,
     signal: AbortSignal,
   ): AsyncIterable<{ readonly cursor: Cursor; readonly changes: readonly Change[] }>
-  /** True if cursor `a` is later in the source's history than cursor `b`. */
+  /** True if cursor `a` marks a later position than cursor `b` in the history of the leases. */
   isAfter(a: Cursor, b: Cursor): boolean
   /**
    * Returns for how long, in ms, weftd may postpone the periodic listing after a listing with this number of leases, while the watch makes
@@ -50,9 +53,10 @@ export type IsMine = (address: Address) => Promise<boolean>
 /** Obtains, renews and releases the lease of this node. */
 export interface LeaseHolder {
   /**
-   * Obtains a lease for this node: its existing lease, else a lease with the subnets `previous` of an earlier run if they are free, else
-   * a new one. Each attempt logs unexpected states to `log`. `isMine` checks if a lease with the subnets `previous` but another public IP
-   * belongs to this node.
+   * Obtains a lease for this node: its existing lease, else a lease with the subnets `previous` of an earlier run if
+   * they are free, else a new one. Each attempt logs unexpected states to `log`. `isMine` checks if an address belonged
+   * to this node earlier. With it a lease that has the subnets `previous` but another public IP is recognised as this
+   * node's.
    */
   obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal, isMine?: IsMine): Promise<OwnLease>
   /**
@@ -83,18 +87,33 @@ export interface SubnetManager {
 
   // The following methods are optional. Callers must check that the manager has them.
 
-  /** Stores `value` under `name` next to the leases (a claim). Returns the previous value, or undefined if there was none. */
+  /**
+   * Stores the text `value` under `name` next to the leases. Such a text is called a claim. Returns the previous value,
+   * or undefined if there was none.
+   */
   claim?(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
-  /** Returns all claims, or only the claims that were written after revision `since` (control/store/store.ts). */
+  /**
+   * Returns all claims, the texts that hosts store next to the leases, or only the claims written after revision
+   * `since` (control/store/store.ts).
+   */
   claims?(since: bigint | undefined, signal: AbortSignal): Promise<Claims>
-  /** Deletes the claim `name` if its value is still `value`. */
+  /** Deletes the claim `name` (a text stored next to the leases) if its value is still `value`. */
   unclaim?(name: string, value: string, signal: AbortSignal): Promise<void>
-  /** Returns the data that an earlier run of this node published in the source. */
+  /** Returns the data that an earlier run of this node published in its lease. */
   published?(signal: AbortSignal): Promise<LeaseAttrs | undefined>
-  /** Returns the public IPs that an operator set for this node in the source. They take precedence over --public-ip and --public-ipv6. */
+  /**
+   * Returns the public IPs that an operator set for this node, for example by annotations. They take precedence over
+   * --public-ip and --public-ipv6.
+   */
   publicIp?(signal: AbortSignal): Promise<Addresses>
-  /** Returns the public IPs that this node must publish: `publicIp`, unless an operator set others in the source. */
+  /**
+   * Returns the public IPs that this node must publish: `publicIp`, unless an operator set others, for example by
+   * annotations.
+   */
   amend?(publicIp: Addresses, signal: AbortSignal): Promise<Addresses>
-  /** Reports to the source that the node's network works, unless the source already has that. weftd calls it repeatedly. */
+  /**
+   * Reports that the node's network works, unless that was reported already, for example in a condition of the
+   * Kubernetes node. weftd calls it repeatedly.
+   */
   ready?(signal: AbortSignal): Promise<void>
 }

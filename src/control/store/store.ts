@@ -52,7 +52,10 @@ export interface Written {
   readonly unwritten?: string
 }
 
-/** The claims by name, which are texts that hosts store next to the leases. Either all claims, or those written after an earlier answer. */
+/**
+ * The claims by name. A claim is a text that a host stores next to the leases. The answer has either all claims, or
+ * those written after an earlier answer.
+ */
 export interface Claims {
   readonly revision: bigint
   readonly isWhole: boolean
@@ -68,12 +71,11 @@ export interface Store {
    * Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is none; its remedy says where to write one.
    */
   config(signal: AbortSignal): Promise<string>
-  /** Writes the JSON text of the network configuration. */
   setConfig(text: string, signal: AbortSignal): Promise<void>
   list(signal: AbortSignal): Promise<StoreListing>
   /**
-   * Returns the time when each key expires, in ms since the epoch by this host's clock. Reservations are left out, because they never
-   * expire. It costs one call per key, so the daemon does not use it, only the operator's tool.
+   * Returns the time when each key expires, in ms since the epoch by this host's clock. Reservations are left out,
+   * because they never expire. It costs one call per key, so only the operator's tool uses it, not the daemon.
    */
   ends(signal: AbortSignal): Promise<ReadonlyMap<string, number>>
   /**
@@ -106,11 +108,11 @@ export interface Store {
    */
   claim(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
   /**
-   * Returns all claims. If `since` is the revision of an earlier answer and the store supports it, returns only the claims that were
-   * written after that revision.
+   * Returns all claims, the texts that hosts store next to the leases. If `since` is the revision of an earlier answer
+   * and the store supports partial answers, returns only the claims that were written after that revision.
    */
   claims(since: bigint | undefined, signal: AbortSignal): Promise<Claims>
-  /** Deletes the claim `name` if its value is still `value`. */
+  /** Deletes the claim `name`, a text next to the leases, if its value is still `value`. */
   unclaim(name: string, value: string, signal: AbortSignal): Promise<void>
   close(): Promise<void>
 }

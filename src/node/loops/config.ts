@@ -10,12 +10,12 @@ import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 const COMPARE_MS = 60_000
-/** The interval of the checks while the configuration is missing. */
+/** The interval, in ms, of the checks while the store has no configuration. */
 const GONE_MS = 5_000
 
 interface FoundConfig {
   readonly config: NetworkConfig
-  /** The text that the configuration was read from, without its secrets. */
+  /** The text from which the configuration was parsed, without its secrets. */
   readonly configText: string
 }
 
@@ -40,14 +40,15 @@ export async function findConfig(manager: SubnetManager, waiter: Waiter): Promis
 }
 
 /**
- * Logs when the network configuration in the store differs from the one that this node started with and continues to use, as flanneld does.
- * Also logs when the store has no configuration, because then no weftd can start.
+ * Logs when the network configuration in the store differs from the configuration with which this node started. Like
+ * flanneld, the node continues to use the latter. Also logs when the store has no configuration, because no weftd can
+ * start then.
  */
 export async function watchConfig(node: Node): Promise<never> {
   const { manager, config, log, signal } = node
   const areGiven = manager.givesSubnets
   let named: string | undefined
-  // The first check is at a random time, so that nodes which started together do not query the store together.
+  // Make the first check at a random time, so that nodes which started together do not query the store together.
   for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = node.isConfigGone ? GONE_MS : COMPARE_MS) {
     await node.configDoubt.wait(signal, waitMs)
     try {

@@ -1,5 +1,5 @@
-// data-path.ts - repairs the device of the data path, opens missing families, and opens the whole data path again if it died or the node has
-// another lease.
+// data-path.ts - repairs the device of the data path, and opens missing families. Opens the whole data path again if it
+// died or if the node got another lease.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -17,20 +17,29 @@ import { applyPeers } from './peers.ts'
 import { publish } from './subnet-env.ts'
 
 const REOPEN_RETRY_MS = 1_000
-/** The pause after a check. The kernel's reports come in bursts, and one check handles a whole burst. */
+/** The pause in ms after a check. The kernel's reports come in bursts, and one check handles a whole burst. */
 const SETTLE_MS = 200
-/** The interval of checks if the last check found nothing to repair and the kernel has reported nothing since. Reports can be lost. */
+/**
+ * The interval, in ms, of checks if the last check found nothing to repair and the kernel has reported no change since.
+ * The checks are needed because reports can be lost.
+ */
 const CALM_MS = 30_000
-/** With more repairs per minute, another program probably undoes them. Then the device is checked only once per RESYNC_MS. */
+/**
+ * The maximum number of repairs per minute. With more repairs another program probably undoes them, and the device is
+ * checked only once per RESYNC_MS.
+ */
 const REPAIRS_A_MINUTE = 60
 
 /**
- * Keeps the data path right. The loop runs once for a node: from the time when the node forwards with the last known state, or from the time
- * when all loops run. It stops when the node stops, and leaves the data path open.
+ * Keeps the data path open and repaired. This loop runs once for a node: from the time when the node forwards with the
+ * last known state, or when all loops start. It stops when the node stops, and leaves the data path open.
  */
 export const keepDataPath = (node: ForwardingNode): Promise<never> => (node.keepingPath ??= keep(node))
 
-/** Repairs the data path, and opens another one when that is necessary. Then a running node publishes its changed lease and MTU. */
+/**
+ * Repairs the data path, or opens another one if that is necessary. If all loops run, also publishes a changed lease or
+ * MTU.
+ */
 async function keep(node: ForwardingNode): Promise<never> {
   const { ownership, log, signal } = node
   let diedYoung = 0
@@ -41,12 +50,14 @@ async function keep(node: ForwardingNode): Promise<never> {
     const { dataPath } = ownership
     const before = { key: node.pathLease?.key, mtu: dataPath?.mtu }
     await keepRight(node, repairs, logGone)
-    // A data path that dies as soon as it is opened, and again, must not be opened in a tight loop.
+    // Count the data paths that died soon after they were opened, and pause longer after each. Otherwise they would be
+    // opened again in a busy loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const calm = seldom(log)
     await ownership.untilOurs(signal)
     if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start opened one for the facts of the store
-    // A data path that cannot be closed is left to whoever opens the next one.
+    // Only log a failure to close the data path, because the code that opens the next data path deals with the objects
+    // that are left.
     const notClosed = (error: unknown): void => calm.error(`Cannot close the data path: ${describeError(error)}`)
     if (dataPath) await ownership.close(dataPath).catch(notClosed)
     if (diedYoung > 1) await pause(signal, REOPEN_RETRY_MS)
@@ -88,7 +99,7 @@ async function prepareAgain(node: ForwardingNode): Promise<void> {
   if (!leasesEqual(node.lease, { ...node.lease, attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
 
-/** Repairs the device until the data path must be opened again, because it died or the node has another lease. */
+/** Repairs the data path until it must be opened again, because it died or because the node got another lease. */
 async function keepRight(node: ForwardingNode, repairs: RepairLog, logGone: GoneLog): Promise<void> {
   const { log, ownership, signal } = node
   const { dataPath } = ownership
@@ -142,26 +153,29 @@ async function lookAfter(
       const gone = dataPath.gone()
       logGone(gone)
       for (const each of repaired) repairs.add(each)
-      // After a report another may have been missed, such as while `ip monitor` was started again.
-      // A missing address is given up only after it has been missing for a while.
+      // Check again soon if the kernel reported a change, because another report may have been lost, for example while
+      // `ip monitor` was restarted. Also check again soon while an address is missing, because the node gives up the
+      // address only after some time.
       isCalm = !rang && repaired.length === 0 && familiesOf(gone).length === 0
     } catch (error) {
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
-    // If the node got another lease and its old one again before this check, the peers were applied for the other lease.
+    // If the node got another lease and then its old lease again before this check, the data path has the peers for the
+    // other lease.
     const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== pathLease.key
     if (node.unapplied || isAsElsewhere) await applyPeers(node, new Set())
-    // A family that cannot be opened changes the host with each try, and the kernel reports that. Such a report must not cause the next try.
+    // Each try to open a missing family may change the host, and the kernel reports that change. Such a report must not
+    // cause the next try, so tries have a minimum interval.
     if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
       triedAt = performance.now()
       renewing = renew(node, dataPath, calm).finally(() => (renewing = undefined))
       renewing.catch(() => {}) // it rejects only if the process stops, and then this function ends too
     }
-    // A family that opens slowly does not delay the checks of the other.
+    // Wait only a limited time, so that a family that opens slowly does not delay the checks of the other family.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
     isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
-    // Starting and ending containers change the host all the time, so leftovers are searched at most once per RESYNC_MS.
+    // Search leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the time.
     const isDue = performance.now() - searchedAt >= RESYNC_MS
     if (isDue) {
       searchedAt = performance.now()
@@ -174,7 +188,7 @@ async function lookAfter(
 
 type GoneLog = (gone: ByFamily<string>) => void
 
-/** Returns a function that logs when an address of the external interface is gone, and when there is one again. */
+/** Returns a function that logs when the external interface loses an address, and when it has an address again. */
 function createGoneLog(log: Log): GoneLog {
   let before: ByFamily<string> = {}
   return (gone) => {
@@ -191,7 +205,10 @@ function createGoneLog(log: Log): GoneLog {
   }
 }
 
-/** Adapts the data path to the host's present addresses: opens missing families and does not touch the others. */
+/**
+ * Adapts the data path to the host's present addresses: opens missing families, and does not change the families that
+ * are open.
+ */
 async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promise<void> {
   try {
     await prepareAgain(node)
@@ -200,6 +217,6 @@ async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promi
     node.signal.throwIfAborted()
     log.error(`Cannot open the data path: ${describeError(error)}`)
   }
-  // The path to a peer may have changed, and with it the address that is probed.
+  // Apply the peers again, because the path to a peer, and with it the address that is probed, may have changed.
   if (!dataPath.isOutdated) await applyPeers(node)
 }

@@ -1,9 +1,10 @@
 // duplicate-node.ts - detects another host that uses this node's public IP.
 //
-// Two hosts with one public IP, such as two Vagrant machines with 10.0.2.15, hold one lease, and flanneld does not notice. Each weftd
-// writes a claim with its host name beside the leases. If another claim replaces it twice, another host uses the address. One replacement
-// proves nothing, because a restored store or an earlier run can leave an old claim. flanneld writes no claim, but it writes the lease
-// itself. After the first sign of another host, weftd checks again after some seconds.
+// Two hosts with the same public IP, such as two Vagrant machines with 10.0.2.15, use the same lease, and flanneld does
+// not notice that. Each weftd writes its host name into the store next to the leases (a claim). If another claim
+// replaces it twice, another host uses the address. One replacement proves nothing, because a restored store or an
+// earlier run can leave an old claim. flanneld writes no claim, but it writes the lease itself. After the first sign of
+// another host, weftd checks again after some seconds.
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
@@ -14,15 +15,18 @@ import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 const CLAIM_MS = 60_000
-/** The interval and the number of the checks after a first sign of another host. */
+/** The interval, in ms, of the additional checks after a first sign of another host with this node's public IP. */
 const DOUBT_MS = 2_000
 const DOUBT_LOOKS = 3
 /**
- * The number of checks without a claim of another host after which weftd assumes that no other host uses the address. Another host would
- * have written its claim by then.
+ * If this number of checks finds no name (claim) of another host in the store, weftd assumes that no other host uses
+ * this node's public IP. Another host would have written its name by then.
  */
 const CALM_LOOKS = 2
-/** The number of checks after which a foreign write counts. A renewal of this node whose answer was lost has been repeated by then. */
+/**
+ * The number of checks after which a write of this node's lease counts as another host's. By then this node has
+ * repeated a renewal whose answer was lost.
+ */
 const FOREIGN_LOOKS = 3
 
 export async function watchForDuplicateNode(node: Node): Promise<never> {
@@ -35,7 +39,7 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
   const lookAtWrites = foreignWrites(node)
   const isWrittenAnew = foreignWrite(node)
   let doubts = 0
-  // The second check is at a random time, so that nodes which started together do not query the store together.
+  // Make the second check at a random time, so that nodes which started together do not query the store together.
   let waitMs = (0.5 + Math.random()) * CLAIM_MS
   for (;;) {
     const current = addressText(node.attrs.publicIp)
@@ -62,7 +66,7 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
         }
         answer = found
       }
-      // A host that was reported stays reported for minutes.
+      // Check more often only until the other host is reported, because a report lasts for some minutes.
       const isOthers = found !== undefined && found !== mine
       if (isOthers) doubts = node.duplicate === undefined ? DOUBT_LOOKS : 0
       claimed = true
@@ -78,22 +82,23 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
         break
       }
     }
-    // A successor writes the lease and its own claim, so this process checks nothing until the successor has gone.
+    // A successor writes the lease and its own name into the store, so this process must not check until the successor
+    // has gone.
     while (node.ownership.hasSuccessor) await pause(signal, DOUBT_MS)
     if (doubts === 0) waitMs = CLAIM_MS
   }
 }
 
 /**
- * Returns the revision of this node's lease if another process wrote the lease; else undefined. Always undefined if a controller assigns the
- * subnets, because the revision does not show who wrote the lease.
+ * Returns the revision of this node's lease if another process wrote the lease; else undefined. Always undefined if a
+ * controller assigns the subnets, because then the revision does not show which process wrote the lease.
  */
 function foreignRevision({ lease: { key, revision: ours }, manager, view }: Node): bigint | undefined {
   const { revision } = manager.givesSubnets ? {} : (view.get(key) ?? {})
   return revision !== undefined && revision > ours ? revision : undefined
 }
 
-/** Returns a function that is true once for each foreign write of this node's lease. */
+/** Returns a function that returns true once for each write of this node's lease by another process. */
 function foreignWrite(node: Node): () => boolean {
   let reported: bigint | undefined
   return () => {
@@ -104,7 +109,10 @@ function foreignWrite(node: Node): () => boolean {
   }
 }
 
-/** Returns a function that logs a foreign write of this node's lease once the write has lasted for some checks. */
+/**
+ * Returns a function that logs a write of this node's lease by another process, once the written value has lasted for
+ * some checks.
+ */
 function foreignWrites(node: Node): () => void {
   let seen: bigint | undefined
   let looks = 0

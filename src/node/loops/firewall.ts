@@ -1,5 +1,6 @@
-// firewall.ts - keeps the firewall's rules: sets them at the start, restores them if other programs remove or reorder them, and moves them
-// with the node to another subnet. Packets to peers do not need them, so the start waits for them only briefly.
+// firewall.ts - keeps the firewall's rules. It sets them at the start, restores them if other programs remove or
+// reorder them, and changes them when the node gets another subnet. Packets to peers do not need the rules, so the
+// start waits for them only briefly.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -15,16 +16,18 @@ import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
-/** How long this process leaves the rules to a successor that is starting. */
+/** How long, in ms, this process does not touch the rules because a starting successor may set them. */
 const STAND_BY_MS = 60_000
-/** The time after which the log reports that the rules are not set yet, and the reason. */
+/** The time in ms after which the log reports that the rules are not set yet, and why. */
 const RULES_LATE_MS = 3_000
-/** How long a first start waits for the rules, so that on a slow host too the log keeps flanneld's order. */
+/**
+ * How long, in ms, a first start waits for the rules. The wait keeps flanneld's order of log lines on slow hosts too.
+ */
 const RULES_WAIT_MS = 10_000
-/** How long one command waits for the lock of iptables. It is tried again later. */
+/** How long, in ms, one command waits for the lock of iptables. After that the command is tried again later. */
 const LOCK_MS = 60_000
 
-/** The rules that the network configuration and the flags ask for. */
+/** Returns the firewall with the rules that the network configuration and the flags request. */
 export function firewallFor(
   { enableNftables, ipv4, ipv6 }: NetworkConfig,
   options: NodeOptions,
@@ -33,7 +36,7 @@ export function firewallFor(
   signal: AbortSignal,
   free?: Promise<void>,
 ): NonNullable<Node['firewall']> {
-  // A stop ends a command that waits for the lock of iptables.
+  // Use the stop signal, so that a stop ends a command that waits for the lock of iptables.
   const runTillStop: Run = (file, args, more) =>
     more?.patient ? runForLock(file, args, more, signal) : run(file, args, more)
   const rules = createFirewall(enableNftables ? 'nftables' : 'iptables', {
@@ -49,7 +52,7 @@ export function firewallFor(
   return { rules, resyncMs: Math.max(1, options['iptables-resync']) * 1000, ...(free ? { free } : {}) }
 }
 
-/** Runs a command that waits for the lock of iptables, for LOCK_MS at most. */
+/** Runs a command that waits for the lock of iptables. Ends the command after LOCK_MS. */
 async function runForLock(
   file: string,
   args: readonly string[],
@@ -78,7 +81,10 @@ const holderText = async (): Promise<string | undefined> => {
   return holder === undefined ? undefined : printable(holder)
 }
 
-/** Sets the rules for the first time. If that takes long, the log and the status report it, with the holder of the lock of iptables. */
+/**
+ * Sets the rules for the first time. If that takes long, reports it in the log and in the status, with the process that
+ * holds the lock of iptables.
+ */
 export async function raiseFirewall(
   node: Pick<Node, 'firewall' | 'lease' | 'log' | 'signal' | 'rulesTrouble'>,
 ): Promise<void> {
@@ -107,14 +113,14 @@ async function reportLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, e
       calm.warn(`The firewall's rules are not set yet${why}; everything else goes on without them`)
     }
   } catch {
-    // the rules are set, or the daemon stops
+    // Stop waiting: either the rules are set, or the daemon stops.
   }
 }
 
 /**
- * Begins to set the rules for the first time. As flanneld, a first start waits for them, and rejects if they cannot be set; it goes on
- * without them after RULES_WAIT_MS. A node that forwards already waits for LATE_MS only; it logs why the rules cannot be set, and tries
- * again.
+ * Begins to set the rules for the first time. Like flanneld, a first start waits for them, and rejects if they cannot
+ * be set; after RULES_WAIT_MS it continues without them. A node that already forwards waits only for LATE_MS. If the
+ * rules cannot be set, such a node logs the reason and tries again.
  */
 export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
   let isPatient = forwardsAlready
@@ -146,13 +152,17 @@ export async function keepFirewall(node: Node): Promise<never> {
   }
 }
 
-/** Returns a function that is true if a successor may own the rules. Then this daemon must not restore its own rules. */
+/**
+ * Returns a function that returns true while a successor may own the rules. This daemon must not restore its own rules
+ * then.
+ */
 function restsFor({ ownership }: Node): () => boolean {
   let since: number | undefined
   return () => {
     if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
-    // A successor that takes longer waits for something, such as its store, and has not touched the rules.
+    // A successor that takes longer than STAND_BY_MS waits for something, such as its store, and has not touched the
+    // rules.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

@@ -8,7 +8,9 @@ import { dotted, FORWARDING, getSysctl } from '../../host/sysctl.ts'
 import { familiesOf, type Family } from '../../net/address.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
-/** Records the families that the kernel does not forward. The log has warned of them at the start. */
+/**
+ * Records the families whose packets the kernel does not forward. The start has already logged a warning about them.
+ */
 export async function watchForwarding(node: Node): Promise<never> {
   const { config, readSysctl, signal } = node
   for (;;) {
@@ -20,7 +22,10 @@ export async function watchForwarding(node: Node): Promise<never> {
   }
 }
 
-/** Warns of kernel settings that prevent forwarding, or will. Like flanneld, weftd does not change them. */
+/**
+ * Warns of kernel settings that prevent forwarding now or will prevent it later. Like flanneld, weftd does not change
+ * these settings.
+ */
 export async function warnOfForwarding(
   families: readonly Family[],
   log: Log,
@@ -38,9 +43,11 @@ export async function warnOfForwarding(
     )
   const route = await defaultRoute(run, 'ipv6')
   if (route?.protocol !== 'ra') return
-  // An interface that does not forward accepts advertisements. Setting `all` to 1 makes each interface forward (Linux, addrconf_fixup_forwarding).
+  // An interface that does not forward accepts IPv6 router advertisements. Setting `all/forwarding` to 1 makes each
+  // interface forward (Linux, addrconf_fixup_forwarding).
   const forwards = forwarding === '0' || (await readSysctl(`net/ipv6/conf/${route.device}/forwarding`)) !== '0'
-  // With 0 another program, such as systemd-networkd or NetworkManager, handles advertisements, and its route stays.
+  // If accept_ra is 0, another program, such as systemd-networkd or NetworkManager, handles the advertisements, and the
+  // route from them stays.
   const accepting = `net/ipv6/conf/${route.device}/accept_ra`
   if (forwards && (await readSysctl(accepting)) === '1')
     log.warn(

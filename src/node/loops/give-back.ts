@@ -3,7 +3,10 @@
 import { createBell, pause } from '../../host/bell.ts'
 import type { Node } from '../node.ts'
 
-/** By this time the node has sent its first probes, and each loop has run once. */
+/**
+ * The time in ms after the start at which memory is returned. By then the node has sent its first probes, and each loop
+ * has run once.
+ */
 export const SETTLED_MS = 20_000
 
 export async function giveBack({ giveBackMemory, signal }: Node): Promise<never> {

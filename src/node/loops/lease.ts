@@ -1,4 +1,4 @@
-// lease.ts - acquires this node's own lease, renews it before it ends, and acquires it again if it was lost.
+// lease.ts - acquires this node's own lease, renews it before it expires, and acquires it again after it was lost.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
@@ -9,16 +9,31 @@ import type { Backend } from '../../path/contract.ts'
 import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
-/** The time limit for the store's answer about an operator's public IP, if an earlier answer can be used instead. */
+/**
+ * The time in ms for which weftd waits for the store's answer about a public IP set by an operator, if weftd can use an
+ * earlier answer instead.
+ */
 const AMEND_MS = 1_000
-/** The first and the longest pause, in ms, before another try to renew the lease. One failed try must not cost an hour's margin. */
+/**
+ * The shortest and the longest pause, in ms, before another try to renew the lease. With short pauses a failed try does
+ * not cost much of the hour that remains before the lease expires.
+ */
 const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
-/** The random part of the time of a renewal, as a fraction, so that nodes which started together do not renew together. */
+/**
+ * By this fraction the time of a renewal varies at random, so that nodes which started together do not renew their
+ * leases together.
+ */
 const RENEW_JITTER = 0.1
-/** If the store extended a lease without writing its value, the value is written and the problem logged again within this time. */
+/**
+ * A store, such as a full one, may extend a lease without writing its value. In that case weftd tries to write the
+ * value again, and logs the problem again, within this time in ms.
+ */
 const UNWRITTEN_MS = 3_600_000
-/** If the lease is in doubt again within this time, weftd pauses before it writes; the pause doubles from the first to the last. */
+/**
+ * If this node's lease is in doubt again within this time in ms, weftd pauses before it writes the lease. The pause
+ * doubles from its first to its longest value.
+ */
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
@@ -27,12 +42,12 @@ const DISPUTE_PAUSE_MAX_MS = 60_000
  * together, peers keep them for longer than this pause.
  */
 const GONE_PAUSE_MAX_MS = 10_000
-/** How often the clocks are compared during the wait for a renewal. */
+/** The interval in ms at which weftd compares the clocks while it waits for the next renewal. */
 const CLOCKS_MS = 60_000
 
 /**
- * Obtains a lease for this node. If `isForwarding`, waits for an operator to repair the cause of a failure; otherwise waits only for a
- * store that is unreachable.
+ * Obtains a lease for this node. If `isForwarding` is true, waits after any failure until an operator has repaired the
+ * cause. Otherwise waits only for a store that is unreachable.
  */
 export async function obtainLease(
   { manager, config, isMine, log, signal }: Pick<Node, 'manager' | 'config' | 'isMine' | 'log' | 'signal'>,
@@ -48,7 +63,7 @@ export async function obtainLease(
   return waitFor('a lease', { failure: 'failed to acquire lease: ', find }, waiter)
 }
 
-/** Queries the store before there is a lease. Waits for a store that is unreachable. */
+/** Queries the store before this node has a lease. Waits while the store is unreachable. */
 export const queryPatiently = <T>(
   what: string,
   query: (signal: AbortSignal) => Promise<T>,
@@ -56,7 +71,7 @@ export const queryPatiently = <T>(
   signal: AbortSignal,
 ): Promise<T> => waitFor(what, { failure: `failed to look for ${what}: `, find: () => query(signal) }, { log, signal })
 
-/** The attributes that a node with this public IP published at an earlier time, if they are still there. */
+/** Returns the attributes that a node with this public IP published earlier, if the store still has them. */
 export function attrsBefore(manager: Node['manager'], log: Log) {
   const find = async (publicIp: Addresses, signal: AbortSignal): Promise<LeaseAttrs | undefined> => {
     if (manager.published) return manager.published(signal)
@@ -70,9 +85,9 @@ export function attrsBefore(manager: Node['manager'], log: Log) {
 const amendments = new WeakMap<Backend, Backend>()
 
 /**
- * Returns the backend with a `prepare` that publishes the public IP which an operator gave this node. The first call waits for the store.
- * If the store does not answer a later call, that call uses the store's last answer, so that a data path can be opened again. For the same
- * backend the result is the same.
+ * Returns the backend with another `prepare`, which publishes the public IP that an operator set for this node. The
+ * first call waits for the store. If the store does not answer a later call, that call uses the store's last answer, so
+ * that a data path can be opened again. Returns the same result for the same backend.
  */
 export function amended(backend: Backend, manager: Node['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -124,7 +139,8 @@ export async function keepLease(node: Node): Promise<never> {
     const waitMs = renewalWaitMs(node)
     if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
     if (await untilDue(node, waitMs)) {
-      // Another host with this address may write in turns with this one, which must not overload the store or the log.
+      // Another host with this node's public IP may write the lease in turn with this host. Pause, so that this does
+      // not overload the store or the log.
       const isAgain = performance.now() - answeredAt < DISPUTE_MS
       pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
       await pauseBefore(node, pauseMs)
@@ -136,8 +152,8 @@ export async function keepLease(node: Node): Promise<never> {
 }
 
 /**
- * True if the successor has written its own lease: with other attributes, or for other families and so under another key. If this process
- * wrote its lease back, both would write in turns until the hand-over.
+ * True if the successor has written its own lease: with other attributes, or for other families and so under another
+ * key. If this process wrote its lease again, both processes would overwrite each other until the hand-over.
  */
 function isSuccessors({ ownership, view, lease }: Node): boolean {
   if (!ownership.hasSuccessor) return false
@@ -147,8 +163,8 @@ function isSuccessors({ ownership, view, lease }: Node): boolean {
 }
 
 /**
- * Runs `write`, and gives its lease an end by the monotonic clock too, because the wall clock may be set later (NTP does so at boot). If
- * the wall clock is set while the lease is written, the earlier end counts.
+ * Runs `write`, and adds to the written lease its end by the monotonic clock, because the wall clock may be set later
+ * (NTP does so at boot). If the wall clock is set during the write, the earlier of the two ends counts.
  */
 async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const monotonicZero = (): number => Date.now() - performance.now()
@@ -158,7 +174,7 @@ async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   return { ...lease, endsAt: expiresAt === undefined ? undefined : expiresAt - Math.max(before, monotonicZero()) }
 }
 
-/** Pauses for this time, or for a shorter time if the lease is gone. */
+/** Pauses for this time in ms, or for a shorter time if the lease is gone. */
 async function pauseBefore(node: Node, ms: number): Promise<void> {
   const began = performance.now()
   for (;;) {
@@ -169,7 +185,7 @@ async function pauseBefore(node: Node, ms: number): Promise<void> {
   }
 }
 
-/** Returns the wait before the lease is renewed; undefined if the lease does not end. */
+/** Returns the time in ms until the lease must be renewed; undefined if the lease does not expire. */
 function renewalWaitMs({ options, lease }: Node): number | undefined {
   const { expiresAt, endsAt = Infinity, unwritten } = lease
   const soonMs = unwritten === undefined ? Infinity : UNWRITTEN_MS * (1 - RENEW_JITTER * Math.random())
@@ -180,8 +196,9 @@ function renewalWaitMs({ options, lease }: Node): number | undefined {
 }
 
 /**
- * Waits until the lease is in doubt, or until `waitMs` are over by one of the clocks. The monotonic clock and timers stop while the host is
- * suspended, and the wall clock can be set back. Returns true if the lease is in doubt.
+ * Waits until the lease is in doubt, or until `waitMs` have passed by the wall clock or by the monotonic clock. Both
+ * are needed: the monotonic clock and timers stop while the host is suspended, and the wall clock can be set back.
+ * Returns true if the lease is in doubt.
  */
 async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {
   if (waitMs === undefined) return leaseDoubt.wait(signal)
@@ -195,7 +212,9 @@ async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined
   return false
 }
 
-/** Lists the families in which the node gained an address after it took its lease, so that it needs a subnet of them. */
+/**
+ * Lists the families in which the node got an address after it acquired its lease, so that it needs a subnet of them.
+ */
 const gainedFamilies = ({ config, lease, attrs, manager }: Node): readonly Family[] =>
   FAMILIES.filter(
     (family) =>
@@ -229,13 +248,16 @@ async function renewOrReplace(node: Node): Promise<void> {
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
-    // A change of this node's lease meanwhile shows that the store is reachable again.
+    // If this node's lease changes during the wait, the store is reachable again.
     const rang = await node.leaseDoubt.wait(signal, retryMs)
     retryMs = rang ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
   }
 }
 
-/** Leases a subnet of a family that the node gained. Returns false if that fails; then the lease must be renewed unchanged. */
+/**
+ * Acquires a subnet of a family in which the node got an address. Returns false if that fails; the lease must then be
+ * renewed unchanged.
+ */
 async function isExtended(node: Node): Promise<boolean> {
   try {
     await replaceLease(node, false)
@@ -248,7 +270,8 @@ async function isExtended(node: Node): Promise<boolean> {
 }
 
 /**
- * Takes the same subnet again if it is free, and moves the node to another one if it is not. Waits as obtainLease does.
+ * Acquires the same subnet again if it is free. If it is not free, moves the node to another subnet. Waits as
+ * obtainLease does.
  */
 async function replaceLease(node: Node, isForwarding = true): Promise<void> {
   const { log } = node

@@ -1,4 +1,5 @@
-// leftovers.ts - removes leftovers of other backends that are in the way of this node's data path, and reports other routes past it.
+// leftovers.ts - removes devices and routes of other backends that are in the way of this node's data path. Reports
+// other routes that bypass the data path.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -19,7 +20,7 @@ import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'
 import { attrsBefore } from './lease.ts'
 
-/** The time limit for the store to list the leases that a node lacks at its start. */
+/** The time limit in ms for the store to list the leases, which a node does not know yet at its start. */
 const LIST_MS = 5_000
 /** The maximum number of routes that one log line names. */
 const NAMED = 5
@@ -27,8 +28,9 @@ const NAMED = 5
 type Leftovers = NonNullable<Node['leftovers']>
 
 /**
- * Removes leftovers of other backends, and records in `node.pastPath` the routes that still lead packets past the data path. Returns true
- * if there are none. Only a node that forwards does so, because otherwise a successor may have made devices already.
+ * Removes leftovers of other backends. Records in `node.pastPath` the routes that still lead packets past the data
+ * path. Returns true if there are none. Only a node that forwards may do this, because otherwise a successor may have
+ * made devices already.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
   const { backend, leftovers, ownership } = node
@@ -39,10 +41,11 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   if (!isOurs()) return node.pastPath.length === 0
   try {
     let found = await find(node, leftovers)
-    // The devices and routes found may belong to a successor by now.
+    // If another process owns the data path now, stop: the devices and routes that were found may belong to that
+    // process.
     if (!isOurs()) return node.pastPath.length === 0
     const first = found.leftovers
-    // Another program may restore a leftover each time.
+    // Use the log that rarely repeats a line, because another program may restore a leftover each time.
     const calm = calmOf(node)
     const removed = (what: string): void => calm.info(`Removed ${what}, which another backend left`)
     const tried = await removeLeftovers(run, first, removed, isOurs)
@@ -59,7 +62,7 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
     node.signal.throwIfAborted()
     const why = isWeftError(error) ? describeError(error) : messageOf(error) // such as a parse error of the output of `ip`
     const line = `Cannot check for leftovers of another backend: ${why}`
-    // A node that is ready keeps its last findings.
+    // A node that is ready keeps its last findings, so only log this failure.
     if (node.isReady) calmOf(node).warn(line)
     else setPastPath(node, [line])
   }
@@ -67,8 +70,8 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
 }
 
 /**
- * Returns the attributes that this node's lease has had so far if they have another backend type; undefined if this node has no lease, or if
- * the new backend makes its own routes. Must be called before the lease is written.
+ * Returns the attributes of this node's present lease if they have another backend type. Returns undefined if the node
+ * has no lease, or if the new backend makes its own routes. Must be called before the lease is written.
  */
 export async function earlierAttrs(
   { backend, manager, log, signal }: Pick<Node, 'backend' | 'manager' | 'log' | 'signal'>,
@@ -80,8 +83,9 @@ export async function earlierAttrs(
 }
 
 /**
- * Removes what the backend of the earlier run left, for a backend whose routes other programs make. Later, nothing tells their devices and
- * routes from leftovers. Must be called while nothing forwards here. Throws WeftError DEVICE if a leftover stays.
+ * Removes the devices and routes that the backend of an earlier run left. It is called for a backend whose routes other
+ * programs make, because later weftd cannot tell their devices and routes from leftovers. Must be called while no
+ * process forwards on this host. Throws WeftError DEVICE if a leftover cannot be removed.
  */
 export async function clearEarlier(
   parts: Pick<Node, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
@@ -92,7 +96,8 @@ export async function clearEarlier(
   try {
     await clear(parts, parts.leftovers, lease, before.backendType)
   } catch (error) {
-    // Only the earlier type in the lease makes the next start look for leftovers again, so the lease gets the earlier type back.
+    // Write the earlier backend type into the lease again, because only that type makes the next start search for
+    // leftovers again.
     const { manager, config, log, signal } = parts
     await manager
       .holder(config)
@@ -122,7 +127,7 @@ async function clear(
       earlier,
       ownDevices: [],
       routesToHosts: false,
-      // A backend that makes no routes to hosts has left none.
+      // If no earlier backend made routes to hosts, no such route is a leftover.
       routesByOthers: !kinds.some(({ routes }) => routes === 'peers'),
       external: backend.external?.name,
       ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
@@ -156,7 +161,10 @@ function calmOf(node: Node): Log {
   return calm
 }
 
-/** Finds leftovers and bypasses in the main table. If there are none and the data path encrypts, also looks up the kernel's routes. */
+/**
+ * Finds leftovers, and routes of the main table that bypass the data path. If there are none and the data path
+ * encrypts, also looks up the kernel's routes, which policy rules may change.
+ */
 async function find(node: Node, leftovers: Leftovers): Promise<Found> {
   const { found, surroundings } = await findInTable(node, leftovers)
   if (!node.backend.isSealed || found.bypasses.length > 0 || found.leftovers.length > 0) return found
@@ -194,7 +202,7 @@ function presentDevices(dataPath: DataPaths | undefined): readonly string[] {
   return [...(dataPath?.tunNames ?? []), device, devices.ipv4, devices.ipv6].filter((name) => name !== undefined)
 }
 
-/** Lists the leases in the store, for the time before the node follows them; undefined if the store does not answer. */
+/** Lists the leases in the store, before the node follows them. Returns undefined if the store does not answer. */
 async function listLeases({
   manager,
   signal,
@@ -211,7 +219,7 @@ async function listLeases({
   }
 }
 
-/** Records the remaining findings, and logs each of them once. */
+/** Records the leftovers and routes that remain, and logs each of them once. */
 function note(
   node: Node,
   { held, bypasses, needsLeases }: Found,
@@ -255,7 +263,9 @@ const routesText = (bypasses: readonly Bypass[]): string => {
   return `${names.join(', ')}${bypasses.length > NAMED ? `, ... (${bypasses.length})` : ''}`
 }
 
-/** Sets `node.pastPath`, and logs the lines that are new. The part of a line before the first colon is public. */
+/**
+ * Sets `node.pastPath`, and logs the lines that are new. Anybody may read the part of a line before its first colon.
+ */
 function setPastPath(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)
   node.pastPath = lines.map((line) => {

@@ -1,5 +1,5 @@
-// memory.ts - records the events of the peers, and the last hour of this node's and the peers' traffic and round-trip times. The events are
-// also written to a file, so that the next weftd has them.
+// memory.ts - records the events of the peers, and the last hour of traffic and round-trip times of this node and its
+// peers. Writes the events to a file, so that the next weftd has them.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -15,18 +15,24 @@ import type { Node } from '../node.ts'
 import { countersOf } from '../report.ts'
 import { PeerWatch } from './peer-watch.ts'
 
-/** The interval at which changes are read. */
+/** The interval in ms at which the peers' results are compared with their previous results. */
 const TICK_MS = 2_000
-/** The shortest interval between writes of the file, and the interval at which the packets of silent peers are counted. */
+/**
+ * The minimum interval in ms between two writes of the events file. It is also the interval at which the packets that
+ * silent peers sent are counted.
+ */
 const REST_MS = 5_000
 const HEARD_MS = 10_000
-/** How long a hanging disk may delay the end of the process. */
+/** How long, in ms, a hanging disk may delay the end of the process. */
 const PATIENCE_MS = 1_000
 
 type Traffic = ReadonlyMap<string, PeerTraffic>
 
 const memories = new WeakMap<Node, ReturnType<typeof createMemory>>()
-/** Returns the node's memory. A loop that was restarted after a failure keeps it. */
+/**
+ * Returns the recorded events and the last hour of this node. A loop that is restarted after a failure continues with
+ * them.
+ */
 function memoryOf(node: Node): ReturnType<typeof createMemory> {
   const memory = memories.get(node) ?? createMemory(node)
   memories.set(node, memory)
@@ -64,12 +70,14 @@ export async function keepMemory(node: Node): Promise<never> {
   }
 }
 
-/** Returns no traffic if the device is gone. */
+/** Returns the traffic of each peer. Returns no traffic if the device that counts it is gone. */
 async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   return (await dataPath?.traffic().catch(() => undefined)) ?? new Map()
 }
 
-/** Passes the peers whose results have changed to the watch. */
+/**
+ * Passes each peer whose probe results or path length have changed to `watch`, which derives events from the changes.
+ */
 function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatch, traffic: Traffic): void {
   const now = performance.now()
   for (const family of FAMILIES) {
@@ -83,7 +91,7 @@ function lookAtNews({ view, lease: own, probes, lengths }: Node, watch: PeerWatc
   }
 }
 
-/** Returns a peer's subnet and address of a family as text; undefined if it has none. */
+/** Returns a peer's subnet and public address in a family as text; undefined if the peer lacks the family. */
 function placeIn(view: Node['view'], key: string, family: Family) {
   const { subnet, attrs } = view.get(key) ?? {}
   const [net, address] = [subnet?.[family], attrs?.publicIp[family]]
@@ -91,7 +99,7 @@ function placeIn(view: Node['view'], key: string, family: Family) {
   return { peer: formatNet(net), publicIp: formatAddress(address), family }
 }
 
-// --- The last hour.
+// The following functions and the class Sampler record the last hour.
 
 interface Totals {
   readonly at: number
@@ -100,7 +108,7 @@ interface Totals {
   readonly drops: number | undefined
 }
 
-/** Returns the rate per second; undefined if a counter was reset in between. */
+/** Returns the rate per second; undefined if the counter was reset between the two samples. */
 const rate = (now: number | undefined, then: number | undefined, ms: number): number | undefined =>
   now !== undefined && then !== undefined && now >= then && ms > 0 ? ((now - then) * 1000) / ms : undefined
 
@@ -110,22 +118,22 @@ function totalsOf(counters: Readonly<Record<string, number>>, at: number): Total
   return { at, tx: counters['tx_bytes'], rx: counters['rx_bytes'], drops: drops.length > 0 ? all : undefined }
 }
 
-/** Samples the traffic, the round trips and the losses of the node and of its peers. */
+/** Samples the traffic, the round trips and the losses of this node and of its peers. */
 class Sampler {
   readonly #node: Node
   /** The samples of the last hour, which the status page draws. */
   readonly #hour: Hour
-  /** The counters of the last minutes. */
+  /** The counters of the data path in the last minutes. */
   readonly #recent: Recent
-  /** The states of the peers, of which events tell the changes. */
+  /** The present states of the peers. Each change of a state is an event. */
   readonly #watch: PeerWatch
-  /** The counters of the last sample of the node. */
+  /** The counters at the last sample of the node's values. */
   #last: Totals | undefined
-  /** The time of the last sample of the node, in ms of performance.now(). */
+  /** The time of the last sample of the node's values, in ms of performance.now(). */
   #stepAt = performance.now()
-  /** The time of the last sample of the peers, in ms of performance.now(). */
+  /** The time of the last sample of the peers' values, in ms of performance.now(). */
   #peerStepAt: number
-  /** The traffic of each peer at the last sample of the peers. */
+  /** The traffic of each peer at the last sample of the peers' values. */
   #before: { readonly at: number; readonly traffic: Traffic } | undefined
 
   constructor(node: Node, hour: Hour, recent: Recent, watch: PeerWatch) {
@@ -157,7 +165,7 @@ class Sampler {
     this.#watch.keep(new Set(places))
   }
 
-  /** Returns the rates since the last sample, and the round trip and loss of the peers. */
+  /** Returns the rates since the last sample, and the round trip and the loss of the probes to all peers. */
   #nodeSample(now: Totals): NodeSample {
     const then = this.#last
     this.#last = now
@@ -182,7 +190,7 @@ class Sampler {
     const ms = then ? now.at - then.at : 0
     const sample = (key: string): PeerSample => {
       const [after, earlier] = [traffic.get(key), then?.traffic.get(key)]
-      // With two families, the worse one counts.
+      // If the node probes over two families, the worse result counts for each peer.
       const probed = FAMILIES.flatMap((family) => this.#node.probes?.[family]?.result(key) ?? [])
       const times = probed.flatMap(({ isAnswering, roundTripMs }) => (isAnswering ? (roundTripMs ?? []) : []))
       return {
@@ -198,13 +206,13 @@ class Sampler {
   }
 }
 
-// --- The file.
+// The following functions keep the events in a file.
 
-/** Keeps the events in the file for the next process. Failures are only logged. */
+/** Keeps the events in a file for the next process. Failures are only logged. */
 function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: PeerEvents) {
   const calm: Log = seldom(log)
   const path = next?.events
-  /** True if no other process writes the file any more. */
+  /** True if no other process writes the events file any more. */
   let isOwn = false
   let written = ''
   let writing: Promise<void> | undefined
@@ -234,21 +242,24 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
   }
 
   return {
-    /** Reads the file now, and again when the previous process has ended. From then on this process writes the file. */
+    /**
+     * Reads the events file now, and again when the previous process has ended. After that this process writes the
+     * file.
+     */
     async begin(): Promise<void> {
       await read()
       await next?.free
       await read()
-      // Events that were added meanwhile are not in the file yet.
+      // If events were added while the file was read, the file lacks them, so it must be written.
       if (Object.values(events.counts()).some((count) => count > 0)) written = ''
       isOwn = true
     },
-    /** Starts to write new events, at most once per REST_MS. */
+    /** Starts to write the file if there are new events, at most once per REST_MS. */
     write(): void {
       if (writing || performance.now() - writtenAt < REST_MS) return
       writing = write().finally(() => (writing = undefined))
     },
-    /** Writes the remaining events. */
+    /** Writes the events that are not in the file yet. */
     async end(): Promise<void> {
       await writing
       await write()
@@ -256,7 +267,7 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
   }
 }
 
-/** Rejects if the work takes longer than PATIENCE_MS. */
+/** Rejects if the operation takes longer than PATIENCE_MS. */
 async function patiently<T>(work: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {

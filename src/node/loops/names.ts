@@ -1,18 +1,28 @@
-// names.ts - reads the names of the other hosts, which each weftd writes beside its lease, under its public IP (duplicate-node.ts).
+// names.ts - reads the names of the other hosts. Each weftd writes its name next to its lease, under its public IP
+// (duplicate-node.ts).
 //
-// Kubernetes reports names with the leases, so this loop has no work there. flanneld writes no name.
+// In Kubernetes the names come with the leases, so this loop has no work there. flanneld writes no name.
 
 import { hostNameIn } from '../../control/lease/host-name.ts'
 import { pause } from '../../host/bell.ts'
 import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
-/** The interval of the queries, and its addition per name, so that many nodes do not overload the store. */
+/**
+ * LOOK_MS is the interval of the queries in ms. LOOK_MS_A_NAME is added for each name, so that many nodes do not
+ * overload the store.
+ */
 const LOOK_MS = 60_000
 const LOOK_MS_A_NAME = 3
-/** The time that a new host gets to write its name after its lease. */
+/**
+ * The time in ms between the appearance of a new lease and the query for the name of its host, which that host writes
+ * after its lease.
+ */
 const NEW_MS = 2_000
-/** The interval at which all names are read. Between these reads only changes are read, which do not include deletions. */
+/**
+ * The interval in ms at which all names are read. Between these reads weftd reads only changes, which do not include
+ * deletions.
+ */
 const WHOLE_MS = 3_600_000
 
 export async function keepNames(node: Node): Promise<never> {
@@ -23,7 +33,7 @@ export async function keepNames(node: Node): Promise<never> {
     try {
       if (performance.now() - wholeAt >= WHOLE_MS) since = undefined
       const found = await manager.claims?.(since, signal)
-      // The revision of a restored store is smaller, so all names are read again.
+      // A restored store has a smaller revision, so read all names again.
       if (found && since !== undefined && found.revision < since) {
         since = undefined
         continue
@@ -44,7 +54,7 @@ export async function keepNames(node: Node): Promise<never> {
       throwUnlessWaiting(error, signal) // the loop that follows the store reports its failures
     }
     const many = node.names.size * LOOK_MS_A_NAME
-    // The random factor is for nodes that started together.
+    // The random factor keeps nodes that started together from querying the store together.
     const isNew = await node.newcomers.wait(signal, (LOOK_MS + many) * (0.5 + Math.random() / 2))
     if (isNew) await pause(signal, (NEW_MS + many) * (0.5 + Math.random() / 2))
   }

@@ -1,57 +1,76 @@
-// path-lengths.ts - searches the longest packet that reaches each peer: decides which peer gets an echo request of which length, and
-// evaluates the answers. Pure.
+// path-lengths.ts - searches the longest packet that reaches each peer: decides which peer gets an echo request of
+// which length, and evaluates the answers. Pure.
 //
-// This is Packetization Layer Path MTU Discovery (RFC 8899) with the peer's kernel as the other end. A length does not pass if no request
-// of that length was answered, but small requests that were sent with it were. Without the small requests, a peer that is down or a path
-// that loses packets of any length would look the same.
+// This is Packetization Layer Path MTU Discovery (RFC 8899) with the peer's kernel as the other end. A length does not
+// pass if no request of that length was answered, but small requests that were sent with it were. The small requests
+// are needed because a peer that is down, or a path that loses packets of any length, would otherwise look the same as
+// a path that loses long packets.
 
 import type { Address } from '../../net/address.ts'
 import { lengthsUpTo } from '../../net/lengths.ts'
 
-/** The number of requests of one length (RFC 8899 section 5.1.2, MAX_PROBES) and their interval (5.1.1, PROBE_TIMER). */
+/**
+ * TRIES is the number of requests of one length (RFC 8899 section 5.1.2, MAX_PROBES). TRY_EVERY_MS is their interval in
+ * ms (section 5.1.1, PROBE_TIMER).
+ */
 const TRIES = 3
 const TRY_EVERY_MS = 1_000
-/** The number of requests of the longest length, so that a path which loses one packet in twenty does not count as narrow. */
+/**
+ * The number of requests of the greatest length. It is larger, so that a path which loses one packet in twenty does not
+ * count as narrow.
+ */
 const TRIES_OF_LONGEST = 5
 /** The maximum number of requests of one length. Each lost small request adds two requests. */
 const MOST_TRIES = 15
 /**
- * The interval at which a length that passes is tried again (5.1.1, CONFIRMATION_TIMER). If a length does not pass any more, only the
- * requests are lost, and no data. RAISE_EVERY_MS is the interval for a longer length (PMTU_RAISE_TIMER).
+ * CONFIRM_EVERY_MS is the interval in ms at which a length that passes is tried again (RFC 8899 section 5.1.1,
+ * CONFIRMATION_TIMER). If the length does not pass any more, only the requests are lost, and no data. RAISE_EVERY_MS is
+ * the interval in ms at which a greater length is tried (PMTU_RAISE_TIMER).
  */
 const CONFIRM_EVERY_MS = 10_000
-/** The time in ms that each peer adds to the interval CONFIRM_EVERY_MS, so that many peers do not cost more. */
+/**
+ * The time in ms that each peer adds to the interval CONFIRM_EVERY_MS, so that the cost does not grow with the number
+ * of peers.
+ */
 const CONFIRM_ONE_MS = 300
 const RAISE_EVERY_MS = 30_000
-/** The pause after a search in which the peer was silent, and the time within which a new or changed peer is searched. */
+/**
+ * The pause in ms after a search in which the peer was silent. Also the maximum delay in ms of the search for a new or
+ * changed peer.
+ */
 const RETRY_MS = 10_000
 const SOON_MS = 1_000
-/** The maximum number of peers that get a request per second, each with a small request in addition. */
+/**
+ * The maximum number of peers per second to which a request is sent. Each of these peers gets a small request in
+ * addition.
+ */
 const ASKED_A_SECOND = 5
-/** ICMP's sequence numbers (RFC 792). */
+/** The number of different ICMP sequence numbers (RFC 792). */
 const SEQUENCES = 0x10000
 export interface SearchedPeer {
   /** The key of the peer's lease. */
   readonly key: string
-  /** The endpoint of its datagrams; another endpoint is another path. */
+  /** The endpoint of the peer's datagrams. If it changes, the path to the peer is another one. */
   readonly endpoint: string
-  /** The address that answers through the data path. */
+  /** The address of the peer that answers echo requests through the data path. */
   readonly address: Address
 }
 
 export interface Question extends SearchedPeer {
   readonly sequence: number
-  /** The length of the packet; 0 for the smallest request. */
+  /** The length of the request packet in bytes; 0 for the smallest possible request. */
   readonly bytes: number
 }
 
 /** The result of the search for the longest packet that reaches one peer. */
 export interface PathLength {
-  /** True if a packet as long as containers may send reaches the peer. */
+  /** True if the longest packet that containers may send reaches the peer. */
   readonly isWhole: boolean
-  /** The longest packet that reaches the peer; undefined while the search on a narrow path runs. */
+  /**
+   * The length in bytes of the longest packet that reaches the peer; undefined while the search on a narrow path runs.
+   */
   readonly bytes: number | undefined
-  /** The time when the path became whole or narrow, by the caller's clock. */
+  /** The time when the path became whole or narrow, in ms of the caller's clock. */
   readonly since: number
 }
 
@@ -69,24 +88,26 @@ interface Known extends SearchedPeer {
  */
 interface Search {
   readonly sizes: readonly number[]
-  /** True if the search began with the longest size. */
+  /** True if the search began with the greatest length. */
   readonly isForLonger: boolean
   passes: number
   fails: number
   at: number
   tries: number
-  /** The number of small requests that were sent with the size at `at`, and the number of their answers. */
+  /**
+   * The number of small requests that were sent together with the tried size. `answered` is the number of their
+   * answers.
+   */
   small: number
   answered: number
 }
 
-/** Searches the longest packet that reaches each peer. */
 export class PathSearch {
   /** The number of bytes that the encapsulation adds to a packet. */
   readonly #overhead: number
   /** The longest packet in bytes that containers may send. */
   readonly #wanted: number
-  /** Returns the path MTU that the kernel knows for a peer; undefined if the peer must not get requests now. */
+  /** Returns the path MTU that the kernel knows for a peer; undefined if no requests may be sent to the peer now. */
   readonly #knownMtu: (key: string) => number | undefined
   /** Returns a number from 0 to 1. */
   readonly #random: () => number
@@ -96,11 +117,11 @@ export class PathSearch {
   readonly #begun = new Set<Known>()
   /** The peers without a running search, by the second in which they are due. */
   readonly #later = new Map<number, Known[]>()
-  /** The peers whose second has come, in the order in which they are due. */
+  /** The peers whose time for a request has come, in the order in which they are due. */
   readonly #come: Known[] = []
-  /** The number of peers in `#come` that were handled. */
+  /** The number of peers at the beginning of `#come` that were already handled. */
   #taken = 0
-  /** The longest packet that reaches each peer with a narrow path, by lease key. */
+  /** The length in bytes of the longest packet that reaches each peer with a narrow path, by lease key. */
   readonly #limits = new Map<string, number>()
   /** The requests that wait for an answer, by sequence number. */
   readonly #waiting = new Map<
@@ -109,7 +130,7 @@ export class PathSearch {
   >()
   /** The keys of the peers whose result has changed since the last call of `takeNews`. */
   #news = new Set<string>()
-  /** The sequence number of the next request. */
+  /** The sequence number of the next echo request. */
   #next: number
 
   constructor(overhead: number, wanted: number, knownMtu: (key: string) => number | undefined, random: () => number) {
@@ -120,7 +141,7 @@ export class PathSearch {
     this.#next = Math.floor(random() * SEQUENCES)
   }
 
-  /** Changes the addresses of one peer; undefined removes the peer. */
+  /** Sets the addresses of one peer; undefined removes the peer. `now` is the time in ms of the caller's clock. */
   look(key: string, place: Omit<SearchedPeer, 'key'> | undefined, now: number): void {
     const before = this.#known.get(key)
     if (before && before.endpoint === place?.endpoint && before.address === place.address) return
@@ -138,14 +159,14 @@ export class PathSearch {
     this.#schedule(peer, now + SOON_MS * this.#random())
   }
 
-  /** Replaces the set of peers. */
+  /** Replaces the set of peers. `now` is the time in ms of the caller's clock. */
   keep(peers: readonly SearchedPeer[], now: number): void {
     const keys = new Set(peers.map(({ key }) => key))
     for (const key of this.#known.keys()) if (!keys.has(key)) this.look(key, undefined, now)
     for (const peer of peers) this.look(peer.key, peer, now)
   }
 
-  /** Returns the requests to send now. Must be called about once a second. */
+  /** Returns the probes to send now. Must be called about once a second. */
   due(now: number): readonly Question[] {
     const questions: Question[] = []
     let peersAsked = 0
@@ -158,10 +179,9 @@ export class PathSearch {
     return questions
   }
 
-  /** Evaluates an answer. */
   answered(sequence: number, from: Address, now: number): void {
     const { peer, search, at } = this.#waiting.get(sequence) ?? {}
-    // An answer from an address that got no request proves nothing.
+    // Ignore an answer from an address to which no request was sent, because it proves nothing.
     if (!peer || !search || peer.address !== from) return
     this.#waiting.delete(sequence)
     if (at === undefined) search.answered++
@@ -173,7 +193,7 @@ export class PathSearch {
     return new Map(this.#limits)
   }
 
-  /** Returns the result of one peer; undefined if it has none yet. */
+  /** Returns the result of the search for one peer; undefined if it has none yet. */
   length(key: string): PathLength | undefined {
     return this.#known.get(key)?.length
   }
@@ -185,12 +205,12 @@ export class PathSearch {
     return before
   }
 
-  /** Returns the results by lease key, without peers that have none yet. */
+  /** Returns the results by lease key. Peers without a result are left out. */
   lengths(): ReadonlyMap<string, PathLength> {
     return new Map([...this.#known].flatMap(([key, { length }]) => (length ? [[key, length] as const] : [])))
   }
 
-  /** Begins a search: at the size that passed last, or at the longest size. */
+  /** Begins a search: first tries the size that passed last, or the greatest size. */
   #begin(peer: Known, longest: number, now: number): Search {
     const sizes = lengthsUpTo(longest, this.#overhead)
     const confirmed = peer.limit === undefined || now >= peer.raiseAt ? -1 : sizes.indexOf(peer.limit)
@@ -198,7 +218,9 @@ export class PathSearch {
     return { sizes, isForLonger: confirmed === -1, passes: -1, fails: at + 1, at, tries: 0, small: 0, answered: 0 }
   }
 
-  /** Records the longest packet that reaches a peer; undefined if only known that the path is narrow. */
+  /**
+   * Records the longest packet that reaches a peer. `bytes` is undefined if it is only known that the path is narrow.
+   */
   #learn(peer: Known, bytes: number | undefined, now: number): void {
     const isWhole = bytes !== undefined && bytes >= this.#wanted
     const since = peer.length?.isWhole === isWhole ? peer.length.since : now
@@ -206,7 +228,7 @@ export class PathSearch {
     peer.length = { isWhole, bytes, since }
   }
 
-  /** Ends the search of a peer, which is due again at `nextAt`. */
+  /** Ends the search of a peer. The next search of the peer is due at `nextAt`. */
   #end(peer: Known, nextAt: number): void {
     this.#forget(peer)
     peer.search = undefined
@@ -214,7 +236,7 @@ export class PathSearch {
     this.#schedule(peer, nextAt)
   }
 
-  /** Makes a peer without a running search due at this time. */
+  /** Schedules a search for a peer that has none running. */
   #schedule(peer: Known, nextAt: number): void {
     peer.nextAt = nextAt
     const second = Math.ceil(nextAt / 1000)
@@ -223,7 +245,7 @@ export class PathSearch {
     else this.#later.set(second, [peer])
   }
 
-  /** Yields the due peers: first those with a running search, then those that wait longest. */
+  /** Yields the peers that are due: first those with a running search, then those that have waited longest. */
   *#turns(now: number): Generator<Known, void, undefined> {
     yield* [...this.#begun].filter(({ nextAt }) => nextAt <= now).toSorted((a, b) => a.nextAt - b.nextAt)
     for (const second of [...this.#later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
@@ -232,7 +254,7 @@ export class PathSearch {
     }
     while (this.#taken < this.#come.length) {
       const peer = this.#come[this.#taken++]
-      // A removed peer, and a peer whose search runs already, is skipped.
+      // Skip a peer that was removed, or whose search already runs.
       if (peer && this.#known.get(peer.key) === peer && !peer.search) yield peer
     }
     this.#come.length = 0
@@ -250,7 +272,8 @@ export class PathSearch {
     else search.fails = search.at
     const { sizes, passes, fails } = search
     if (fails - passes > 1) {
-      // The longest size that passes is not known yet. But a size above the small request passed, so the path is narrow.
+      // The greatest size that passes is not known yet. But a size above the small request passed, so record that the
+      // path is narrow.
       if (passes !== -1 && peer.length?.isWhole !== false) this.#learn(peer, undefined, now)
       this.#forget(peer)
       search.at = (passes + fails) >> 1
@@ -258,7 +281,7 @@ export class PathSearch {
       peer.nextAt = now
       return
     }
-    // If only small requests are answered, a firewall drops long echo requests.
+    // If only small requests are answered, a firewall drops long echo requests, so the search has no result.
     if (passes === -1) peer.length = undefined
     else {
       this.#learn(peer, sizes[passes], now)
@@ -271,7 +294,7 @@ export class PathSearch {
     this.#end(peer, now + Math.max(CONFIRM_EVERY_MS, this.#known.size * CONFIRM_ONE_MS))
   }
 
-  /** Returns a request of the size at index `at`; a small request if `at` is undefined. */
+  /** Returns a request of the size at index `at`; if `at` is undefined, a small request. */
   #newQuestion(peer: Known, search: Search, at: number | undefined): Question {
     const sequence = this.#next
     this.#next = (this.#next + 1) % SEQUENCES
@@ -280,7 +303,7 @@ export class PathSearch {
     return { key, endpoint, address, sequence, bytes: (at === undefined ? undefined : search.sizes[at]) ?? 0 }
   }
 
-  /** Returns the requests to a peer that is due, and concludes that a size without enough answers does not pass. */
+  /** Returns the requests to send to a peer that is due. Concludes that a size with too few answers does not pass. */
   #questionsFor(peer: Known, now: number): readonly Question[] {
     const longest = this.#knownMtu(peer.key)
     if (longest === undefined) {
@@ -294,11 +317,11 @@ export class PathSearch {
         this.#end(peer, now + RETRY_MS)
         return []
       }
-      // If the kernel's path MTU is smaller meanwhile, a router has reported it, so this size needs no conclusion.
+      // If the kernel's path MTU has become smaller, a router has reported it, so draw no conclusion about this size.
       if ((before.sizes[before.at] ?? 0) <= longest) this.#conclude(peer, before, false, now)
       if (peer.nextAt > now) return []
     }
-    // The kernel's path MTU changed, so the search starts again.
+    // The kernel's path MTU changed, so start the search again.
     if (peer.search?.sizes.at(-1) !== longest) {
       this.#forget(peer)
       peer.search = this.#begin(peer, longest, now)
@@ -313,7 +336,7 @@ export class PathSearch {
   }
 }
 
-/** Returns the number of requests after which the tried size does not pass. */
+/** Returns the number of requests after which the tried size counts as not passing. */
 function triesOf(search: Search): number {
   return Math.min(MOST_TRIES, leastTriesOf(search) + 2 * (search.small - search.answered))
 }

@@ -1,5 +1,6 @@
-// path-search.ts - finds the longest packet that reaches each peer, over each inner family, with echo requests of different lengths. Some
-// routers drop long packets without an ICMP error. On request the data path then sends shorter packets.
+// path-search.ts - finds the longest packet that reaches each peer, over each inner family, with echo requests of
+// different lengths. Some routers drop long packets without an ICMP error. If the configuration asks for it, the data
+// path then sends only packets that pass.
 
 import { messageOf } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
@@ -12,9 +13,12 @@ import { takeUnseen, type Node } from '../node.ts'
 import { PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
 
-/** The interval at which due requests are sent. */
+/** The interval in ms at which requests that are due are sent. */
 const TICK_MS = 1_000
-/** If a data path cannot return single peers, the search reads all its peers again after a change of a peer, and at this interval in ms. */
+/**
+ * The interval in ms at which the search reads all peers of a data path that cannot return single peers. Such a data
+ * path is also read after each change of a peer.
+ */
 const KEEP_MS = 10_000
 
 /** Returns a peer's addresses for the search over a family; undefined if the peer has no address to probe. */
@@ -23,11 +27,11 @@ function searchedOf(peer: PathPeer | undefined, family: Family): Omit<SearchedPe
   return probe === undefined ? undefined : { endpoint, address: probe }
 }
 
-/** The search over one inner family. */
+/** The search for the longest packets over one inner family. */
 interface Searching {
   readonly family: Family
   isForbidden: boolean
-  /** The present search, and the facts that it started with. */
+  /** The running search, and the facts with which it was started. */
   running:
     | {
         readonly dataPath: DataPaths
@@ -37,9 +41,9 @@ interface Searching {
         readonly search: PathSearch
       }
     | undefined
-  /** The time when all peers were last passed to the search. */
+  /** The time when all peers were last passed to the search, in ms of performance.now(). */
   keptAt: number
-  /** The limits that the data path uses. */
+  /** The limits of packet lengths that the data path uses now. */
   limits: ReadonlyMap<string, number>
 }
 
@@ -52,7 +56,7 @@ export async function searchPaths(node: Node): Promise<never> {
     for (;;) {
       await pause(signal, TICK_MS)
       const { dataPath } = node.ownership
-      // Without probes there is no search either, unless the data path needs its results.
+      // Without probes (`--probe-interval 0`) there is no search, unless the data path needs its results.
       const isWanted = options['probe-interval'] > 0 || dataPath?.pathSearch?.limit !== undefined
       for (const searching of searchings) openFor(searching, isWanted ? dataPath : undefined, node)
       const open = searchings.flatMap((searching) => (searching.running ? [{ ...searching.running, searching }] : []))
@@ -71,7 +75,10 @@ export async function searchPaths(node: Node): Promise<never> {
   }
 }
 
-/** Starts a new search if the data path, its address or its MTU has changed. Without a data path or an address there is no search. */
+/**
+ * Starts a new search if the data path, its address or its MTU has changed. Stops the search if there is no data path
+ * or no address.
+ */
 function openFor(searching: Searching, dataPath: DataPaths | undefined, node: Node): void {
   const { family, running } = searching
   const { config, openEcho, log } = node
@@ -85,7 +92,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   const search = new PathSearch(
     dataPath.pathSearch?.overhead ?? overheadOf(config.backendType, family),
     mtu,
-    // A silent peer has no path that could be searched.
+    // Do not search the path of a peer that does not answer.
     (key) => (isSilent(key) ? undefined : (dataPath.pathSearch?.knownMtu(key, family) ?? mtu)),
     Math.random,
   )
@@ -103,7 +110,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   }
 }
 
-/** Passes the changed peers to the search, and from time to time all peers. */
+/** Passes the changed peers to the search, and at intervals all peers. */
 function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<string> | undefined, now: number): void {
   const { family, keptAt, running } = searching
   const dataPath = running?.dataPath
@@ -121,7 +128,10 @@ function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<stri
   }
 }
 
-/** Passes the limits that were found to the data path, if it uses them. A peer with a direct route has no limit. */
+/**
+ * Passes the limits that the search found to the data path, if the data path uses them. A peer with a direct route has
+ * no limit.
+ */
 function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   const { pathSearch } = searching.running?.dataPath ?? {}
   if (!pathSearch?.limit) return
@@ -141,5 +151,5 @@ function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   }
 }
 
-/** Returns the overhead of a packet of a family, in bytes. */
+/** Returns how many bytes the backend adds to a packet of a family. */
 const overheadOf = (type: string, family: Family): number => (isBackendType(type) ? overheadBy(type, family) : 0)

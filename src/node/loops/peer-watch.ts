@@ -5,54 +5,63 @@ import { placeOf, type PeerEvent, type PeerEventKind, type PeerEvents } from '..
 import type { PathLength } from './path-lengths.ts'
 import type { Probed } from './probe-schedule.ts'
 
-/** A peer is slow if its round trip is SLOW_TIMES the usual one and SLOW_MORE_MS longer, for SLOW_IN_A_ROW probes. */
+/**
+ * A peer is slow if for SLOW_IN_A_ROW probes its round trip is at least SLOW_TIMES the usual one, and at least
+ * SLOW_MORE_MS longer.
+ */
 const SLOW_TIMES = 2
 const SLOW_MORE_MS = 2
 const SLOW_IN_A_ROW = 3
-/** A slow peer is normal again below this multiple of the usual round trip. */
+/** A slow peer is normal again if its round trip is below this multiple of the usual round trip. */
 const USUAL_TIMES = 1.5
-/** The number of samples before the usual round trip is known, and the weight of each later sample. */
+/**
+ * LEARNT_FROM is the number of samples from which the usual round trip is known. WEIGHT is the weight of each later
+ * sample.
+ */
 const LEARNT_FROM = 10
 const WEIGHT = 1 / 16
-/** After this time a longer round trip becomes the usual one. */
+/** If the round trip stays longer for this time in ms, the longer round trip becomes the usual one. */
 const NEW_USUAL_MS = 3_600_000
-/** Packets that were on their way when a peer fell silent may arrive within this time. */
+/** How long, in ms, after a peer fell silent its packets may still arrive because they were on their way. */
 const ON_ITS_WAY_MS = 2_000
 
-/** The present state of a peer over one family. */
+/** The present probe results of a peer over one family. */
 export interface Looked {
   readonly peer: string
   readonly publicIp: string
   readonly family: Family
   readonly probed: Probed | undefined
   readonly length: PathLength | undefined
-  /** The time when its last packet came, if known. All times are in ms by one monotonic clock. */
+  /** The time when the peer's last packet came, if known. All times are in ms of one monotonic clock. */
   readonly heardAt?: number | undefined
 }
 
-/** The time when a state began: by the monotonic clock, or by the wall clock if an earlier process saw it. */
+/**
+ * The time when a state began: by the monotonic clock (`now`), or by the wall clock (`day`) if an earlier process saw
+ * the beginning.
+ */
 type Since = { readonly now: number } | { readonly day: number }
 
 interface State {
   publicIp: string
   silent: Since | undefined
-  /** The time when the silence was first seen by this process. */
+  /** The time, in ms of a monotonic clock, when this process first saw that the peer was silent. */
   silentHere: number | undefined
   isOneWay: boolean
   narrow: Since | undefined
   probed: Probed | undefined
   usualMs: number
   learnt: number
-  /** The number of samples in a row that contradict the state. */
+  /** The number of consecutive samples that contradict the recorded state. */
   doubts: number
   slow: number | undefined
 }
 
 /** Derives events from the answers and path lengths of the peers. */
 export class PeerWatch {
-  /** Gets an event for each change. */
+  /** The list to which an event is added for each change. */
   readonly #events: PeerEvents
-  /** Returns the time of day in the format of the events. */
+  /** Returns the time of day in the text format of events. */
   readonly #stamp: () => string
   /** The state of each peer over each family, by `placeOf`. */
   readonly #states = new Map<string, State>()
@@ -62,7 +71,7 @@ export class PeerWatch {
     this.#stamp = stamp
   }
 
-  /** Compares a peer's present state with its last one, and adds an event for each change. */
+  /** Compares a peer's present state with its recorded state, and adds an event for each change. */
   look(looked: Looked, now: number): void {
     const place = placeOf(looked)
     const state = this.#states.get(place) ?? this.#begin(looked)
@@ -77,7 +86,7 @@ export class PeerWatch {
     state.probed = looked.probed
   }
 
-  /** Forgets all peers except these. */
+  /** Deletes the states of all peers except these. */
   keep(places: ReadonlySet<string>): void {
     for (const place of this.#states.keys()) if (!places.has(place)) this.#states.delete(place)
   }
@@ -117,14 +126,13 @@ export class PeerWatch {
     }
   }
 
-  /** Adds an event about a peer. */
   #addEvent(looked: Looked, what: PeerEventKind, known: Partial<PeerEvent> = {}): void {
     const { peer, publicIp, family } = looked
     const nothing = { afterSeconds: null, movedFrom: null, bytes: null, roundTripMs: null, usualMs: null }
     this.#events.add({ at: this.#stamp(), what, peer, publicIp, family, ...nothing, ...known })
   }
 
-  /** Returns the time since then in seconds; null if the wall clock was set back meanwhile. */
+  /** Returns the time since `since` in seconds; null if the wall clock was set back meanwhile. */
   #lasted(since: Since, now: number): number | null {
     const ms = 'now' in since ? now - since.now : Date.parse(this.#stamp()) - since.day
     return ms < 0 ? null : Math.round(ms / 1000)
@@ -139,7 +147,7 @@ export class PeerWatch {
         state.silent = { now: probed.at }
         this.#addEvent(looked, 'silent')
       }
-      // For a silence that began in an earlier process this is the time when this process first saw it.
+      // If the silence began in an earlier process, this is the time when this process first saw it.
       state.silentHere ??= probed.at
       if (!state.isOneWay && heardAt !== undefined && heardAt > state.silentHere + ON_ITS_WAY_MS) {
         state.isOneWay = true
@@ -169,7 +177,7 @@ export class PeerWatch {
   /** Adds events when the round trip becomes much slower than usual, or is usual again. */
   #lookAtRoundTrip(state: State, looked: Looked, now: number): void {
     const { probed } = looked
-    // Each probe counts once.
+    // Use each probe only once, even if `look` is called more often.
     if (!probed?.isAnswering || probed.roundTripMs === undefined || probed.at === state.probed?.at) return
     const ms = probed.roundTripMs
     if (state.learnt < LEARNT_FROM) {
@@ -196,5 +204,4 @@ export class PeerWatch {
   }
 }
 
-/** Rounds to three significant digits. */
 const shown = (ms: number): number => Number(ms.toPrecision(3))

@@ -1,4 +1,4 @@
-// peers.ts - follows the leases of the other nodes, and applies the accepted ones to the data path as peers.
+// peers.ts - follows the leases of the other nodes, and gives the accepted leases to the data path as peers.
 
 import { describeError } from '../../base/errors.ts'
 import { followLeases } from '../../control/lease/follow.ts'
@@ -14,7 +14,7 @@ const WORDS = {
 
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
-  // While the node gains a family, its old lease and its new one have different keys and a common subnet.
+  // While the node gets a subnet of a second family, its old and its new lease have different keys and a common subnet.
   const isOwn = ({ key, attrs, subnet }: Lease): boolean =>
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
@@ -28,11 +28,11 @@ export async function keepPeers(node: Node): Promise<never> {
     state: node.following,
   })
   const overlaps = createOverlaps(node)
-  /** The keys whose lease may differ from the applied one; undefined for all keys. */
+  /** The keys of the leases that may differ from the applied peers; undefined if all may differ. */
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
-    // A whole listing is applied as a whole, which repairs earlier mistakes.
+    // After a complete listing apply all leases, which corrects earlier errors.
     if (isListing && added.length + changed.length + removed.length > 0) touched = undefined
     for (const { key } of [...added, ...changed, ...removed]) touched?.add(key)
     for (const key of renewed) touched?.add(key)
@@ -46,28 +46,28 @@ export async function keepPeers(node: Node): Promise<never> {
       const applying = touched
       touched = new Set()
       await applyPeers(node, applying)
-      // Logged after the peers are applied, because a reader of the line may send packets immediately.
+      // Log the lines after the peers were applied, because a reader of the line may send packets immediately.
       for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
     }
-    // Compare with every report: a lease that was deleted before the first listing was never in the view, and new attributes may not be
-    // written yet because the store was unreachable.
+    // Compare this node's own lease after every report. A lease that was deleted before the first listing was never
+    // among the known leases, and new attributes may not be written yet because the store was unreachable.
     const own = leases.get(node.lease.key)
     if (!own || isOwnUnreadable || !leasesEqual(own, { ...node.lease, attrs: node.attrs })) node.leaseDoubt.ring()
   }
   throw signal.reason
 }
 
-/** Stores the host names that come with leases. The loop keepNames reads names that are stored separately. */
+/** Stores the host names that come with the leases. The loop in names.ts reads names that are stored separately. */
 function nameHosts({ names }: Node, there: readonly Lease[], removed: readonly Lease[]): void {
   for (const { name, attrs } of removed) if (name !== undefined) names.delete(addressText(attrs.publicIp))
   for (const { name, attrs } of there) if (name !== undefined) names.set(addressText(attrs.publicIp), name)
 }
 
 /**
- * Returns a function that logs each lease that overlaps this node's own, once while it overlaps. Its argument is the keys whose lease may
- * have changed since the last call; undefined for all keys.
+ * Returns a function that logs each lease that overlaps this node's own lease, once for as long as it overlaps. The
+ * function gets the keys whose lease may have changed since the last call; undefined for all keys.
  */
 function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) => void {
   const named = new Set<string>()
@@ -99,8 +99,9 @@ type Applying = Pick<
 >
 
 /**
- * Makes the data path's peers equal the view without this node's own lease. Logs a failure once; the next check tries again. `touched` has
- * the keys of the leases that may differ from the applied ones; if it is left out, or this node's own lease changed, all may differ.
+ * Makes the data path's peers equal to all accepted leases except this node's own. Logs a failure once; the next check
+ * tries again. `touched` has the keys of the leases that may differ from the applied peers. If it is left out, or if
+ * this node's own lease changed, all may differ.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
   const { ownership, view, lease, log, signal } = node
@@ -115,7 +116,7 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     const { dataPath } = ownership
     await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
-    // If the data path refused the whole set before, applying a part of it is not enough.
+    // If the data path refused the complete set of peers before, applying a part of the set is not enough.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
     if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where

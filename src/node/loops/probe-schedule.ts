@@ -1,31 +1,38 @@
 // probe-schedule.ts - decides when each peer is probed over one family, and evaluates the answers. Pure.
 //
-// Each peer is probed once per interval. The number of probes per second is limited, so with very many peers the interval is longer.
-// A peer that does not answer is probed again immediately, because one lost packet does not mean that the peer is down. A peer that
-// stays silent is probed less and less often: its lease may remain for a day after its host is gone, and each probe makes this host resolve
-// a neighbour on its link. Any sign of life restores the usual interval.
+// Each peer is probed once per interval. The number of probes per second is limited, so with very many peers the
+// interval is longer. A peer that does not answer is probed again immediately, because one lost packet does not mean
+// that the peer is down. A peer that stays silent is probed less and less often: its lease may remain for a day after
+// its host is gone, and each probe makes this host resolve a neighbour on its link. Any sign that the peer's host is up
+// restores the usual interval.
 
 import type { Address } from '../../net/address.ts'
 
-/** The time after which an unanswered probe counts as lost. A later answer still counts. */
+/** The time in ms after which an unanswered probe counts as lost. A later answer still counts. */
 export const PATIENCE_MS = 1_000
-/** The number of last probes of which the loss is reported. */
+/** The number of most recent probes from which the loss is computed. */
 const REMEMBERED = 10
-/** The number of probes lost in a row after which a peer counts as silent. */
+/** The number of consecutive lost probes after which a peer counts as silent. */
 const LOST_IN_A_ROW = 2
-/** The number of probes lost in a row that are an outage. After an outage these probes do not count as loss. */
+/** The number of consecutive lost probes that count as an outage. After an outage these probes do not count as loss. */
 const OUTAGE = 4
-/** The number of probes lost in a row after which each interval is twice the one before. */
+/** The number of consecutive lost probes after which each interval is twice as long as the previous one. */
 const BACK_OFF_AFTER = 10
-/** The longest interval between probes of a silent peer, unless the usual interval is longer. */
+/** The longest interval in ms between probes of a silent peer, unless the usual interval is longer. */
 export const MOST_SILENT_MS = 300_000
-/** Peers that fell silent within this time of each other count as one outage: if one of them is back, the others are probed. */
+/**
+ * Peers that fell silent within this time, in ms, of each other count as one outage: if one of them answers again, the
+ * others are probed.
+ */
 const ONE_OUTAGE_MS = 60_000
 /** The maximum number of probes per second, which limits the cost with many peers. */
 export const ASKED_A_SECOND = 50
-/** A new peer is probed within this time, and then at a random time in the interval, so that peers which came together are not probed together. */
+/**
+ * A new peer is probed within this time in ms, and after that at a random time in the interval, so that peers which
+ * appeared together are not probed together.
+ */
 const SOON_MS = 1_000
-/** ICMP's sequence numbers (RFC 792). */
+/** The number of different ICMP sequence numbers (RFC 792). */
 const SEQUENCES = 0x10000
 
 export interface Target {
@@ -35,16 +42,22 @@ export interface Target {
   readonly address: Address
 }
 
-/** A peer's state by its last probes. */
+/** A peer's state as its last probes show it. */
 export interface Probed {
   readonly isAnswering: boolean
-  /** The round trip of the last probe that was answered. */
+  /** The round trip in ms of the last probe that was answered. */
   readonly roundTripMs: number | undefined
-  /** The loss of the last ten probes. If the peer answers, probes before its first answer and in an outage do not count. */
+  /**
+   * The loss of the last ten probes in percent. If the peer answers, probes before its first answer and during an
+   * outage do not count.
+   */
   readonly lossPercent: number
-  /** The time when the last probe was answered or lost, by the caller's clock in ms. */
+  /** The time when the last probe was answered or counted as lost, in ms of the caller's clock. */
   readonly at: number
-  /** The time when the first lost probe since the last answer was sent; undefined if none was lost. */
+  /**
+   * The time when the first lost probe since the last answer was sent, in ms of the caller's clock; undefined if no
+   * probe was lost since.
+   */
   readonly unansweredSince: number | undefined
 }
 
@@ -57,14 +70,14 @@ interface Known {
   address: Address
   nextAt: number
   isFirst: boolean
-  /** The results of the last probes by sequence number, the newest last. */
+  /** The results of the most recent probes with their sequence numbers, the newest last. */
   readonly results: { readonly sequence: number; isAnswered: boolean }[]
   roundTripMs: number | undefined
   concludedAt: number | undefined
   unansweredSince: number | undefined
-  /** The number of probes lost in a row since the last sign of life. */
+  /** The number of consecutive probes lost since the last sign that the peer's host is up. */
   lostInVain: number
-  /** The time of the last probe. */
+  /** The time when the last probe was sent, in ms of the caller's clock. */
   requestedAt: number
 }
 
@@ -77,13 +90,12 @@ const NOTHING_KNOWN = {
   unansweredSince: undefined,
 }
 
-/** A time at which a peer is due. */
+/** The time, in ms of the caller's clock, at which a peer must be probed next. */
 interface Turn {
   readonly key: string
   readonly at: number
 }
 
-/** Decides when each peer is probed, and evaluates the answers. */
 export class ProbeSchedule {
   /** The wanted interval between probes of one peer, in ms. With many peers the interval is longer. */
   readonly #wantedMs: number
@@ -93,17 +105,17 @@ export class ProbeSchedule {
   readonly #mostSilentMs: (key: string) => number
   /** All peers, by lease key. */
   readonly #known = new Map<string, Known>()
-  /** The requests without an answer, the oldest first. */
+  /** The sent probes that are not answered yet, the oldest first. */
   readonly #waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
-  /** The peers of lost requests, by sequence number, because an answer may be late. */
+  /** The peers of lost probes, by sequence number, because an answer may be late. */
   readonly #lost = new Map<number, Known>()
-  /** The turns whose second has not come yet, by the second in which they are due. */
+  /** The probes that are not due yet, by the second in which they are due. */
   readonly #later = new Map<number, Turn[]>()
-  /** The turns whose second has come, in the order in which they are due. */
+  /** The probes whose second has come, in the order in which they are due. */
   readonly #come: Turn[] = []
-  /** The number of turns in `#come` that were handled. */
+  /** The number of probes at the beginning of `#come` that were already handled. */
   #taken = 0
-  /** The sequence number of the next request. */
+  /** The sequence number of the next probe. */
   #next: number
   /** The keys of the peers whose result has changed since the last call of `takeNews`. */
   #news = new Set<string>()
@@ -125,8 +137,9 @@ export class ProbeSchedule {
   }
 
   /**
-   * Called when something shows that a peer's host lives. If the peer was probed less often, restores the usual interval and makes it due
-   * for the next probes. `heardAt` is the time of the sign of life; a sign that is older than the last probe is ignored.
+   * Called when something shows that a peer's host is up. If the peer was probed less often, restores the usual
+   * interval and probes the peer soon. `heardAt` is the time of that sign; a sign that is older than the last probe is
+   * ignored.
    */
   wake(key: string, now: number, heardAt = Infinity): void {
     const peer = this.#known.get(key)
@@ -136,7 +149,7 @@ export class ProbeSchedule {
     this.#schedule(key, peer, now)
   }
 
-  /** Changes the address of one peer; undefined removes the peer. */
+  /** Sets the address of one peer; undefined removes the peer. `now` is the time in ms of the caller's clock. */
   look(key: string, address: Address | undefined, now: number): void {
     if (this.#known.get(key)?.address === address) return
     this.#forget(key)
@@ -146,14 +159,14 @@ export class ProbeSchedule {
     this.#schedule(key, fresh, now + Math.min(SOON_MS, this.#wantedMs) * this.#random())
   }
 
-  /** Replaces the set of peers. */
+  /** Replaces the set of peers. `now` is the time in ms of the caller's clock. */
   keep(targets: readonly Target[], now: number): void {
     const wanted = new Set(targets.map(({ key }) => key))
     for (const key of this.#known.keys()) if (!wanted.has(key)) this.#forget(key)
     for (const { key, address } of targets) this.look(key, address, now)
   }
 
-  /** Makes a peer due for the next probes, unless it is known to be silent and is probed at the usual interval. */
+  /** Probes a peer soon, unless it is known to be silent and is probed at the usual interval. */
   soon(key: string, now: number): void {
     const peer = this.#known.get(key)
     if (peer && this.#atRest.has(peer)) this.wake(key, now)
@@ -172,11 +185,11 @@ export class ProbeSchedule {
     return before
   }
 
-  /** Returns the requests to send now. Must be called about once a second. */
+  /** Returns the probes to send now. Must be called about once a second. */
   due(now: number): readonly Request[] {
     this.#giveUp(now)
     for (const second of [...this.#later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
-      // Pushed one by one, because a call cannot have a hundred thousand arguments.
+      // Push the elements one by one, because a function call cannot have a hundred thousand arguments.
       for (const turn of this.#later.get(second) ?? []) this.#come.push(turn)
       this.#later.delete(second)
     }
@@ -197,10 +210,9 @@ export class ProbeSchedule {
     return requests
   }
 
-  /** Evaluates an answer. */
   answered(sequence: number, from: Address, roundTripMs: number, now: number): void {
     const peer = this.#waiting.get(sequence)?.peer ?? this.#lost.get(sequence)
-    // An answer from an address that was not probed proves nothing.
+    // Ignore an answer from an address that was not probed, because it proves nothing.
     if (peer?.address !== from) return
     this.#waiting.delete(sequence)
     this.#lost.delete(sequence)
@@ -209,14 +221,14 @@ export class ProbeSchedule {
     this.#news.add(peer.key)
     this.#wakeOthers(peer, now)
     this.#atRest.delete(peer)
-    // The peer may have been due much later, so its next probe is moved forward.
+    // The peer may have been due much later, so move its next probe forward.
     if (peer.lostInVain >= BACK_OFF_AFTER && this.#known.get(peer.key) === peer)
       this.#schedule(peer.key, peer, Math.min(peer.nextAt, now + this.intervalMs()))
     peer.lostInVain = 0
     peer.unansweredSince = undefined
   }
 
-  /** Returns the results by lease key, without peers that were not probed yet. */
+  /** Returns the results by lease key. Peers that were not probed yet are left out. */
   results(): ReadonlyMap<string, Probed> {
     return new Map(
       [...this.#known].flatMap(([key, peer]) => {
@@ -239,28 +251,29 @@ export class ProbeSchedule {
     return before
   }
 
-  /** Returns the interval until the next probe of a peer. */
+  /** Returns the time in ms from one probe of a peer to the next. */
   #waitOf({ key, lostInVain }: Known): number {
     const usual = this.intervalMs()
     const doublings = lostInVain - BACK_OFF_AFTER + 1
     return doublings <= 0 ? usual : Math.max(usual, Math.min(this.#mostSilentMs(key), usual * 2 ** doublings))
   }
 
-  /** Called when this peer answers again. The other peers that fell silent at about the same time are then probed immediately. */
+  /**
+   * Called when this peer answers again. Probes the other peers that fell silent at about the same time immediately.
+   */
   #wakeOthers({ unansweredSince }: Known, now: number): void {
     if (unansweredSince === undefined) return
     for (const other of Array.from(this.#atRest))
       if (Math.abs((other.unansweredSince ?? -Infinity) - unansweredSince) < ONE_OUTAGE_MS) this.wake(other.key, now)
   }
 
-  /** Removes a peer. */
   #forget(key: string): void {
     const peer = this.#known.get(key)
     if (peer) this.#atRest.delete(peer)
     this.#known.delete(key)
   }
 
-  /** Makes a peer due at this time, instead of the time that was set before. */
+  /** Schedules the next probe of a peer for this time, in place of the time that was set before. */
   #schedule(key: string, peer: Known, at: number): void {
     peer.nextAt = at
     const second = Math.ceil(at / 1000)
@@ -269,12 +282,12 @@ export class ProbeSchedule {
     else this.#later.set(second, [{ key, at }])
   }
 
-  /** The next peer whose turn has come; undefined when there is none. */
+  /** Returns the next peer that is due; undefined if there is none. */
   #nextDue(): readonly [string, Known] | undefined {
     while (this.#taken < this.#come.length) {
       const turn = this.#come[this.#taken++]
       const peer = turn && this.#known.get(turn.key)
-      // A removed peer, and a peer whose turn was changed, is skipped.
+      // Skip a peer that was removed, or whose next probe was rescheduled.
       if (peer?.nextAt === turn?.at && turn && peer) return [turn.key, peer]
     }
     this.#come.length = 0
@@ -282,7 +295,7 @@ export class ProbeSchedule {
     return undefined
   }
 
-  /** Concludes that the requests without an answer are lost, and decides when their peers are probed again. */
+  /** Counts the probes without an answer as lost, and decides when their peers are probed again. */
   #giveUp(now: number): void {
     for (const [sequence, { key, peer, sentAt }] of this.#waiting) {
       if (now - sentAt < PATIENCE_MS) break
@@ -294,7 +307,7 @@ export class ProbeSchedule {
       peer.lostInVain++
       if (this.#waitOf(peer) > this.intervalMs() && this.#known.get(key) === peer) {
         this.#atRest.add(peer)
-        // Its turn was set when it was probed, before the probe was lost, so it is set again.
+        // The next probe was scheduled when this probe was sent, before it was lost, so schedule it again.
         this.#schedule(key, peer, peer.requestedAt + this.#waitOf(peer))
       }
       if (lostInARow(peer) >= LOST_IN_A_ROW || this.#known.get(key) !== peer) continue
@@ -313,7 +326,8 @@ function resultOf(peer: Known): Probed | undefined {
   if (concludedAt === undefined) return undefined
   const losses = results.filter(({ isAnswered }) => !isAnswered).length
   const isAnswering = losses < results.length && lostInARow(peer) < LOST_IN_A_ROW
-  // The first lost probe of a peer that never answered proves nothing. The peer is probed again immediately.
+  // The first lost probe of a peer that never answered proves nothing, because the peer is probed again immediately. So
+  // the peer has no result yet.
   if (!isAnswering && results.length < LOST_IN_A_ROW) return undefined
   const lossPercent = Math.round((100 * losses) / (isAnswering ? REMEMBERED : results.length))
   return { isAnswering, roundTripMs, lossPercent, at: concludedAt, unansweredSince }
@@ -330,7 +344,7 @@ function conclude(peer: Known, sequence: number, isAnswered: boolean, now: numbe
   peer.concludedAt = now
 }
 
-/** Returns the number of last probes that were lost in a row. */
+/** Returns the number of most recent probes that were lost consecutively. */
 function lostInARow({ results }: Known): number {
   return results.length - 1 - results.findLastIndex(({ isAnswered }) => isAnswered)
 }

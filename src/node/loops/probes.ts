@@ -10,22 +10,25 @@ import type { DataPaths } from '../data-paths.ts'
 import { takeUnseen, type Node } from '../node.ts'
 import { ProbeSchedule, MOST_SILENT_MS } from './probe-schedule.ts'
 
-/** The interval at which due probes are sent. */
+/** The interval in ms at which probes that are due are sent. */
 const TICK_MS = 1_000
-/** How often all peers of the data path are read again, in addition to the changed ones. */
+/** The interval in ms at which all peers of the data path are read again, in addition to the changed peers. */
 const KEEP_MS = 10_000
-/** How often the traffic counters are checked for signs of life from silent peers that are probed less often. */
+/** The interval in ms at which the traffic counters are read, to find silent peers that send packets. */
 const HEARD_MS = 3_000
-/** The longest interval between probes of a silent peer whose packets the kernel carries, so that weftd does not notice them. */
+/**
+ * The longest interval in ms between probes of a silent peer if the kernel carries the packets, because weftd does not
+ * notice packets from the peer then.
+ */
 const MOST_UNHEARD_MS = 60_000
-/** The kernel's refusals when a process may not send echo requests. */
+/** The error codes with which the kernel refuses echo requests of a process without the permission. */
 export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EACCES'])
 
 /** The probes over one inner family. */
 interface Probing {
   readonly family: Family
   readonly probes: ProbeSchedule
-  /** The open socket, and its source address. */
+  /** The open socket for echo requests, and its source address. */
   socket: { readonly echo: Echo; readonly source: Address } | undefined
   isForbidden: boolean
 }
@@ -38,8 +41,9 @@ export async function probePeers(node: Node): Promise<never> {
     const probes = new ProbeSchedule(everyMs, Math.random, () => (isHearing(node) ? MOST_SILENT_MS : MOST_UNHEARD_MS))
     return { family, probes, socket: undefined, isForbidden: false }
   })
-  /** The data path whose peers are probed, and the time when all its peers were read. */
+  /** The object that finds silent peers whose hosts are up again. */
   const lively = createLively(node)
+  /** The data path whose peers were read last, and the time when all its peers were read, in ms of performance.now(). */
   let given: { readonly dataPath?: DataPaths | undefined; readonly at: number } = { at: 0 }
   try {
     for (;;) {
@@ -49,7 +53,8 @@ export async function probePeers(node: Node): Promise<never> {
       const open = probings.filter(({ socket }) => socket)
       if (open.length === 0) continue
       const now = performance.now()
-      // Reading thousands of peers each second costs too much, so usually only changed peers are read. A refused route may be accepted later.
+      // Usually read only the changed peers, because reading thousands of peers each second costs too much. Read all
+      // peers at intervals, because the kernel may accept a route that it refused before.
       const isOther = dataPath !== given.dataPath
       const unseen = takeUnseen(node.unprobed)
       if (!isOther && unseen && dataPath?.peer) {
@@ -65,7 +70,8 @@ export async function probePeers(node: Node): Promise<never> {
       await lively(open)
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
-      // A peer that loses probes of one family is probed over the other too, so that a host that is off is not reported as half a fault.
+      // If a peer loses probes of one family, probe it over the other family too, so that a host that is down is not
+      // reported as a fault of only one family.
       for (const { family, probes } of open)
         for (const key of probes.takeDoubted())
           for (const other of open) if (other.family !== family) other.probes.soon(key, now)
@@ -82,7 +88,10 @@ const isHearing = ({ ownership: { dataPath } }: Node): boolean => {
   return engine !== undefined && engine !== 'kernel' && engine !== 'none'
 }
 
-/** Wakes silent peers after a sign of life: packets of theirs arrived, their lease was written, or this host's own address is back. */
+/**
+ * Probes silent peers at the usual interval again when something shows that their hosts are up: packets arrive from
+ * them, their lease was written, or this host's own address is back.
+ */
 function createLively(node: Node): (probings: readonly Probing[]) => Promise<void> {
   let lookedAt = -Infinity
   let wasGone = false
@@ -100,7 +109,7 @@ function createLively(node: Node): (probings: readonly Probing[]) => Promise<voi
     wasGone = isGone
     if (resting.size === 0 || now - lookedAt < HEARD_MS || !isHearing(node)) return
     lookedAt = now
-    // The counters of a device that is gone cannot be read; they show no sign of life.
+    // If the device is gone, its counters cannot be read, so they show nothing about peers.
     const traffic = await dataPath?.traffic().catch(() => undefined)
     for (const key of resting) {
       const { lastReceivedAt } = traffic?.get(key) ?? {}
@@ -112,7 +121,10 @@ function createLively(node: Node): (probings: readonly Probing[]) => Promise<voi
 const targetsOf = (peers: readonly PathPeer[], family: Family) =>
   peers.flatMap(({ key, [family]: side }) => (side?.probe === undefined ? [] : [{ key, address: side.probe }]))
 
-/** Opens a socket with this source address if the present socket has another one. Without an address, closes the socket. */
+/**
+ * Opens a socket with this source address if the present socket has another one. If there is no address, closes the
+ * socket.
+ */
 function openFor(probing: Probing, source: Address | undefined, { openEcho, log }: Node): void {
   const { probes, socket, isForbidden } = probing
   if (socket && socket.source === source) return

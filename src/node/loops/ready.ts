@@ -6,7 +6,10 @@ import { pause } from '../../host/bell.ts'
 import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
-/** Reports repeatedly. flanneld reports once, at its start, and does not check whether that succeeded. */
+/**
+ * Reports repeatedly that the node is ready. flanneld reports once, at its start, and does not check whether that
+ * succeeded.
+ */
 export async function keepReady(node: Node): Promise<never> {
   const { manager, signal } = node
   const calm = seldom(node.log)

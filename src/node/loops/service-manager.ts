@@ -1,4 +1,5 @@
-// service-manager.ts - reports the node's state to the service manager, and signs of life to its watchdog.
+// service-manager.ts - reports the node's state to the service manager, and sends the keep-alive messages that its
+// watchdog expects.
 
 import { pause } from '../../host/bell.ts'
 import { summaryOf } from '../../report/snapshot.ts'
@@ -17,8 +18,8 @@ export async function reportToManager(node: Node): Promise<never> {
 }
 
 /**
- * Sends signs of life while this event loop runs and no forwarding thread hangs. Other faults, such as an unreachable store or a device that
- * cannot be opened, do not stop them, because a restart would not help.
+ * Sends keep-alive messages while this event loop runs and no forwarding thread hangs. Other faults, such as an
+ * unreachable store or a device that cannot be opened, do not stop the messages, because a restart would not help.
  */
 export async function serveWatchdog(node: Node): Promise<never> {
   const { notifier, signal } = node

@@ -1,4 +1,5 @@
-// status-network.ts - serves this node's view to the other nodes, only at its own addresses in the network.
+// status-network.ts - serves this node's view (the part of its status for other nodes) at the node's own addresses in
+// the network.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -9,7 +10,7 @@ import { readToken, showsToken } from '../ask-nodes.ts'
 import type { Node } from '../node.ts'
 import { forGood } from './probes.ts'
 
-/** The interval at which the addresses are checked, because they change with the data path. */
+/** The interval in ms at which the node's addresses are checked, because they change with the data path. */
 const LOOK_MS = 1_000
 
 export async function serveNetworkStatus(node: Node): Promise<never> {
@@ -39,7 +40,8 @@ export async function serveNetworkStatus(node: Node): Promise<never> {
           open.set(address, await serveView({ address, port }, health, audience))
           log.info(`Other nodes can query the status at ${address}, TCP port ${port}`)
         } catch (error) {
-          // The address may not exist yet, and the previous weftd may still have the port.
+          // The address may not exist yet, or the previous weftd may still have the port. So log the failure and try
+          // again.
           calm.warn(
             `Cannot serve the status to other nodes at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
           )

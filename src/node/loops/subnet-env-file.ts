@@ -1,6 +1,6 @@
 // subnet-env-file.ts - reads and writes subnet.env, from which Docker, CNI plugins and scripts read the node's subnet.
 //
-// The format is flanneld's to the byte (pkg/subnet/subnet.go WriteSubnetFile).
+// The format is flanneld's to the byte (pkg/subnet/subnet.go, WriteSubnetFile).
 
 import { mkdir, readFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -20,7 +20,9 @@ export interface SubnetEnv {
   readonly ipMasq: boolean
 }
 
-/** The file's text. FLANNEL_SUBNET is the subnet's first host address, for the bridge. */
+/**
+ * Formats the text of subnet.env. FLANNEL_SUBNET is the subnet's first host address, which the containers' bridge gets.
+ */
 export function formatSubnetEnv({ network, subnet, mtu, ipMasq }: SubnetEnv): string {
   return [
     ...(network.ipv4 ? [`FLANNEL_NETWORK=${formatIpv4Net(network.ipv4)}`] : []),
@@ -33,7 +35,7 @@ export function formatSubnetEnv({ network, subnet, mtu, ipMasq }: SubnetEnv): st
   ].join('\n')
 }
 
-/** Writes the file atomically, mode 0644, making its directory. Throws WeftError PERMISSION. */
+/** Writes subnet.env atomically with mode 0644, and makes its folder if necessary. Throws WeftError PERMISSION. */
 export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void> {
   try {
     await mkdir(dirname(path), { recursive: true, mode: 0o755 })
@@ -46,21 +48,24 @@ export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void
   }
 }
 
-/** True if the file has exactly this content. */
+/** True if the file subnet.env has exactly this content. */
 export async function holdsSubnetEnv(path: string, env: SubnetEnv): Promise<boolean> {
   const text = await readFile(path, 'utf8').catch(() => '')
   return text === formatSubnetEnv(env)
 }
 
-/** The networks and subnets that an earlier run wrote, with host bits cleared. A family with no entry or several entries is undefined. */
+/**
+ * The networks and subnets that an earlier run wrote to subnet.env, with host bits cleared. A family without an entry,
+ * or with several entries, is undefined.
+ */
 export interface PreviousNets {
   readonly network: Nets
   readonly subnet: Nets
 }
 
 /**
- * Reads the file of an earlier run. Logs problems with the subnets in flanneld's words: a missing IPv6 subnet only if the file has an IPv6
- * network, and a missing IPv4 subnet unless the file has IPv6 alone.
+ * Reads the subnet.env of an earlier run. Logs problems with the subnets in flanneld's words. A missing IPv6 subnet is
+ * a problem only if the file has an IPv6 network, and a missing IPv4 subnet unless the file has only IPv6.
  */
 export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'error'>): Promise<PreviousNets> {
   let text = ''
@@ -95,7 +100,7 @@ export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'er
 interface Value<N extends Net> {
   readonly path: string
   readonly key: string
-  /** The value as it is written in the file, such as `10.244.1.0/24,10.244.2.0/24`. */
+  /** The value of the variable as written in the file, such as `10.244.1.0/24,10.244.2.0/24`. */
   readonly value: string
   readonly parse: (text: string) => N | undefined
   /** True if the file does not exist yet. */

@@ -10,15 +10,21 @@ import { RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
 
-/** How long a family may be missing before the file omits it. A shorter fault must not leave new containers without an address for good. */
+/**
+ * How long, in ms, a family may be missing before subnet.env omits it. Containers that start meanwhile keep their
+ * addresses, so a short fault must not leave them without an address.
+ */
 const LACKING_MS = 10_000
 
-/** True if containers cannot have an address of the family: the kernel disables IPv6 on a link with a small MTU, and CNI plugins fail. */
+/**
+ * True if containers cannot have an address of the family: the kernel disables IPv6 on a link with a small MTU, and CNI
+ * plugins then fail.
+ */
 const isRefused = (family: Family, { mtu }: DataPaths): boolean => family === 'ipv6' && mtu < LEAST_MTU
 
 /**
- * Returns the file's content for Docker, the CNI plugin and scripts; undefined while the data path is down. Omits the families that
- * containers cannot have now, unless that would omit all.
+ * Returns the content of subnet.env for Docker, CNI plugins and scripts; undefined while the data path is down. Omits
+ * the families in which containers cannot have addresses now, unless that would omit all families.
  */
 function subnetEnvOf(node: Node): SubnetEnv | undefined {
   const { options, config, lease, attrs, lackingSince } = node
@@ -29,7 +35,8 @@ function subnetEnvOf(node: Node): SubnetEnv | undefined {
     if (dataPath.lacking[family] === undefined) lackingSince.delete(family)
     else if (!lackingSince.has(family)) lackingSince.set(family, now)
   }
-  // Peers send to the node's public IP, so containers have no connection over a family in which the node has none.
+  // Peers send to the node's public IP. So containers have no connection over a family in which the node has no public
+  // IP.
   const leased = FAMILIES.filter(
     (family) => config[family] && lease.subnet[family] && attrs.publicIp[family] !== undefined,
   )
@@ -65,12 +72,14 @@ export async function publish(node: Node, log = node.log): Promise<void> {
     node.isReady = true
     log.info('flannel is ready')
   } catch (error) {
-    // The data path works without the file, and running containers need the data path.
+    // Only log the failure, because the data path works without the file, and running containers need the data path.
     log.warn(`Failed to write subnet file: ${describeError(error)}`)
   }
 }
 
-/** Keeps the file, which containers need to start. A successor writes its own. */
+/**
+ * Keeps subnet.env as this node wrote it, because containers need the file to start. A successor writes its own file.
+ */
 export async function keepSubnetEnv(node: Node): Promise<never> {
   const { options, log, signal } = node
   const path = options['subnet-file']
@@ -80,7 +89,7 @@ export async function keepSubnetEnv(node: Node): Promise<never> {
   for (;;) {
     await pause(signal, RESYNC_MS)
     const env = subnetEnvOf(node)
-    // If `isPublished` is false, a file with the same content is from an earlier run.
+    // If `isPublished` is false, an earlier run wrote the file, even if its content is the same.
     if (!env || !node.ownership.isOurs || (node.isPublished && (await holdsSubnetEnv(path, env)))) continue
     const isOurChange = node.published !== formatSubnetEnv(env)
     if (node.isPublished && !isOurChange) repairs.add(`${path} was gone or changed`)

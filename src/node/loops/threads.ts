@@ -4,7 +4,7 @@ import { pause } from '../../host/bell.ts'
 import { hungThread, lookAtThreads } from '../../report/threads.ts'
 import type { Node } from '../node.ts'
 
-/** The interval of the checks. */
+/** The interval in ms of the checks of the threads. */
 export const LOOK_MS = 2_000
 
 export async function watchThreads(node: Node): Promise<never> {

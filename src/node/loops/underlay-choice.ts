@@ -1,18 +1,22 @@
 // underlay-choice.ts - decides over which underlay family each dual-stack peer is reached. Pure.
 //
-// Each peer is always probed over both families, and answers over the family of the probe. So both ends know the same about the path, and
-// each end chooses alone. If two probes over a family are lost and the other family has answered since, the other family is chosen. If both
-// are silent, the peer is down or does not answer probes, and the choice stays. The preferred family is chosen again once it has answered
-// for some time. That time doubles each time the family soon fails again.
+// Each peer is always probed over both families, and answers over the family of the probe. So both ends know the same
+// about the path, and each end chooses alone. If two probes over a family are lost and the other family has answered
+// since, the other family is chosen. If neither family answers, the peer is down or does not answer probes, and the
+// choice stays. The preferred family is chosen again after it has answered for some time. That time doubles each time
+// the family fails again soon.
 
 import { ProbeSchedule, PATIENCE_MS, type Probed } from './probe-schedule.ts'
 
-/** The family that is preferred, or the one that takes its place. */
+/** The underlay family that is preferred (`first`), or the family that is used if the preferred one fails (`other`). */
 export type Underlay = 'first' | 'other'
 
 export const otherThan = (by: Underlay): Underlay => (by === 'first' ? 'other' : 'first')
 
-/** The longest interval between probes, over each family, of a peer that is silent over both. A family that is back must be used soon. */
+/**
+ * The longest interval in ms between two probes over one family of a peer that answers over neither family. It is
+ * short, because a family that works again must be used soon.
+ */
 const MOST_SILENT_MS = 60_000
 
 /** Creates the probes over each family. While a peer answers over one family, it is probed over the other at the usual interval. */
@@ -34,7 +38,7 @@ export function createUnderlayProbes(everyMs: number, random: () => number): Rea
   return { first, other }
 }
 
-/** Makes peers that answer over one family due for a probe over the other family. */
+/** If a peer answers over one family, makes it due for a probe over the other family. */
 export function wakeByOther(probes: Readonly<Record<Underlay, ProbeSchedule>>, now: number): void {
   for (const which of ['first', 'other'] as const)
     for (const key of probes[which].resting())
@@ -45,29 +49,35 @@ export function wakeByOther(probes: Readonly<Record<Underlay, ProbeSchedule>>, n
 type Answers = Readonly<Record<Underlay, Probed | undefined>>
 
 interface UnderlayChoices {
-  /** Returns the family for a peer. `now` is in ms, by the clock of the answers. */
+  /** Returns the underlay family for a peer. `now` is in ms of the clock of the answers. */
   choose(key: string, answers: Answers, now: number): Underlay
   /** Returns the keys of the peers that use the other family. */
   others(): readonly string[]
-  /** Adopts earlier choices: these peers use the other family. */
+  /** Continues with the choices of an earlier process: these peers use the second family. */
   assume(others: readonly string[]): void
-  /** Forgets all peers except these. */
+  /** Forgets the choices for all peers except those for which `isPeer` returns true. */
   keep(isPeer: (key: string) => boolean): void
 }
 
 /** The number of probe intervals for which the first family must answer before it is chosen again. */
 const STEADY = 3
-/** If the first family fails within AGAIN_MS after it was chosen again, it must answer twice as long the next time, at most MOST_STEADY_MS. */
+/**
+ * AGAIN_MS is a time in ms. If the first family fails within this time after it was chosen again, it must answer twice
+ * as long the next time, at most MOST_STEADY_MS.
+ */
 const AGAIN_MS = 600_000
 const MOST_STEADY_MS = 3_600_000
-/** The longest time between sending a probe and knowing that it is lost. */
+/** The maximum time in ms from sending a probe until weftd knows that it is lost. */
 const KNOWN_MS = PATIENCE_MS + 2_000
 
 interface State {
   by: Underlay
-  /** The time since when each family answers without a loss. */
+  /** For each family, the time since when it has answered every probe, in ms of the caller's clock. */
   readonly since: Record<Underlay, number | undefined>
-  /** The time for which the first family must answer before it is chosen again, and the time when it was last chosen again. */
+  /**
+   * The time in ms for which the first family must answer before it is chosen again. `backAt` is the time when it was
+   * last chosen again.
+   */
   steadyMs: number
   backAt: number
 }
@@ -123,11 +133,14 @@ const begin = (): State => ({
   backAt: -Infinity,
 })
 
-/** True if the last probe was answered. */
+/** True if the last probe over a family was answered. */
 const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
-/** True if a family has answered without a loss since `since`, and the silent family lost probes before and after that time. */
+/**
+ * True if a family has answered every probe since `since`, and the silent family lost probes before and after that
+ * time.
+ */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&
   since !== undefined &&

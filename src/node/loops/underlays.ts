@@ -17,7 +17,7 @@ import {
   type Underlay,
 } from './underlay-choice.ts'
 
-/** The interval at which due probes are sent. */
+/** The interval in ms at which probes that are due are sent. */
 const TICK_MS = 1_000
 const BOTH = ['first', 'other'] as const
 
@@ -35,7 +35,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   const { signal, openEcho, options } = node
   const everyMs = options['probe-interval'] * 1000
   if (!openEcho || everyMs === 0) {
-    // Undo the previous process's choices. Without probes nothing else would, even if a chosen family stopped working.
+    // Without probes, undo the choices of the previous process. Nothing else would undo them, even if a chosen family
+    // stopped working.
     const { underlays } = node.ownership.dataPath ?? {}
     for (const key of underlays?.others() ?? []) underlays?.choose(key, underlays.first)
     return forGood(signal)
@@ -54,7 +55,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       if (probing && (probing.dataPath !== dataPath || probing.source !== source)) close()
       if (!probing && dataPath && source !== undefined) {
         probing = openFor(dataPath, source, everyMs, node)
-        // Choices stay valid for a data path that was opened again. The first data path has the choices of the previous process.
+        // If the data path was opened again, continue with the present choices. For the first data path, continue with
+        // the choices of the previous process.
         choices.assume(probing?.underlays.others() ?? [])
         for (const key of probing ? choices.others() : []) dataPath.underlays?.choose(key, dataPath.underlays.other)
       }
@@ -64,8 +66,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       const targets = targetsOf(probing)
       const keys = new Set(targets.map(({ key }) => key))
       choices.keep((key) => keys.has(key))
-      // The data path's present choices. A peer that was removed and added again uses the first family. A peer that could not be probed for a
-      // while may still use the other.
+      // The choices that the data path uses now. A peer that was removed and added again uses the first family. A peer
+      // that could not be probed for a while may still use the second family.
       const before = new Set(underlays.others())
       choices.assume([...before].filter((key) => keys.has(key)))
       for (const which of BOTH) {
@@ -79,7 +81,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       for (const key of probes.first.resting())
         if (FAMILIES.some((family) => node.probes?.[family]?.result(key)?.isAnswering))
           for (const which of BOTH) probes[which].wake(key, now)
-      // After a loss over one family, a probe over the other shows whether the peer is down.
+      // After a lost probe over one family, probe over the other family too, which shows whether the peer is down.
       for (const which of BOTH) for (const key of probes[which].takeDoubted()) probes[otherThan(which)].soon(key, now)
       for (const { key } of targets) {
         const answers = { first: probes.first.result(key), other: probes.other.result(key) }
@@ -87,7 +89,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
         if (before.has(key) === (by === 'other')) continue
         underlays.choose(key, underlays[by])
         node.learnt.ring()
-        // The new path may have another MTU.
+        // Search the longest packet again, because the path over the other family may have another MTU.
         touch(node.unsearched, new Set([key]))
         logChoice(key, underlays, by, node)
       }
@@ -102,7 +104,10 @@ function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
   return ipv4 ?? ipv6
 }
 
-/** Opens the sockets. Returns undefined if the address does not exist yet, or if echo requests are forbidden, which probes.ts logs. */
+/**
+ * Opens the sockets for probes over both families. Returns undefined if the source address does not exist yet, or if
+ * echo requests are forbidden, which probes.ts logs.
+ */
 function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath
   if (!underlays || !openEcho) return undefined

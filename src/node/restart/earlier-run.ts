@@ -1,5 +1,5 @@
-// earlier-run.ts - the paths that an ended run of weftd left: its devices, and the descriptors that the service manager kept open
-// (sd_notify(3), FDSTORE). report/notify.ts gives descriptors to the service manager.
+// earlier-run.ts - the data paths that an ended run of weftd left: its devices, and the descriptors that the service
+// manager kept open (sd_notify(3), FDSTORE). report/notify.ts gives descriptors to the service manager.
 
 import { closeAll } from '../../host/unix-socket.ts'
 import type { Nets } from '../../net/address.ts'
@@ -8,25 +8,26 @@ import type { LastKnown } from './last-known.ts'
 import { unpackPaths } from './open-path.ts'
 
 export interface EarlierRun {
-  /** The TUN devices of the earlier run. */
+  /** The names of the TUN devices that the earlier run had. */
   readonly tunNames: readonly string[]
-  /** The subnets for which the earlier run opened its paths; undefined if they are not known. */
+  /** The subnets for which the earlier run opened its data paths; undefined if they are not known. */
   readonly subnets?: Nets | undefined
-  /** Returns the kept paths on the first call, and none later. */
+  /** Returns the kept data paths on the first call, and none on later calls. */
   take(): readonly OpenPath[]
-  /** Closes the descriptors that were not taken. Idempotent. */
+  /** Closes the descriptors that were not taken. A second call has no effect. */
   close(): void
 }
 
-/** The first descriptor that a service manager passes (sd_listen_fds(3), SD_LISTEN_FDS_START). */
+/** The number of the first descriptor that a service manager passes (sd_listen_fds(3), SD_LISTEN_FDS_START). */
 const FIRST_KEPT_FD = 3
 const KEPT_NAME = 'weft-'
 
-/** Returns the name under which the service manager keeps the descriptor at a place. */
+/** Returns the name under which the service manager keeps the descriptor at an index of the list of descriptors. */
 export const keptName = (place: number): string => `${KEPT_NAME}${place}`
 
 /**
- * Returns the descriptors that the service manager kept for this process, in their order. Removes their variables from `environment`.
+ * Returns the descriptors that the service manager kept for this process, in their order. Removes the variables that
+ * describe them from `environment`.
  */
 export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] {
   const { LISTEN_PID: listener, LISTEN_FDNAMES: names = '' } = environment
@@ -40,7 +41,10 @@ export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] 
     .map(({ fd }) => fd)
 }
 
-/** Matches the kept descriptors with their description in `known`. If `store` is given and differs, closes the descriptors. */
+/**
+ * Combines the kept descriptors with their description in the last known state `known`. If `store` is given and is not
+ * the store of `known`, closes the descriptors.
+ */
 export function earlierRun(
   fds: readonly number[],
   known: (Pick<LastKnown, 'tunNames' | 'paths'> & Partial<Pick<LastKnown, 'store' | 'lease'>>) | undefined,

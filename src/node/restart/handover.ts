@@ -24,16 +24,24 @@ import { predecessorAt, type Predecessor } from './predecessor.ts'
 import type { About } from './protocol.ts'
 import type { Lock, Rendezvous } from './rendezvous.ts'
 
-/** How long a process that has the lock may be unreachable, because it does not listen yet or is about to end. */
+/**
+ * How long, in ms, the process that has the lock may be unreachable, because it does not listen yet or is about to end.
+ */
 const MEET_MS = 5_000
 const MEET_RETRY_MS = 50
 const RESUME_RETRY_MS = 1_000
-/** How long a predecessor may take to end after it has received `end`. It kills itself after five seconds (weftd.ts). */
+/**
+ * How long, in ms, a predecessor may take to end after it has received `end`. It kills itself after five seconds
+ * (weftd.ts).
+ */
 const END_MS = 6_000
 
 /** The properties that an inherited path must have. */
 export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'without'> {
-  /** This node's subnets that the engine must carry; a path for other subnets belongs to another network. If left out, any path fits. */
+  /**
+   * This node's subnets that the engine must carry. A path for other subnets belongs to another network. If they are
+   * left out, any path fits.
+   */
   readonly subnets?: Nets
   /** The name of the TUN device, or a pattern such as `flannel%d`. */
   readonly tunName: string
@@ -46,24 +54,30 @@ export type Inheritable = Pick<Handover, 'tunNames' | 'take'>
 export interface HandoverParts {
   readonly rendezvous: Rendezvous
   readonly lender: Omit<Lender, 'lock' | 'kill' | 'lend' | 'release' | 'takeBack'>
-  /** The data path of this process, which a successor gets. */
+  /** The functions that pass the data path of this process on to a successor. */
   readonly dataPath: Pick<Lender, 'lend' | 'release'> & { takeBack(): Promise<void> }
-  /** Reads what the earlier run of weftd left on this host. */
+  /** Reads the data paths that the earlier run of weftd left on this host. */
   readonly earlierRun: () => Promise<EarlierRun>
-  /** Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may succeed. */
+  /**
+   * Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may
+   * succeed.
+   */
   readonly resume: (inheritable: Inheritable) => Promise<'forwards' | 'nothing' | 'failed'>
   readonly log: Log
   readonly stopping: AbortController
 }
 
-/** Resolves when it is known who forwards: this process, if it has a last known state, or another process. */
+/**
+ * Takes the lock, or connects to the process that has it. Resolves when it is known which process forwards: this
+ * process, if it has a last known state, or another process.
+ */
 export async function enterHandover(parts: HandoverParts): Promise<Handover> {
   const handover = new Handover(parts)
   await handover.enter()
   return handover
 }
 
-/** The way of this process to the data path. */
+/** How this process gets the data path, and later passes it on. */
 export class Handover {
   /** Resolves when no other daemon owns the data path, the ports or the sockets. */
   readonly free: Promise<void>
@@ -75,16 +89,16 @@ export class Handover {
   private earlierRun: EarlierRun | undefined
   /** The inherited paths that no backend has taken yet. */
   private untaken: readonly OpenPath[] = []
-  /** The subnets that the inherited paths were opened for; undefined if they are not known. */
+  /** The subnets for which the inherited paths were opened; undefined if they are not known. */
   private subnetsBefore: Nets | undefined
-  /** Tries to resume, until the node opens its own data path. */
+  /** The task that tries to forward with the last known state, until the node opens its own data path. */
   private standing: Promise<void> = Promise.resolve()
   private wasSuccessor = false
   /** True if the predecessor has received `release`. */
   private isReleased = false
-  /** True if a try to forward with the last known state failed and will be repeated. */
+  /** True if an attempt to forward with the last known state failed and will be repeated. */
   private isUnresumed = false
-  /** True if another process has or had the lock too. */
+  /** True if another process has, or had, the lock at the same time as this process. */
   private isShared = false
   private isOpening = false
   private isSettled = false
@@ -98,7 +112,7 @@ export class Handover {
     this.opens = new Promise((resolve) => (this.open = resolve))
   }
 
-  /** The TUN devices of the earlier run. */
+  /** The names of the TUN devices that the earlier run had. */
   get tunNames(): readonly string[] {
     return this.earlierRun?.tunNames ?? []
   }
@@ -118,7 +132,7 @@ export class Handover {
     return this.predecessorNow?.pid
   }
 
-  /** Returns the running daemon's description of itself; undefined if no other daemon runs. */
+  /** Returns the description that the running daemon gives of itself; undefined if no other daemon runs. */
   async predecessor(): Promise<(About & { readonly pid: number }) | undefined> {
     const before = this.predecessorNow
     const about = before && !this.isOpening ? await before.about() : undefined
@@ -139,27 +153,27 @@ export class Handover {
   }
 
   /**
-   * Returns an inherited path that fits; then no other process forwards through it. If no path fits, resolves when the sockets and
-   * devices of the other daemon are free, except those of paths that another backend may still take. Throws WeftError DEVICE if the
-   * predecessor hangs.
+   * Returns an inherited path that fits. No other process forwards through it any more. If no path fits, resolves when
+   * the sockets and devices of the other daemon are free, except those of paths that another backend may still take.
+   * Throws WeftError DEVICE if the predecessor hangs.
    */
   take(wanted: WantedPath): Promise<OpenPath | undefined> {
     return this.oneByOne(() => this.takeNext(wanted))
   }
 
-  /** Stops waiting for the predecessor's end and trying to resume. */
+  /** Stops waiting for the end of the predecessor, and stops trying to forward with the last known state. */
   async opening(): Promise<void> {
     this.isOpening = true
     this.open()
     await this.standing
-    // The request makes the predecessor write its current state.
+    // This request also makes the predecessor write its current state to the file.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
   }
 
   /** Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager kept. */
   async release(): Promise<void> {
-    // Kept descriptors would block a backend that does not use them.
+    // Close the kept descriptors, because they would block a backend that does not use them.
     if (!this.predecessorNow) this.earlierRun?.close()
     await this.releasePredecessor()
   }
@@ -171,7 +185,8 @@ export class Handover {
     const before = this.predecessorNow
     if (!before) return
     before.end()
-    // The predecessor has the lent paths open too, so device and port are this process's alone only when it has ended.
+    // The predecessor has the lent paths open too. So the device and the port belong to this process alone only after
+    // the predecessor has ended.
     const late = setTimeout(() => {
       if (before.pid > 0 && this.parts.rendezvous.kill(before.pid))
         this.parts.log.warn(`The previous weftd (pid ${pidOf(before.pid)}) hung while it ended, and was killed`)
@@ -188,8 +203,8 @@ export class Handover {
   }
 
   /**
-   * Closes the inherited paths that no backend took, and the lock last. If this process was idle, removes the lock's file: the
-   * process left no state for the next one.
+   * Closes the inherited paths that no backend took, and the lock last. If this process never forwarded (`wasIdle`),
+   * removes the lock file, because the process left no state for the next one.
    */
   close(wasIdle: boolean): void {
     this.isClosed = true
@@ -242,7 +257,7 @@ export class Handover {
     }
   }
 
-  /** Takes the lock, or connects to the process that has it. Tries again while that process starts or ends. */
+  /** Takes the lock, or connects to the process that has it. Tries again while that process is starting or ending. */
   private async claim(): Promise<void> {
     const { rendezvous, stopping } = this.parts
     const until = performance.now() + MEET_MS
@@ -297,7 +312,7 @@ export class Handover {
     )
   }
 
-  /** Called after `claim`. */
+  /** Called when this process has the lock, or is connected to the process that has it. */
   private async begin(): Promise<void> {
     this.earlierRun = await this.parts.earlierRun()
     if (!this.predecessorNow) {
@@ -315,7 +330,10 @@ export class Handover {
     this.isUnresumed = (await this.parts.resume(this)) === 'failed'
   }
 
-  /** Forwards with the last known state if the predecessor ends or an earlier try failed, until the node opens its own path. */
+  /**
+   * Forwards with the last known state if the predecessor ends, or if an earlier attempt failed. Ends when the node
+   * opens its own path.
+   */
   private async standBy(): Promise<void> {
     while (this.predecessorNow || this.isUnresumed) {
       const before = this.predecessorNow
@@ -337,7 +355,10 @@ export class Handover {
     }
   }
 
-  /** Keeps the lock that the predecessor sent. If it sent none, waits for the lock, which the predecessor releases last. */
+  /**
+   * Keeps the lock that the predecessor sent. If the predecessor sent none, waits until it releases the lock, which it
+   * does last.
+   */
   private async takeLock(fd: number | undefined): Promise<void> {
     const { rendezvous, stopping } = this.parts
     if (fd !== undefined) {
@@ -380,7 +401,7 @@ export class Handover {
       this.untaken = this.untaken.filter((each) => each !== path)
       return path
     }
-    // The backend opens a new path, so each path with its device or port is closed, in both processes.
+    // The backend opens a new path, so close each path that has the new path's device or port, in both processes.
     closeAll(fdsOf(this.untaken.filter((each) => isInTheWay(each, wanted))))
     this.untaken = this.untaken.filter((each) => !isInTheWay(each, wanted))
     await this.releasePredecessor()
@@ -406,17 +427,26 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
     remedy: `end it${pid ? ` (kill -9 ${pid})` : ''}, then start this one`,
   })
 
-/** True for a TUN with a name that this backend gives, and for a TUN with a name of no backend, because another program has renamed it. */
+/**
+ * True for a TUN whose name comes from this backend. Also true for a TUN whose name comes from no backend, because
+ * another program has renamed it.
+ */
 const isNameFor = (path: OpenPath, tunName: string): boolean =>
   isNamedBy(tunName, path.tunName) || !hasBackendName(path.tunName)
 
-/** True if a new path may need this path's device or port. A data path has at most one path for each underlay family. */
+/**
+ * True if a new path may need the device or the port of this path. A data path has at most one path for each underlay
+ * family.
+ */
 const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boolean => {
   const wanted = new Set(bindAddresses.map(familyOfText))
   return isNameFor(path, tunName) || path.bindAddresses.some((each) => wanted.has(familyOfText(each)))
 }
 
-/** False if the paths carried another subnet of a wanted family, because their device has the address and the route of that subnet. */
+/**
+ * False if the paths carried another subnet of a wanted family. Their device has the address and the route of that
+ * other subnet.
+ */
 const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
   FAMILIES.every((family) => {
     const [was, is] = [before?.[family], subnets[family]]
@@ -424,7 +454,8 @@ const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): b
   })
 
 /**
- * True if a new path would be the same, except for sockets at later addresses of `bindAddresses`, which the new owner opens or closes.
+ * True if a new path would equal this path, except for sockets at later addresses of `bindAddresses`, which the new
+ * owner opens or closes.
  */
 function fits(path: OpenPath, { tunName, bindAddresses, port, workers, without }: WantedPath): boolean {
   return (

@@ -1,4 +1,5 @@
-// last-known.ts - the last known state of a node, in a file beside subnet.env. With it the next process forwards before it asks the store.
+// last-known.ts - the last known state of a node, in a file next to subnet.env. With this file the next process
+// forwards before it queries the store.
 //
 // The file has leases in the format of the store, so that other versions of weft can read them.
 
@@ -20,25 +21,28 @@ const LEASES_A_PIECE = 1_000
 const VERSION: number = 2
 
 export interface LastKnown {
-  /** The name of the store (storeNameOf). A process with another store ignores the file. */
+  /** A name that identifies the store (storeNameOf). A process with another store ignores the file. */
   readonly store: string
   /** The network configuration's text, without its secrets. */
   readonly config: string
   readonly lease: Lease
-  /** The end of the lease, in ms since the epoch; undefined if it does not end. */
+  /** The time when the lease expires, in ms since the epoch; undefined if it does not expire. */
   readonly expiresAt: number | undefined
   /** All accepted leases, including this node's own. */
   readonly leases: readonly Lease[]
   /** The lease keys of the peers that are reached over the second underlay family. */
   readonly others?: readonly string[] | undefined
-  /** The external interface that was in use, and the flags that chose it, as text (wishesText). */
+  /** The external interface that was in use. `wishes` has the flags that chose it, as text (wishesText). */
   readonly external?: ExternalInterface | undefined
   readonly wishes?: string | undefined
-  /** The TUN devices, which may still exist. */
+  /** The names of the TUN devices, which may still exist. */
   readonly tunNames: readonly string[]
-  /** True if the file only says what `weft cleanup` has to withdraw, because no start goes on with it. */
+  /**
+   * True if the file is only for `weft cleanup`, because it names a route to withdraw. No weftd forwards with such a
+   * file.
+   */
   readonly isForCleanup?: true
-  /** The descriptions of paths (open-path.ts) whose descriptors the service manager keeps. */
+  /** The descriptions of the open paths (open-path.ts) whose descriptors the service manager keeps. */
   readonly paths?: unknown
 }
 
@@ -63,7 +67,10 @@ function realFolder(path: string): string {
   }
 }
 
-/** Returns a name that identifies a store. It has the prefix or folder, but not the endpoints, which may change. */
+/**
+ * Returns a name that identifies a store. The name has the prefix or the folder, but not the endpoints, which may
+ * change.
+ */
 export function storeNameOf(
   options: Pick<StoreOptions, 'lease-dir' | 'etcd-prefix' | 'kube-subnet-mgr' | 'kube-api-url' | 'kubeconfig-file'>,
 ): string {
@@ -78,11 +85,11 @@ export function storeNameOf(
 }
 
 /**
- * Writes the file. Rejects with the file system's error. Formatting a million leases takes seconds and yields to other work, so changes to
- * the leases meanwhile may be included or not.
+ * Writes the file of the last known state. Rejects with the file system's error. Formatting a million leases takes
+ * seconds and yields to other work, so the file may or may not include changes to the leases meanwhile.
  */
 export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
-  // A user who can write this file decides where packets go.
+  // Only weftd's user may read and write the file, because a user who can write it decides where packets go.
   await replaceFile(path, textOf(known), 0o600)
 }
 
@@ -106,7 +113,10 @@ async function* textOf({ leases, external, ...known }: ToWrite): AsyncGenerator<
   yield `${piece.length > 0 ? separator : ''}${piece.join(',')}]}\n`
 }
 
-/** Reads the file. Returns undefined if it does not exist, or if it cannot be used, which is logged. */
+/**
+ * Reads the file of the last known state. Returns undefined if the file does not exist. If the file cannot be used,
+ * logs that and returns undefined.
+ */
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
     const { version, lease, leases, external, ...rest } = JSON.parse(await readFile(path, 'utf8')) as Written
@@ -137,21 +147,29 @@ export async function removeLastKnown(path: string): Promise<void> {
   })
 }
 
-/** The part of the last known state that does not change while the process runs, and the paths of the files that the next weftd reads. */
+/**
+ * The part of the last known state that does not change while the process runs, and the paths of the files that the
+ * next weftd reads.
+ */
 export interface Next {
-  /** The network configuration's text without its secrets, and the name of its store. */
+  /** The text of the network configuration without its secrets, and the name of the store from which it came. */
   readonly config: string
   readonly store: string
   /** The flags about the external interface, as text (wishesText). */
   readonly wishes: string
-  /** The paths of the last-known file (node/restart/last-known.ts) and of the file of the peers' events. */
+  /**
+   * The paths of the file of the last known state (node/restart/last-known.ts) and of the file with the peers' events.
+   */
   readonly lastKnown: string
   readonly events: string
-  /** Resolves when no earlier process writes these files any more. */
+  /** Resolves when no earlier process writes the files of the last known state and of the events any more. */
   readonly free: Promise<void>
 }
 
-/** `config` is the network configuration's text without its secrets. Returns undefined with `--persist=false`. */
+/**
+ * Returns the facts for the file of the last known state; undefined with `--persist=false`. `config` is the network
+ * configuration's text without its secrets.
+ */
 export function nextFor(
   { options, store }: { readonly options: NodeOptions; readonly store: string },
   config: string,
@@ -163,7 +181,10 @@ export function nextFor(
   return { config, store, wishes, ...files, free }
 }
 
-/** Returns the external interface of the earlier run; undefined if it is not known, or if the flags about it have changed. */
+/**
+ * Returns the external interface of the earlier run. Returns undefined if the interface is not known, or if the flags
+ * that choose it have changed.
+ */
 export const externalOf = ({ external, wishes }: LastKnown, options: NodeOptions): ExternalInterface | undefined =>
   wishes === wishesText(options) ? external : undefined
 

@@ -15,22 +15,22 @@ import {
   type Stage,
 } from './protocol.ts'
 
-/** The work of a predecessor for its successor. */
+/** The operations of a predecessor that its successor requests. */
 export interface Lender {
   about(): About
-  /** The reason why no process may take over; undefined if a process may. */
+  /** Returns why no process may take over; undefined if a process may take over. */
   refusal(): string | undefined
-  /** Called when a successor has come or has gone. */
+  /** Called when a successor has connected, or has gone. */
   attend(isThere: boolean): void
   /** Writes the last known state into its file. */
   write(): Promise<void>
-  /** Stops forwarding and returns the open paths; returns none if there is none to lend. */
+  /** Stops forwarding, and returns the open paths. Returns an empty list if there is no path to lend. */
   lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding and closes its paths, lent or not. The device remains. */
+  /** Stops forwarding, and closes its paths, even those that were lent. The device stays. */
   release(): Promise<void>
-  /** Forwards again after `lend` or `release`. `why` completes the sentence "the successor ...". */
+  /** Forwards again after `lend` or `release`. `why` is the end of a sentence that begins with "the successor". */
   takeBack(why: string): Promise<void>
-  /** The descriptor of the lock; undefined if there is none. */
+  /** Returns the descriptor of the lock; undefined if this process has no lock file. */
   lock(): number | undefined
   /** Kills a process that hangs. Returns false if this process cannot reach it. */
   kill(pid: number): boolean
@@ -39,9 +39,12 @@ export interface Lender {
 /** The reason for which a predecessor ends: another weftd has taken over (`end`), or the node leaves the network (`leave`). */
 export class Superseded extends Error {
   readonly how: 'end' | 'leave'
-  /** Reports to the other process that this one has no path open any more. */
+  /** Reports to the other process that this process has no path open any more. */
   readonly confirm: () => void
-  /** For `leave`: true if the store took the lease back, false if not; undefined if the subnet manager cannot delete leases. */
+  /**
+   * For `leave`: true if the store deleted the lease, false if it did not; undefined if the subnet manager cannot
+   * delete leases.
+   */
   isLeaseBack: boolean | undefined
 
   constructor(how: 'end' | 'leave', confirm: () => void) {
@@ -52,8 +55,9 @@ export class Superseded extends Error {
 }
 
 /**
- * Answers the processes that connect; one of them at a time can be the successor. Rejects with the signal's reason, after which no path is
- * taken back, or with Superseded, while the successor waits for the end of this process.
+ * Answers the processes that connect; only one of them at a time can be the successor. Rejects with the signal's
+ * reason, after which no path is taken back. Rejects with Superseded while the successor waits for the end of this
+ * process.
  */
 export async function serveSuccessors(listener: Listener, lender: Lender, signal: AbortSignal): Promise<never> {
   const over = new AbortController()
@@ -81,7 +85,7 @@ interface Reply {
 
 const refused = (why: string): Reply => ({ message: { refused: why } })
 
-/** The conversations of a predecessor, which share its stage. */
+/** The connections of a predecessor to other processes, which share the stage of the hand-over. */
 class Conversations {
   private readonly lender: Lender
   private readonly stopping: AbortSignal
@@ -98,7 +102,7 @@ class Conversations {
     return this.stage === 'lent' || this.stage === 'released'
   }
 
-  /** Answers one connection until it ends. Rejects with Superseded. */
+  /** Answers the requests on one connection until the connection ends. Rejects with Superseded. */
   async serve(connection: Connection): Promise<void> {
     let isOver = false
     try {
@@ -113,7 +117,7 @@ class Conversations {
         }
         closeAll(received.fds)
         const reply = await this.answer(received.text, connection)
-        // If this process stops meanwhile, it does not send the path, which ends with the process.
+        // If this process is stopping, do not send the path, because the path ends with this process.
         if (this.stopping.aborted) return
         if (reply instanceof Superseded) {
           isOver = true
@@ -187,7 +191,7 @@ class Conversations {
     return lock === undefined ? [] : [lock]
   }
 
-  /** Forwards again, because the successor has gone or hangs. Kills a successor that hangs. */
+  /** Forwards again, because the successor has gone or hangs. A successor that hangs is killed. */
   private async comeBack(connection: Connection, how: 'gone' | 'silent'): Promise<void> {
     const { lender, stopping } = this
     const wasAway = this.isAway
@@ -203,7 +207,7 @@ class Conversations {
       try {
         connection.send(messageFor({ takenBack: true }))
       } catch {
-        // The successor has gone.
+        // Ignore the error: the successor has gone.
       }
     }
     connection.close()
@@ -222,7 +226,7 @@ async function receive(
 ): Promise<Parcel | 'gone' | 'silent'> {
   if (withinMs === undefined) return (await connection.receive(stopping)) ?? 'gone'
   const late = new AbortController()
-  // The time limit ends one turn of the event loop later, so that messages which have arrived are read first.
+  // End the time limit one turn of the event loop later, so that messages which have already arrived are read first.
   const timer = setTimeout(() => setImmediate(() => late.abort()), withinMs)
   const onStop = (): void => late.abort()
   stopping.addEventListener('abort', onStop)
@@ -243,14 +247,14 @@ function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
       const { isLeaseBack } = reason
       connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
     } catch {
-      // The other process has gone.
+      // Ignore the error: the other process has gone.
     }
     connection.close()
   })
   return reason
 }
 
-/** Waits for the end of a killed process. Skips messages that the process sent before. */
+/** Waits until a killed process has ended. Skips the messages that the process sent before. */
 async function untilGone(connection: Connection, stopping: AbortSignal): Promise<void> {
   const until = performance.now() + KILL_MS
   for (let leftMs = KILL_MS; leftMs > 0; leftMs = until - performance.now()) {

@@ -7,7 +7,7 @@ type LoopDescriptors = OpenPath['loops'][number]
 type LoopSockets = NonNullable<LoopDescriptors['sockets']['ipv4']>
 
 interface PackedPaths {
-  /** The paths, with places in `fds` instead of descriptors. */
+  /** The descriptions of the paths. They have indices of the list `fds` instead of descriptors. */
   readonly descriptions: readonly OpenPath[]
   readonly fds: readonly number[]
 }
@@ -18,7 +18,7 @@ export function packPaths(paths: readonly OpenPath[]): PackedPaths {
   return { descriptions, fds }
 }
 
-/** Returns all descriptors of paths, in the order of their places. */
+/** Returns all descriptors of the paths, in the order of their indices in the descriptions. */
 export function fdsOf(paths: readonly OpenPath[]): number[] {
   return paths
     .flatMap(({ loops, handoverState }) => [...loops.flatMap(fdsOfLoop), handoverState])
@@ -30,7 +30,10 @@ const fdsOfLoop = ({ tun, sockets }: LoopDescriptors): (number | undefined)[] =>
   ...FAMILIES.flatMap((family) => [sockets[family]?.receiver, sockets[family]?.sender]),
 ]
 
-/** Returns no paths if the descriptions are invalid or do not match the descriptors. */
+/**
+ * Returns the paths with their descriptors. Returns no paths if the descriptions are invalid or do not match the
+ * descriptors.
+ */
 export function unpackPaths(descriptions: unknown, fds: readonly number[]): readonly OpenPath[] {
   if (!Array.isArray(descriptions) || !descriptions.every(isPath)) return []
   const places = fdsOf(descriptions)
@@ -54,7 +57,7 @@ interface Unchecked {
   readonly [name: string]: unknown
 }
 
-/** True if the loop has sockets in exactly these families. */
+/** True if the value describes a loop that has sockets in exactly these families. */
 function isLoop(value: unknown, families: ReadonlySet<Family>): boolean {
   const { tun, sockets } = (value ?? {}) as Unchecked
   const of = (sockets ?? {}) as Unchecked

@@ -1,4 +1,5 @@
-// predecessor.ts - the successor's side of a hand-over: the running daemon, and the requests that this process sends to it.
+// predecessor.ts - the successor's side of a hand-over: the running daemon (the predecessor), and the requests that
+// this process sends to it.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import { closeAll, type Connection, type Parcel } from '../../host/unix-socket.ts'
@@ -6,28 +7,31 @@ import type { OpenPath } from '../../path/engine/engine.ts'
 import { unpackPaths } from './open-path.ts'
 import { ANSWER_MS, LEAVE_MS, messageFor, parse, STILL_MS, type About, type HandoverEvent } from './protocol.ts'
 
-/** Serves a new connection to a running daemon. */
+/** Returns the predecessor at the other end of a new connection. */
 export const predecessorAt = (connection: Connection): Predecessor => new Predecessor(connection)
 
 /**
- * The running daemon, as its successor sees it. Each request throws WeftError DEVICE if the daemon hangs or refuses, and returns undefined
- * if it has gone.
+ * The running daemon, as its successor sees it. Each request throws WeftError DEVICE if the daemon hangs or refuses,
+ * and returns undefined if the daemon has ended.
  */
 export class Predecessor {
-  /** The process ID; 0 if the process is in a PID namespace that this one cannot see. */
+  /** The process id of the daemon; 0 if it runs in a PID namespace that this process cannot see. */
   readonly pid: number
-  /** Resolves when the daemon reports that it has ended, or its connection ends. */
+  /** Resolves when the daemon reports that it has ended, or when the connection to it ends. */
   readonly ended: Promise<void>
-  /** Resolves when the daemon forwards again, because it received nothing from this process. The lent path is then the daemon's. */
+  /**
+   * Resolves when the daemon forwards again, because it received nothing from this process. The lent path belongs to
+   * the daemon again.
+   */
   readonly takenBack: Promise<void>
-  /** Resolves when the connection has ended. */
+  /** Resolves when the connection to the daemon has ended. */
   readonly gone: Promise<void>
   private readonly connection: Connection
   private readonly reading = new AbortController()
   private hasGone = false
-  /** Sends the signs of life, or repeats `end` until it could be sent. */
+  /** The timer that shows the daemon that this process is alive, or that repeats `end` until it could be sent. */
   private timer: NodeJS.Timeout | undefined
-  /** Resolves the request that waits for its answer. */
+  /** Resolves the request that waits for its answer; undefined if no request waits. */
   private answered: ((parcel: Parcel | undefined) => void) | undefined
   private onEnded!: () => void
   private onTakenBack!: () => void
@@ -44,7 +48,7 @@ export class Predecessor {
     return this.hasGone
   }
 
-  /** Asks the daemon to describe itself as it is now. */
+  /** Returns the daemon's description of its present state. */
   async about(): Promise<About | undefined> {
     const parcel = await this.request('meet')
     return parcel && aboutOf(parse(parcel.text))
@@ -77,18 +81,19 @@ export class Predecessor {
     return lock
   }
 
-  /** Makes the daemon end without changing the host, because this process is the node now. */
+  /** Makes the daemon end without changing the host, because this process is the node from now on. */
   end(): void {
     clearInterval(this.timer)
     this.timer = undefined
-    // The daemon must receive this before it sees the end of the connection, because it would forward again.
+    // Repeat `end` until it was sent. If the connection ended before the daemon received `end`, the daemon would
+    // forward again.
     if (!this.isGone && !this.send('end'))
       this.timer = setInterval(() => void (this.send('end') && clearInterval(this.timer)), STILL_MS)
   }
 
   /**
-   * Makes the daemon leave the network. Resolves with Superseded.isLeaseBack; undefined also if an older version of weftd answers. Rejects
-   * with WeftError DEVICE if the daemon does not leave.
+   * Makes the daemon leave the network. Resolves with Superseded.isLeaseBack, or with undefined if an older version of
+   * weftd answers. Rejects with WeftError DEVICE if the daemon does not leave.
    */
   async leave(): Promise<boolean | undefined> {
     const parcel = await this.request('leave', LEAVE_MS)
@@ -129,7 +134,10 @@ export class Predecessor {
     this.onEnded()
   }
 
-  /** Sends a request and waits for its answer. After a missed answer it closes the connection, because later answers would not match. */
+  /**
+   * Sends a request and waits for its answer. If the answer does not come in time, closes the connection, because later
+   * answers would belong to the wrong requests.
+   */
   private async request(want: HandoverEvent, withinMs = ANSWER_MS): Promise<Parcel | undefined> {
     if (this.isGone) return undefined
     let late: NodeJS.Timeout | undefined
@@ -179,7 +187,10 @@ export class Predecessor {
     }
   }
 
-  /** Returns false if the daemon's buffer is full. Then the daemon has messages that it has not read yet, or hangs. */
+  /**
+   * Sends a request. Returns false if the daemon's buffer is full, because the daemon has not read earlier messages
+   * yet, or hangs.
+   */
   private send(want: HandoverEvent): boolean {
     try {
       this.connection.send(messageFor({ want }))
@@ -189,7 +200,7 @@ export class Predecessor {
     }
   }
 
-  /** Shows the daemon regularly that this process lives. Otherwise it takes the path back. */
+  /** Shows the daemon regularly that this process is alive. Otherwise the daemon would take the path back. */
   private sendSignsOfLife(): void {
     if (this.isGone || this.timer) return
     this.send('still')

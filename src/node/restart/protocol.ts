@@ -36,20 +36,23 @@
 // Messages are JSON. A process ignores members that it does not know. A changed meaning needs a new version number; a process refuses
 // another number and names the version of weft that uses it.
 
-/** The version of the protocol. */
+/** The version of the hand-over protocol. */
 export const VERSION = 2
-/** The time within which a predecessor answers. After that time it counts as hung. */
+/** The time in ms within which a predecessor must answer. After that it counts as hung. */
 export const ANSWER_MS = 5_000
-/** The time within which a predecessor answers `leave`, because it gives its lease back first. */
+/**
+ * The time in ms within which a predecessor must answer `leave`. It is longer, because the predecessor deletes its
+ * lease first.
+ */
 export const LEAVE_MS = 15_000
-/** The silence after which a successor that has the path counts as hung. */
+/** A successor that has the path counts as hung if it sends nothing for this time in ms. */
 export const SILENCE_MS = 4_000
-/** The time that a killed process may take to end. */
+/** How long, in ms, a killed process may take to end. */
 export const KILL_MS = 500
-/** The interval of a successor's signs of life. */
+/** The interval in ms at which a successor shows that it is alive. */
 export const STILL_MS = 1_000
 
-/** The stages of a predecessor towards a successor. */
+/** The stages of a hand-over, as the predecessor sees them. */
 export type Stage =
   | 'alone' // no process takes over
   | 'met' // a successor prepares, and this process forwards
@@ -57,10 +60,13 @@ export type Stage =
   | 'released' // this process has stopped and closed its paths; the successor opens its own
   | 'over' // the successor is the node, or this node has left
 
-/** The events of a conversation: the successor's requests, its end (`gone`) and its silence. */
+/** The events of a hand-over: the successor's requests, its end (`gone`) and its silence. */
 export type HandoverEvent = 'meet' | 'path' | 'release' | 'still' | 'end' | 'leave' | 'gone' | 'silent'
 
-/** The next stage by stage and event. Other events are refused. From `lent` and `released` to `alone` the path is taken back. */
+/**
+ * The next stage of a hand-over, by stage and event. All other events are refused. From `lent` or `released` to `alone`
+ * the predecessor takes the path back.
+ */
 export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent]?: Stage } } = {
   alone: { meet: 'met', leave: 'over' },
   met: { meet: 'met', path: 'lent', release: 'released', gone: 'alone' },
@@ -73,18 +79,18 @@ export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent
 export interface About {
   /** The version of weft. */
   readonly version: string
-  /** The store's name, as storeNameOf gives it. */
+  /** A name that identifies the store, as storeNameOf returns it. */
   readonly store: string
-  /** The predecessor's own lease; undefined while it has none. */
+  /** The predecessor's own lease; undefined while the predecessor has none. */
   readonly lease?: { readonly key: string; readonly publicIp: string } | undefined
-  /** The TCP port of its health checks; 0 for none. */
+  /** The TCP port of the predecessor's health checks; 0 if there is none. */
   readonly healthPort: number
 }
 
-/** Returns the text of a message. */
+/** Formats a message of the hand-over protocol as text. */
 export const messageFor = (content: object): string => JSON.stringify({ weft: VERSION, ...content })
 
-/** Returns the members of a message; none if it is not JSON. */
+/** Parses a message and returns its members; an empty object if the text is not JSON. */
 export function parse(text: string): { readonly [name: string]: unknown } {
   try {
     return (JSON.parse(text) ?? {}) as { [name: string]: unknown }

@@ -29,9 +29,12 @@ type SubnetFile = Pick<NodeOptions, 'subnet-file'>
 export const handoverSocket = (options: SubnetFile): string => `${options['subnet-file']}.handover`
 export const handoverLock = (options: SubnetFile): string => `${options['subnet-file']}.handover.lock`
 
-/** The right to forward for a subnet file. */
+/** The right to forward for one subnet file. Only one weftd at a time has it. */
 export interface Lock {
-  /** The descriptor that is sent with the data path; undefined if the file could not be created. Then no process can take over. */
+  /**
+   * The descriptor of the lock file, which is sent with the data path. Undefined if the file could not be created; no
+   * process can take over then.
+   */
   readonly fd: number | undefined
   /** Writes this process's ID into the file, for the messages of processes that find the lock taken. */
   sign(): void
@@ -40,23 +43,34 @@ export interface Lock {
 }
 
 export interface Rendezvous {
-  /** The path of the socket, for messages. */
+  /** The path of the socket, for error messages. */
   readonly path: string
-  /** Takes the lock. Returns undefined if another process has it. Throws WeftError PERMISSION. */
+  /** Takes the lock. Returns undefined if another process has the lock. Throws WeftError PERMISSION. */
   tryLock(): Lock | undefined
-  /** Resolves when no process has the lock, so that no process forwards. Rejects with the file system's error. */
+  /**
+   * Resolves when no process has the lock, which means that no process forwards. Rejects with the file system's error.
+   */
   untilFree(): Promise<void>
-  /** Returns the lock that another process sent. */
+  /** Returns the lock for a descriptor that another process sent. */
   receivedLock(fd: number): Lock
-  /** The ID of the process that took the lock last; undefined if it is not known or belongs to another PID namespace. */
+  /**
+   * Returns the id of the process that took the lock last. Undefined if the id is not known or belongs to another PID
+   * namespace.
+   */
   owner(): number | undefined
-  /** Removes lock and socket. Only a process that alone has the lock may call this. */
+  /** Removes the files of the lock and of the socket. Only a process that alone has the lock may call this. */
   remove(): void
-  /** Returns undefined if no process listens. Throws an Error with `code`; EAGAIN means that the process runs but accepts no connection. */
+  /**
+   * Connects to the process with the lock. Returns undefined if no process listens. Throws an Error with `code`; EAGAIN
+   * means that the process runs but accepts no connection.
+   */
   connect(): Connection | undefined
-  /** Throws an Error with `code`. */
+  /** Listens at the socket. Throws an Error with `code`. */
   listen(): Listener
-  /** Kills a process that has the data path and hangs. Returns false if this process may not kill it or it has ended. */
+  /**
+   * Kills a process that has the data path and hangs. Returns false if this process may not kill it, or if it has
+   * already ended.
+   */
   kill(pid: number): boolean
 }
 
@@ -88,7 +102,10 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       },
     }
   }
-  /** Explains why the lock cannot be opened. If this user may not even write the folder, weftd has not run as this user before. */
+  /**
+   * Explains why the lock file cannot be opened. If this user may not even write to its folder, weftd has not run as
+   * this user before.
+   */
   function forbidden(error: unknown): WeftError {
     const folder = dirname(lockPath)
     const isFolder = !mayWrite(folder)
@@ -114,7 +131,8 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       }
       let isOurs = false
       try {
-        // The previous owner may have removed the file meanwhile. The lock of a removed file excludes no other process.
+        // The previous owner may have removed the file meanwhile. The lock of a removed file excludes no other process,
+        // so check that the path still leads to this file.
         isOurs = addon.tryLockFile(fd) && isAt(lockPath, fd)
         if (!isOurs) return undefined
         const lock = lockOf(fd)
@@ -178,12 +196,12 @@ function pidNamespace(): string | undefined {
   }
 }
 
-/** Writes this process's ID into the lock's file. Ignores errors, because a full disk must not prevent forwarding. */
+/** Writes this process's id into the lock file. Ignores errors, because a full disk must not prevent forwarding. */
 function writePid(fd: number): void {
   try {
     ftruncateSync(fd)
     writeSync(fd, `${[process.pid, pidNamespace() ?? []].flat().join(' ')}\n`)
   } catch {
-    // Messages of other processes then omit the ID.
+    // Ignore the error: messages of other processes then omit the process id.
   }
 }

@@ -30,7 +30,7 @@ export function createAllocBackend({ config, external: found, run }: BackendPart
   }
 }
 
-/** Opens a data path that only lists the peers. */
+/** Opens a data path that forwards no packets. It lists the peers for the status. */
 function openAlloc(families: readonly Family[]): DataPath {
   let applied: readonly Lease[] = []
   return {

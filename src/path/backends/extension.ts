@@ -5,6 +5,7 @@
 // later). weftd runs commands without a shell: it splits a command at white space. It passes peers' addresses as variables, and the data
 // that a peer published only on the standard input. So a peer can add no arguments that the command does not name.
 
+import { isDeepStrictEqual } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { withoutUser } from '../../base/secret.ts'
@@ -55,22 +56,22 @@ export function createExtensionBackend({
   log,
 }: BackendParts<'extension'>): Backend {
   let external = found
-  /** The attributes of the last `prepare`; undefined before it. */
+  /** The attributes that the last `prepare` returned; undefined before `prepare` was called. */
   let attrs: LeaseAttrs | undefined
   const commands = new Commands(settings, run, log)
   return {
     name: TYPE,
-    // True because the commands make all routes. After the commands have run once, no route or device counts as a leftover, because a
-    // command may have made it.
+    // Other programs make all routes: the commands of the operator. After the commands have run once, no route or
+    // device counts as a leftover, because a command may have made it.
     routesByOthers: true,
     get external() {
       return external
     },
     async prepare(signal): Promise<LeaseAttrs> {
-      const { name } = external
+      const { name, address } = external
       external = await currentExternal(run, external)
-      // The data path stays open after a rename, so the command must not run again.
-      if (attrs && external.name !== name) return attrs
+      // The data path stays open after a rename, so the command must not run again, unless the addresses changed too.
+      if (attrs && external.name !== name && isDeepStrictEqual(external.address, address)) return attrs
       const output = settings.PreStartupCommand.isEmpty
         ? undefined
         : await commands.must('PreStartupCommand', {}, signal)
@@ -111,7 +112,7 @@ export function createExtensionBackend({
   }
 }
 
-/** The operator's commands. */
+/** The operator's commands, with the rules by which weftd runs them. */
 class Commands {
   readonly #settings: Settings<'extension'>
   readonly #run: Run
@@ -129,8 +130,9 @@ class Commands {
   }
 
   /**
-   * Runs a command and returns its output; returns an empty text if the command is not configured. Like flanneld it sets no time limit. If
-   * the command runs longer than ten seconds, that is logged, and logged again each time the waiting time has doubled.
+   * Runs a command and returns its output. Returns an empty text if the command is not configured. Like flanneld it
+   * sets no time limit. If the command runs longer than ten seconds, logs that, and logs it again each time the waiting
+   * time has doubled.
    */
   async call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
     const [file, ...args] = wordsOf(this.#settings[name].reveal(), variables)
@@ -170,10 +172,13 @@ class ExtensionPath implements DataPath {
   readonly families: readonly Family[]
   readonly fault: Promise<Error> = new Promise(() => {})
   readonly #commands: Commands
-  /** The filter of each family. A peer that is usable in only one of its families is passed to the commands with only that family. */
+  /**
+   * For each family the filter that decides which leases are peers. A peer that is usable in only one of its families
+   * is passed to the commands with only that family.
+   */
   readonly #filters: ReadonlyMap<Family, PeerFilter>
   readonly #log: Log
-  /** Runs one list of peers after another. */
+  /** Runs operations one after another, so that the commands for one list of peers end before the next list begins. */
   readonly #next = createTurn()
   /** Aborts when the data path is closed, which ends the running command. */
   readonly #closing = new AbortController()

@@ -1,8 +1,9 @@
-// fabric.ts - the backend of routes that others keep: a cloud or a switch routes each node's subnet to the node.
+// fabric.ts - the backend for routes that a cloud or a switch keeps: the cloud or the switch routes each node's subnet
+// to the node.
 //
 // On the host flannel's cloud backends did nothing but write subnet.env with the MTU of the external interface (v0.13,
-// backend/simple_network.go), and neither does this one. Types differ in their publisher (fabric/publisher.ts) alone. An outage of the API
-// ends no data path, because existing routes stay.
+// backend/simple_network.go), and this backend does no more. Backend types differ only in their publisher
+// (fabric/publisher.ts). An outage of the API does not end a data path, because existing routes stay.
 
 import { hostname } from 'node:os'
 import { carryIpv4Alone } from '../../control/config/network-config.ts'
@@ -17,10 +18,12 @@ import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
 
-/** How long the start waits for the first attempt to publish the route. */
+/** How long, in ms, the start waits for the first attempt to publish the route. */
 const FIRST_MS = 5_000
 
-/** Makes the backend of a type by its publisher. `make` is called before each attempt after a failure. */
+/**
+ * Creates the backend of type T, whose publisher writes the routes. `make` creates the publisher at the start, and again after each failure.
+ */
 export function createFabricBackend<T extends BackendType>(
   type: T,
   { config, external: found, run, log }: BackendParts<T>,
@@ -58,7 +61,8 @@ export function createFabricBackend<T extends BackendType>(
         families,
         mtu: external.mtu,
         external: { families: FAMILIES, isBound: true },
-        // No kernel reports a change of the routes. So the node calls `resync` often, and a keeper decides if a check is due.
+        // The kernel does not report changes of routes outside of this host. So the node calls `resync` often, and for
+        // each route a RouteKeeper decides if a check is due.
         isUnreported: true,
         async open(own, _leases, signal) {
           const path = new FabricPath(keepersFor(own), filtersFor(own))
@@ -88,10 +92,10 @@ export function createFabricBackend<T extends BackendType>(
 class FabricPath implements DataPath {
   readonly families: readonly Family[]
   readonly fault: Promise<Error> = new Promise(() => {})
-  /** The keepers of this node's published routes, one for each family. */
+  /** The objects that keep this node's published routes, one for each family. */
   readonly #keepers: readonly RouteKeeper[]
   readonly #filters: ReadonlyMap<Family, PeerFilter>
-  /** The check that the last `resync` did not wait for. */
+  /** The running check for which the last `resync` did not wait. */
   #running: Promise<readonly string[]> | undefined
 
   constructor(keepers: readonly RouteKeeper[], filters: ReadonlyMap<Family, PeerFilter>) {
@@ -100,7 +104,10 @@ class FabricPath implements DataPath {
     this.#filters = filters
   }
 
-  /** Publishes the routes. After FIRST_MS, or if `signal` aborts, the call no longer waits. */
+  /**
+   * Publishes the routes. Stops waiting after FIRST_MS, or when `signal` aborts; publishing then continues in the
+   * background.
+   */
   async checkFirst(signal: AbortSignal): Promise<void> {
     const first = new AbortController()
     const timer = setTimeout(() => first.abort(), FIRST_MS)
@@ -115,7 +122,7 @@ class FabricPath implements DataPath {
     for (const filter of this.#filters.values()) filter.take(leases, ownKey, touched)
   }
 
-  /** Waits for the running check, or starts one. Returns the repairs if the check ends before `late` resolves. */
+  /** Waits for the running check, or starts a check. Returns the repairs if the check ends before `late` resolves. */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
     const checking = (this.#running ??= this.#check())
     const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
@@ -145,7 +152,7 @@ class FabricPath implements DataPath {
     return { peers_unusable: BigInt(skipped), ...sumOf(this.#keepers.map((keeper) => keeper.counters())) }
   }
 
-  /** The route stays, as flanneld's did, so that packets arrive while the daemon restarts. */
+  /** Keep the published route, as flanneld does, so that packets arrive while the daemon restarts. */
   async close(): Promise<void> {
     await Promise.all(this.#keepers.map((keeper) => keeper.close()))
   }

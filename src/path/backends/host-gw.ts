@@ -57,14 +57,14 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     if (!network || local === undefined) throw new Error(`${family} is none of the network's families`)
     const isOneOfTwo = familiesOf(config).length === 2
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
-    // Probes go from host to host, because a host without containers may have no address in its subnet.
+    // Probe from host to host, because a host without containers may have no address in its subnet.
     return new HostGwPath({ family, network, probeSource: local, filter, run, log }, new FollowedLink(name, index))
   }
 }
 
 /** The data path of a family: the next hop of each peer's subnet is the peer's host. */
 class HostGwPath extends RoutedPath {
-  /** The external interface. */
+  /** The external interface, through which the routes lead. */
   readonly #device: FollowedLink
 
   constructor(parts: RoutedParts, device: FollowedLink) {

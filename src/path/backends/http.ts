@@ -5,7 +5,7 @@ import { createFabricBackend } from './fabric.ts'
 import { HttpPublisher } from './fabric/http-publisher.ts'
 import { checkTemplates } from './fabric/template.ts'
 
-/** Throws WeftError CONFIG if a template is wrong. */
+/** Creates the backend `http`. Throws WeftError CONFIG if a template is wrong. */
 export function createHttpBackend(parts: BackendParts<'http'>): Backend {
   const { settings, log } = parts
   checkTemplates(settings)

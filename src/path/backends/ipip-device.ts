@@ -11,7 +11,7 @@ import type { DeviceState } from '../device/device-state.ts'
 const TYPE = 'ipip'
 const [[, NAME]] = KINDS.ipip.devices
 
-/** flanneld's error message for a device of another type. */
+/** flanneld's error message if a device of another type has the name of the ipip device. */
 export const OTHER_TYPE = `${NAME} isn't an ipip mode device, please remove device and try again`
 
 interface JsonIpip {

@@ -1,7 +1,9 @@
-// ipsec.ts - the ipsec backend: strongSwan's charon negotiates keys with each peer, and the kernel or charon carries the ESP packets.
+// ipsec.ts - the ipsec backend: strongSwan's charon negotiates keys with each peer, and the kernel or charon carries
+// the ESP packets.
 //
-// The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the kernel carries the
-// packets, there is no device and no route, because the policies decide which packets are encrypted.
+// The lease, the policies, charon's connections and the error texts are those of flanneld (pkg/backend/ipsec). If the
+// kernel carries the packets, weftd makes no device and no route, because the policies decide which packets are
+// encrypted.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -22,9 +24,12 @@ import { leaveCharon } from './ipsec/leave-charon.ts'
 const TYPE = 'ipsec'
 const NEEDS = `the ${TYPE} backend`
 const { overhead } = KINDS.ipsec
-/** The length of the UDP header in bytes, which the option UDPEncap adds. */
+/** The length in bytes of the UDP header that is added with the option UDPEncap. */
 const UDP_HEADER = 8
-/** The MTU of the device of charon's plugin kernel-libipsec (strongSwan: src/libstrongswan/networking/tun_device.c). */
+/**
+ * The MTU in bytes of the device of charon's plugin kernel-libipsec (strongSwan:
+ * src/libstrongswan/networking/tun_device.c).
+ */
 const USERSPACE_MTU = 1400
 
 export function createIpsecBackend({ config, settings, external: found, run, log }: BackendParts<'ipsec'>): Backend {
@@ -34,7 +39,10 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   let isUserspace: boolean | undefined
   log.info(`IPSec config: UDPEncap=${udpEncap} ESPProposal=${espProposal}`)
 
-  /** Chooses the carrier of the packets: the configured one, or the kernel if it has ESP, otherwise charon. */
+  /**
+   * Returns true if charon carries the packets, and false if the kernel does. The configuration decides; if it does not, the kernel carries
+   * them if it has ESP.
+   */
   async function choose(): Promise<boolean> {
     if (isUserspace !== undefined) return isUserspace
     const chosen = dataPath ? dataPath === 'userspace' : !(await canKernelCarryEsp(run))
@@ -70,13 +78,18 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     withdraw: (_lease, signal) => withdraw(ipv4For(NEEDS, config).network, log, signal),
   }
 
-  /** Returns flanneld's MTU. charon always carries ESP packets in UDP datagrams, and its own device has a smaller MTU. */
+  /**
+   * Returns the device's MTU in bytes: flanneld's value, or less if charon carries the ESP packets. charon then always
+   * sends them in UDP datagrams, and its own device has a smaller MTU.
+   */
   function mtuOf(): number {
     if (isUserspace) return Math.min(external.mtu - overhead - UDP_HEADER, USERSPACE_MTU)
     return external.mtu - overhead - (udpEncap ? UDP_HEADER : 0)
   }
 
-  /** True if this host has its address within the network. Then packets between hosts must pass the policies. */
+  /**
+   * True if this host's address is within the network. In that case packets between hosts must pass the policies too.
+   */
   function hasHosts(): boolean {
     const { network } = ipv4For(NEEDS, config)
     return netContains(network, ipv4For(NEEDS, external.publicIp))
@@ -102,8 +115,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       start: (stop) => Charon.start(isUserland, log, stop),
       log,
     })
-    // The guard comes first, so that no packet leaves unencrypted. Afterwards the other guard, which an earlier run with another carrier
-    // may have left, is removed, because it blocks all packets.
+    // Set the guard first, so that no packet leaves unencrypted. Then remove the guard that an earlier run with another
+    // carrier may have left, because it blocks all packets.
     await guard.block()
     await (isUserland ? removePolicies(run, formatNet(network)) : removeUnreachable(run, network))
     await connections.open(signal)

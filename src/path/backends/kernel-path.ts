@@ -14,7 +14,10 @@ interface KernelFacts {
   readonly families: readonly Family[]
   /** The device, which another program may rename; left out if the backend has none. */
   readonly device?: FollowedLink
-  /** This host's address in each family, from which the daemon sends probes; empty if the daemon cannot probe peers. */
+  /**
+   * This host's address in each family, from which the daemon sends probes to peers; empty if the daemon cannot probe
+   * peers.
+   */
   readonly probeSource: Addresses
   /** The filters that decide which leases are peers, one for each family. */
   readonly filters: readonly PeerFilter[]
@@ -23,7 +26,10 @@ interface KernelFacts {
 export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
   readonly probing: Probing
-  /** Stays pending unless a backend replaces it, because the kernel's objects can be repaired. */
+  /**
+   * Stays pending unless a backend replaces it, because objects in the kernel can be repaired without opening the data
+   * path again.
+   */
   readonly fault: Promise<Error> = new Promise(() => {})
   /** The filters that decide which leases are peers, one for each family. */
   protected readonly filters: readonly PeerFilter[]
@@ -86,6 +92,8 @@ export abstract class KernelPath implements DataPath {
   protected abstract repair(): Promise<readonly string[]>
   /** Lists the peers that are set (DataPath.peers). */
   protected abstract listPeers(): readonly PathPeer[]
-  /** Like flanneld, weftd keeps the devices and the routes, so that the kernel forwards while the daemon is stopped. */
+  /**
+   * Keep the devices and the routes, as flanneld does, so that the kernel forwards packets while the daemon is stopped.
+   */
   protected async end(): Promise<void> {}
 }

@@ -30,15 +30,15 @@ export interface RoutedParts {
  */
 export abstract class RoutedPath extends KernelPath {
   readonly #family: Family
-  /** Decides which leases are peers. */
+  /** The filter that decides which leases are peers. */
   readonly #filter: PeerFilter
   /** The routes to the peers' subnets. */
   readonly #routes: RouteSync
-  /** The peers on the same link; undefined without direct routing. */
+  /** The next hops of the peers on the same link; undefined without direct routing. */
   readonly #direct: DirectHops | undefined
   /** The next hop of each peer, by the peer's subnet. */
   #hops: NextHops = new Map()
-  /** The peers without a direct route, by subnet. */
+  /** The peers whose packets use the tunnel because they have no direct route, by subnet. */
   protected tunnelled: ReadonlyMap<string, Lease> = new Map()
 
   constructor({ family, network, device, probeSource, filter, directRouting, run, log }: RoutedParts) {
@@ -86,7 +86,7 @@ export abstract class RoutedPath extends KernelPath {
     const routed = await this.#routes.resync()
     const moved = await this.#direct?.lookUpAgain(this.#filter.peers(), this.#routes)
     if (moved && moved.size > 0) await this.#assign(moved)
-    // If the device was repaired, only that is reported, because its routes were lost with it.
+    // If the device was repaired, report only that, because the routes were lost with the device.
     return repaired.length > 0 ? repaired : routed
   }
 
@@ -100,8 +100,8 @@ export abstract class RoutedPath extends KernelPath {
   }
 
   /**
-   * Makes the routes to these subnets, or all routes if `subnets` is left out, equal the next hops. `before` has the peers that were in
-   * `tunnelled` before the change.
+   * Makes the routes to the destinations `subnets` equal the next hops; all routes if `subnets` is left out. `before`
+   * has the peers that were in `tunnelled` before the change.
    */
   protected async setRoutes(
     subnets: ReadonlySet<string> | undefined,
@@ -110,7 +110,7 @@ export abstract class RoutedPath extends KernelPath {
     await this.#routes.apply(this.#hops, subnets)
   }
 
-  /** Sets the next hops of the peers in `changed`, or of all peers if it is left out. */
+  /** Sets the next hops of the peers in `changed`; of all peers if `changed` is left out. */
   async #assign(changed: ReadonlyMap<string, Lease | undefined> | undefined): Promise<void> {
     const peers = this.#filter.peers()
     const before = this.tunnelled

@@ -16,7 +16,7 @@ import { checkNetwork, Tunnel } from '../tunnel/tunnel.ts'
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
 
-/** True if peers beyond this link can send to this address of the host. */
+/** True for an address of this host to which peers on other links can send. */
 const isUsable = (address: Address | undefined): boolean => address !== undefined && !isLinkLocal(address)
 const overheadOf = (family: Family): number => overheadBy('udp', family)
 
@@ -27,8 +27,8 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   const [preferred, second] = underlaysOf(settings.underlay, familiesOf(config))
   const overhead = Math.max(...[preferred, second ?? preferred].map((family) => overheadBy('udp', family)))
   /**
-   * Returns the outer families in which this host has a usable address now, the preferred family first. If there are none, returns only the
-   * preferred family.
+   * Returns the outer families in which this host has a usable address now, the preferred family first. If the host has
+   * none, returns only the preferred family.
    */
   const underlays = (): readonly Family[] => {
     const has = [preferred, second].filter((family) => family !== undefined && isUsable(external.address[family]))
@@ -63,7 +63,8 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
       external = await currentExternal(run, external)
       checkUnderlay()
       checkNetwork(config, external.address, log)
-      // flanneld's udp backend publishes an empty backend type, and weft's leases must be equal byte for byte.
+      // Publish an empty backend type as flanneld's udp backend does, because weft's leases must equal flanneld's byte
+      // for byte.
       return { publicIp: external.publicIp, backendType: '' }
     },
     needs() {
@@ -85,7 +86,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     plan() {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()
-      // When this host gets an address in the other outer family, the data path is opened again.
+      // The outer family in which this host has no address yet. When the host gets one, the data path is opened again.
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
       const families = familiesOf(config)
       const carried = { families, outer, other, overheadOf } as const

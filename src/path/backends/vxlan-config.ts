@@ -1,5 +1,5 @@
-// vxlan-config.ts - the vxlan data in leases, as flanneld publishes it (pkg/backend/vxlan), and the values that the kernel's and weftd's
-// carrier both need.
+// vxlan-config.ts - the vxlan data in leases, in the form that flanneld publishes (pkg/backend/vxlan), and the values
+// that are needed whether the kernel or weftd carries the packets.
 
 import type { Lease, LeaseAttrs } from '../../control/lease/lease.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
@@ -30,7 +30,7 @@ export interface VxlanSetup {
   readonly external: ExternalInterface
 }
 
-/** The carrier of the packets, which is the kernel or weftd. It is created before the node has a lease. */
+/** The part that carries the packets: the kernel or weftd. It is created before the node has a lease. */
 export interface VxlanCarrier {
   readonly tunNames?: readonly string[]
   /** Returns the port, the device and the MTU that this family's data path needs. */

@@ -66,7 +66,7 @@ export class VxlanDevice {
     try {
       await this.#state.configure()
     } catch (error) {
-      // A new device that cannot be brought up is deleted, because it would mislead an operator who searches for the cause.
+      // Delete a new device that cannot be brought up, because it would mislead an operator who searches for the cause.
       if (this.#isMade) await this.#run('ip', ['link', 'del', this.link.name]).catch(() => {})
       throw error
     }
@@ -112,14 +112,14 @@ export class VxlanDevice {
       })
     }
     await this.link.find(this.#run)
-    // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel. The file is missing if
-    // IPv6 is disabled.
+    // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel.
+    // Ignore an error: the file is missing if IPv6 is disabled.
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
   /**
-   * Describes how the device differs from the options; undefined if it does not differ. If only the external interface was renamed, that is
-   * not a difference.
+   * Describes how the device differs from the wanted options; undefined if it does not. A changed name of the external
+   * interface alone does not count as a difference.
    */
   async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
     if (device.linkinfo?.info_data?.link !== this.#underlay.name) await this.#underlay.find(this.#run)
@@ -127,8 +127,8 @@ export class VxlanDevice {
   }
 
   /**
-   * Deletes the device so that it can be created again. If the external interface is missing, it throws and keeps the device, because the
-   * new device could not be created.
+   * Deletes the device, so that it can be created again. If the external interface is missing, throws and keeps the
+   * device, because a new device could not be created.
    */
   async #removeForAnother(): Promise<void> {
     const { name } = this.link
@@ -144,7 +144,10 @@ export class VxlanDevice {
     await this.#run('ip', ['link', 'set', 'dev', this.link.name, 'address', this.#mac])
   }
 
-  /** Returns the same state, but a failure to configure the device names the owner of the device's name or port. */
+  /**
+   * Returns the device state `of`, but with error messages that name the owner of the device's name or port if
+   * configuring the device fails.
+   */
   #withReasons(of: DeviceState): DeviceState {
     const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }
     return {

@@ -31,7 +31,8 @@ export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
 }
 
 /**
- * True if a line of `ip monitor neigh` reports an entry as it should be. Then this process made the change, or the change needs no repair.
+ * True if a line of `ip monitor neigh` reports an entry that is as it should be. Either this process made the change,
+ * or no repair is needed.
  */
 export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
   const [, deleted, name = '', mac = '', state = ''] =
@@ -55,7 +56,7 @@ interface JsonForwarding {
 export class VxlanEntryTable {
   /** The device's name. */
   readonly #device: Named
-  /** An address of the family of the neighbour entries. */
+  /** This host's address in the family of the neighbour entries. */
   readonly #local: Address
   readonly #run: Run
 
@@ -108,7 +109,7 @@ export class VxlanEntryTable {
     })
   }
 
-  /** Returns the device's neighbour entries: the MAC for each address. */
+  /** Returns the device's neighbour entries: for each address the MAC. */
   async #neighbours(): Promise<Map<string, string>> {
     const args = [ipFlag(this.#local), 'neigh', 'show', 'dev', this.#device.name, 'nud', 'permanent']
     const entries = await ipJson<JsonNeighbour>(this.#run, args)
@@ -116,8 +117,8 @@ export class VxlanEntryTable {
   }
 
   /**
-   * Returns the device's forwarding entries: the host for each MAC. The device has no entry for the MAC 00:00:00:00:00:00, because flannel
-   * floods no packets.
+   * Returns the device's forwarding entries: for each MAC the address of the host. The device has no entry for the MAC
+   * 00:00:00:00:00:00, because flannel floods no packets.
    */
   async #forwarding(): Promise<Map<string, string>> {
     const text = await this.#run('bridge', ['-j', 'fdb', 'show', 'dev', this.#device.name])

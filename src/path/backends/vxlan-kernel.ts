@@ -19,8 +19,9 @@ import { VxlanPath } from './vxlan-path.ts'
 type Parts = Pick<TunnelOptions<'vxlan'>, 'config' | 'run' | 'log'>
 
 /**
- * Checks that the kernel supports vxlan, and returns the carrier. It changes no device in use, because weftd may still carry the packets
- * itself. `setup` returns the result of the last `prepare`. Throws WeftError NO_DEVICE_TYPE if the kernel does not support vxlan.
+ * Checks that the kernel supports vxlan, and returns the kernel as the carrier of the packets. Changes no device,
+ * because an earlier weftd may still carry the packets itself. `setup` returns the result of the last `prepare`. Throws
+ * WeftError NO_DEVICE_TYPE if the kernel does not support vxlan.
  */
 export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts): Promise<VxlanCarrier> {
   const { names, mtus } = setup()
@@ -34,7 +35,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     needs(family) {
       const { options, port, external } = setup()
       return {
-        // The kernel binds a vxlan port on all addresses of the family.
+        // The kernel binds a vxlan port on all addresses of the family, so the check uses the wildcard address.
         ports: [
           {
             family,
@@ -56,7 +57,7 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     plan() {
       const open: { [F in Family]?: VxlanPath } = {}
       const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
-      // The kernel also reports the changes that this process makes. They are filtered out, because each other change starts a check of all
+      // Ignore reports about changes that this process made itself, because every other report starts a check of all
       // entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))

@@ -51,7 +51,7 @@ export function randomMac(): string {
   return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
 }
 
-/** Describes how the existing device differs from the options; undefined if it does not differ. */
+/** Describes how the existing device differs from the wanted options; undefined if it equals them. */
 export function differenceOf({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
   if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
   const { id, local, local6, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}
@@ -95,8 +95,8 @@ export async function vxlanMac(run: Run, name: string): Promise<string | undefin
 const PROBE = { name: 'flannel.probe', vni: 0xff_ffff }
 
 /**
- * Checks that the kernel supports vxlan devices; existing devices do not change. Throws WeftError NO_DEVICE_TYPE if the kernel does not
- * support them.
+ * Checks that the kernel supports vxlan devices, without changing existing devices. Throws WeftError NO_DEVICE_TYPE if
+ * the kernel does not support them.
  */
 export async function checkVxlan(run: Run, name: string): Promise<void> {
   if ((await vxlanMac(run, name)) !== undefined) return

@@ -1,4 +1,4 @@
-// vxlan-path.ts - the data path of a family that the kernel's vxlan device carries.
+// vxlan-path.ts - the data path of one family whose packets the kernel's vxlan device carries.
 
 import type { Lease } from '../../control/lease/lease.ts'
 import { formatAddress, formatEndpoint, type Family } from '../../net/address.ts'
@@ -9,12 +9,18 @@ import { vtepMacOf } from './vxlan-config.ts'
 import type { VxlanDevice } from './vxlan-device.ts'
 import { entriesOfPeers, type VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
 
-/** The data path of a family: a peer without a direct route has a neighbour entry and a forwarding entry in the device. */
+/**
+ * The data path of one family. For each peer without a direct route, the device has a neighbour entry and a forwarding
+ * entry.
+ */
 export class VxlanPath extends RoutedPath {
   readonly #family: Family
   readonly #opened: VxlanDevice
   readonly #port: number
-  /** The entries that the device should have; undefined after the peers have changed. */
+  /**
+   * The entries that the device should have; undefined after the set of peers has changed, until they are computed
+   * again.
+   */
   #wanted: VxlanEntries | undefined
 
   constructor(parts: RoutedParts, opened: VxlanDevice, port: number) {
@@ -42,7 +48,7 @@ export class VxlanPath extends RoutedPath {
     return this.#opened.resync(this.#peersIn(this.tunnelled))
   }
 
-  /** Sets the peers' entries before the routes that use them, and removes unused entries afterwards. */
+  /** Sets the peers' entries before the routes that use them. Removes unused entries afterwards. */
   protected override async setRoutes(
     subnets: ReadonlySet<string> | undefined,
     before: ReadonlyMap<string, Lease>,

@@ -25,8 +25,8 @@ const ownEnd = (mac: string, vni: number): Uint8Array =>
   Uint8Array.from([...macBytes(mac), vni >>> 16, (vni >>> 8) & 0xff, vni & 0xff])
 
 /**
- * Returns the carrier. It changes nothing on the host, because a device of the kernel with the TUN's name may still carry the packets.
- * `setup` returns the result of the last `prepare`.
+ * Returns weftd's engine as the carrier of the packets. Changes nothing on the host, because a kernel device with the
+ * TUN's name may still carry the packets. `setup` returns the result of the last `prepare`.
  */
 export function prepareUserspaceVxlan(setup: () => VxlanSetup, options: TunnelOptions<'vxlan'>): VxlanCarrier {
   const { config } = options

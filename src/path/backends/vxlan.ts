@@ -54,12 +54,13 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   let logged = ''
   let carrier: VxlanCarrier | undefined
   let setup: VxlanSetup
-  // The daemon calls `prepare` again and again while one of two families cannot be carried, so `calm` logs the same warning only seldom.
+  // Log the same warning only seldom, because the daemon calls `prepare` again and again while one of two families
+  // cannot be carried.
   const calm = seldom(log)
 
   /**
-   * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports vxlan, otherwise
-   * weftd.
+   * Chooses whether the kernel or weftd carries the packets. If the configuration names neither, the kernel does if it
+   * supports vxlan, otherwise weftd.
    */
   async function choose(): Promise<VxlanCarrier> {
     const logOnce = (line: string): void => {

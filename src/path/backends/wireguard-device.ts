@@ -40,7 +40,7 @@ interface WireguardOptions {
   readonly log: Log
 }
 
-/** The traffic with a peer; `endpoint` is undefined if the device knows none. */
+/** The traffic with a peer; `endpoint` is undefined if the kernel's device knows none. */
 interface WireguardTraffic extends PeerTraffic {
   readonly session: PeerSession
   readonly endpoint: string | undefined
@@ -49,8 +49,8 @@ interface WireguardTraffic extends PeerTraffic {
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
 /**
- * Creates the device; an existing one is deleted first. Throws WeftError DEVICE or COMMAND; NO_DEVICE_TYPE if the kernel
- * does not support WireGuard.
+ * Creates the device; an existing device with this name is deleted first. Throws WeftError DEVICE or COMMAND;
+ * NO_DEVICE_TYPE if the kernel does not support WireGuard.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
   const { link, keyFile, run } = options
@@ -90,8 +90,8 @@ export class WireguardDevice {
   }
 
   /**
-   * Makes the device's peers equal these, and does not touch peers that are already right. Returns the number of settings that were wrong,
-   * including the device's own.
+   * Makes the device's peers equal to these peers, without touching peers that are already right. Returns the number of
+   * settings that were wrong, including the device's own settings.
    */
   async setPeers(peers: readonly WireguardPeer[]): Promise<number> {
     const { isOwn, peers: now } = await this.#present()
@@ -121,7 +121,8 @@ export class WireguardDevice {
         // last handshake is used: while packets are exchanged, there is a handshake at least every two minutes.
         const counted = { txBytes: Number(sent), rxBytes: Number(received) }
         const handshakeAt = handshake === '0' ? undefined : Number(handshake) * 1000
-        // wg prints the time in whole seconds, so the difference to the present time in ms could be negative.
+        // The program `wg` prints the time in whole seconds, so the difference to the present time in ms could be
+        // negative.
         const ageMs = handshakeAt === undefined ? Infinity : Math.max(0, now - handshakeAt)
         const traffic = {
           txPackets: undefined,
@@ -142,8 +143,8 @@ export class WireguardDevice {
   }
 
   /**
-   * Reads the device: whether its own key and port are right (`isOwn`), and the settings of each peer by public key, without the peer's
-   * endpoint.
+   * Reads the device's settings: whether its own key and port are right (`isOwn`), and for each public key the settings
+   * of the peer, without the peer's endpoint.
    */
   async #present(): Promise<{ isOwn: boolean; peers: Map<string, string> }> {
     const { link, ownKey, port, run } = this.#options
@@ -158,7 +159,10 @@ export class WireguardDevice {
     return { isOwn: own[1] === ownKey && own[2] === String(port), peers: new Map(peers) }
   }
 
-  /** Returns the settings of a peer as one text, so that they can be compared; by default with this node's psk and keepalive. */
+  /**
+   * Returns the settings of a peer as one text, so that settings can be compared. By default they include this node's
+   * PSK and keepalive interval.
+   */
   #settingsOf(
     allowedIps: readonly string[],
     [shared = this.#options.psk.reveal(), alive = String(this.#options.keepalive)]: readonly string[] = [],
@@ -166,7 +170,7 @@ export class WireguardDevice {
     return [...allowedIps].toSorted().concat(shared, alive).join(' ')
   }
 
-  /** Returns the arguments of `wg set` for a peer; `shared` are those for the psk. */
+  /** Returns the arguments of `wg set` for a peer; `shared` has the arguments for the PSK. */
   #wordsFor({ publicKey, endpoint, allowedIps }: WireguardPeer, shared: readonly string[]): readonly string[] {
     const keepalive = String(this.#options.keepalive)
     return [

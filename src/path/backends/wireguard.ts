@@ -39,13 +39,14 @@ const PORT_V6 = outside.port + 1
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
-    /** The cryptographic primitives that weftd needs to carry WireGuard itself but this Node.js lacks. */
+    /** The cryptographic primitives that this Node.js lacks but that weftd needs to carry WireGuard itself. */
     readonly lacks?: readonly string[]
   }
 
 export function createWireguardBackend(options: Parts): Backend {
   const backend = new WireguardBackend(options)
-  // Each member is the object's own, because the daemon copies a backend to replace one member (node/loops/lease.ts).
+  // Make each member a property of this object itself, because the daemon copies a backend to replace one member
+  // (node/loops/lease.ts).
   return {
     name: TYPE,
     devices: backend.devices,
@@ -78,12 +79,12 @@ class WireguardBackend {
   readonly #ports: Ports
   readonly #key: OwnKeyFile
   /**
-   * Logs the same warning only seldom, because the daemon calls `prepare` and `open` again and again while one of two families cannot be
-   * carried.
+   * A log that rarely repeats a line, because the daemon calls `prepare` and `open` again and again while one of two
+   * families cannot be carried.
    */
   readonly #calm: Log
   #external: ExternalInterface
-  /** The carrier of the packets; undefined before the first `prepare`. */
+  /** Whether the kernel or weftd carries the packets; undefined before the first `prepare`. */
   #carrier: Carrier | undefined
 
   constructor(options: Parts) {
@@ -177,8 +178,8 @@ class WireguardBackend {
   }
 
   /**
-   * True if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from the published port, because a
-   * NAT lets packets in only to a port that has sent.
+   * True if each forwarding thread may send from its own port. Behind NAT all datagrams must leave from the published
+   * port, because a NAT lets packets in only to a port from which a packet has left.
    */
   #hasLanes(): boolean {
     const { address, publicIp } = this.#external
@@ -189,8 +190,8 @@ class WireguardBackend {
   }
 
   /**
-   * True if the node can have a subnet of the family. If weftd carries the packets itself, the host also needs an address of the family to
-   * send from.
+   * True if the node can have a subnet of the family. If weftd itself carries the packets, the host also needs an
+   * address of the family from which it can send.
    */
   #isHere(family: Family): boolean {
     if (this.#external.publicIp[family] === undefined) return false
@@ -216,9 +217,9 @@ class WireguardBackend {
     }
   }
 
-  /** Returns the addresses, with their families, at which the device for these families receives datagrams. */
+  /** Returns the addresses at which the device for these families receives datagrams, each with its family. */
   #boundBy(carried: readonly Family[]): readonly (readonly [Family, string])[] {
-    // The kernel binds the port on all addresses of both families.
+    // The kernel binds the port on all addresses of both families, so use the wildcard addresses.
     if (this.#carrier !== 'userspace')
       return [
         ['ipv4', '0.0.0.0'],
@@ -248,8 +249,8 @@ class WireguardBackend {
     return {
       type: TYPE,
       alsoUnusable: (peer: Lease): string | undefined =>
-        // If one device carries both families, the datagrams may have another family than the inner packets, so the address in that outer
-        // family is checked.
+        // If one device carries both families, the datagrams may have another family than the inner packets. So check
+        // the address in the family of the datagrams.
         unusableReason(peer, lease, this.#outerOf(peer, family)) ??
         (this.#endIn(peer, family) ? undefined : 'it publishes no WireGuard key and port'),
       identity: {
@@ -269,7 +270,7 @@ class WireguardBackend {
     if (this.#carrier === 'userspace') {
       const [outer] = this.#outersOf(first)
       const { address } = this.#external
-      // When this host gets an address in the other outer family, the data path is opened again.
+      // The outer family in which this host has no address yet. When the host gets one, the data path is opened again.
       const awaited =
         this.#options.settings.mode === 'auto' ? families.filter((each) => address[each] === undefined) : []
       return {

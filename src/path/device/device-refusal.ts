@@ -19,7 +19,9 @@ interface JsonPortDevice {
 /** The device that weftd is creating when the kernel refuses. */
 interface MadeDevice {
   readonly name: string
-  /** The device's UDP port and the option of the `Backend` object that sets it; left out if the device uses no port. */
+  /**
+   * The device's UDP port, and the option of the `Backend` object that sets it; left out if the device uses no port.
+   */
   readonly port?: { readonly number: number; readonly option: string }
 }
 

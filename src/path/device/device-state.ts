@@ -7,7 +7,10 @@ import { familyOf, formatAddress, formatNet, hostNet, netContains, type Address,
 export interface DeviceState {
   /** Sets the MTU and the address and brings the device up, and removes addresses of an earlier lease. Calling it again changes nothing. */
   configure(): Promise<void>
-  /** Describes what on the device differs from the wanted state; the list is empty if all is right or the device does not exist. */
+  /**
+   * Describes how the device differs from the wanted state. The list is empty if the device has the wanted state or
+   * does not exist.
+   */
   wrong(): Promise<readonly string[]>
 }
 

@@ -35,8 +35,8 @@ interface FlannelDevice {
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
 /**
- * Returns the device, in a list, if its link type and its name match a backend's; an empty list otherwise. A name alone does not prove that
- * a backend created the device.
+ * Returns a list with the device if its link type and its name match a backend's; an empty list otherwise. A name alone
+ * does not prove that a backend created the device.
  */
 async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<FlannelDevice[]> {
   const kind = linkinfo?.info_kind ?? ''
@@ -48,8 +48,8 @@ async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }
     !data.external &&
     (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
-  // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunOpen` finds out if a process has it
-  // open.
+  // A TUN that is not persistent exists only while a process has it open. For a persistent TUN, `isTunOpen` finds out
+  // whether a process has it open.
   const inUse = kind === 'tun' && (data.persist === false || (await isTunOpen(name, ifindex, flags)))
   return [{ name, kind, inUse }]
 }
@@ -72,9 +72,10 @@ interface AddressedDevice extends FlannelDevice {
 }
 
 /**
- * Returns the name of a device that an earlier run made and that another program has renamed since; undefined if there is none. The device has
- * the link type of the backend's device, a name that no backend uses, and in the families of `networks` it has addresses, all of them in
- * these networks. `vni` is the VNI of a vxlan device. A TUN that a process has open does not count.
+ * Returns the name of a device that an earlier run made and that another program has renamed since; undefined if there
+ * is none. The device must have the link type of the backend's device and a name that no backend uses. It must have
+ * addresses in the families of `networks`, all of them in these networks. `vni` is the VNI of a vxlan device. A TUN
+ * that a process has open does not count.
  */
 export async function findRenamed(run: Run, type: string, networks: Nets, vni?: number): Promise<string | undefined> {
   for (const link of await ipJson<JsonLink>(run, ['-d', 'address', 'show'])) {
@@ -91,8 +92,9 @@ export async function findRenamed(run: Run, type: string, networks: Nets, vni?: 
 }
 
 /**
- * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`, which no other program's device has,
- * because the caller may delete the device. Logs a new name. Afterwards `device.index` is undefined if there is no such device.
+ * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. No other
+ * program's device has these addresses; that matters because the caller may delete the device. Logs a new name. If
+ * there is no such device, `device.index` is undefined afterwards.
  */
 export async function findEarlier(
   device: FollowedLink,

@@ -25,7 +25,7 @@ export interface PolicyPeer {
   readonly host: string
 }
 
-/** Reports the changes of the kernel's policies. */
+/** The command that reports the changes of the kernel's IPsec policies. */
 export const POLICY_CHANGES: Watched = { monitor: ['ip', 'xfrm', 'monitor', 'policy'] }
 
 interface PolicyOptions {
@@ -39,7 +39,7 @@ interface PolicyOptions {
 
 export class IpsecPolicies {
   readonly #options: PolicyOptions
-  /** The wanted policies: the command's words after `ip xfrm policy update`, by the policy's selector. */
+  /** The wanted policies, by selector: for each the words after `ip xfrm policy update`. */
   #wanted: ReadonlyMap<string, string> = new Map()
   /** The selectors of wanted policies that the kernel refused. */
   #refused: ReadonlySet<string> = new Set()
@@ -73,7 +73,7 @@ export class IpsecPolicies {
     return this.#policiesOf(peer).every(([selector]) => this.#wanted.has(selector) && !this.#refused.has(selector))
   }
 
-  /** Changes what differs from the wanted policies. Returns the selectors of the policies that were added. */
+  /** Adds missing policies and removes superfluous ones. Returns the selectors of the policies that were added. */
   async #sync(mayStay: (selector: string, words: string) => boolean = () => false): Promise<readonly string[]> {
     const { network, run, log } = this.#options
     const there = await listPolicies(run)
@@ -83,7 +83,8 @@ export class IpsecPolicies {
     for (const [selector, words] of missing) if (!there.has(selector)) logChange(log, 'Adding', words)
     for (const [, words] of superfluous) logChange(log, 'Deleting', words)
     const isDone = await runBatch(run, 'ip', [
-      // Policies are added first, so that a packet finds either its own policy or the one that blocks it.
+      // Add policies before removing others, so that every packet finds either its own policy or the policy that blocks
+      // it.
       ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
       ...superfluous.map(([selector]) => `xfrm policy delete ${selector}`),
     ])
@@ -141,9 +142,9 @@ const template = (from: string, to: string): string =>
   `tmpl src ${from} dst ${to} proto esp reqid ${REQUEST_ID} mode tunnel`
 
 /**
- * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy of another form has the words `other`. iproute2 prints
- * a policy in one line with `-o`, in which `\` stands for a line break, and prints neither the action `allow` nor the default priority of
- * templates.
+ * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy that differs from that form has
+ * the words `other`. With `-o` iproute2 prints a policy in one line, in which `\` stands for a line break. It prints
+ * neither the action `allow` nor the default priority of templates.
  */
 export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
   const output = await run('ip', ['-o', 'xfrm', 'policy', 'list']).catch((error: unknown) => {
@@ -183,8 +184,8 @@ export async function removePolicies(run: Run, network: string): Promise<void> {
 }
 
 /**
- * True if the source or the destination of the policy is within this network. That includes the policies for a subnet that this node had
- * before. Policies for other networks may belong to another program.
+ * True if the source or the destination of the policy is within this network. This includes the policies for an earlier
+ * subnet of this node. Policies for other networks may belong to another program.
  */
 function isFor(selector: string, network: string): boolean {
   const whole = parseNet(network)

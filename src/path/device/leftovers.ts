@@ -55,11 +55,14 @@ export interface Surroundings {
   readonly routesToHosts: boolean
   /** True if another program makes all routes to the network. No route then counts as a leftover. */
   readonly routesByOthers?: boolean
-  /** True if this node's backend makes IPsec policies, which it needs and so keeps. */
+  /** True if this node's backend makes IPsec policies, so that weftd must not remove them. */
   readonly ownPolicies?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
-  /** The range from which subnets are leased, by family; left out if another program, such as Kubernetes, assigns the subnets. */
+  /**
+   * The ranges from which subnets are leased, by family; left out if another program, such as Kubernetes, assigns the
+   * subnets.
+   */
   readonly ranges?: ByFamily<SubnetRange | undefined>
   readonly leases: readonly Lease[]
 }
@@ -86,7 +89,7 @@ interface Leftover {
   readonly command: readonly string[]
 }
 
-/** A device or route of another backend that must stay, because a running process uses it. */
+/** A device or route of another backend that weftd must not remove, because a running process uses it. */
 interface Held {
   /** The device's name, such as `flannel.1`, or the route as text. */
   readonly device: string
@@ -108,7 +111,7 @@ export interface Found {
   readonly leftovers: readonly Leftover[]
   readonly held: readonly Held[]
   readonly bypasses: readonly Bypass[]
-  /** True if some routes may be leftovers, which only the leases of all nodes can show. */
+  /** True if some routes may be leftovers, but only the leases of all nodes can show whether they are. */
   readonly needsLeases: boolean
 }
 
@@ -246,7 +249,10 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
   }
 }
 
-/** True if the addresses of another backend's device, or the routes through it, show that it was created for this node's network. */
+/**
+ * True if the addresses of another backend's device, or the routes through it, show that the device was created for
+ * this node's network.
+ */
 function isOfThisNode(
   addresses: readonly Address[],
   via: readonly { readonly family: Family; readonly route: Route }[],
@@ -268,8 +274,8 @@ function isOfThisNode(
 }
 
 /**
- * Returns a running daemon that may own the device, because its networks overlap ours, contain the device's address, or are unknown;
- * undefined if there is none.
+ * Returns a running daemon that may own the device, because the daemon's networks overlap this node's, contain the
+ * device's address, or are unknown. Returns undefined if there is none.
  */
 function ownerOf(
   addresses: readonly Address[],
@@ -285,8 +291,8 @@ function ownerOf(
 }
 
 /**
- * Returns a running daemon that may have made the route to a host; undefined if there is none. A daemon whose networks are unknown counts
- * only if no lease of this network has the destination as its subnet.
+ * Returns a running daemon that may have made the route to a host; undefined if there is none. If the daemon's networks
+ * are unknown, it counts only if no lease of this network has the destination as its subnet.
  */
 function routeOwnerOf(
   { destination }: Route,
@@ -306,8 +312,9 @@ const MAX_PEERS = 100
 const MAX_BRIDGES = 4
 
 /**
- * Finds the peers for which policy routing sends packets past our devices, by looking up the kernel's routes; none if the host has no
- * policy rules. It looks up packets from this host, and packets of its containers from each bridge with an address in this node's subnet.
+ * Finds the peers for which policy routing sends packets past this node's devices, by looking up the kernel's routes.
+ * Returns none if the host has no policy rules. Looks up packets from this host, and packets of its containers from
+ * each bridge with an address in this node's subnet.
  */
 export async function findDiverted(run: Run, surroundings: Surroundings): Promise<readonly Bypass[]> {
   const { ownDevices } = surroundings
@@ -316,8 +323,8 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   for (const family of familiesOf(surroundings.networks)) {
     if (!(await hasPolicyRules(run, family))) continue
     const side = sideOf(family, surroundings)
-    // Leases outside the network, such as old leases after a change of the network, do not count as peers, so packets to their subnets may
-    // take any route.
+    // Exclude leases outside the network, such as old leases after a change of the network, because packets to their
+    // subnets may take any route.
     const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, MAX_PEERS)
     const lookups = await lookupArguments(run, side, isOwn)
     for (const lookup of lookups) {
@@ -357,8 +364,9 @@ const isPartOf = (net: Net, of: Net): boolean =>
 type RouteKind = 'right' | 'left' | 'own' | 'peers' | 'unknown'
 
 /**
- * Classifies a route within the network. `right`: it must stay. `left`: it is a leftover. `own` or `peers`: it diverts packets for our own
- * containers or for peers. `unknown`: more leases may show what it is.
+ * Classifies a route within the network. `right`: the route must stay. `left`: the route is a leftover. `own` or
+ * `peers`: the route diverts packets for this node's containers or for peers. `unknown`: more leases may show the
+ * route's purpose.
  */
 function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'bridges'>): RouteKind {
   const { network, subnet, peers, hosts, addresses, family } = side
@@ -368,7 +376,8 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   // interface.
   const isInner = here.bridges.has(route.device) && route.device !== here.external
   if (route.protocol === 'kernel' && (isInner || route.gateway !== undefined)) return 'right'
-  // The kernel uses the route with the lowest metric, so a route to the whole network with a higher metric than ours takes no packets.
+  // The kernel uses the route with the lowest metric. So a route to the whole network with a higher metric than weftd's
+  // takes no packets.
   const isWhole = net.prefixLength <= network.prefixLength
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
@@ -377,11 +386,11 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   const isMadeByHand = route.protocol === undefined || route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'
-    // A route without a gateway, or through a container of this node, stays within this host.
+    // A route without a gateway, or through a container of this node, leads to a destination on this host.
     if (route.gateway === undefined || (gateway !== undefined && netContains(subnet, gateway))) return 'right'
     if (isInner && !isToHost) return 'right'
-    // A backend's route uses the external interface or leads to a node's host. If the external interface is not known, any device may have
-    // been it.
+    // A backend's route uses the external interface or leads to a node's host. If the external interface is not known,
+    // any device may have been the external interface.
     const isLikeOurs = isToHost || here.external === undefined || route.device === here.external
     const isWhollyAway = net.prefixLength === subnet.prefixLength
     return isMadeByHand && isLikeOurs && (isWhollyAway || isToHost) ? 'left' : 'own'
@@ -408,13 +417,16 @@ const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family
   ...(metric === USUAL_METRIC[family] ? [] : ['metric', String(metric)]),
 ]
 
-/** If more routes than this must be removed, one `ip -batch` command removes them all, because thousands of commands take minutes. */
+/**
+ * If the number of routes to remove is greater than this, one `ip -batch` command removes them all, because thousands
+ * of commands take minutes.
+ */
 const ONE_BY_ONE = 20
 
 /**
- * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, it returns all of these
- * routes, and the caller must check which of them still exist. It calls `removed` with a description of each removed leftover. It stops
- * when `mayGo` returns false, because this process may then no longer change the host.
+ * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, it
+ * returns all of these routes, and the caller must check which of them still exist. Calls `removed` with a description
+ * of each removed leftover. Stops when `mayGo` returns false, because this process may then no longer change the host.
  */
 export async function removeLeftovers(
   run: Run,
@@ -433,7 +445,7 @@ export async function removeLeftovers(
       removed(what)
     } catch (error) {
       if (!isWeftError(error)) throw error
-      // The device or route is already gone, because another program removed it.
+      // Ignore the error: another program has already removed the device or route.
       if (/cannot find device|no such (process|device)|does not exist/i.test(error.message)) continue
       failures.push([what, describeError(error)])
     }

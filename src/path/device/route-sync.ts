@@ -20,8 +20,8 @@ import {
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /**
- * The maximum number of refused routes that are tried again one by one to get the kernel's reason; also the maximum number of unknown
- * routes that one log line names.
+ * The maximum number of refused routes that are tried again one by one to get the kernel's reason. Also the maximum
+ * number of unknown routes that one log line names.
  */
 const NAMED = 5
 
@@ -37,7 +37,6 @@ export interface NextHop {
 export type NextHops = ReadonlyMap<string, NextHop>
 
 interface RouteSyncOptions {
-  /** The network that contains the destinations of all routes. */
   readonly network: Net
   /** The backend's own device; left out if the backend routes through the external interface. */
   readonly ownDevice?: Named
@@ -83,7 +82,7 @@ export class RouteSync {
    * replaces these routes.
    */
   #taken: ReadonlySet<string> = new Set()
-  /** True until the first `apply`. */
+  /** True before the first call of `apply`. */
   #isFirst = true
 
   constructor({ network, ownDevice, run, log }: RouteSyncOptions) {
@@ -94,8 +93,8 @@ export class RouteSync {
   }
 
   /**
-   * Makes weftd's routes equal `hops`. Routes that the kernel refuses are logged, and `resync` tries them again. With `touched`, only
-   * routes to these destinations differ from the last call, so that only they are read.
+   * Makes weftd's routes equal to `hops`. Logs routes that the kernel refuses; `resync` tries them again. If `touched`
+   * is given, only routes to these destinations differ from the last call, so only these are read.
    */
   async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
     if (touched?.size === 0) return
@@ -142,7 +141,8 @@ export class RouteSync {
   /** Restores missing routes and returns a description of each restored route. */
   async resync(): Promise<readonly string[]> {
     const routes = await this.#mainRoutes()
-    // The kernel's routes follow a new name by themselves.
+    // Look up the interfaces' present names only if routes are missing, because the kernel's routes follow a new name
+    // by themselves.
     if (this.#missing(routes).length > 0) await this.#followDevices()
     this.#noteTaken(routes)
     const lost = this.#missing(routes)
@@ -161,8 +161,8 @@ export class RouteSync {
   }
 
   /**
-   * True if the route leads to a link of this host, that is, without a gateway through a device that is not the backend's own, such as a
-   * bridge.
+   * True if the route leads to a link of this host: it has no gateway, and its device is not the backend's own but, for
+   * example, a bridge.
    */
   #isAnothers(route: Route | undefined): boolean {
     return (
@@ -175,7 +175,8 @@ export class RouteSync {
   }
 
   /**
-   * Records in `#taken` which of these destinations have a route that `#isAnothers` accepts, and logs those that were not recorded before.
+   * Records in `#taken` which of these destinations have a route for which `#isAnothers` is true. Logs those that were
+   * not recorded before.
    */
   #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
@@ -192,7 +193,9 @@ export class RouteSync {
     this.#taken = new Set([...unlooked, ...theirs])
   }
 
-  /** Looks up the present names of the interfaces of these routes. Returns true if an interface has a new name. */
+  /**
+   * Looks up the present names of the interfaces that these routes use. Returns true if an interface has a new name.
+   */
   async #followDevices(of = this.#wanted): Promise<boolean> {
     let isRenamed = false
     for (const device of devicesOf(of)) {
@@ -203,12 +206,12 @@ export class RouteSync {
     return isRenamed
   }
 
-  /** Remembers the index of each interface while its name is known to be right. */
+  /** Stores the index of each interface now, while its name is known to be right. */
   async #noteDevices(): Promise<void> {
     for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
   }
 
-  /** Returns the wanted routes that the kernel lacks, among these destinations. */
+  /** Returns the wanted routes to these destinations that the kernel lacks. */
   #missing(
     routes: ReadonlyMap<string, Route>,
     where: Iterable<string> = this.#wanted.keys(),
@@ -221,8 +224,8 @@ export class RouteSync {
   }
 
   /**
-   * Passes these lines to `ip -batch` and records which routes the kernel refused. `touched` lists the lines' destinations; if it is left
-   * out, the lines may concern all destinations.
+   * Passes these lines to `ip -batch`, and records which routes the kernel refused. `touched` lists the destinations of
+   * the lines; if it is left out, the lines may concern all destinations.
    */
   async #change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
     if (await runBatch(this.#run, 'ip', lines)) {
@@ -242,8 +245,8 @@ export class RouteSync {
   }
 
   /**
-   * Logs the routes within the network that no peer needs, through devices of peers' routes. An earlier process or another program made
-   * them, so they are not removed.
+   * Logs routes within the network that no peer needs but that use the devices of peers' routes. An earlier process or
+   * another program made them, so they are not removed.
    */
   #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
     const names = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))

@@ -53,7 +53,10 @@ interface TunOptions {
   readonly scope?: 'global' | 'link'
   readonly run: Run
   readonly log: Log
-  /** Returns true if weftd itself made the route to `destination`, a part of the network, that does not use the device. */
+  /**
+   * Returns true if weftd itself made the route to `destination`, a part of the network, although the route does not
+   * use the device.
+   */
   readonly isOwnRoute?: ((destination: string) => boolean) | undefined
 }
 
@@ -73,10 +76,10 @@ interface JsonTun {
 }
 
 /**
- * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are right; undefined if
- * there is none. Tries the devices of the last process first, then the device to which the network is routed. It deletes an unused device
- * whose queues or addresses are wrong, because the device would be in the way. A device that another program has renamed is recognised by
- * this node's address.
+ * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are
+ * right; undefined if there is none. Tries the devices of the last process first, then the device to which the network
+ * is routed. Deletes an unused device whose queues or addresses are wrong, because it would be in the way. A device
+ * that another program has renamed is recognised by this node's address.
  */
 export async function adoptTun(
   run: Run,
@@ -85,7 +88,7 @@ export async function adoptTun(
   const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
     .flat()
     .map(({ device }) => device)
-  // The kernel reports a renamed device under a name that matches no pattern.
+  // A renamed device is a candidate too, although its name matches no pattern.
   const isCandidate = (name: string): boolean => isNamedBy(pattern, name) || !hasBackendName(name)
   const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {
@@ -118,7 +121,8 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
 }
 
 /**
- * Returns the addresses of the TUN called `name`, and if it has several queues; undefined if there is no such TUN or a process has it open.
+ * Returns the addresses of the TUN called `name`, and whether it has several queues. Returns undefined if there is no
+ * such TUN, or if a process has it open.
  */
 async function findIdleTun(
   run: Run,
@@ -142,8 +146,8 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
 }
 
 /**
- * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. A TUN with a name of no backend needs
- * such an address.
+ * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. A TUN whose name
+ * comes from no backend is deleted only if it has such an address.
  */
 export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
@@ -158,7 +162,8 @@ export async function removeFamilies(run: Run, device: string, families: readonl
   for (const family of families) {
     if (!link || !givenTo(link).some((address) => familyOf(address) === family)) continue
     const flag = family === 'ipv4' ? '-4' : '-6'
-    // `ip route` records the protocol `boot` for routes that name none, as weftd's do.
+    // Delete only routes with the protocol `boot`, which `ip route` records for routes that name no protocol, as
+    // weftd's do.
     await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
     await run('ip', [flag, 'address', 'flush', 'dev', device, 'scope', 'global'])
   }
@@ -168,7 +173,10 @@ interface AdoptOptions {
   /** `networks` are the networks to carry, and `subnets` this node's subnets in them. */
   readonly networks: Nets
   readonly subnets: Nets
-  /** The device's name, or a pattern such as `flannel%d`; `last` lists the names of the earlier process's devices. */
+  /**
+   * `name` is the device's name, or a pattern such as `flannel%d`. The member `last` lists the names of the earlier
+   * process's devices.
+   */
   readonly name: string
   readonly last: readonly string[]
   readonly isMultiQueue: boolean
@@ -210,7 +218,10 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
   )
 }
 
-/** Returns the route to network `to` that weftd's own route would replace, because it has the same metric, if it uses a foreign device. */
+/**
+ * Returns the route to network `to` that weftd's own route would replace because it has the same metric. Returns
+ * undefined if there is none, or if it does not use a foreign device.
+ */
 async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<Route | undefined> {
   return (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
 }
@@ -219,7 +230,10 @@ async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => bo
 const typesNamed = (device: string): readonly string[] =>
   DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, device) ? [type] : []))
 
-/** True for a TUN that has the first address of this node's subnet, so that an earlier process made it, whatever its name is. */
+/**
+ * True for a TUN that has the first address of this node's subnet. Such a TUN was made by an earlier process, whatever
+ * its name is.
+ */
 async function isRenamedTun(run: Run, name: string, subnet: Net | undefined): Promise<boolean> {
   if (!subnet || hasBackendName(name)) return false
   const link = await findLink(run, name)
@@ -236,9 +250,9 @@ function foreignRouteError(to: Net, foreign: Route): WeftError {
 }
 
 /**
- * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route would silently replace
- * it. Before that, it deletes an unused device whose name and type show that another backend left it. If `subnet` is given, a renamed TUN
- * with the first address of this subnet is not foreign.
+ * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route
+ * would silently replace it. Before that, deletes an unused device whose name and type show that another backend left
+ * it. If `subnet` is given, a renamed TUN with the first address of this subnet is not foreign.
  */
 export async function refuseForeignRoute(
   run: Run,
@@ -287,8 +301,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
-    // The line leaves gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram: the kernel splits larger
-    // superpackets of containers in software (gso_features_check in net/core/dev.c).
+    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. The kernel
+    // splits larger superpackets of containers in software (gso_features_check in net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
     // For IPv4 the scope must be given, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2, ip/iproute.c).
@@ -323,8 +337,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // The routes are read before the device. If the device goes down between the two commands, its route disappears with it, and only the
-      // device is reported.
+      // Read the routes before the device. If the device goes down between the two commands, its route disappears with
+      // it, and only the device is reported.
       const within = await routesWithin(run, network)
       const link = await findLink(run, device.name)
       if (!link) return []

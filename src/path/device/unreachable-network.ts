@@ -1,7 +1,9 @@
-// unreachable-network.ts - the route that refuses packets to peers without keys, if charon carries the ESP packets.
+// unreachable-network.ts - the route that makes the kernel refuse packets to peers without keys, if charon carries the
+// ESP packets.
 //
-// charon routes each peer's subnet to its own device in table 220, which the kernel looks up before the main table (strongSwan:
-// charon.routing_table). Without the route of this file, packets to a peer without keys would leave unencrypted by the default route.
+// charon routes each peer's subnet to its own device in table 220, which the kernel looks up before the main table
+// (strongSwan: charon.routing_table). Without the route of this file, packets to a peer without keys would leave
+// unencrypted by the default route.
 
 import type { Run } from '../../host/command.ts'
 import { ipFlag, routesWithin, type Route } from '../../host/links.ts'
@@ -10,11 +12,11 @@ import { formatNet, type Net } from '../../net/address.ts'
 /** The highest metric, so that every other route is preferred, such as that of a bridge with this node's own subnet. */
 const METRIC = 0xff_ff_ff_ff
 
-/** True if this is the route of this file to the network. */
+/** True if the route is the unreachable route that this file makes to the network. */
 export const isUnreachableNetwork = ({ type, destination, metric }: Route, network: Net): boolean =>
   type === 'unreachable' && destination === formatNet(network) && metric === METRIC
 
-/** Returns the arguments of `ip` that add or delete the route. */
+/** Returns the arguments with which `ip` adds or deletes the unreachable route. */
 export const wordsFor = (verb: 'add' | 'del', network: Net): readonly string[] => [
   ipFlag(network),
   'route',
@@ -34,17 +36,17 @@ export class UnreachableNetwork {
     this.#run = run
   }
 
-  /** Makes the route. */
+  /** Makes the unreachable route. */
   async block(): Promise<void> {
     await this.resync()
   }
 
-  /** Makes the route. The peers do not matter, because charon has their policies. */
+  /** Makes the unreachable route. The peers are ignored, because charon has their policies. */
   async apply(_peers: readonly unknown[]): Promise<void> {
     await this.resync()
   }
 
-  /** Makes the route if it is missing. Returns a description of the repair. */
+  /** Makes the unreachable route if it is missing. Returns a description of the repair. */
   async resync(): Promise<readonly string[]> {
     if ((await routesWithin(this.#run, this.#network)).some((route) => isUnreachableNetwork(route, this.#network)))
       return []
@@ -58,7 +60,7 @@ export class UnreachableNetwork {
   }
 }
 
-/** Removes the route to this network if it is there. */
+/** Removes the unreachable route to this network if the host has it. */
 export async function removeUnreachable(run: Run, network: Net): Promise<void> {
   const isThere = (await routesWithin(run, network)).some((route) => isUnreachableNetwork(route, network))
   if (isThere) await run('ip', [...wordsFor('del', network)])

@@ -6,12 +6,15 @@
 export type EncapsulationName = 'udp' | 'vxlan' | 'wireguard'
 
 export interface Encapsulation {
-  /** The number of bytes that the encapsulation adds before each packet (`headerBytes`) and after it (`trailerBytes`). */
+  /**
+   * `headerBytes` is the number of bytes that the encapsulation adds before each packet, and `trailerBytes` the number
+   * behind it.
+   */
   readonly headerBytes: number
   readonly trailerBytes: number
   /** Returns the datagram that contains a packet. It is the same Buffer if the encapsulation adds no bytes. */
   readonly seal: (packet: Buffer) => Buffer
-  /** Returns a view of the packet in a datagram; undefined if the datagram contains none. */
+  /** Returns the packet inside a datagram without copying it; undefined if the datagram contains none. */
   readonly open: (datagram: Buffer) => Buffer | undefined
 }
 

@@ -11,7 +11,7 @@ export type { SessionKeys, UdpEndpoint }
 /** The counters of an engine by name, since its start. `native/core/counters.h` explains each counter. */
 export type Counters = Readonly<Record<string, bigint>>
 
-/** The traffic between this host and a peer. A member is undefined if the carrier of the packets does not count it. */
+/** The traffic between this host and a peer. A member is undefined if the kernel or the engine does not count it. */
 export interface PeerTraffic {
   readonly txPackets: number | undefined
   readonly txBytes: number | undefined
@@ -40,8 +40,8 @@ export interface EngineConfig {
   /** The TUN's own addresses, which are the source addresses of ICMP errors to peers. */
   readonly tunAddress: Addresses
   /**
-   * The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not belong to this host, because the
-   * kernel drops packets that arrive from its own address.
+   * The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not belong to this
+   * host, because the kernel drops packets that arrive with a source address of the host.
    */
   readonly networkAddress: Addresses
   readonly network: Nets
@@ -56,8 +56,8 @@ export interface EngineConfig {
   /** Called when `sessions.takeMail` has new messages to return; never called for an encapsulation without sessions. */
   readonly onMail?: () => void
   /**
-   * The open descriptors of another process with the same options, which `lend` returned there. The engine runs on them and opens no
-   * others.
+   * The open descriptors of another process with the same options, which `lend` returned in that process. The engine
+   * runs on these descriptors and opens no others.
    */
   readonly inherited?: OpenPath | undefined
   /** True if the engine must continue the encrypted sessions of the process that passed on `inherited`. */
@@ -66,17 +66,20 @@ export interface EngineConfig {
 
 /** The encrypted sessions of an engine. The record of each peer contains the number of the peer's session. */
 export interface EngineSessions {
-  /** True if the running engine continues the encrypted sessions of the engine before it. */
+  /** True if the running engine continues the encrypted sessions of the previous engine. */
   readonly areKept: boolean
   setKeys(session: number, keys: SessionKeys): void
   /** Erases the keys of a session and drops the packets that wait for new keys. */
   forget(session: number): void
   /**
-   * Returns the messages and events since the last call. It returns at most `mostOfOthers` messages from unknown hosts and discards the
-   * rest of them.
+   * Returns the messages and events since the last call. Of the messages from unknown hosts it returns at most
+   * `mostOfOthers` and discards the rest.
    */
   takeMail(mostOfOthers: number): Mail
-  /** Sends a datagram from the port of the network configuration. Returns false if the kernel refused it. */
+  /**
+   * Sends a datagram from the port that the network configuration names. Returns false if the kernel refused the
+   * datagram.
+   */
   send(to: UdpEndpoint, datagram: Uint8Array): boolean
 }
 
@@ -91,12 +94,17 @@ export interface OpenPath extends Descriptors {
 
 export interface Engine {
   readonly kind: 'native' | 'dgram'
-  /** The name that the TUN has now, because another program may rename it. If the TUN was deleted, its last name. */
+  /**
+   * The name that the TUN has now, because another program may rename it. If the TUN was deleted, the last name that it
+   * had.
+   */
   readonly tunName: string
   readonly offloads: readonly string[]
-  /** Messages about the start for the operator, such as a smaller receive buffer or a feature that the kernel refused. */
+  /**
+   * Messages for the operator about the start, such as a smaller receive buffer or a feature that the kernel refused.
+   */
   readonly notes: readonly string[]
-  /** Messages about the start that matter less; weftd logs them only with -v 1 or higher. */
+  /** Less important messages about the start; weftd logs them only with -v 1 or higher. */
   readonly details: readonly string[]
   /** Resolves with the reason if the engine can no longer forward; stays pending otherwise. */
   readonly fault: Promise<Error>
@@ -138,10 +146,11 @@ export interface Engine {
   /** Returns the senders whose packets were refused since the last call. The engine keeps only a few dozen senders. */
   takeUnknownSenders(): readonly UnknownSender[]
   /**
-   * Stops forwarding and returns the descriptors, so that the caller can pass them to another process. They also stay open in this process,
-   * and packets wait in them. The encrypted sessions are saved with them together with `head`, a description of the sessions for the
-   * process that continues. Resolves with undefined if the engine is stopped, has already passed on its descriptors, or failed to take them
-   * back. Left out if another process cannot continue.
+   * Stops forwarding and returns the descriptors, so that the caller can pass them to another process. The descriptors
+   * also stay open in this process, and packets wait in them. The encrypted sessions are saved with the descriptors,
+   * together with `head`, a description of the sessions for the process that continues. Resolves with undefined if the
+   * engine is stopped, has already passed on its descriptors, or failed to take them back. Left out if another process
+   * cannot continue.
    */
   lend?(head?: Uint8Array): Promise<OpenPath | undefined>
   takeBack?(): void

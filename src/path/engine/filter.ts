@@ -48,8 +48,8 @@ export function reasonToDrop(
   if (isOf(subnet, source)) return 'rx_drop_spoofed_source'
   const peer = peers.find(source)
   if (peer && verifySource === 'strict' && peer.hosts[familyOf(from)] !== from) return 'rx_drop_spoofed_source'
-  // A source address outside the network may be that of a peer's host that does not masquerade its own packets. That cannot be decided, and
-  // the packet is dropped, if the network has no subnet of the source's family.
+  // A source address outside the network may be that of a peer's host that does not masquerade its own packets. If the
+  // network has no subnet of the source's family, that cannot be decided, and the packet is dropped.
   const family = familyOf(source)
   const mayBeAHost = !provesSender && network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'

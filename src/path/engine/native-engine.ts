@@ -13,12 +13,15 @@ interface NativeOptions {
   readonly workers?: number
   /** The nice value of the forwarding threads, from -20 (highest priority) to 19; with 0 they run at the process's nice value. */
   readonly nice?: number
-  /** How long, in microseconds, an idle thread polls its descriptors before it sleeps. */
+  /** How long, in microseconds, an idle thread checks its descriptors for packets before it sleeps. */
   readonly pollUs?: number
   readonly without?: readonly string[]
 }
 
-/** The kernel features that are set on each UDP socket (native/io/udp.cc), so that a socket may lack one that the others have. */
+/**
+ * The kernel features that are set on each UDP socket separately (native/io/udp.cc), so that some sockets may have a
+ * feature that others lack.
+ */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 /** The kernel feature that `runEngine` requests; all others are requested when the descriptors are opened. */
 const STEERING = 'tun-steering'
@@ -39,15 +42,15 @@ export class NativeEngine implements Engine {
   readonly #options: Required<NativeOptions>
   /** The kernel features that are requested when descriptors are opened. */
   readonly #features: readonly string[]
-  /** The options of the threads that stay the same when they are started again. */
+  /** The options of the threads. They stay the same when the threads are started again. */
   readonly #path: ReturnType<typeof pathOf>
-  /** The addresses from which the engine sends, if it can bind them: at most one of each family. */
+  /** The addresses from which the engine sends if it can bind them, at most one of each family. */
   #bindAddresses: readonly string[]
   /** The addresses to which sockets are bound now. */
   #bound: readonly string[]
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
-  /** The TUN's name when the threads last ran. */
+  /** The name that the TUN had when the threads last ran. */
   #lastName: string
   /**
    * The sums of the counters of this object's earlier threads. New threads start after each `takeBack`, and their own counters start at 0.
@@ -63,7 +66,7 @@ export class NativeEngine implements Engine {
   #lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
   /** The descriptors that were passed on and not taken back. */
   #lent: OpenPath | undefined
-  /** The call of `stop`; undefined before. */
+  /** The running or completed call of `stop`; undefined if `stop` was not called. */
   #stopped: Promise<void> | undefined
   #reportFault: (error: Error) => void = () => {}
 
@@ -116,7 +119,7 @@ export class NativeEngine implements Engine {
     this.#runs = false
     this.#lending = this.#release()
     await this.#lending
-    // If `stop` was called meanwhile, it took the descriptors back and closed them, so that there are none to bind.
+    // If `stop` was called meanwhile, it took the descriptors back and closed them, so there are no sockets to bind.
     if (!this.#lent) return
     const notesBefore = this.notes.length
     this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
@@ -155,7 +158,8 @@ export class NativeEngine implements Engine {
 
   drops(after: Drops['next'] = []): Drops {
     const drops = this.#native.drops(after)
-    // While the descriptors are passed on, the engine has no drops to read, and `next` is empty.
+    // While the descriptors are passed on, the engine cannot read dropped packets, and `next` is empty. So return the
+    // position `after` unchanged.
     return drops.next.length > 0 ? drops : { next: after, packets: [] }
   }
 
@@ -237,7 +241,7 @@ export class NativeEngine implements Engine {
     return addon.runEngine(on, { ...this.#path, nice, pollUs, peers, keepsSessions }, report, this.#config.onMail)
   }
 
-  /** Stops the threads, and returns the descriptors; undefined if `stop` was called meanwhile. */
+  /** Stops the threads and returns the descriptors; undefined if `stop` was called meanwhile. */
   async #release(head?: Uint8Array): Promise<OpenPath | undefined> {
     this.#passed = this.traffic()
     this.#passedAt = performance.now()
@@ -269,7 +273,7 @@ export class NativeEngine implements Engine {
     await this.#native.stop()
   }
 
-  /** Adds notes about a smaller receive buffer and missing features. */
+  /** Adds notes for the operator if the kernel granted a smaller receive buffer or refused features. */
   #noteRefusals({ receiveBufferAsked: wanted, receiveBufferGranted: granted, features }: OpenDescriptors): void {
     if (granted < wanted) {
       this.notes.push(
@@ -281,7 +285,7 @@ export class NativeEngine implements Engine {
       this.notes.push(`the kernel does not offer ${refused.join(', ')}: forwarding works, but is slower`)
   }
 
-  /** Adds details about a steering program or a priority that the kernel refused. */
+  /** Adds details for the log if the kernel refused the steering program or the priority of the threads. */
   #detailRefusals(): void {
     const { steeringRefused, priorityRefused } = this.#native
     if (steeringRefused !== undefined) {
@@ -298,7 +302,6 @@ export class NativeEngine implements Engine {
     }
   }
 
-  /** Returns the sessions of the running threads. */
   #sessionsOf(): EngineSessions {
     const current = (): RunningEngine => this.#native
     return {

@@ -33,7 +33,7 @@ export const PEER_RECORD_BYTES = 64
 
 export interface Peer {
   readonly subnet: Net
-  /** The addresses of the peer's host, from which its datagrams may come; one of them has the family `outer`. */
+  /** The addresses of the peer's host, from which its datagrams may come. One of them has the family `outer`. */
   readonly hosts: Addresses
   /** The family of datagrams to the peer. */
   readonly outer: Family

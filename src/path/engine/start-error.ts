@@ -19,7 +19,8 @@ export function noTun(error: NodeJS.ErrnoException): WeftError {
 }
 
 /**
- * Returns the error for a missing CAP_NET_ADMIN. Only in a container or a restricted unit can root lack it, so root gets another remedy.
+ * Returns the error for a missing CAP_NET_ADMIN. root lacks this capability only in a container or a restricted unit,
+ * so root gets another remedy than other users.
  */
 export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   new WeftError('PERMISSION', what, {

@@ -10,7 +10,10 @@ import type { PeerTraffic } from './engine.ts'
  * received (-1 if none was).
  */
 export const SLOT_NUMBERS = 5
-/** The number of slots, equal to that in native/core/traffic.h. Slot 0 means that a peer's traffic is not counted. */
+/**
+ * The maximum number of slots, equal to that in native/core/traffic.h. Slot 0 means that a peer's traffic is not
+ * counted.
+ */
 const MAX_SLOTS = 1 << 24
 const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
@@ -33,7 +36,6 @@ export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: numbe
 const isAge = (at: number): boolean => at % SLOT_NUMBERS === SLOT_NUMBERS - 1
 const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
-/** The slot of a peer. */
 interface Slot {
   readonly slot: number
   /** The time in ms of the clock `now` when the peer got the slot; `before` below has the slot's numbers at that time. */
@@ -47,7 +49,7 @@ function numbersOf(all: Float64Array, slot: number): readonly number[] {
 }
 
 export class TrafficSlots {
-  /** Reads the numbers of one slot, or of all slots, from the engine. Returns no numbers until the engine runs. */
+  /** Reads the numbers of one slot, or of all slots, from the engine. Returns an empty array until the engine runs. */
   counted: (slot?: number) => Float64Array
   /** A monotonic clock in ms. */
   readonly #now: () => number
@@ -66,7 +68,7 @@ export class TrafficSlots {
     this.#now = now
   }
 
-  /** Gives a slot to each peer with one of these lease keys, and takes the slots of all other peers. */
+  /** Gives a slot to each peer with one of these lease keys, and frees the slots of all other peers. */
   keep(keys: Iterable<string>): void {
     const wanted = new Set(keys)
     for (const key of this.#slots.keys()) if (!wanted.has(key)) this.remove(key)
@@ -89,7 +91,7 @@ export class TrafficSlots {
     this.#free.push(had.slot)
   }
 
-  /** Returns the slot of a peer; 0 if it has none, because it is unknown or all slots were in use. */
+  /** Returns the slot of a peer; 0 if the peer has none, because it is unknown or because all slots were in use. */
   slotOf(key: string): number {
     return this.#slots.get(key)?.slot ?? 0
   }

@@ -1,15 +1,16 @@
-// blackhole.ts - the blackhole route for this node's own subnet (--ip-blackhole-route). The kernel drops with it the packets for containers
-// that do not exist, which would otherwise leave by the tunnel or the default route.
+// blackhole.ts - the blackhole route for this node's own subnet (--ip-blackhole-route). With this route the kernel
+// drops packets for containers that do not exist. Without it these packets would leave by the tunnel or the default
+// route.
 
 import type { Run } from '../../host/command.ts'
 import { ipFlag, routesWithin } from '../../host/links.ts'
 import { formatNet, type Net } from '../../net/address.ts'
 
 /**
- * The highest metric, so that every other route to the subnet is preferred. flanneld sets no metric. In IPv4 the metric is then 0, and the
- * kernel puts the route of a bridge that is created later behind the blackhole route (Linux 6.18, net/ipv4/fib_trie.c, fib_table_insert),
- * so that the bridge gets no packets. In IPv6 it is then 1024 (net/ipv6/route.c, IP6_RT_PRIO_USER), and the kernel refuses an operator's
- * route to the same subnet.
+ * The highest metric, so that every other route to the subnet is preferred. flanneld sets no metric. In IPv4 flanneld's
+ * route so has the metric 0, and the kernel puts the route of a bridge that is created later behind the blackhole route
+ * (Linux 6.18, net/ipv4/fib_trie.c, fib_table_insert), so that the bridge gets no packets. In IPv6 it has the metric
+ * 1024 (net/ipv6/route.c, IP6_RT_PRIO_USER), and the kernel refuses an operator's route to the same subnet.
  */
 const METRIC = 0xffffffff
 

@@ -1,5 +1,5 @@
-// families.ts - the interface of the firewall, and the wanted rules of each family. A failure of one family does not affect the other
-// family.
+// families.ts - the interface of the firewall, and the wanted rules of each family. If the rules of one family fail,
+// the other family is not affected.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -9,22 +9,26 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * Throws WeftError if `raise` would throw, as far as iptables or nft shows that without a change of the rules. If the tool does not
-   * answer in time, it does not throw. Left out if `raise` never throws.
+   * Throws WeftError if `raise` would throw, as far as iptables or nft shows that without changing the rules. If the
+   * tool does not answer in time, does not throw. Left out if `raise` never throws.
    */
   check?(): Promise<void>
   /**
-   * Sets the rules for the first time, and removes rules that other versions, other flags or the mode with the other tool left. A failure
-   * after which flanneld would continue is logged; for a failure with which flanneld would exit, it throws WeftError.
+   * Sets the rules for the first time, and removes rules that other versions, other flags or the mode with the other
+   * tool left. Logs a failure after which flanneld would continue. Throws WeftError for a failure with which flanneld
+   * would exit.
    */
   raise(subnet: Nets): Promise<void>
   /** Repairs the rules, or changes them for another subnet of this node. */
   ensure(subnet: Nets): Promise<Ensured>
-  /** Makes the next `ensure` search again for rules that must go, because another daemon may have restored them since `raise`. */
+  /**
+   * Makes the next `ensure` search again for rules that must be removed, because another daemon may have restored them
+   * since `raise`.
+   */
   lookAgain?(): void
 }
 
-/** Descriptions of the repairs, and the errors of the parts that failed. */
+/** The result of `ensure`: descriptions of the repairs, and the errors of the parts that failed. */
 export interface Ensured {
   readonly repaired: readonly string[]
   readonly failures: readonly WeftError[]
@@ -48,15 +52,26 @@ export interface FamilyWish extends Omit<FirewallWish, 'randomFully'> {
 /** The networks and wanted rules of one family. */
 export interface Part {
   readonly family: Family
-  /** The family's network; if the family is not enabled, the network of the earlier run, whose rules must go. */
+  /**
+   * The family's network. If the family is not enabled, the network of the earlier run, whose rules must be removed.
+   */
   readonly network: Net
-  /** The networks whose rules belong to this daemon, in the notation of iptables and nft: the present network and the earlier run's. */
+  /**
+   * The networks whose rules belong to this daemon, in the notation of iptables and nft: the present network, and that
+   * of the earlier run.
+   */
   readonly ours: ReadonlySet<string>
-  /** Returns the family's wanted rules for this node's subnets. The family is off if the network configuration or the node lacks it. */
+  /**
+   * Returns the family's wanted rules for this node's subnets. No rules are wanted if the network configuration or the
+   * node lacks the family.
+   */
   readonly wishFor: (subnet: Nets) => FamilyWish
 }
 
-/** Returns a part for each enabled family, and for each family that an earlier run had, because that family's rules must go. */
+/**
+ * Returns a part for each enabled family, and for each family that an earlier run had, because the rules of the earlier
+ * run must be removed.
+ */
 export function partsOf({ network, previous, masq, forward }: FirewallOptions): readonly Part[] {
   return FAMILIES.flatMap((family) => {
     const [now, before] = [network[family], previous.network[family]]
@@ -70,11 +85,11 @@ export function partsOf({ network, previous, masq, forward }: FirewallOptions): 
   })
 }
 
-/** Returns these networks in the notation in which iptables and nft print them. */
+/** Formats networks in the notation in which iptables and nft print them. */
 const networksOf = (...networks: readonly (Net | undefined)[]): ReadonlySet<string> =>
   new Set(networks.flatMap((network) => (network ? [formatNet(network)] : [])))
 
-/** Runs all works in order and collects their repairs and errors. A work that fails does not prevent the next work. */
+/** Runs all these functions in order, and collects their repairs and errors. If one fails, the next one still runs. */
 export async function ensureEach(works: readonly (() => Promise<readonly string[]>)[]): Promise<Ensured> {
   const repaired: string[] = []
   const failures: WeftError[] = []

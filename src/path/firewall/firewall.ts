@@ -1,7 +1,8 @@
 // firewall.ts - creates the firewall that sets and repairs the rules with iptables or nft.
 //
-// Versions of iptables and nft print the same rule in different ways. So weftd stores the listing that the tool prints right after the
-// rules were set. Later listings must equal the stored listing, rule by rule and in order. The log lines are those of flanneld.
+// Versions of iptables and nft print the same rule in different ways. So weftd stores the listing that the tool prints
+// right after the rules were set. Later it checks that the listing equals the stored one, rule by rule and in order.
+// The log lines are those of flanneld.
 
 import { describeError, prefixed } from '../../base/errors.ts'
 import type { Nets } from '../../net/address.ts'

@@ -13,7 +13,10 @@ export const WORDS = {
   ipv6: { iptables: 'ip6tables', nft: 'ip6', table: 'flannel-ipv6', multicast: 'ff00::/8' },
 } as const satisfies Readonly<Record<Family, object>>
 
-/** A chain of flannel in iptables. `jump` is the rule (without `-A CHAIN`) in the built-in chain `from` that jumps to the chain. */
+/**
+ * A chain of flannel in iptables. `jump` is the rule, without `-A CHAIN`, by which the built-in chain `from` jumps to
+ * the chain.
+ */
 export interface IptablesChain {
   /** The member of FirewallWish that must be true for the chain to exist. */
   readonly wish: 'masq' | 'forward'
@@ -87,8 +90,8 @@ const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['t', forwardForm(`-d ${NET}`)],
 ]
 /**
- * The complete sets of rules, as sequences of the letters of `FORMS`. MASQ_SETS has the sets of flannel 0.6 to 0.8, 0.9 to 0.19, and 0.5.
- * FORWARD_SETS has the set of 0.9 and later.
+ * Matches the complete sets of rules, written as the letters of `FORMS`. MASQ_SETS has the sets of flannel 0.6 to 0.8,
+ * 0.9 to 0.19, and 0.5. FORWARD_SETS has the set of 0.9 and later.
  */
 const MASQ_SETS = /rms?h|jh?/g
 const FORWARD_SETS = /ft/g
@@ -112,7 +115,7 @@ function placed(lines: readonly string[]): Placed[] {
   })
 }
 
-/** Returns those rules that form complete sets for one network, in order. Rules of other programs may be between them. */
+/** Returns the rules that form complete sets for one network, in order. Rules of other programs may be between them. */
 function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
   const networks = new Set(rules.map(({ network }) => network))
   return [...networks].flatMap((network) => {
@@ -141,8 +144,8 @@ const NETWORK_RULE = new RegExp(
 )
 
 /**
- * True for a rule of flannel that names networks, but none of `networks`. It belongs to another daemon on this host, because all daemons
- * use the same chains.
+ * True for a rule of flannel that names networks, but none of `networks`. Such a rule belongs to another daemon on this
+ * host, because all daemons use the same chains.
  */
 export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean {
   return NETWORK_RULE.test(rule) && !networksIn(rule).some((network) => networks.has(network))
@@ -159,8 +162,9 @@ export function flannelNetworks(lines: readonly string[]): string[] {
 }
 
 /**
- * Finds in one table the rules of flannel for `networks`, which are in iptables' notation. It ignores the chain `except` and the jumps to
- * it. A chain that also contains rules of another daemon is not removed, only its rules for `networks`.
+ * Finds in one table the rules of flannel for `networks`, which are in iptables' notation. Ignores the chain `except`
+ * and the jumps to it. If a chain also contains rules of another daemon, the chain stays, and only its rules for
+ * `networks` are removed.
  */
 export function findFlannelRules(
   table: string,
@@ -199,7 +203,7 @@ export function findFlannelRules(
   return { rules, removal, stays }
 }
 
-/** Returns those chains of flannel that exist in the table, each with the rule that jumps to it. */
+/** Returns the chains of flannel that exist in the table, each with the rule that jumps to it. */
 function chainsIn(table: string, lines: readonly string[]): { readonly chain: string; readonly jump: string }[] {
   const chains = FLANNEL_CHAINS.filter((each) => each.table === table).map(({ chain, from, jump }) => ({
     chain,
@@ -224,9 +228,10 @@ interface NftRule {
 }
 
 /**
- * Finds flannel's chains, and the jumps to them, in a table that iptables-nft made; `json` is the output of `nft -j -a list table`. It
- * serves hosts on which iptables is not installed. Without `networks` it finds chains of any network. nft does not print the comments of
- * rules, so the rules of flannel up to 0.19, which have no chains of their own, are not found. `removal` is input for `nft -f`.
+ * Finds flannel's chains, and the jumps to them, in a table that iptables-nft made; `json` is the output of `nft -j -a
+ * list table`. It is for hosts on which iptables is not installed. If `networks` is left out, finds the chains of any
+ * network. nft does not print the comments of rules, so the rules of flannel up to 0.19, which have no chains of their
+ * own, are not found. `removal` is input for `nft -f`.
  */
 export function findFlannelNftRules(
   family: string,
@@ -272,7 +277,8 @@ const networksOf = (rule: NftRule): string[] =>
   [...JSON.stringify(rule).matchAll(/"addr":"([^"]+)","len":(\d+)/g)].map(([, addr, len]) => `${addr}/${len}`)
 
 /**
- * True if the expression does not limit which packets match: the jump itself, a counter, or a comment, which nft prints without its text.
+ * True if the expression of a rule does not limit which packets match. That is so for the jump itself, a counter, and a
+ * comment, which nft prints without its text.
  */
 function restrictsNothing(expression: Readonly<Record<string, unknown>>): boolean {
   if ('jump' in expression || 'counter' in expression) return true

@@ -37,8 +37,8 @@ const SAYS = {
 } as const
 
 /**
- * A text that no listing equals. It is stored instead of the listing if another program changed the rules right after they were set; the
- * next `ensure` then sets them again.
+ * A text that no listing equals. It is stored in place of a listing if another program changed the rules right after
+ * they were set, so that the next `ensure` sets them again.
  */
 const UNDONE = 'undone'
 
@@ -99,11 +99,11 @@ class FamilyChains {
   readonly #program: 'iptables' | 'ip6tables'
   /** The subnet and the rules of each chain as they were last set. */
   readonly #shown = new Map<string, string>()
-  /** The chains that were checked or removed since the start, or since `lookAgain`. */
+  /** The chains that were checked or removed since the start, or since the last `lookAgain`. */
   readonly #tidy = new Set<IptablesChain>()
-  /** True if iptables has version 1.6.2 or newer; undefined before its version was read. */
+  /** True if iptables has version 1.6.2 or later; undefined until its version was read. */
   #isModern: boolean | undefined
-  /** True if iptables can print a single chain without reading all rules; undefined before its version was read. */
+  /** True if iptables can print a single chain without reading all rules; undefined until its version was read. */
   #isByChain: boolean | undefined
 
   constructor({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
@@ -118,8 +118,8 @@ class FamilyChains {
   }
 
   /**
-   * Returns a function for each chain that has to be checked or removed, which sets its rules. The functions read the tables only once,
-   * together.
+   * Returns, for each chain that has to be checked or removed, a function that does so. The functions together read the
+   * tables only once.
    */
   works(
     subnet: Nets,
@@ -132,7 +132,8 @@ class FamilyChains {
       .filter((chain) => wish[chain.wish] || this.#shown.has(chain.chain) || !this.#tidy.has(chain))
       .map((chain) => async () => {
         const isRepaired = await this.#ensureChain(chain, all, subnet).catch((error: unknown) => {
-          // If the tool is not installed, this run has set no rules and cannot remove those of an earlier run, so that is not an error.
+          // If iptables is not installed, this run has set no rules and cannot remove those of an earlier run, so the
+          // failure is not an error.
           if (wish[chain.wish] || this.#shown.has(chain.chain) || notInstalled(error) === undefined) throw error
           return false
         })
@@ -165,22 +166,23 @@ class FamilyChains {
     }
   }
 
-  /** Makes the next `works` search again for rules that must go. */
+  /** Makes the next call of `works()` search again for rules that must be removed. */
   lookAgain(): void {
     this.#tidy.clear()
   }
 
   /**
-   * Reads the rules of all tables. It gives no -t option, because legacy iptables creates a missing table for it, and creating the nat
-   * table starts connection tracking.
+   * Reads the rules of all tables. The command has no option -t, because legacy iptables would create a missing table
+   * for it, and creating the nat table starts connection tracking.
    */
   async #readAll(): Promise<Tables> {
     return readTables(await this.#run(`${this.#program}-save`, []))
   }
 
   /**
-   * Reads the lines of a table that concern one chain. Only iptables-nft can show a single chain without reading all rules; kube-proxy has
-   * tens of thousands. If a chain must be deleted, all rules are read, because any rule may jump to the chain.
+   * Reads the lines of a table that concern one chain. Only iptables-nft can show a single chain without reading all
+   * rules, of which kube-proxy has tens of thousands. If a chain must be deleted, all rules are read, because any rule
+   * may jump to the chain.
    */
   async #readLines(chain: IptablesChain, isWanted: boolean, all: () => Promise<Tables>): Promise<readonly string[]> {
     const { table } = chain
@@ -230,14 +232,18 @@ class FamilyChains {
   }
 }
 
-/** Matches the error with which iptables reports a missing chain. The wording changed around version 1.8.8; the old and the new match. */
+/**
+ * Matches the error with which iptables reports a missing chain. The wording changed around version 1.8.8; this
+ * expression matches both wordings.
+ */
 const NO_CHAIN = /No chain\/target\/match by that name|does not exist|is incompatible/
 
 /**
- * Reads with iptables-nft the chain of flannel and the built-in chain that jumps to it, and returns their lines in the notation of
- * iptables-save; with `isFirst` also the chain of flannel 0.5. Returns undefined if the tool failed for a chain that may exist, for example
- * because the built-in chain contains a rule from nft that this iptables cannot print. The caller then reads all rules, because a chain
- * that is wrongly considered missing would be rebuilt without the rules of other daemons.
+ * Reads with iptables-nft the chain of flannel and the built-in chain that jumps to it, and returns their lines in the
+ * notation of iptables-save. With `isFirst` it also reads the chain of flannel 0.5. Returns undefined if the tool
+ * failed for a chain that may exist, for example because the built-in chain contains a rule from nft that this iptables
+ * cannot print. The caller then reads all rules, because a chain that is wrongly considered missing would be rebuilt
+ * without the rules of other daemons.
  */
 async function readChains(
   run: Run,

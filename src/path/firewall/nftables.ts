@@ -23,8 +23,8 @@ const SAYS = {
 } as const
 
 /**
- * A text that no listing equals. It is stored instead of the listing if another program changed the rules right after they were set; the
- * next `ensure` then sets them again.
+ * A text that no listing equals. It is stored in place of a listing if another program changed the rules right after
+ * they were set, so that the next `ensure` sets them again.
  */
 const UNDONE = 'undone'
 
@@ -38,15 +38,15 @@ export function createNftables(options: FirewallOptions): Firewall {
     probing.catch(() => (probing = undefined)) // nft gave no answer, so probe again
     return probing
   }
-  // Like flanneld, weftd creates the tables of both families, even if the network has only one.
+  // Like flanneld, create the tables of both families, even if the network has only one.
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
   const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
   const removeOther = () => removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
   let isOtherToGo = false
   /**
-   * Returns the failure that must end the start, as flanneld exits then: the table or its masquerading rules fail, and no family works.
-   * Returns undefined if weftd can continue.
+   * Returns the failure with which flanneld would exit, so that it must end the start. That is a failure of the table
+   * or of its masquerading rules, if the rules of no family could be set. Returns undefined if weftd can continue.
    */
   const fatalOf = (failures: readonly WeftError[], isUp: boolean): WeftError | undefined =>
     isUp || (forward && !masq) ? undefined : failures[0]
@@ -56,8 +56,8 @@ export function createNftables(options: FirewallOptions): Firewall {
       const failures: WeftError[] = []
       let isUp = false
       for (const { family, network, wishFor } of parts) {
-        // This node's subnet is not known yet. The check uses the network instead, because the kernel accepts or refuses both in the same
-        // way.
+        // This node's subnet is not known yet. So check with the network instead, because the kernel accepts or refuses
+        // both in the same way.
         const wish = wishFor({ [family]: network })
         const input = nftInput({ ...wish, randomFully: false })
         try {
@@ -107,8 +107,8 @@ export function createNftables(options: FirewallOptions): Firewall {
 }
 
 /**
- * Rejects if the command failed for good: the tool refused, or is not installed. Resolves if the command only gave no answer in time,
- * because a later try may succeed.
+ * Rejects if the command failed for good, because the tool refused it or is not installed. Resolves if the tool only
+ * did not answer in time, because a later try may succeed.
  */
 async function answered(command: Promise<unknown>): Promise<void> {
   await command.catch((error: unknown) => {
@@ -164,8 +164,8 @@ const countNftRules = (text: string): number =>
   text.match(/^\s+(ip6?|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
 
 /**
- * Returns true if nft knows the option `fully-random`. Like flanneld it tests an IPv4 table, and the result counts for both families.
- * Rejects if nft gives no answer.
+ * Returns true if nft supports the option `fully-random`. Like flanneld it tests that with an IPv4 table, and the
+ * result counts for both families. Rejects if nft does not answer.
  */
 async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   const input =

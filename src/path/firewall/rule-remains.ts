@@ -22,7 +22,10 @@ interface Search {
   readonly unseen: readonly string[]
 }
 
-/** An iptables command, to whose name `-save` and `-restore` are appended, and the arguments with which `-restore` waits for the lock. */
+/**
+ * An iptables command, to whose name `-save` and `-restore` are appended. Also has the arguments with which `-restore`
+ * waits for the lock.
+ */
 interface Tool {
   readonly name: string
   readonly wait: readonly string[]
@@ -35,16 +38,16 @@ interface Listing extends Tool {
 const TABLES = FLANNEL_CHAINS.map(({ table }) => table)
 
 /**
- * Finds the rules and chains of flannel for `networks`, in legacy iptables and iptables-nft and in both families. With `discover` it also
- * finds those for other networks that flannel's own rules name.
+ * Finds the rules and chains of flannel for `networks`, in legacy iptables and iptables-nft and in both families. With
+ * `discover` it also finds the rules for other networks that flannel's own rules name.
  */
 export async function findIptablesRemains(run: Run, networks: ReadonlySet<string>, discover: boolean): Promise<Search> {
   const listings: Listing[] = []
   const remains: Remains[] = []
   const unseen: string[] = []
   for (const { nft: family, iptables: command } of Object.values(WORDS)) {
-    // Since version 1.8 legacy iptables and iptables-nft have a command each, and `iptables --version` prints which of them it is. Older
-    // versions are always legacy.
+    // Since version 1.8 there are separate commands for legacy iptables and iptables-nft, and `iptables --version`
+    // prints which one it is. Older versions are always legacy iptables.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
     const isNft = isNfTables(version)
@@ -90,8 +93,8 @@ async function versionOf(run: Run, command: string): Promise<string> {
 }
 
 /**
- * Returns the rules that the first installed tool lists; undefined if none is installed. It gives no -t option, because legacy iptables
- * creates a missing table for it.
+ * Returns the rules that the first installed tool lists; undefined if none is installed. The command has no option -t,
+ * because legacy iptables would create a missing table for it.
  */
 async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise<Listing | undefined> {
   for (const tool of tools) {

@@ -24,7 +24,7 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
   if (chain.wish === 'forward') return [`-s ${n} ${FORWARD} -j ACCEPT`, `-d ${n} ${FORWARD} -j ACCEPT`]
   const masquerade = `-j MASQUERADE${wish.randomFully ? ' --random-fully' : ''}`
   return [
-    // kube-proxy marks the packets that it masquerades itself with 0x4000, so flannel's rules leave them alone.
+    // kube-proxy marks the packets that it masquerades itself with 0x4000, so flannel's rules skip such packets.
     `-m mark --mark 0x4000/0x4000 ${MASQ} -j RETURN`,
     `-s ${s} -d ${n} ${MASQ} -j RETURN`,
     `-s ${n} -d ${s} ${MASQ} -j RETURN`,
@@ -34,15 +34,15 @@ export function iptablesRules(chain: IptablesChain, wish: FirewallWish): readonl
   ]
 }
 
-/** Returns those lines of an iptables-save table that are rules of the chain or jumps to it, in order. */
+/** Returns the lines of an iptables-save table that are rules of the chain or jumps to it, in order. */
 export function oursIn(table: readonly string[], { chain }: IptablesChain): readonly string[] {
   return table.filter((line) => line.startsWith(`-A ${chain} `) || line.endsWith(` -j ${chain}`))
 }
 
 /**
- * Returns input of `iptables-restore --noflush` for one table. The input is one transaction, so that no packet sees an empty chain; the
- * line that declares the chain empties it. `ours` are the chain's present rules and jumps: the present jumps are removed, and one jump is
- * appended. `removal` lists further commands that remove rules.
+ * Returns input of `iptables-restore --noflush` for one table. The input is one transaction, so that no packet sees an
+ * empty chain; the line that declares the chain empties it. `ours` has the chain's present rules and jumps. The input
+ * removes the present jumps and appends one jump. `removal` lists further commands that remove rules.
  */
 export function restoreInput(
   { table, chain, from, jump }: IptablesChain,
@@ -78,12 +78,13 @@ export function nftRemoval(listings: readonly NftListing[]): string {
   const there = listings.filter(({ text }) => text.trim() !== '')
   const split = there.map(({ family, text, ours }) => ({ family, text, ...splitNftTable(text, ours) }))
   const isShared = split.some(({ others }) => others.postrtg.length + others.forward.length > 0)
-  // The deletion is preceded by `add table`, because it would fail if another program had already deleted the table.
+  // Precede the deletion by `add table`, because the deletion would fail if another program had already deleted the
+  // table.
   const gone = ({ nft, table }: { nft: string; table: string }) =>
     ['add', 'delete'].map((verb) => `${verb} table ${nft} ${table}`)
   if (!isShared) return lines(there.flatMap(({ family }) => gone(WORDS[family])))
-  // If another daemon has rules in a table, that table keeps those rules, and an empty table of the other family stays too, because that
-  // daemon made both.
+  // If another daemon has rules in a table, keep those rules, and keep an empty table of the other family too, because
+  // that daemon made both tables.
   return split
     .filter(({ own }) => NFT_RULE.test(own))
     .map(({ family, others }) => nftChains(family, { postrtg: [], forward: [] }, others))
@@ -93,10 +94,9 @@ export function nftRemoval(listings: readonly NftListing[]): string {
 /** Matches a rule that names a network in the output of `nft list table`. */
 const NFT_RULE = /^\s+ip6? [sd]addr /m
 
-/** The names of flannel's chains in its nftables table. */
 const NFT_CHAINS = ['postrtg', 'forward'] as const
 
-/** The rules of each chain of flannel's nftables table. */
+/** The rules of each chain of flannel's nftables table, by the name of the chain. */
 interface NftOthers {
   readonly postrtg: readonly string[]
   readonly forward: readonly string[]
@@ -133,9 +133,9 @@ export function nftTable(family: Family): string {
 }
 
 /**
- * Returns input of `nft -f -` that sets a family's table. The input is one transaction, which rebuilds flannel's chains and leaves the rest
- * of the table alone. The fourth rule of postrtg is that of flanneld's iptables mode. flanneld's own nft rule (`saddr != S daddr N return`)
- * would make the last rule unreachable.
+ * Returns input of `nft -f -` that sets a family's table. The input is one transaction, which rebuilds flannel's chains
+ * and leaves the rest of the table alone. The fourth rule of the chain postrtg comes from flanneld's iptables mode,
+ * because flanneld's own nft rule (`saddr != S daddr N return`) would make the last rule unreachable.
  */
 export function nftInput(
   { network, subnet, masq, forward, randomFully }: FirewallWish,
@@ -184,7 +184,7 @@ function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
     '  }',
   ]
   return lines([
-    // Each chain is added before it is deleted, because deleting a missing chain is an error.
+    // Add each chain before deleting it, because nft refuses to delete a missing chain.
     ...NFT_CHAINS.flatMap((name) => ['add', 'flush', 'delete'].map((verb) => `${verb} chain ${ip} ${table} ${name}`)),
     `table ${ip} ${table} {`,
     ...(masq.length > 0 ? postrtg : []),

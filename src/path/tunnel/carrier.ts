@@ -1,4 +1,5 @@
-// carrier.ts - the interface of a carrier, which is a way for packets to reach a peer's host, such as a direct route or the tunnel.
+// carrier.ts - the interface of a carrier. A carrier moves packets to a peer's host in a certain way, such as by a
+// direct route or by the tunnel.
 
 import type { Lease } from '../../control/lease/lease.ts'
 import type { PathSide } from '../contract.ts'
@@ -9,8 +10,8 @@ type Peers = ReadonlyMap<string, Lease>
 export type PeerChanges = ReadonlyMap<string, Lease | undefined>
 
 /**
- * The carrier that is tried last, which is the engine's tunnel. The tunnel has all peers, even the peers whose packets another carrier
- * takes.
+ * The carrier that is tried last: the engine's tunnel. The tunnel has all peers, even the peers whose packets another
+ * carrier moves.
  */
 export interface FallbackCarrier {
   /** The name of the carrier in reports. */
@@ -18,21 +19,23 @@ export interface FallbackCarrier {
   /** Returns the address to which packets or datagrams for the peer are sent, as text for reports. */
   endpointOf(peer: Lease): string
   /**
-   * Returns the traffic by lease key, which may include peers of other carriers. Left out if the carrier does not count the traffic per
-   * peer.
+   * Returns the traffic by lease key. The result may include peers whose packets another carrier moves. Left out if the
+   * carrier does not count the traffic per peer.
    */
   traffic?(): ReadonlyMap<string, PeerTraffic>
-  /** Returns the longest packet in bytes that reaches the peer; undefined if it is the MTU of the tunnel. */
+  /**
+   * Returns the length in bytes of the longest packet that reaches the peer; undefined if it is the MTU of the tunnel.
+   */
   pathMtu?(peer: Lease): number | undefined
 }
 
-/** A carrier that takes the packets to some of the peers. */
+/** A carrier that moves the packets to some of the peers, such as those with a direct route. */
 export interface Carrier extends FallbackCarrier {
-  /** True if this carrier can take the packets to `peer`. It is called only for peers that no earlier carrier takes. */
+  /** True if this carrier can move the packets to `peer`. It is called only if no carrier before this one can. */
   takes(peer: Lease): boolean
   /**
-   * Sets the peers, of which the carrier takes the peers that it can reach. Only peers with a key in `changed` differ from the last call;
-   * if `changed` is undefined, all may differ.
+   * Sets the peers. The carrier uses the peers that it can reach. Only peers with a key in `changed` differ from the
+   * last call; if `changed` is undefined, all may differ.
    */
   apply(peers: Peers, changed: PeerChanges | undefined): Promise<void>
   /** True if this carrier has a route to `destination`, a subnet of the network, as text; left out if the carrier makes no routes. */

@@ -17,8 +17,8 @@ export class DirectHops {
   /** The next hop of each subnet, by the subnet as text. */
   #hops: NextHops = new Map()
   /**
-   * The lease keys of the peers whose direct route the kernel refused. weftd queries their next hop again until the kernel accepts their
-   * route.
+   * The lease keys of the peers whose direct route the kernel refused. weftd queries the next hop of these peers again
+   * until the kernel accepts their route.
    */
   readonly #refused = new Set<string>()
 
@@ -37,7 +37,7 @@ export class DirectHops {
     }
     const found = await this.#hopsTo([...changed.keys()].flatMap((key) => peers.get(key) ?? []))
     const next = new Map(this.#hops)
-    // Removals come first, because a removed peer's subnet may now belong to another peer, whose hop is added below.
+    // Remove first, because a removed peer's subnet may now belong to another peer, whose next hop is added below.
     for (const [key, before] of changed)
       for (const peer of [before, peers.get(key)]) if (peer) next.delete(this.#subnetOf(peer))
     for (const [subnet, hop] of found) next.set(subnet, hop)
@@ -55,9 +55,10 @@ export class DirectHops {
   }
 
   /**
-   * Queries the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be behind a router.
-   * `routes` says which routes the kernel has accepted. Later calls query for the same peer until the kernel accepts its route. Returns, by
-   * lease key, the peers whose next hop has changed; the caller must set the routes of these peers.
+   * Queries the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be
+   * behind a router. `routes` shows which routes the kernel has accepted. Later calls query for the same peer until the
+   * kernel accepts its route. Returns, by lease key, the peers whose next hop has changed; the caller must set the
+   * routes of these peers.
    */
   async lookUpAgain(
     peers: ReadonlyMap<string, Lease>,
@@ -88,7 +89,8 @@ export class DirectHops {
       this.#family,
       peers.map((peer) => this.#hostOf(peer)),
     )
-    // The kernel's answers name the interfaces. Hops through the same interface share an object, which follows a new name.
+    // The kernel's answers name the interfaces. Let all hops through the same interface share one object, which follows
+    // a new name of the interface.
     const links = new Map([...this.#hops.values()].map(({ device }) => [device.name, device] as const))
     const linkNamed = (name: string): FollowedLink => {
       const link = links.get(name) ?? new FollowedLink(name)
@@ -124,7 +126,8 @@ export function createDirectCarrier({ network, run, log }: DirectCarrierOptions)
   const routes = new RouteSync({ network, run, log })
   return {
     name: 'direct',
-    // Only peers whose route the kernel accepted count, because packets to all others still follow the tunnel's route.
+    // Accept only peers whose route the kernel accepted, because packets to all other peers still follow the tunnel's
+    // route.
     takes: (peer) => routes.isSet(formatNet(sideOf(peer, family).subnet)),
     async apply(peers, changed) {
       if (changed?.size === 0) return

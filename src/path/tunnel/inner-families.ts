@@ -39,17 +39,17 @@ interface InnerFamilyParts {
   readonly earlier: readonly Carrier[]
 }
 
-/** One family of inner packets, with its peers, and with the carriers of the packets to the peers. */
+/** One family of inner packets: its peers, and the carriers of the packets to these peers. */
 export class InnerFamily {
   readonly family: Family
   readonly network: Net
   /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
-  /** Decides which leases are usable peers in this family. */
+  /** The filter that decides which leases are usable peers in this family. */
   readonly filter: PeerFilter
   /** The engine's tunnel, which carries the packets to all peers that no carrier of `#earlier` takes. */
   readonly #tunnel: FallbackCarrier
-  /** The carriers that are tried before the tunnel, in this order. */
+  /** The carriers, such as direct routes, that are tried before the tunnel, in this order. */
   readonly #earlier: readonly Carrier[]
 
   constructor({ network, subnet, filter, tunnel, earlier }: InnerFamilyParts) {
@@ -101,7 +101,10 @@ export class InnerFamily {
     return new Map(counted)
   }
 
-  /** Returns the longest packet in bytes that the peer's carrier takes; undefined if it is the MTU of the tunnel. */
+  /**
+   * Returns the length in bytes of the longest packet that the peer's carrier accepts; undefined if it is the MTU of
+   * the tunnel.
+   */
   pathMtu(peer: Lease): number | undefined {
     return this.#carrierOf(peer).pathMtu?.(peer)
   }
@@ -118,8 +121,8 @@ export class InnerFamily {
   }
 
   /**
-   * Returns the carriers in reverse order. A peer that moves to a later carrier gets the later carrier before the earlier carrier drops the
-   * peer.
+   * Returns the carriers in reverse order. In this order a peer that changes its carrier is added to the later carrier
+   * before the earlier carrier drops it.
    */
   #lastFirst(): readonly Carrier[] {
     return this.#earlier.toReversed()
@@ -127,9 +130,10 @@ export class InnerFamily {
 }
 
 /**
- * Returns the source address of ICMP errors that the engine writes into the TUN. It is the network's own address, which no host has; if
- * this node has the first subnet, it is the first address of the next subnet. It must not be an address of this host: the kernel refuses
- * packets from the TUN with a local IPv4 source, and reverse path filters drop those with a local IPv6 source.
+ * Returns the source address of ICMP errors that the engine writes into the TUN. The result is the network's own
+ * address, which no host has. If this node has the first subnet, the result is the first address of the next subnet. It
+ * must not be an address of this host: the kernel refuses packets from the TUN with a local IPv4 source, and reverse
+ * path filters drop those with a local IPv6 source.
  */
 function icmpSourceIn(network: Net, subnet: Net): Address {
   if (network.address !== subnet.address) return network.address
@@ -150,11 +154,14 @@ function tunnelCarrier(family: Family, underlay: Underlay, slots: TrafficSlots):
 }
 
 export class InnerFamilies {
-  /** The families in which the network and this node's lease have a subnet, even if the tunnel cannot carry a family now. */
+  /**
+   * The families in which the network and this node's lease have a subnet, even if the tunnel cannot carry a family
+   * now.
+   */
   readonly all: readonly InnerFamily[]
-  /** The reason, by family, why the tunnel cannot carry the family now. */
+  /** For each family that the tunnel cannot carry now, the reason. */
   readonly #lacking: { [F in Family]?: string } = {}
-  /** Logs failures that repeat for days only now and then. */
+  /** A log that rarely repeats a line, for failures that last for days. */
   readonly #calm: Log
 
   private constructor(all: readonly InnerFamily[], log: Log) {
@@ -179,7 +186,7 @@ export class InnerFamilies {
         lease,
         network,
         outers: underlay.families,
-        // A device may carry one family of a dual-stack network.
+        // In a dual-stack network a device may carry only one of the two families.
         isOneOfTwo: familiesOf(config).length > 1,
         log,
       })
@@ -192,7 +199,7 @@ export class InnerFamilies {
     return new InnerFamilies(all, log)
   }
 
-  /** The reason, by family, why the tunnel cannot carry the family now. */
+  /** For each family that the tunnel cannot carry now, the reason. */
   get lacking(): ByFamily<string> {
     return this.#lacking
   }

@@ -1,7 +1,8 @@
-// peer-filter.ts - decides which leases are usable peers of a backend. Each unusable lease is logged once while it exists.
+// peer-filter.ts - decides which leases are usable peers of a backend. Each unusable lease is logged once while it
+// exists.
 //
-// Which of several conflicting leases wins depends only on these leases, not on the order in which they arrived. So after a change it is
-// enough to judge the changed leases, and those that conflict with them, again.
+// If leases conflict, which one wins depends only on these leases, not on the order in which they arrived. So after a
+// change it is enough to judge again the changed leases and the leases that conflict with them.
 
 import type { Log } from '../../base/log.ts'
 import {
@@ -35,7 +36,7 @@ export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family):
   return undefined
 }
 
-/** Returns those of the `outers` families over which this host can reach the peer's host. */
+/** Returns the families of `outers` over which this host can reach the peer's host. */
 export const reachedBy = (peer: Lease, own: OwnLease, outers: readonly Family[]): readonly Family[] =>
   outers.filter((outer) => unusableReason(peer, own, outer) === undefined)
 
@@ -46,24 +47,24 @@ export interface PeerFilterOptions<N extends Net = Net> {
   readonly otherType?: (lease: Lease) => string
   readonly lease: OwnLease
   /**
-   * The network of one family. Leases with a subnet outside the network are refused, because their route would divert packets from the
-   * host's own routes.
+   * The network of one family. A lease with a subnet outside the network is refused, because a route to such a subnet
+   * would divert packets from the host's own routes.
    */
   readonly network: N
   /**
-   * True in a dual-stack network, which has one filter for each family. A lease with only one family is judged, and logged, only by that
-   * family's filter.
+   * True in a dual-stack network, which has one filter for each family. A lease with only one family is judged and
+   * logged only by the filter of that family.
    */
   readonly isOneOfTwo?: boolean
   /**
-   * The outer families over which this host can reach peers' hosts. A peer needs an address in at least one of them. Defaults to the
-   * network's family.
+   * The outer families over which this host can reach peers' hosts. A peer needs an address in at least one of these
+   * families. Defaults to the network's family.
    */
   readonly outers?: readonly Family[]
   readonly log: Log
   /** Returns the backend's own reason why a lease is not usable; undefined if the backend accepts the lease. */
   readonly alsoUnusable?: (lease: Lease) => string | undefined
-  /** A property in which all peers' hosts must differ; left out if the backend has none. */
+  /** A property whose value must be different for each peer's host; left out if the backend has no such property. */
   readonly identity?: Identity | undefined
 }
 
@@ -74,11 +75,11 @@ export interface PeerFilterOptions<N extends Net = Net> {
 interface Identity {
   /** The name of the property for messages, such as `MAC`. */
   readonly name: string
-  /** The value of this node. */
+  /** The value of the property that this node has. */
   readonly own: string
-  /** Returns the value that a lease publishes; undefined if the lease publishes none. */
+  /** Returns the value of the property that a lease publishes; undefined if the lease publishes none. */
   readonly of: (lease: Lease) => string | undefined
-  /** How the operator gives one of the two hosts another value, for messages. */
+  /** The remedy in messages: how the operator gives one of the two hosts another value. */
   readonly remedy: string
 }
 
@@ -95,7 +96,7 @@ function isNewer(a: Lease, b: Lease): boolean {
 class LeaseConflicts<Value, L extends Lease> {
   /** The newest lease of each group. It wins the conflict. */
   readonly #newest = new Map<Value, L>()
-  /** The leases of each group that lose the conflict; a group of one lease has no entry. */
+  /** In each group the leases that lose the conflict. A group of one lease has no entry. */
   readonly #others = new Map<Value, readonly L[]>()
 
   newest(value: Value): L | undefined {
@@ -122,8 +123,8 @@ class LeaseConflicts<Value, L extends Lease> {
 }
 
 /**
- * Returns a number that is unique for each subnet, as key of a map. V8 hashes a bigint by its low 64 bits, which are 0 for all /64 subnets,
- * so the high bits are mixed into them. Otherwise each lookup would compare all entries.
+ * Returns a number that is unique for each subnet, as key of a map. V8 hashes a bigint by its low 64 bits, which are 0
+ * for all /64 subnets, so the high bits are mixed into the low bits. Otherwise each lookup would compare all entries.
  */
 const numberOf = (net: Net): number | bigint =>
   typeof net.address === 'number'
@@ -139,11 +140,11 @@ type PeerOf<N extends Net> = N['address'] extends number
     ? FamilyLease<'ipv6'>
     : Lease
 
-/** A lease that a change may affect. */
+/** A lease that must be judged because of a change. */
 interface Judged<L extends Lease> {
-  /** The peer before the change; undefined if there was none. */
+  /** The usable peer before the change; undefined if there was none. */
   readonly before: L | undefined
-  /** The reason why the lease is not valid by itself; left out if it is valid. */
+  /** The reason why the lease alone, apart from conflicts, is not valid; left out if it is valid. */
   readonly unsound?: string | undefined
 }
 
@@ -151,7 +152,6 @@ export class PeerFilter<N extends Net = Net> {
   readonly #options: PeerFilterOptions<N>
   /** The family of the network. */
   readonly #family: Family
-  /** The outer families over which this host can reach peers' hosts. */
   readonly #outers: readonly Family[]
   /** The key of this node's own lease, which is never a peer; undefined before the first call of `take`. */
   #ownKey: string | undefined
@@ -159,9 +159,9 @@ export class PeerFilter<N extends Net = Net> {
   #peers = new Map<string, PeerOf<N>>()
   /** The leases, by key, that are valid by themselves but lose against a newer lease. */
   #losing = new Map<string, PeerOf<N>>()
-  /** The leases of `#peers` and `#losing`, grouped by subnet. */
+  /** The leases of `#peers` and `#losing`, grouped by subnet to find conflicts. */
   #bySubnet = new LeaseConflicts<number | bigint, PeerOf<N>>()
-  /** The newest lease of each subnet, grouped by identity (such as the MAC). */
+  /** The newest lease of each subnet, grouped by identity (such as the MAC) to find conflicts. */
   #byIdentity = new LeaseConflicts<string, PeerOf<N>>()
   /** The keys of the unusable leases. The reason for each was logged when the lease became unusable. */
   #skipped = new Set<string>()
@@ -173,9 +173,9 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Judges these leases, leaving out this node's own. `touched` lists the lease keys that may differ from the last call; if it is left out,
-   * all may differ. Returns, by key, the earlier lease of each peer that was added (undefined), changed or removed. Returns undefined if
-   * all peers may have changed.
+   * Judges these leases, except this node's own. `touched` lists the lease keys that may differ from the last call; if
+   * it is left out, all may differ. Returns, by key, the earlier lease of each peer that was added (undefined), changed
+   * or removed. Returns undefined if all peers may have changed.
    */
   take(
     leases: ReadonlyMap<string, Lease>,
@@ -229,7 +229,7 @@ export class PeerFilter<N extends Net = Net> {
 
   #takeTouched(leases: ReadonlyMap<string, Lease>, touched: Iterable<string>): Map<string, PeerOf<N> | undefined> {
     const judged = new Map<string, Judged<PeerOf<N>>>()
-    /** The newest lease before the change of each subnet that a changed lease has or had. */
+    /** For each subnet that a changed lease has or had, the newest lease before the change. */
     const newestBefore = new Map<number | bigint, PeerOf<N> | undefined>()
     for (const key of new Set(touched)) {
       const before = this.#peers.get(key)
@@ -275,7 +275,7 @@ export class PeerFilter<N extends Net = Net> {
     return keys
   }
 
-  /** Decides about each judged lease, and returns the peers that differ, by key, with their earlier lease. */
+  /** Decides about each judged lease. Returns, by key, the earlier lease of each peer that differs now. */
   #decideEach(judged: ReadonlyMap<string, Judged<PeerOf<N>>>): Map<string, PeerOf<N> | undefined> {
     const changed = new Map<string, PeerOf<N> | undefined>()
     for (const [key, { before, unsound }] of judged) {
@@ -298,8 +298,9 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Returns the lease if it is valid by itself, that is, apart from conflicts; otherwise the reason as text. Returns undefined if the lease
-   * must be skipped silently, for example because the filter of the other family logs the reason.
+   * Judges the lease apart from conflicts: returns the lease if it is valid, otherwise the reason as text. Returns
+   * undefined if the lease must be skipped silently, for example because the filter of the other family logs the
+   * reason.
    */
   #judgeAlone(lease: Lease): PeerOf<N> | string | undefined {
     const { type, lease: own, isOneOfTwo = false } = this.#options
@@ -312,8 +313,8 @@ export class PeerFilter<N extends Net = Net> {
         ? undefined
         : (this.#options.otherType?.(lease) ??
             `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`)
-    // This node has a second lease under another key while a successor with more or fewer families is about to take over. That lease is
-    // skipped without a log line.
+    // While a successor with more or fewer families is about to take over, this node has a second lease under another
+    // key. Skip that lease without a log line.
     if (isOfOneNode(attrs, own.attrs) && this.#isOwnSubnet(lease)) return undefined
     const reason = this.#whyUnusable(lease)
     return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`
@@ -339,8 +340,9 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Returns why a valid lease loses against a newer lease; undefined if it wins. The reason is empty, and so not logged, if both leases
-   * belong to the same host: it keeps its subnet under another key when the network gets or loses a family.
+   * Returns why a valid lease loses against a newer lease; undefined if it wins. The reason is empty, and so not
+   * logged, if both leases belong to the same host, because a host keeps its subnet under another key when the network
+   * gets or loses a family.
    */
   #whyLosing(lease: PeerOf<N>): string | undefined {
     const { identity } = this.#options

@@ -1,4 +1,5 @@
-// session-manager.ts - the interface between a tunnel and an encapsulation that negotiates keys with peers.
+// session-manager.ts - the interface between a tunnel and the object that negotiates keys with peers for an encrypting
+// encapsulation.
 
 import type { Lease } from '../../control/lease/lease.ts'
 import type { PeerSession, UnknownKey } from '../contract.ts'
@@ -7,17 +8,23 @@ import type { EngineSessions, UdpEndpoint } from '../engine/engine.ts'
 /** Negotiates keys with peers, and gives the keys to the engine. */
 export interface SessionManager {
   /**
-   * Continues the sessions of the predecessor's session manager from the bytes that its `pause` returned. Returns false if the bytes are
-   * invalid or were made with other keys. It must be called before all other functions.
+   * Continues the sessions of the previous process from the bytes that `pause` returned there. Returns false if the
+   * bytes are invalid or were made with other keys. Must be called before all other functions.
    */
   inherit(head: Uint8Array): boolean
-  /** Starts to work with a running engine, including the sessions that the engine kept from the engine before it. */
+  /** Starts to work with a running engine. The engine may have continued the sessions of the engine before it. */
   begin(sessions: EngineSessions): void
-  /** Stops all work until `begin` is called. Returns the state, without secret keys, from which another session manager can continue. */
+  /**
+   * Stops all work until `begin` is called. Returns the state, without secret keys, from which another process can
+   * continue.
+   */
   pause(): Uint8Array
   /** Handles the engine's control messages and events. It is called when the engine's `takeMail` has something to return. */
   onMail(): void
-  /** Sets the peers. It must be called before the engine gets the peers' records, which contain the session numbers. */
+  /**
+   * Sets the peers. Must be called before the engine gets the peers' records, because these contain the session
+   * numbers.
+   */
   setPeers(peers: ReadonlyMap<string, Lease>): void
   /**
    * Returns the destination of datagrams to a peer: the address in the peer's lease, or a newer address from which the peer has sent
@@ -35,6 +42,6 @@ export interface SessionManager {
   unknownKeys(): readonly UnknownKey[]
   /** Sets the function that is called with a peer's lease key when the destination of its datagrams has changed. */
   listen(moved: (key: string) => void): void
-  /** Stops all work for good, and erases the keys. */
+  /** Stops all work permanently, and erases the keys. */
   stop(): void
 }

@@ -22,10 +22,7 @@ export interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
   readonly settings: { readonly tunnel: TunnelSettings }
 }
 
-/**
- * The devices and queues that survive a restart of the daemon, from an earlier process to this process and from this process to a later
- * one.
- */
+/** The devices and queues that survive a restart of the daemon. */
 export interface Persistence {
   /** True if the TUN device must stay when this process ends, even if it is killed. */
   readonly persist: boolean
@@ -34,18 +31,20 @@ export interface Persistence {
   /** True if the engine opens several TUN queues. An existing device cannot change between one queue and several. */
   readonly isMultiQueue: boolean
   /**
-   * Takes over the predecessor's open descriptors if they were opened with the same options; the predecessor then no longer forwards. If
-   * the options differ, it closes the descriptors that the predecessor passed and returns undefined.
+   * Takes over the predecessor's open descriptors if they were opened with the same options; the predecessor then no
+   * longer forwards. If the options differ, closes the descriptors that the predecessor passed and returns undefined.
    */
   inherit(
     wanted: Pick<OpenPath, 'bindAddresses' | 'port' | 'tunName'> & { readonly subnets: Nets },
   ): Promise<OpenPath | undefined>
 }
 
-/** The differences between the tunnels of the backends. */
+/** The properties in which the tunnels of different backends differ. */
 export interface TunnelKind {
   readonly encapsulation: EncapsulationName
-  /** The families of inner packets that the tunnel can carry. It carries those in which the node has a subnet. */
+  /**
+   * The families of inner packets that the tunnel can carry. It carries those of them in which the node has a subnet.
+   */
   readonly families: readonly Family[]
   /** The family of the datagrams, unless a peer is reached over the family `other`. */
   readonly outer: Family
@@ -74,9 +73,9 @@ export interface TunnelKind {
   readonly filter?: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
   /** The scope of the kernel's route to the network; left out if the device's default scope is right. */
   readonly scope?: 'link'
-  /** Negotiates keys with peers; left out if the encapsulation has no keys. */
+  /** The object that negotiates keys with peers; left out if the encapsulation has no keys. */
   readonly sessionManager?: SessionManager
-  /** Checks objects that only the backend knows. It is called with each check of the device. */
+  /** Checks objects that only the backend knows, such as a key file. It is called with each check of the device. */
   readonly check?: () => Promise<void>
   /**
    * Removes a device of the kernel that carried the packets under the name of the TUN device. It is called only when no other process

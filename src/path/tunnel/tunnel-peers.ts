@@ -12,7 +12,7 @@ import type { Underlay } from './underlay.ts'
 import type { UnknownSenderLog } from './unknown-senders.ts'
 
 export class TunnelPeers {
-  /** The encapsulation's own data about a peer, and the session manager. */
+  /** The encapsulation's own data about a peer, and the object that negotiates keys with peers. */
   readonly #kind: Pick<TunnelKind, 'endOf' | 'sessionManager'>
   /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
@@ -43,7 +43,10 @@ export class TunnelPeers {
     this.#slots.keep(this.#innerFamilies.keys())
   }
 
-  /** Gives the peers to the session manager. Peers' records contain the numbers of their sessions, so the session manager must be first. */
+  /**
+   * Gives the peers to the object that negotiates keys. Must be called before peers' records are made, because these
+   * contain the numbers of the sessions.
+   */
   informSessionManager(): void {
     this.#kind.sessionManager?.setPeers(this.#innerFamilies.peers())
   }
@@ -69,12 +72,16 @@ export class TunnelPeers {
     if (this.#engine) this.#unknownSenders?.report(this.#engine.takeUnknownSenders())
   }
 
-  /** Makes the peers equal to the usable leases of `leases`. Only leases with a key in `touched` differ, if it is given. */
+  /**
+   * Makes the peers equal to the usable leases of `leases`. If `touched` is given, only leases with a key in it differ
+   * from the last call.
+   */
   async apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void> {
     const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)
     this.informSessionManager()
     const known = changes.flatMap(([inner, changed]) => (changed ? [[inner, changed] as const] : []))
-    // The engine gets every peer, even one with a direct route, because it must accept packets that this peer sends through the tunnel.
+    // Give the engine every peer, even one with a direct route, because it must accept packets that such a peer sends
+    // through the tunnel.
     if (known.length === changes.length) this.#change(this.#update(known))
     else this.#replaceAll()
     for (const [inner, changed] of changes) await inner.applyPeers(changed)
@@ -85,7 +92,7 @@ export class TunnelPeers {
     this.#change(this.#innerFamilies.withPeer(key).map(([inner, peer]) => this.#recordOf(inner, peer)))
   }
 
-  /** Makes the default the outer family for all peers again. */
+  /** Returns all peers to the default outer family. */
   forgetChoices(): void {
     for (const key of this.#underlay.chosen) {
       this.#underlay.forgetChoice(key)
@@ -133,7 +140,7 @@ export class TunnelPeers {
     const came = changes.flatMap(([inner, changed]) =>
       [...changed.keys()].flatMap((key) => this.#recordsOf(inner, key)),
     )
-    // Removals come first, because a removed peer's subnet may now belong to another peer.
+    // List the removals first, because a removed peer's subnet may now belong to another peer.
     return [...gone.map((subnet): Peer => ({ subnet, hosts: {}, outer: 'ipv4', port: 0, isGone: true })), ...came]
   }
 

@@ -79,8 +79,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // A network that contains this node's own address works only if all peers are on links of this host, because a link's route has a
-    // longer prefix than the network's route.
+    // This warning is needed because such a network works only if all peers are on links of this host: a link's route
+    // has a longer prefix than the network's route.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -149,25 +149,29 @@ function engineConfig(
 
 export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /**
-   * Resolves if the engine can no longer forward, or if the sockets of the second outer family are lost while datagrams are encrypted.
+   * Resolves with the reason if the data path must be opened again: the engine can no longer forward, or the sockets of
+   * the second outer family are lost while datagrams are encrypted.
    */
   readonly fault: Promise<Error>
   /** The families of inner packets that the tunnel can carry, even if a family is missing now. */
   readonly families: readonly Family[]
-  /** Has the addresses of the TUN device as the source of probes. */
+  /** The source of probes, which is the TUN device's address in each family. */
   readonly probing: Probing
   readonly adapting: Adapting = this
   readonly counting: Counting = this
   readonly observing: Observing = this
   /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
-  /** Chooses the outer family for each peer; undefined if there is only one, or if the session manager chooses it. */
+  /**
+   * Chooses the outer family for each peer. Undefined if there is only one outer family, or if the key negotiation
+   * chooses it.
+   */
   readonly underlays?: Underlays
   /** Returns the public keys of unknown hosts; undefined without encryption. */
   readonly handshakes?: Handshakes
-  /** Passes the open descriptors on; undefined if the TUN device must not outlive this process. */
+  /** Passes the open descriptors on to the next process; undefined if the TUN device must not outlive this process. */
   readonly handover?: HandoverSide
-  /** The configuration, the log and the functions that act on the host. */
+  /** The configuration, the log, and the functions that act on the host. */
   readonly #parts: TunnelParts
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
   readonly #kind: TunnelKind
@@ -177,9 +181,9 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
-  /** Judges the leases, and gives the peers' records to the engine. */
+  /** The object that judges the leases, and gives the peers' records to the engine. */
   readonly #peers: TunnelPeers
-  /** Configures the TUN device, and repairs its configuration, separately for each family of inner packets. */
+  /** For each family of inner packets, the object that configures the TUN device and repairs its configuration. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
   /**
    * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
@@ -216,8 +220,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the session manager chooses the outer family, and the probes of the choice, which are sent unencrypted, would not be
-    // accepted.
+    // With encryption the object that negotiates keys chooses the outer family. The probes that would choose it are
+    // sent unencrypted, and peers would not accept them.
     if (kind.other && engine.outers.length > 1 && !sessionManager)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (sessionManager) this.handshakes = sessionManager
@@ -245,8 +249,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const underlay = new Underlay(kind, own, external.address, overOther)
     const slots = new TrafficSlots()
     const innerFamilies = await InnerFamilies.create(parts, kind, own, underlay, slots)
-    // The route of a device with this backend's name or this node's address is accepted here, because another process may still forward
-    // with that device. It is checked later, when no other process forwards.
+    // Accept the route of a device with this backend's name or this node's address, because another process may still
+    // forward with that device. The device is checked later, when no other process forwards.
     const isOwn = (name: string): boolean => isNamedBy(tunName, name)
     await innerFamilies.each((each) => refuseRoute(parts, kind.mtu, each, isOwn, each.subnet))
     const peers = new TunnelPeers(kind, innerFamilies, underlay, slots)
@@ -254,7 +258,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const config = engineConfig(parts, kind, innerFamilies, underlay)
     const { bindAddresses, subnet: subnets } = config
     const inherited = await persistence.inherit({ tunName, bindAddresses, port, subnets })
-    // If descriptors were inherited, no process forwards from here on, and packets wait in the descriptors until the engine runs.
+    // If descriptors were inherited, no process forwards from now on, and packets wait in the descriptors until the
+    // engine runs.
     const head = inherited?.handoverState === undefined ? undefined : addon.handoverHead(inherited.handoverState)
     const keepsSessions = head && sessionManager?.inherit(head)
     peers.informSessionManager()
@@ -272,7 +277,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     try {
       await tunnel.#configureAll(inherited !== undefined)
     } catch (error) {
-      // A device that existed before stays, because the predecessor may have taken it back; a new device is deleted.
+      // Keep a device that existed before, because the predecessor may have taken it back. Delete a new device.
       await (inherited || adopted !== undefined ? engine.stop() : tunnel.#end())
       throw error
     }
@@ -280,7 +285,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return tunnel
   }
 
-  /** True if a family that is not carried waits for `renew`. */
+  /** True if `renew` must be called, because a family is not carried. */
   get isOutdated(): boolean {
     return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
   }
@@ -365,8 +370,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
 
   /** Begins the work with the running engine. */
   #begin(): void {
-    // Without sockets of the second outer family, the peers for which the earlier process chose that family would be unreachable. So all
-    // peers return to the first family.
+    // Without sockets of the second outer family, the peers for which the earlier process chose that family would be
+    // unreachable. So return all peers to the first family.
     if (this.#engine.outers.length === 1) this.#peers.forgetChoices()
     this.#kind.sessionManager?.listen((key) => this.#peers.redirect(key))
     this.#beginSessions() // may immediately report peers that moved while no process forwarded
@@ -387,7 +392,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const absent = FAMILIES.filter((family) => !this.families.includes(family))
     if (isInherited) await removeFamilies(run, this.#engine.tunName, absent)
     await this.#innerFamilies.each((each) => this.#configure(each))
-    // This module is loaded last, because packets wait until the engine runs and the device is configured.
+    // Load this module last, because packets wait until the engine runs and the device is configured.
     const { UnknownSenderLog } = await import('./unknown-senders.ts')
     const filter = {
       ...settings.tunnel,
@@ -441,14 +446,14 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     await this.#kind.check?.()
     this.#followSwitches()
     const repaired: string[] = []
-    // A missing device is not repaired here, because the engine reports it as a fault.
+    // Do not repair a missing device, because the engine reports it as a fault.
     await this.#innerFamilies.each(async (inner) => {
       for (const each of [this.#devices.get(inner.family), inner]) repaired.push(...((await each?.resync()) ?? []))
     })
     return repaired
   }
 
-  /** Logs a new name of the TUN device. The engine knows the name from its descriptor. */
+  /** Logs a new name of the TUN device. The engine learns the name from the device's descriptor. */
   #followName(): void {
     const { tunName } = this.#engine
     if (tunName !== this.#knownName) this.#parts.log.info(renamed(this.#knownName, tunName))
@@ -483,7 +488,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.#beginSessions() // a new engine may run now
   }
 
-  /** Makes the engine read the device's offload settings, which control if received packets are coalesced, and logs a change. */
+  /**
+   * Makes the engine read the device's offload settings, which say whether received packets may be coalesced. Logs a
+   * change.
+   */
   #followSwitches(): void {
     const { tunName } = this.#engine
     const before = this.#engine.offloads
@@ -497,8 +505,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   /**
-   * Adds the session's state to a peer's traffic, under each inner family. A peer has one session, whose byte counts are those of the
-   * traffic.
+   * Adds the state of the peer's session to the peer's traffic, for each inner family. A peer has only one session, so
+   * the byte counts of the session are those of the traffic.
    */
   #withSessions(key: string, traffic: PeerTraffic): PathTraffic {
     const { txBytes, rxBytes } = traffic
@@ -561,7 +569,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const { tunName } = this.#engine
     this.#kind.sessionManager?.stop()
     await this.#engine.stop()
-    // A persistent device survives the engine and must be deleted here, unless the engine stopped because the device was deleted.
+    // Delete a persistent device, because it survives the engine. If the engine stopped because the device was deleted,
+    // there is nothing to delete.
     if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])
   }
 }

@@ -63,7 +63,10 @@ export class Underlay {
     return [...this.#chosen.keys()]
   }
 
-  /** Returns this host's new address in the second outer family if it differs from the bound address, and records it as bound. */
+  /**
+   * Returns this host's new address in the second outer family, and records it as bound. Returns undefined if the
+   * address has not changed.
+   */
   rebind(addresses: Addresses): Address | undefined {
     const { other } = this.#kind
     const local = other && addresses[other]
@@ -79,8 +82,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the addresses from which the peer's datagrams may come: in the outer family of this host's datagrams their destination, and in
-   * the second outer family the address in the peer's lease.
+   * Returns the addresses from which the peer's datagrams may come. In the outer family that this host uses it is the
+   * destination of this host's datagrams; in the second outer family it is the address in the peer's lease.
    */
   hostsOf(peer: Lease): Addresses {
     const { address } = this.endpointOf(peer)
@@ -97,12 +100,13 @@ export class Underlay {
   choose(key: string, family: Family): void {
     if (family === this.#kind.outer) this.#chosen.delete(key)
     else this.#chosen.set(key, family)
-    // The limits of the peer's packets were found over the earlier outer family, and the path of the new family may differ.
+    // Forget the limits of the peer's packets. They were found over the earlier outer family, and the path over the new
+    // family may differ.
     for (const inner of FAMILIES)
       this.#limits[inner] = new Map([...this.#limits[inner]].filter(([each]) => each !== key))
   }
 
-  /** Makes the default the outer family for a peer again, and keeps the limits of the peer's packets. */
+  /** Returns a peer to the default outer family, and keeps the limits of its packets. */
   forgetChoice(key: string): void {
     this.#chosen.delete(key)
   }

@@ -7,8 +7,8 @@ import { createPeerTable, hostOf, type Peer, type PeerTable } from '../engine/pe
 
 const MAX_REMEMBERED = 1024
 /**
- * The maximum number of warnings per minute. One host can forge any number of senders and would otherwise flood the log. A sender above the
- * limit is logged later if it still sends.
+ * The maximum number of warnings per minute. One host can forge any number of senders and would otherwise flood the
+ * log. A sender that is not logged because of the limit is logged later if it still sends.
  */
 const MAX_PER_MINUTE = 8
 
@@ -21,7 +21,7 @@ export class UnknownSenderLog {
   #peers: () => readonly Peer[] = () => []
   /** The table of all peers; undefined until a refused sender is judged. */
   #table: PeerTable | undefined
-  /** The senders that the previous call of `report` got. */
+  /** The senders that were passed to the previous call of `report`. */
   #before: readonly UnknownSender[] = []
   /** The senders that were logged, each as text with the reason. They are not logged again. */
   readonly #logged = new Set<string>()
@@ -45,8 +45,8 @@ export class UnknownSenderLog {
   }
 
   /**
-   * Logs those senders of the previous call that are still unknown, and keeps `senders` for the next call. The delay allows for a node
-   * whose first packets arrive before its lease.
+   * Logs the senders of the previous call that are still unknown, and keeps `senders` for the next call. The delay
+   * allows for a node whose first packets arrive before its lease.
    */
   report(senders: readonly UnknownSender[]): void {
     const before = this.#before
@@ -56,8 +56,8 @@ export class UnknownSenderLog {
     const early = new Set<string>()
     for (const sender of before) {
       const from = formatAddress(sender.from)
-      // The packet is judged again, because the peers may have changed since the engine refused it: it may now be acceptable, or refused
-      // for another reason.
+      // Judge the packet again, because the peers may have changed since the engine refused it. It may now be
+      // acceptable, or be refused for another reason.
       const reason = reasonToDrop(this.#filter, known, sender)
       if (reason === undefined) {
         if (!this.#logged.has(`early ${from}`)) early.add(from)

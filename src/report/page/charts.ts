@@ -17,7 +17,9 @@ export function createCharts(history: History) {
       { stroke: colour('--in'), fill: colour('--in-fill'), ...LINE },
     ],
     values: (value) => bitRate(Math.abs(value)),
-    /** Give the sent and the received traffic the same scale. The minimum range keeps low traffic from looking like peaks. */
+    /**
+     * Give the sent and the received traffic the same scale. A minimum range keeps low traffic from looking like peaks.
+     */
     range: (low, high) => {
       const most = Math.max(1000, high, -low) * 1.1
       return [-most, most]

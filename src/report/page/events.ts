@@ -23,7 +23,8 @@ export function createEventList() {
   )
   function show(): void {
     const shown = events.filter(({ level }) => !isBrief.checked || level !== 'info')
-    // How often each line with the same time and text has occurred. The number becomes a part of the line's key, so that keys differ.
+    // How often each line with the same time and text has occurred so far. The number becomes a part of the line's key,
+    // so that equal lines have different keys.
     const seen = new Map<string, number>()
     const keyed = shown.map((event) => {
       const same = `${event.at} ${event.level} ${event.text}`

@@ -60,6 +60,9 @@ export function dropReason(counter: string): string {
   return way === undefined ? counter : `${way === 'rx' ? 'in' : 'out'}: ${reason.replaceAll('_', ' ')}`
 }
 
-/** Joins the values of both families. In an IPv6-only network both arguments are equal, and the value is shown once. */
+/**
+ * Joins the IPv4 and the IPv6 text of a value. In an IPv6-only network both texts are equal, and the text is shown
+ * once.
+ */
 export const bothOf = (first: string, ipv6: string | null): string =>
   ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`

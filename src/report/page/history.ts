@@ -42,7 +42,10 @@ interface Totals {
   readonly drops: number | undefined
 }
 
-/** Sums up sent bytes, received bytes and drops. If the engine counts no bytes, adds up the byte counters of the peers. */
+/**
+ * Sums up the sent bytes, the received bytes and the dropped packets. If the engine counts no bytes, adds up the byte
+ * counters of the peers.
+ */
 export function totalsOf({ dataPath, peers }: Status): Totals {
   const counters = dataPath?.counters ?? {}
   const sum = (of: 'txBytes' | 'rxBytes'): number | undefined => {

@@ -77,7 +77,7 @@ async function fetchHistory(): Promise<void> {
     if (past.schema === HISTORY_SCHEMA) history.setHour(past)
     if (recent.schema === EVENTS_SCHEMA) peerEvents = recent.events
   } catch {
-    // Ignore the error: fetching the status also fails then, and reports that the daemon does not answer.
+    // Ignore the error. Fetching the status also fails then, and shows that the daemon does not answer.
   }
 }
 

@@ -23,12 +23,12 @@ export class PeerMap {
   readonly #map = byId('map')
   /** The lines from this node to the peers. */
   readonly #lines: SVGSVGElement
-  /** The list of the buttons, one for each place. */
+  /** The list of the buttons of the map: one for each item, a peer or a group of peers. */
   readonly #field = byId('places')
   readonly #isWide = matchMedia('(min-width: 60rem)')
   readonly #showPlaces: (places: readonly Place[]) => void
   #places: readonly Place[] = []
-  /** The index of the button that the Tab key reaches. The arrow keys move between the buttons. */
+  /** The index of the button of the map that the Tab key reaches. The arrow keys move between the buttons. */
   #chosen = 0
 
   constructor(history: History, actions: MapActions) {
@@ -61,7 +61,7 @@ export class PeerMap {
     return [...this.#field.querySelectorAll('button')]
   }
 
-  /** Makes the Tab key reach the button at index `at`, and focuses the button if `isFocused`. */
+  /** Makes the Tab key reach the button at index `at`, and focuses that button if `isFocused` is true. */
   #choose(at: number, isFocused: boolean): void {
     const all = this.#buttons()
     this.#chosen = Math.max(0, Math.min(at, all.length - 1))
@@ -69,7 +69,7 @@ export class PeerMap {
     if (isFocused) all[this.#chosen]?.focus()
   }
 
-  /** Handles a pressed key. */
+  /** Moves between the buttons of the map when an arrow key is pressed. */
   #move(event: KeyboardEvent): void {
     const all = this.#buttons()
     const top = all[0]?.offsetTop
@@ -88,7 +88,7 @@ export class PeerMap {
     this.#choose(this.#chosen + step, true)
   }
 
-  /** Creates the list item of a place. */
+  /** Creates the list element of an item of the map, which is a peer or a group of peers. */
   #placeItem(key: string): Part<Place> {
     const sign = h('span', { class: 'sign', 'aria-hidden': 'true' })
     const name = h('span', { class: 'name' })
@@ -139,7 +139,7 @@ export class PeerMap {
     })
   }
 
-  /** Shows the places around this node, or in rows if there are many or the window is narrow. */
+  /** Arranges the items of the map around this node, or in rows if there are many items or the window is narrow. */
   #layOut(): void {
     const isStar = this.#isWide.matches && this.#places.length <= MOST_AROUND
     setAttribute(this.#map, 'data-layout', isStar ? 'star' : 'field')

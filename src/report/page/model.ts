@@ -308,7 +308,7 @@ export function matching(peers: readonly Peer[], text: string, condition: Condit
   return peers.filter((peer) => (condition === '' || peer.condition === condition) && isWanted(peer))
 }
 
-/** An item of the map: one peer or, if there are too many peers, all peers of a larger subnet. */
+/** An item of the map: one peer, or all peers of a larger subnet if there are too many peers. */
 export interface Place {
   readonly key: string
   readonly name: string
@@ -356,5 +356,5 @@ const POLL_MS = 1000
 /** The maximum fraction of the browser's time for fetching and showing the status. With very many peers the page fetches it less often. */
 const BUSY_SHARE = 0.05
 
-/** Returns the pause in ms before the next fetch, after a round of fetching and showing that took `tookMs`. */
+/** Returns the pause in ms before the next fetch, after fetching and showing the status took `tookMs`. */
 export const pauseAfter = (tookMs: number): number => Math.max(POLL_MS, tookMs / BUSY_SHARE) - tookMs

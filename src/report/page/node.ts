@@ -73,8 +73,8 @@ export function createNodeView() {
 function showWhole({ peers }: Status): void {
   const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))
-  // The percentage counts peers that short packets reach, so it can be high although long packets are lost and the ring is red. The text
-  // below the percentage says which packets count.
+  // The percentage counts peers that short packets reach, so the percentage can be high although long packets are lost
+  // and the ring is red. The text below the percentage says which packets count.
   setText(byId('whole-of'), peers?.narrow ? 'reached by short packets' : 'reached')
   // Draw a full ring without a dash pattern, because the pattern would show a seam.
   setAttribute(

@@ -98,7 +98,9 @@ export function createTable(history: History, open: (lease: string) => void) {
   }
 }
 
-/** The table's columns after the first two: the CSS class, and the name that a narrow screen shows next to each value. */
+/**
+ * The table's columns from the third one on: the CSS class, and the name that a narrow screen shows next to each value.
+ */
 const HEADS = [
   ['at', 'to'],
   ['rtt', 'round trip'],

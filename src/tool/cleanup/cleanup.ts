@@ -82,7 +82,10 @@ export async function removeRemains(
       .map(fileRemain),
   ]
   let isClean = iptables.unseen.length === 0
-  /** True once a published route could not be withdrawn: then the file that describes it stays, so that this can be repeated. */
+  /**
+   * Becomes true if a published route could not be withdrawn. In that case the file that describes the route stays, so
+   * that a later clean-up can withdraw the route.
+   */
   let isPublished = false
   for (const each of remains) {
     if (isPublished && each.things.includes(`file ${lastKnownFile(forFile)}`)) continue
@@ -130,8 +133,8 @@ async function readIfThere(path: string): Promise<string> {
 type Env = Readonly<Record<string, string | undefined>>
 
 /**
- * Reads the networks in these variables of subnet.env, as iptables and ip write them: with the host bits cleared. A variable may hold
- * several networks.
+ * Reads the networks in these variables of subnet.env. Returns them in the form in which iptables and ip write
+ * networks: with the host bits cleared. A variable may hold several networks.
  */
 function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
   const texts = keys.flatMap((key) => (env[key] ?? '').split(',').map((text) => text.trim()))
@@ -139,15 +142,18 @@ function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
   return new Set(nets.map(formatNet))
 }
 
-/** Finds a subnet.env that a daemon left. A file without flannel's variables belongs to another program and stays. */
+/**
+ * Finds a subnet.env that a daemon left. A file without flannel's variables belongs to another program, so it is not
+ * removed.
+ */
 function fileRemains(path: string, env: Env): Remains[] {
   if (env['FLANNEL_SUBNET'] === undefined && env['FLANNEL_IPV6_SUBNET'] === undefined) return []
   return [fileRemain(path)]
 }
 
 /**
- * Finds, next to the WireGuard key file, the key that a daemon generated and the files with the times of handshakes. A key file that
- * WIREGUARD_KEY_FILE names was made by an operator and stays.
+ * Finds, next to the WireGuard key file, the key that a daemon generated and the files with the times of handshakes. A
+ * key file that WIREGUARD_KEY_FILE names was made by an operator, so it is not removed.
  */
 async function keysBeside(file: string): Promise<string[]> {
   const folder = dirname(file)

@@ -36,9 +36,10 @@ export async function findDeviceRemains(run: Run): Promise<Remains[]> {
 }
 
 /**
- * Finds the routes to other nodes' subnets through their hosts, as the host-gw backend and direct routing make them. Such a route is within
- * one of `networks` (as `ip` writes them), has the prefix length of one of this node's `subnets`, a gateway outside the network, and no
- * protocol. The leases are not known here, so routes with another prefix length count as an operator's and stay.
+ * Finds the routes to other nodes' subnets through their hosts, as the host-gw backend and direct routing make them.
+ * Such a route is within one of `networks` (as `ip` writes them), has the prefix length of one of this node's
+ * `subnets`, a gateway outside the network, and no protocol. This command does not know the leases, so it takes routes
+ * with another prefix length for an operator's and keeps them.
  */
 export async function findHostRouteRemains(
   run: Run,

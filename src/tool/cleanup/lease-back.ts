@@ -1,4 +1,5 @@
-// lease-back.ts - gives back the lease of a node whose weftd does not run, for `weftd --leave`. subnet.env names the lease's subnets.
+// lease-back.ts - gives back the lease of a node whose weftd does not run, for `weftd --leave`. The file subnet.env
+// names the lease's subnets.
 
 import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -16,12 +17,13 @@ import { createStore } from '../../node/choose.ts'
 import { lastKnownFile, readLastKnown } from '../../node/restart/last-known.ts'
 import type { NodeOptions, StoreOptions } from '../../options.ts'
 
-/** The time allowed for the store. */
+/** How long in ms deleting the lease from the store may take. */
 const STORE_MS = 5_000
 
 /**
- * Deletes the node's lease and the claim of its public IP from the store that the flags name. `isHosts` checks whether an address belongs to
- * this host. Returns false if the lease may still be in the store. Logs what it did, and never rejects for a failure of the store.
+ * Deletes the node's lease, and the entry with the host's name for its public IP (the claim), from the store that the
+ * flags name. `isHosts` checks whether an address belongs to this host. Returns false if the lease may still be in the
+ * store. Logs what it did, and never rejects for a failure of the store.
  */
 export async function giveLeaseBack(
   node: NodeOptions,
@@ -45,7 +47,7 @@ export async function giveLeaseBack(
   const subnet = own.map(formatNet).join(',')
   const folder = options['lease-dir']
   try {
-    // A store in a missing directory would create the directory.
+    // Check that the lease directory exists, because opening a store in a missing directory would create the directory.
     if (folder !== '' && !existsSync(folder)) throw new Error(`there is no directory ${folder}`)
     const known = await readLastKnown(lastKnownFile(node), { ...log, warn: () => {} })
     const given = new Set([node['public-ip'], node['public-ipv6']])
@@ -68,7 +70,7 @@ export async function giveLeaseBack(
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // The last known public IP may belong to another host now, which then has published another lease with it.
+      // The node's last known public IP may belong to another host now. That host has published another lease with it.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {
@@ -96,7 +98,10 @@ export async function giveLeaseBack(
   }
 }
 
-/** Deletes the claims by which hosts with the same public IP notice each other, and which hold the host's name. */
+/**
+ * Deletes the entries with the host's name (claims), by which hosts with the same public IP notice each other, from the
+ * store.
+ */
 async function unclaim(store: Store, owners: readonly string[], signal: AbortSignal): Promise<void> {
   const { values } = await store.claims(undefined, signal)
   for (const address of owners) {

@@ -44,7 +44,10 @@ async function isLeaseLeft({ node, store }: Pick<CutOptions, 'node' | 'store'>, 
   return running.length === 0 && !(await giveLeaseBack(node, store, log))
 }
 
-/** Logs the end of the daemon. `isBack` is undefined if the daemon gives back no lease, or is of an older version, which does not say it. */
+/**
+ * Logs that the daemon has left the network. `isBack` says whether it gave its lease back; undefined if it had no lease
+ * to give back, or if its version is too old to report that.
+ */
 function tellEnd(pid: number | undefined, isBack: boolean | undefined, log: Log): void {
   const who = `The weftd that ran here (pid ${pid ?? 'unknown'})`
   if (isBack === undefined) log.info(`${who} has left the network`)

@@ -1,7 +1,8 @@
 // published-route.ts - finds the route that the last weftd published in a cloud or a switch, and withdraws it.
 //
-// The file of the last known state beside subnet.env names the backend, the lease and the external interface. It has no secrets, so a
-// backend whose credentials are only in the network configuration cannot withdraw its route.
+// The file of the last known state, which is next to subnet.env, names the backend, the lease and the external
+// interface. It has no secrets, so a backend whose credentials are only in the network configuration cannot withdraw
+// its route.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -12,9 +13,9 @@ import { createWithdrawing } from '../../node/choose.ts'
 import { readLastKnown } from '../../node/restart/last-known.ts'
 import type { Remains } from '../../path/remains.ts'
 
-/** The time limit for all requests. */
+/** The time limit in ms for all requests that withdraw the route, together. */
 const WITHDRAW_MS = 60_000
-/** The daemon logged the warnings of its start. */
+/** Discards log lines, because the daemon already logged the warnings of its start. */
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
 /** Finds the published route, of which there is at most one. `file` is the file of the last known state. */
@@ -23,7 +24,8 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
   if (!known?.external) return []
   const what = `the published route to ${netsText(known.lease.subnet)}`
   try {
-    // The lease is there, so the range of subnets need not be.
+    // The file of the last known state has the lease, so the configuration need not have a range of subnets
+    // (`areGiven`).
     const config = parseNetworkConfig(known.config, { areGiven: true })
     const backend = await createWithdrawing(config, known.external, QUIET)
     if (!backend?.withdraw) return []
@@ -34,7 +36,8 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
     }
     return [{ things: [what], stays: [], remove }]
   } catch (error) {
-    // If the configuration is invalid and no secret was removed from it, no weftd started with it, so no route was published.
+    // If the configuration is invalid although no secret was removed from it, no weftd started with it, so none
+    // published a route.
     if (!known.config.includes(HIDDEN)) return []
     return [{ things: [], stays: [`${what}: ${messageOf(error)}; remove it by hand`], remove: async () => {} }]
   }

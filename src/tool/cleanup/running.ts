@@ -11,8 +11,8 @@ export async function findDaemons(proc = '/proc', except?: number): Promise<stri
 }
 
 /**
- * Describes the weftd and flanneld processes that run. If none is visible, describes the flannel devices through which some process
- * forwards packets.
+ * Describes the weftd and flanneld processes that run. If no such process is visible, describes the flannel devices
+ * through which some process forwards packets.
  */
 export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)

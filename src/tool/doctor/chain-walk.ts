@@ -1,7 +1,8 @@
-// chain-walk.ts - decides from a firewall's rules whether the firewall would accept a packet, without changing or testing it. Pure.
+// chain-walk.ts - decides from a firewall's rules whether the firewall would accept a packet, without changing or
+// testing it. Pure.
 //
-// A rule is decided if this code can evaluate its conditions. A rule with other conditions (a mark, a set) may or may not match, and makes
-// the verdict uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
+// A rule is decided if this code can evaluate its conditions. A rule with other conditions (a mark, a set) may or may
+// not match, so the verdict is uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
 import { familyOf, hostNet, netContains, parseAddress, parseNet, type Address, type Family } from '../../net/address.ts'
 
 export interface FilteredPacket {
@@ -18,7 +19,9 @@ export interface FilteredPacket {
 
 export interface Verdict {
   readonly isAccepted: boolean
-  /** True if the verdict is proved. False if a rule that may or may not match the packet would decide otherwise. */
+  /**
+   * True if the verdict is proved. False if the verdict could differ because a rule may or may not match the packet.
+   */
   readonly isCertain: boolean
   /** The text of the rule that decided about the packet, as its tool prints it, or the policy of the chain. */
   readonly by: string
@@ -57,7 +60,8 @@ export function allOf(conditions: readonly Holds[]): Holds {
 /** Evaluates the rules of a base chain, and of the chains to which they jump, for a packet. */
 export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, packet: FilteredPacket): Verdict {
   /**
-   * The verdicts (true: accepted) of the rules that may match. `open` is true if a rule may match that would leave a chain before its end.
+   * The verdicts (true: accepted) of the rules that may match. `open` is true if a rule that may match would leave its
+   * chain before the chain ends.
    */
   const possible = new Set<boolean>()
   let open = false
@@ -120,9 +124,9 @@ export const isState = ({ state }: FilteredPacket, states: readonly string[]): H
   state === undefined ? undefined : states.some((each) => each.toLowerCase() === state)
 
 /**
- * True if the source or destination address has one of these routing types (ip-route(8)). The type is `local` for the destination of an
- * incoming packet and the source of an outgoing one, because these are addresses of this host. All other addresses belong to other hosts
- * (`unicast`). Multicast does not occur.
+ * True if the source or destination address has one of these routing types (ip-route(8)). The destination of an
+ * incoming packet and the source of an outgoing packet have the type `local`, because they are addresses of this host.
+ * All other addresses belong to other hosts (`unicast`). Multicast does not occur.
  */
 export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
   const isLocal = chain === (end === 'source' ? 'OUTPUT' : 'INPUT')

@@ -170,8 +170,8 @@ const OTHER_CONFIG =
 
 /** Compares the configuration in the store with the configurations that this node and its peers use. */
 function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
-  // Use the running daemon's own comparison, which includes secrets. A daemon that does not run has no configuration in use, and reads the
-  // one in the store at its next start.
+  // Use the running daemon's own comparison, which includes secrets. A daemon that does not run uses no configuration
+  // now, and reads the store's configuration at its next start.
   const isOther = silence === undefined && status?.store.configDiffers === true
   const other: Finding[] = isOther ? [{ name: 'config-differs', detail: OTHER_CONFIG }] : []
   if (!store || store.problem !== undefined) return isOther ? other : undefined
@@ -180,8 +180,8 @@ function checkConfig({ status, store, silence }: Facts): Finding[] | undefined {
   const { config, peers } = status
   const backendOf = ({ backendType, backend }: NonNullable<Status['config']>): string =>
     `${backendType} ${JSON.stringify(Object.entries(backend).toSorted(([a], [b]) => (a < b ? -1 : 1)))}`
-  // A daemon that does not run will read the configuration from the store at its next start, so the store's configuration cannot differ
-  // from its own.
+  // A daemon that does not run reads the configuration from the store at its next start, so its configuration cannot
+  // differ from the store's.
   const here =
     silence !== undefined
       ? undefined
@@ -213,7 +213,8 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
   const ends = silence === undefined ? status?.lease?.expiresAt : undefined
   if (!ends) return storeAheadMs === undefined ? undefined : []
   const leftMs = Date.parse(ends) - now
-  // A lease is written with a lifetime of 24 hours and later renewed, so an end further away shows that the clocks differ.
+  // A lease is written with a lifetime of 24 hours and later renewed. So if it ends later than 24 hours from now, the
+  // clocks differ.
   if (leftMs > LEASE_MS + CLOCK_MS)
     return [
       {
@@ -255,8 +256,8 @@ const isSendingElsewhere = (facts: Facts): boolean =>
   (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
- * The drop counters that show a fault. Other drops occur in a healthy network too, such as packets to a node that has left, or a peer's
- * first packets before this node has its lease.
+ * The drop counters whose increase shows a fault. Other drops occur in a healthy network too, such as packets to a node
+ * that has left, or a peer's first packets before this node has its lease.
  */
 const FAULT_DROPS = [
   'rx_drop_socket_full',
@@ -288,11 +289,12 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
     const isFault = number > Math.max(FAULT_DROP_COUNT, packets * FAULT_DROP_SHARE)
     return isFault ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
   }
-  // With WireGuard the keys prove that the sender is a node of the network, so the counter means packets with a source address outside that
-  // node's subnet.
+  // With WireGuard the keys prove that the sender is a node of the network. So the drop counter means packets with a
+  // source address outside that node's subnet.
   const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
   const outside = provesSender ? faultText('rx_drop_unknown_sender') : undefined
-  // If hosts do not share the lease directory, each forms a network of its own. Packets from unknown senders are the only sign of that.
+  // If hosts use different lease directories by mistake, each forms a network of its own. Packets from unknown senders
+  // are the only sign of that.
   const unknown = !provesSender && status?.store.name === 'directory' ? faultText('rx_drop_unknown_sender') : undefined
   return [
     ...FAULT_DROPS.flatMap((name) => {

@@ -38,7 +38,10 @@ import {
 export interface Step {
   /** The name of the step, such as `source`, `route` or `firewall`. */
   readonly step: string
-  /** True if the packet passes this step; false if it ends here; undefined if the facts of this host do not show it. */
+  /**
+   * True if the packet passes this step; false if the packet ends here; undefined if the facts of this host do not show
+   * which.
+   */
   readonly passes: boolean | undefined
   readonly says: string
 }
@@ -130,15 +133,15 @@ export function explain(question: Question): readonly Step[] {
 }
 
 /**
- * Returns the step for a packet to a container of this node that a route of the kernel leads to another host. Returns undefined if no route
- * does.
+ * Returns the step for a packet to a container of this node that a route of the kernel leads to another host. Returns
+ * undefined if no route leads the packet to another host.
  */
 function ledAway({ destination, status, facts, route }: Question): Step | undefined {
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
-  // True if a route inside this node's subnet leads the packet to this gateway. A default route does not count, because no program made it
-  // for this packet.
+  // True if a route inside this node's subnet leads the packet to this gateway, so that some program made the route for
+  // this packet. A default route does not count.
   const isMadeForIt = facts.routes.some((each) => {
     const net = parseNet(each.destination)
     return net && netContains(net, destination) && each.gateway === route.gateway && netContains(subnet, net.address)

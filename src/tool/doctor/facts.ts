@@ -23,7 +23,10 @@ const PROBED_PEERS = 16
 const CLOCK_WAIT_MS = 2_000
 
 export interface Facts {
-  /** The daemon's status. If no daemon runs, the status that recall.ts reconstructs; undefined if there is neither. */
+  /**
+   * The daemon's status, or the status that recall.ts reconstructs if no daemon runs. Undefined if neither is
+   * available.
+   */
   readonly status: Status | undefined
   /** Why the daemon did not answer; undefined if it answered. */
   readonly silence: string | undefined
@@ -32,7 +35,10 @@ export interface Facts {
   /** The time of day in ms since 1970. */
   readonly now: number
   readonly isRoot: boolean
-  /** The errno name of the error that opening /dev/net/tun gave, such as `ENOENT`; undefined if the device can be opened. */
+  /**
+   * The errno name of the error that opening /dev/net/tun gave, such as `ENOENT`; undefined if weft doctor could open
+   * the device.
+   */
   readonly tunProblem: string | undefined
   /** True if this process is root but lacks CAP_NET_ADMIN. A weftd in the same container then lacks the capability too. */
   readonly lacksNetAdmin: boolean
@@ -58,7 +64,7 @@ export interface Facts {
   readonly answers: AllAnswers
   /** Why weft doctor could not probe any peer; undefined if it could. */
   readonly whyUnprobed: string | undefined
-  /** The results of contacting the hosts of silent peers outside the data path, by lease. */
+  /** The result of an attempt to reach a silent peer's host without the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
   /** The data that weft doctor just read from the store; undefined if it did not query the store. */
   readonly store: StoreSeen | undefined
@@ -75,8 +81,8 @@ export interface Facts {
 
 export interface Reach {
   /**
-   * The reaction to a datagram to the backend's port on the peer's host; undefined if nothing came back, or if the backend has no
-   * port.
+   * The reaction to a datagram that was sent to the backend's port on the peer's host. Undefined if no error came back,
+   * or if the backend has no port.
    */
   readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined

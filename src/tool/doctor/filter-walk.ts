@@ -65,7 +65,10 @@ function outcomesOf(rule: string, packet: FilteredPacket): readonly Outcome[] {
   return matches === false || !target ? [] : [{ matches, target }]
 }
 
-/** Returns whether a rule matches the packet (undefined: it may match), and the chain or verdict that the rule names. */
+/**
+ * Returns whether a rule matches the packet (undefined: it may match), and the chain or the verdict to which the rule
+ * then leads.
+ */
 function matchOf(
   rule: string,
   packet: FilteredPacket,

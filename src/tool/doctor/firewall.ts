@@ -76,7 +76,7 @@ function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
   const silent = known.filter(isSilent).slice(0, WALKED_PEERS)
   const walked = silent.length > 0 ? silent : known.slice(0, 1)
   if (walked.length > 0) return walked.flatMap((peer) => droppedOf(side, peer, { facts, ruleset }))
-  // If no peer is known, use an address of the network as the container of a peer.
+  // If no peer is known, use an address in the network as the address of a peer's container.
   return facts.status?.peers ? [] : forwarded(side, lastIn(network), false, { facts, ruleset })
 }
 
@@ -85,7 +85,10 @@ interface Walking {
   readonly ruleset: Ruleset
 }
 
-/** True if a peer did not answer. The result of weft doctor's own probe counts; without one, the daemon's. */
+/**
+ * True if a peer did not answer. The result of weft doctor's own probe counts; if weft doctor did not probe the peer,
+ * the daemon's result counts.
+ */
 const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? state === 'answering')
 
 /** Returns the data path's device for packets of a family; undefined if the backend has no device, or if the device is not known. */
@@ -139,9 +142,10 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
 }
 
 /**
- * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, packets like this one are known to
- * arrive, so a rule is returned only if it certainly drops the packet. A packet without a conntrack state is evaluated with an unknown
- * state, and then as the first packet of its connection, because a firewall may accept only answers.
+ * Evaluates the firewall for a packet, and returns the rules that drop it. If `isMissed` is false, packets like this
+ * one are known to arrive, so only a rule that certainly drops the packet is returned. A packet without a conntrack
+ * state is evaluated first with an unknown state, and then as the first packet of its connection, because a firewall
+ * may accept only answers.
  */
 function judged(
   name: 'forward-dropped' | 'port-dropped' | 'probes-dropped',
@@ -180,8 +184,8 @@ function judged(
 const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 
 /**
- * True if the rules name the network or its device. Somebody made such rules for the network, and they may accept its packets by conditions
- * that this code does not evaluate.
+ * True if the rules name the network or its device. An operator or a program made such rules for the network. They may
+ * accept its packets by conditions that this code does not evaluate.
  */
 function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}

@@ -205,8 +205,8 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
     const target = TARGETS[word]
     if (target) return [{ matches, target }]
     if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]
-    // The statement `queue` passes the packet to a program, which may drop it. Its decision is not known, so the rule counts as one that
-    // may match.
+    // The statement `queue` passes the packet to a program, which may drop the packet. The program's decision is not
+    // known, so the rule counts as one that may match.
     if (word === 'queue') return [{ matches: undefined, target: { to: 'drop' } }]
     const statement = statementAt(words, at)
     if (statement > 0) {
@@ -344,7 +344,7 @@ function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true |
     if (holds === false || !target) continue
     const matches = holds && before
     outcomes.push({ matches, target })
-    // The packet has only one value in the field, so after a match no other entry of the map can match.
+    // The packet's field has only one value, so after a match no other entry of the map can match.
     if (holds) break
   }
   return outcomes

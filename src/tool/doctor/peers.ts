@@ -74,7 +74,8 @@ export function checkPeers(
   isSendingWrong: boolean,
 ): Finding[] | undefined {
   if (!status?.peers || !status.node) return undefined
-  // If weftd itself carries the packets and does not run, no peer can answer. The silence then proves nothing about the peers.
+  // If weftd itself should carry the packets but does not run, no peer can answer. So the silence proves nothing about
+  // the peers.
   if (silence !== undefined && status.dataPath?.open !== true) return undefined
   const { node } = status
   const { list, answering } = status.peers
@@ -90,7 +91,10 @@ export function checkPeers(
     side.state !== 'stored' && !isSilent(side) && (side.lossPercent ?? 0) >= LOSSY_PERCENT
   const seen = list.map((peer) => seenSides(peer, answers))
   const halves = seen.filter((sides) => !sides.every(isBroken)).flatMap((sides) => sides.filter(isBroken))
-  /** Selects the peers that this host reaches over no family. A peer that matches in both families is listed once, for IPv4. */
+  /**
+   * Selects the peers that this host does not reach over any family. A peer that matches in both families is listed
+   * once, for IPv4.
+   */
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
   const { probeSeconds } = status.peers
@@ -114,7 +118,7 @@ export function checkPeers(
       side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
         ? '; handshake messages arrive from its host: see the check handshakes'
         : onItsWay
-    // A daemon that does not run has counted no packets, so describe only what the probes of the host showed.
+    // A daemon that does not run has counted no packets, so describe only the results of contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     const last =
       peer.heardSecondsAgo === null

@@ -33,7 +33,7 @@ export interface KernelRoutes {
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if weft itself makes the routes to peers, which is so unless another program carries the packets. */
+/** True if weft itself makes the routes to peers. It does, unless another program carries the packets. */
 const isRouted = ({ dataPath }: Status): boolean =>
   dataPath !== null && dataPath.engine !== null && dataPath.engine !== 'none'
 
@@ -64,7 +64,7 @@ export function routeQueries(status: Status, links: readonly Link[], marks: read
         return [
           of('host', { to: there }),
           ...(out ? [of('out', out), ...marks.slice(0, QUERIED_MARKS).map((mark) => of('out', { ...out, mark }))] : []),
-          // Packets from a directly routed peer do not arrive on the data path's device. Skip the query for such a peer.
+          // Packets from a directly routed peer do not arrive on the data path's device, so do not look up their route.
           ...(out && device && peer.way !== 'direct' ? [of('in', { to: here, from: there, iif: device })] : []),
         ]
       })

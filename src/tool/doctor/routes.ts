@@ -23,14 +23,14 @@ function staysHere(subnet: Net, gateway: string | undefined): boolean {
 export function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
-  // Check the routes also if the daemon does not run, because its routes must still exist then.
+  // Check the routes even if the daemon does not run, because they must still exist then.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
 }
 
 /**
- * True if the backend has a single route to the whole network. If weftd itself carries the packets, the backend has a single route. If the
+ * True if the backend has a single route to the whole network. It has one if weftd itself carries the packets. If the
  * kernel carries the packets, the backend has either a single route or one route per peer.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>

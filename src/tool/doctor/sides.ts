@@ -45,8 +45,8 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
 })
 
 /**
- * Returns the underlay families that can carry overlay packets of a family, the preferred one first. Returns none if the backend sends no
- * datagrams.
+ * Returns the underlay families that can carry overlay packets of a family, the preferred one first. Returns an empty
+ * list if the backend sends no datagrams.
  */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
   config
@@ -73,8 +73,8 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 }
 
 /**
- * True if packets of a family reach peers through this device. The names of the backend's devices count too, because the status names no
- * device of a family that is not carried.
+ * True if packets of a family reach peers through this device. The names of the backend's devices count too, because
+ * the status names no device for a family that is not carried.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,
@@ -159,8 +159,8 @@ export function bridgeOf(
     ({ name, addresses }) =>
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
-        // Skip the data path's device: it has the first address of the subnet with the prefix length of a single host, and a bridge has a
-        // shorter prefix.
+        // Skip the data path's device. It has the first address of the subnet with the prefix length of a single host,
+        // and a bridge has a shorter prefix.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )

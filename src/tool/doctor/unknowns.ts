@@ -18,8 +18,8 @@ const withoutPeers: Reason = ({ status }) => (status?.peers ? undefined : 'weftd
 const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? undefined : 'the data path is not open')
 
 /**
- * The reasons why each check may be impossible, by the check's name; the first reason that applies is reported. A check that is not listed
- * needs only a weftd that has a node.
+ * The possible reasons why each check cannot run, by the check's name; the first reason that applies is reported. A
+ * check that this table does not list needs only a weftd that has a node.
  */
 const REASONS: Readonly<Record<string, readonly Reason[]>> = {
   firewall: [

@@ -18,7 +18,7 @@ export interface InUse {
   readonly device: string | null
   readonly engine: string | null
   readonly mtu: number | null
-  /** The MTU of the path to the other host, if it is smaller than `mtu`; else null. */
+  /** The MTU in bytes of the path to the other host, if that is smaller than `mtu`; else null. */
   readonly pathMtu: number | null
   readonly features: readonly string[]
 }

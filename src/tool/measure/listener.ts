@@ -33,7 +33,10 @@ interface Here {
 export interface ListenerOptions {
   readonly port: number
   readonly idleMs: number
-  /** Returns why a host may not measure; undefined if it may. `address` is the host's public address, and `inside` its overlay address. */
+  /**
+   * Returns why a host may not measure; undefined if that host may measure. `address` is the host's public address, and
+   * `inside` its overlay address.
+   */
   refusal: (address: string, inside: string) => Promise<string | undefined>
   /** Returns the facts about this host that concern the measuring host with these addresses; null if no weftd answers on this host. */
   here: (address: string, inside: string) => Promise<Here | null>
@@ -78,7 +81,8 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))
-    // Check for another run after the await. From here to the start of this run there is no await, so no other run can begin in between.
+    // Check for another run after the await. Between this check and the start of this run there is no other await, so
+    // no other run can begin.
     const why = (await refusalOf(address, greeting)) ?? busyWith(greeting)
     if (why !== undefined || !greeting) {
       socket.write(lineOf({ refused: why }))

@@ -60,7 +60,10 @@ export interface Length {
   readonly longest: number | null
 }
 
-/** Facts that the samples do not show: the longest packet that passes inside the tunnel, and the MTU of each host. Left out if unknown. */
+/**
+ * Facts that the samples do not show: the longest packet that passes inside the tunnel, and the MTU of each host. A
+ * fact that is not known is left out.
+ */
 interface Beside {
   readonly length?: Length | undefined
   readonly mtu?: { readonly here: number | null; readonly there: number | null }

@@ -38,7 +38,8 @@ const MOST_TRIPS_MS = 1_000
 /** The shortest delay of a Node.js timer, in ms. After each delay the sender sends the datagrams that are due by then. */
 const TICK_MS = 1
 /**
- * The maximum delay in ms for which the sender catches up. If it is later, it skips datagrams, because a larger burst would cause losses.
+ * The maximum delay in ms that the sender makes up by sending faster. If the delay is longer, the sender skips
+ * datagrams, because a larger burst would cause losses.
  */
 const MOST_BURST_MS = 3
 /**
@@ -54,15 +55,14 @@ export class Run {
   readonly #paths: Both<PathAddresses>
   readonly #port: number
   readonly #leading: Leading
-  /** The run's number, which the listener assigned; streams and datagrams carry it. */
+  /** The run's identifier, which the listener assigned and which all streams and datagrams contain. */
   readonly #mark: string
-  /** All open connections. */
   readonly #open: Set<Socket>
   /** The echo connection of each path. */
   readonly #echoes = new Map<PathName, Socket>()
-  /** The bytes of one write to a stream. */
+  /** The bytes that one write sends to a stream. */
   readonly #filling = randomBytes(WRITE_BYTES)
-  /** The sum of the datagrams that the UDP samples of this run could send at most. */
+  /** The maximum number of datagrams that the UDP samples of this run could have sent so far. */
   #sentEver = 0
 
   private constructor(paths: Both<PathAddresses>, port: number, leading: Leading, welcome: Welcome) {
@@ -75,8 +75,8 @@ export class Run {
   }
 
   /**
-   * Begins a run over a leading connection on the outside path. Resolves with the listener's refusal if it refuses. Rejects with the
-   * kernel's error if the connection fails.
+   * Begins a run over a leading connection on the outside path. If the listener refuses the run, resolves with the
+   * refusal. If the connection fails, rejects with the kernel's error.
    */
   static async begin(paths: Both<PathAddresses>, port: number, inside: string): Promise<Run | Refusal> {
     const leading = new Leading(await connectTo(paths.outside, port, PATIENCE_MS))
@@ -117,7 +117,7 @@ export class Run {
     return this.#echoes.has(path) ? performance.now() - start : undefined
   }
 
-  /** Sends as much as `streams` connections carry in `seconds`. */
+  /** Sends as much data as `streams` connections can carry in `seconds`. */
   async tcp(path: PathName, streams: number, seconds: number): Promise<TcpSample> {
     await this.#leading.ask({ ask: 'tcp', streams, seconds }, ready)
     const opened = await Promise.allSettled(Array.from({ length: streams }, () => this.#openTo(path, 'stream')))
@@ -183,7 +183,7 @@ type Welcome = NonNullable<ReturnType<typeof readWelcome>>
 
 const ready = (line: string): true | undefined => isReady(line) || undefined
 
-/** The leading connection of a run, over which the listener gets requests and answers them. */
+/** The leading connection of a run, over which the listener receives requests and sends answers. */
 class Leading {
   readonly socket: Socket
 
@@ -293,7 +293,7 @@ export async function measure(
         await sample(path)
       }
   }
-  // Take one sample per path whose result is discarded, because JavaScript and the path are slow at first.
+  // Take one sample per path and discard its result, because JavaScript and the path are slow at first.
   for (const path of PATHS) await run.tcp(path, plan.streams, Math.min(WARM_UP_S, plan.seconds))
   await inPairs('TCP', async (path) => void tcp[path].push(await run.tcp(path, plan.streams, plan.seconds)))
   const rateOf = (path: PathName): number => median(tcp[path].map(({ bitsPerSecond }) => bitsPerSecond)) ?? 0

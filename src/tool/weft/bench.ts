@@ -300,7 +300,7 @@ async function begin(paths: Paths, port: number): Promise<Run> {
     await run.openEcho('outside').catch(async (error: unknown) => {
       await run.end().catch(() => {})
       run.close()
-      // An error without a code is not the kernel's but the listener's refusal.
+      // An error without a code does not come from the kernel. It is the listener's refusal.
       throw isRefusal(error) ? refusedBy(to, messageOf(error)) : error
     })
     return run

@@ -133,7 +133,7 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
   if (write !== '') return captureFile(write, first, screen)
   if (json) {
     return {
-      // With --follow, omit reports that contain no packets.
+      // With --follow, skip reports that contain no packets.
       async add(report) {
         if (!follow || report.packets.length > 0) screen.write(jsonLine(report))
       },
@@ -200,8 +200,8 @@ function summary(shown: number, verb: 'shown' | 'written', report: DropsReport):
 }
 
 /**
- * Makes a function that is called with each report in turn. The function returns how many packets were dropped between the previous report
- * and this report, but are listed in neither of the two reports.
+ * Makes a function that is called with each report in turn. The function returns how many packets were dropped between
+ * the previous report and this report, without being listed in either of the two reports.
  */
 export function createTally(): (report: DropsReport) => number {
   let before: { readonly seen: number; readonly ahead: number } | undefined
@@ -213,7 +213,7 @@ export function createTally(): (report: DropsReport) => number {
       before = { seen, ahead: 0 }
       return 0
     }
-    // The daemon reads the counters before the packets, so a report may contain a packet that only the next report counts.
+    // The daemon reads the counters before the packets, so a report may list a packet that only the next report counts.
     const missed = seen - before.seen - before.ahead - shownOf(report)
     before = { seen, ahead: Math.max(0, -missed) }
     return Math.max(0, missed)

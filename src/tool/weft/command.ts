@@ -134,7 +134,10 @@ export function helpOf({ name, args, does, more, flags }: Command, without: Read
   return `${[usage, [sentence, more].filter((text) => text !== '').join(' '), lines].filter((part) => part !== '').join('\n\n')}\n`
 }
 
-/** Returns the default value of a flag in brackets, for the help. Returns an empty text if the flag has no default or it is false. */
+/**
+ * Returns the default value of a flag in brackets, for the help. Returns an empty text if the flag has no default or if
+ * the default is false.
+ */
 export function defaultText(value: FlagTable[string]['default'], before = ''): string {
   const isNone = value instanceof Secret ? value.isEmpty : value === '' || value === false || Array.isArray(value)
   return isNone ? '' : ` (${before}${String(value)})`

@@ -207,7 +207,7 @@ export const configSetCommand = command({
     const text = await readText(path)
     const { config, warnings } = check(text)
     const isDry = options['dry-run']
-    /** Throws a refusal; a dry run prints it. */
+    /** Throws this error, which --force suppresses. A dry run prints the error instead. */
     const refuse = (error: WeftError): void => {
       if (options.force) return
       if (!isDry) throw error

@@ -62,7 +62,7 @@ export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'
   })
 }
 
-/** Replaces each option that has its default value by the value that was found for it. */
+/** Replaces the value of each option that still has its default by the value that was found for the option. */
 export function withDefaultsOf(options: KeyStoreOptions, found: Partial<KeyStoreOptions>): KeyStoreOptions {
   const isDefault = (name: keyof KeyStoreOptions): boolean =>
     name === 'etcd-password' ? options[name].isEmpty : String(options[name]) === String(STORE_FLAGS[name].default)

@@ -26,8 +26,9 @@ Keeps options that the environment already has, as DOCKER_OPT_* or in the variab
 `
 
 /**
- * Writes the file with Docker's options. Throws WeftError USAGE for invalid arguments or variables, and PERMISSION if a file cannot be read
- * or written. Throws ADDRESS if the subnet is routed through a gateway, after writing the file, as the script does.
+ * Writes the file with Docker's options. Throws WeftError USAGE for invalid arguments or variables, and PERMISSION if a
+ * file cannot be read or written. Throws ADDRESS if the subnet is routed through a gateway, after writing the file, as
+ * flannel's script does.
  */
 export async function dockerOpts(
   args: readonly string[],
@@ -88,7 +89,7 @@ function readArguments(args: readonly string[]) {
   }
 }
 
-/** Reads a file. Returns an empty text if the file does not exist, because the script accepts that too. */
+/** Reads a file. Returns an empty text if the file does not exist, because flannel's script accepts that too. */
 async function readIfThere(path: string): Promise<string> {
   try {
     return await readFile(path, 'utf8')

@@ -130,7 +130,8 @@ async function lookInStore(
   const place = { store: name, leases }
   const unknown = { seen: undefined, stored: undefined, place }
   if (name === 'kubernetes') return { ...unknown, why: 'only weftd queries the Kubernetes API' }
-  // Do not open an unused lease directory: listing it would create its subfolders, and weft doctor must not change anything.
+  // Do not open an unused lease directory, because listing it would create its subfolders, and weft doctor must not
+  // change anything.
   if (name === 'directory' && existsSync(leases) && !existsSync(join(leases, 'subnets')))
     return { ...unknown, why: `no weftd has used ${leases} yet` }
   try {
@@ -146,8 +147,8 @@ async function lookInStore(
   } catch (error) {
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
-    // True if a failure of the store is a finding. It is not if the store is only the default one, which may not be the daemon's, or if the
-    // store refused this user, because it may be healthy.
+    // True if a failure of the store is a finding. It is not a finding if the store is only the default store, which
+    // may not be the daemon's, or if the store refused this user, because such a store may be healthy.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
@@ -225,7 +226,10 @@ function worst(findings: NonNullable<Diagnosis['findings']>): 'ok' | 'warning' |
 }
 
 export function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
-  /** The first check that has each reason. */
+  /**
+   * For each reason, the name of the first check that could not run because of it. Later checks with the same reason
+   * refer to that check.
+   */
   const firsts = new Map<string, string>()
   const lines = diagnoses.flatMap(({ check, findings, why = '' }) => {
     const name = check.padEnd(12)

@@ -50,7 +50,7 @@ export const explainCommand = command({
       ])
       for (const { step, passes: one, says } of steps)
         screen.write(`${step.padEnd(12)} ${marks.get(one)}  ${printable(says)}\n`)
-      // True if no step except the MTU stops the packet, so that short packets get through.
+      // True if no step except the MTU stops the packet, so that only its length matters.
       const isLength = steps.every(({ step, passes: one }) => one !== false || step === 'mtu')
       const verdict =
         passes === false
@@ -73,14 +73,15 @@ function passesOf(steps: readonly Step[]): boolean | undefined {
 }
 
 /**
- * Returns the addresses of source and destination. If one is the name of a dual-stack host, uses the host's address of the other one's
- * family.
+ * Returns the addresses of source and destination. If one of them is given as the name of a dual-stack host, uses that
+ * host's address in the family of the other one.
  */
 function addressesOf(status: Status, [from = '', to = '']: readonly string[]): readonly [Address, Address] {
   const [source, destination] = [parseAddress(from), parseAddress(to)]
   const other = source ?? destination
   const [first, second] = [source ?? hostAddress(status, from, other), destination ?? hostAddress(status, to, other)]
-  // If both are named, one host may have only IPv6. Then use the IPv6 address of the other host too.
+  // If source and destination are both given by name, one of the hosts may have only IPv6. In that case use the IPv6
+  // address of the other host too.
   if (other !== undefined || familyOf(first) === familyOf(second)) return [first, second]
   return [hostAddress(status, from, second), hostAddress(status, to, first)]
 }

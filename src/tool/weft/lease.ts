@@ -88,7 +88,7 @@ function endText(at: number | undefined, isReservation: boolean): Cell {
   return leftS < ENDING_S ? ['doubtful', `in ${duration(leftS)}`] : `in ${duration(leftS)}`
 }
 /**
- * The seconds before its end from which a lease counts as not renewed in time. Nodes renew a lease an hour before its end
+ * How many seconds before its end a lease counts as not renewed in time. Nodes renew a lease an hour before its end
  * (--subnet-lease-renew-margin).
  */
 const ENDING_S = 1800
@@ -278,8 +278,8 @@ function checkGiven(net: Net, config: NetworkConfig): void {
 }
 
 /**
- * Returns the value with which a lease is reserved: its value as it was. Throws WeftError USAGE if `node` differs from the node in the
- * value.
+ * Returns the value with which a lease is reserved, which is its present value. Throws WeftError USAGE if the operator
+ * named a `node` that is not the node in that value.
  */
 function valueFor(before: StoreEntry, node: string | undefined): string {
   const { lease } = read(before)

@@ -7,7 +7,10 @@ import { devicesText } from '../../report/status.ts'
 export interface Screen {
   /** True if standard output is a terminal, so that a command may overwrite lines that it wrote. */
   readonly isTerminal: boolean
-  /** True while a reader has standard output open. False after the reader closed it (EPIPE); further output is lost without an error. */
+  /**
+   * True while standard output has a reader. False after the reader closed it (EPIPE); further output is lost without
+   * an error.
+   */
   isRead(): boolean
   readonly colour: Colour
   /** Writes to standard output. Writes bytes unchanged. In a text, escapes all terminal sequences except those that weft itself uses. */

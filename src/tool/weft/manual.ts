@@ -91,7 +91,7 @@ function bash(tree: readonly Word[]): string {
         const those = flags.filter(({ value }) => value === kind)
         return those.length > 0 ? [`${kind}s=${quoted(dashed(those))}`] : []
       }),
-      // For a command without arguments, completion offers the command's flags.
+      // For a command without arguments, completion offers only the command's flags.
       ...(follows === 'path' ? ['paths=yes'] : []),
       ...(follows === 'peer' ? ['peers=yes'] : []),
       ...(follows === 'nothing' && flags.length > 0 ? ['words="$flags"'] : []),

@@ -77,13 +77,13 @@ function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): Network
 const isSame = (a: Nets, b: Nets): boolean =>
   FAMILIES.every((family) => (a[family] && formatNet(a[family])) === (b[family] && formatNet(b[family])))
 
-/** The data path that the node had, as far as the remains show it. */
+/** The data path of the node whose daemon does not run, as far as the files and devices that it left show it. */
 interface RecalledPath {
   readonly config: NetworkConfig
   readonly kind: ReturnType<typeof kindOf>
   readonly engine: 'native' | 'kernel' | 'none'
   readonly device: string | null
-  /** True if the kernel forwards without weftd. */
+  /** True if the kernel carries the packets even while weftd does not run. */
   readonly isUp: boolean
 }
 
@@ -93,8 +93,8 @@ function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledP
     known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
-  // A weftd that carries the packets itself writes the last-known file. So without that file the kernel carried the packets, unless the
-  // backend has only TUN devices.
+  // A weftd that carries the packets itself writes the last-known file. So if that file is missing, the kernel carried
+  // the packets, unless the backend has only TUN devices.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
   const isKernel = known === undefined && !isOurs
   const engine = kind?.routes === 'none' || !kind ? 'none' : isKernel ? 'kernel' : 'native'

@@ -108,8 +108,8 @@ async function show(
 }
 
 /**
- * Returns the text with control sequences that overwrite the terminal from its first line and clear what is below the text (ECMA-48: CUP,
- * EL, ED).
+ * Adds control sequences to the text, so that it overwrites the terminal from the first line on, and clears what is
+ * below the text (ECMA-48: CUP, EL, ED).
  */
 function inPlace(text: string, isFirst: boolean): string {
   return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
@@ -233,7 +233,7 @@ function peerTable({ peers, at }: Status, before: Status | undefined, all: boole
   const earlier = new Map(before?.peers?.list.map((peer) => [peer.lease, peer]))
   const seconds = before ? (Date.parse(at) - Date.parse(before.at)) / 1000 : 0
   const isProbed = peers.answering !== null
-  // Returns the place of a peer in the order of display, in which peers with a problem come first.
+  // Returns the rank by which a list of peers is sorted, so that peers with a problem come first.
   const rank = (peer: PeerStatus): number => conditionRank(conditionOf(peer))
   const sorted = peers.list.toSorted(
     (a, b) => rank(a) - rank(b) || a.subnet.localeCompare(b.subnet, 'en', { numeric: true }),
@@ -261,7 +261,10 @@ function handshakeText(session: PeerStatus['session']): string {
   return `${duration(ago)} ago${ageSeconds === null ? ', no keys now' : ''}`
 }
 
-/** Returns the address that is shown for a peer without an endpoint: its address in the family that does not work. */
+/**
+ * Returns the address that is shown for a peer without an endpoint: the peer's address in the family that does not
+ * work.
+ */
 function hostOf(peer: PeerStatus): string {
   const { ipv4, ipv6 } = sidesOf(peer)
   return ipv4 && ipv6 && ipv4.state !== 'stored' ? (peer.publicIpv6 ?? peer.publicIp) : peer.publicIp

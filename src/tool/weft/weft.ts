@@ -54,8 +54,8 @@ const OLD: readonly OldCommand[] = [
 ]
 
 /**
- * All other commands, in the order of the help. weft loads only the code of the command that it runs, because scripts run `weft status`
- * every second.
+ * All other commands of `weft`, in the order of the help. weft loads only the code of the command that it runs, because
+ * scripts run `weft status` every second.
  */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,

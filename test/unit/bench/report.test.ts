@@ -73,7 +73,7 @@ describe('tables', () => {
 describe('compare', () => {
   const line = (before: Result, after: Result, start: number): string => compareTable(before, after).split('\n')[start]!
 
-  it('says better or worse by the ratio to vxlan of the same run', () => {
+  it('decides between better and worse by the ratio to vxlan in the same run', () => {
     // The whole machine was twice as fast: the engine has not changed.
     expect(line(result(10, { vxlan: 20 }), result(20, { vxlan: 40 }), 2)).toMatch(
       /native .*2\.00 x +1\.00 x +unresolved/,
@@ -86,7 +86,7 @@ describe('compare', () => {
     expect(line(result(10, { ping: 30 }), result(10, { ping: 20 }), 6)).toMatch(/native .*0\.67 x +better/)
   })
 
-  it('says so when there is nothing to compare', () => {
+  it('reports that there is nothing to compare', () => {
     expect(compareTable({ ...result(1), parts: [] }, result(1))).toMatch(/no case in common/)
   })
 })

@@ -26,7 +26,7 @@ describe('interval', () => {
 })
 
 describe('ratios', () => {
-  it('are taken round by round: what slows a whole round cancels', () => {
+  it('are computed for each round, so a disturbance of a whole round cancels out', () => {
     expect(ratios([10, 2, 6], [5, 1, 3])).toEqual([2, 2, 2])
     expect(ratio([10, 2, 6], [5, 1, 2])).toBe(2)
   })
@@ -84,14 +84,14 @@ describe('highestCleanRate', () => {
     expect(best!.received).toBeGreaterThan(300_000 * 0.95)
   })
 
-  it('finds the rate of a path that a flood brings to a stand', async () => {
+  it('finds the rate of a path that carries nothing during a flood', async () => {
     const best = await highestCleanRate((rate) =>
       Promise.resolve({ sent: rate || FLOOD, received: rate > 0 && rate <= 90_000 ? rate : 10 }),
     )
     expect(best!.received).toBeGreaterThan(90_000 * 0.95)
   })
 
-  it('takes a flood that arrives whole, and says nothing where nothing arrives', async () => {
+  it('accepts a flood that arrives completely, and returns nothing if nothing arrives', async () => {
     expect((await highestCleanRate(path(FLOOD)()))!.received).toBe(FLOOD)
     expect(await highestCleanRate(() => Promise.resolve({ sent: 100, received: 0 }))).toBeUndefined()
   })

@@ -437,19 +437,19 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     [DUAL, { ifaces: ['198.51.100.2'] }, 'eth1', '198.51.100.2 fd00:1::1', 'ipv4'],
     [DUAL, { ifaces: ['fd00:1::2'] }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],
     [DUAL, { ifaces: ['fd00:9::9', 'fd00::78', 'fd00:6::1', 'eth1'] }, 'eth1', '198.51.100.1 fd00:1::1', ''],
-    // by an expression
+    // chosen by a regular expression
     [IPV6, { patterns: ['^fd00:1:'] }, 'eth1', 'fd00:1::1', ''],
     [IPV6, { patterns: ['^2001:'] }, 'eth0', '2001:db8::7', ''],
     [IPV6, { patterns: ['^fd.*::7'] }, 'eth0', 'fd00::7', ''], // fd00::77 to fd00::79 are not usable
     [IPV6, { patterns: ['^198|^eth'] }, 'eth0', '2001:db8::7', ''], // by the name, because the network has no IPv4
     [DUAL, { patterns: ['^198|::2$'] }, 'eth1', '198.51.100.1 fd00:1::2', ''],
     [DUAL, { patterns: ['^fd00:1:|^eth1$'] }, 'eth1', '198.51.100.1 fd00:1::1', ''], // by the name
-    // by a target address
+    // chosen by a target address
     [IPV6, { canReach: 'fd00:1::9' }, 'eth1', 'fd00:1::1', ''], // not the kernel's source address
     [IPV6, { canReach: '198.51.100.9' }, 'eth1', 'fd00:1::1', ''],
     [DUAL, { canReach: 'fd00:1::9' }, 'eth1', '198.51.100.1 fd00:1::1', ''],
     [DUAL, { canReach: '198.51.100.9' }, 'eth1', '198.51.100.2 fd00:1::1', ''],
-    // by the public addresses
+    // chosen by the public addresses
     [IPV6, { publicIpv6: 'fd00:1::2' }, 'eth1', 'fd00:1::2', 'ipv6'],
     [IPV6, { publicIp: '198.51.100.2' }, 'eth0', '2001:db8::7', ''],
     [DUAL, { publicIpv6: 'fd00:1::2' }, 'eth1', '198.51.100.1 fd00:1::2', 'ipv6'],

@@ -4,7 +4,10 @@ import { spawnSync } from 'node:child_process'
 import { expect, it } from 'vitest'
 import { packageRoot } from '../../../lab/lab.ts'
 
-/** Runs in a process of its own, and tells the KiB of the program's file that are mapped before and after, and of anonymous memory. */
+/**
+ * Runs in a process of its own. Reports, in KiB, how much of the program's file is mapped before and after, and how
+ * much anonymous memory.
+ */
 const LOOK = `
 const { readFileSync } = require('node:fs')
 const { giveBackMemory } = require('node-gyp-build')(process.argv[1])

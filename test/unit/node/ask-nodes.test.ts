@@ -1,4 +1,5 @@
-// ask-nodes.test.ts - asking all nodes, whatever they do: each has an address of loopback, and one program answers at all of them.
+// ask-nodes.test.ts - queries all nodes, whatever they answer. Each node has its own loopback address, and one program
+// answers at all of these addresses.
 
 import { once } from 'node:events'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
@@ -20,7 +21,7 @@ let folder: string
 let server: ReturnType<typeof createServer>
 let port: number
 let sockets: Set<Socket>
-/** The answers of the nodes, by number. */
+/** Answers a request to the node with this number. */
 let answer: (number: number, request: IncomingMessage, response: ServerResponse) => void
 let asked: number[]
 let stopping: AbortController
@@ -63,7 +64,7 @@ const viewOf = (number: number): NodeView => ({
 })
 const tell = (number: number, response: ServerResponse): void => void response.end(JSON.stringify(viewOf(number)))
 
-/** This node, which is number 1, and peers with the numbers after it. */
+/** Returns this node, which is number 1, with peers of the numbers after it. */
 function nodeWith(peers: readonly number[], tokenFile = '', at = port): Node {
   const leaseOf = (number: number) => ({
     key: key(number),
@@ -93,7 +94,7 @@ const ask = (node: Node): Promise<NetworkReport> => askNetwork(node, async () =>
 const answersOf = ({ nodes }: NetworkReport): Record<string, readonly [string, string | null]> =>
   Object.fromEntries(nodes.slice(1).map(({ name, answer: kind, why }) => [name, [kind, why]]))
 
-it('asks each from its own address at theirs', async () => {
+it('queries each node at its own address, from the address of this node', async () => {
   const from = new Set<string>()
   answer = (number, { socket, url, headers }, response) => {
     from.add(`${socket.remoteAddress} ${url} ${headers.host} ${headers.authorization}`)
@@ -104,7 +105,7 @@ it('asks each from its own address at theirs', async () => {
   expect(from).toEqual(new Set([2, 3].map((number) => `127.7.0.1 /view.json 127.7.0.${number}:${port} undefined`)))
 })
 
-/** Each by the number of the node that does it. */
+/** Each fault of an answer, with the text and the reason that the report must have. */
 const TROUBLES: readonly [string, (response: ServerResponse, socket: Socket) => void, string, RegExp][] = [
   ['says nothing', () => {}, 'silent', /^no answer within 1.5 s$/],
   ['hangs behind the head', (response) => response.writeHead(200).flushHeaders(), 'silent', /no answer within/],
@@ -166,13 +167,13 @@ function pour(response: ServerResponse): void {
 }
 
 describe('a node that', () => {
-  it.each(TROUBLES)('%s costs nobody but itself', async (_what, act, kind, why) => {
+  it.each(TROUBLES)('%s affects the result of no other node', async (_what, act, kind, why) => {
     answer = (number, { socket }, response) => (number === 2 ? act(response, socket) : tell(number, response))
     const report = await ask(nodeWith([2, 3]))
     expect(answersOf(report)).toEqual({ host2: [kind, expect.stringMatching(why)], host3: ['told', null] })
   })
 
-  it('does not listen is closed', async () => {
+  it('does not listen is reported as `closed`', async () => {
     server.close()
     expect(answersOf(await ask(nodeWith([2])))).toEqual({ host2: ['closed', 'no weftd serves a status there'] })
   })
@@ -197,7 +198,7 @@ it('queries some of very many nodes, and forgets what they report about the othe
   expect(report.findings).toEqual([])
 })
 
-it('of 250 nodes that hang waits for all at once, and ends with the daemon', async () => {
+it('of 250 nodes that hang waits for all of them together, and ends with the daemon', async () => {
   answer = () => {}
   const peers = Array.from({ length: 250 }, (_, at) => at + 2)
   const asking = ask(nodeWith(peers))
@@ -207,7 +208,7 @@ it('of 250 nodes that hang waits for all at once, and ends with the daemon', asy
   expect(new Set(report.nodes.slice(1).map(({ answer: kind }) => kind))).toEqual(new Set(['silent']))
 })
 
-it('knows how far a clock is ahead', async () => {
+it("reports how far a node's clock is ahead", async () => {
   answer = (number, _request, response) =>
     void response.end(
       JSON.stringify({ ...viewOf(number), at: new Date(Date.now() + (number === 3 ? 60_000 : 0)).toISOString() }),
@@ -217,7 +218,7 @@ it('knows how far a clock is ahead', async () => {
   expect(findings.map(({ name }) => name)).toEqual(['clock-off'])
 })
 
-it('a peer that the data path has not is not asked', async () => {
+it('does not query a peer that the data path lacks', async () => {
   answer = (number, _request, response) => tell(number, response)
   const node = nodeWith([2])
   Object.assign(node.ownership.dataPath!, { peers: () => [] })
@@ -226,7 +227,7 @@ it('a peer that the data path has not is not asked', async () => {
 })
 
 describe('the token', () => {
-  it('is sent, and read again from its file', async () => {
+  it('is sent, and its file is read again for each query', async () => {
     const file = join(folder, 'token')
     const shown: (string | undefined)[] = []
     answer = (number, { headers }, response) => {
@@ -240,7 +241,7 @@ describe('the token', () => {
     expect(shown).toEqual(['Bearer one', 'Bearer two'])
   })
 
-  it('that cannot be read is not left out: no node is queried without it', async () => {
+  it('that cannot be read stops all queries, because none may be sent without it', async () => {
     writeFileSync(join(folder, 'empty'), ' \n')
     for (const [name, why] of [
       ['nothing', 'ENOENT'],
@@ -252,7 +253,7 @@ describe('the token', () => {
     expect(asked).toEqual([])
   })
 
-  it('is itself and nothing else, and prints as hidden', async () => {
+  it('is accepted only if it is identical, and is printed as <hidden>', async () => {
     writeFileSync(join(folder, 'token'), 'sesame\n')
     const token = (await readToken({ 'status-network': 1, 'status-token-file': join(folder, 'token') }))!
     expect(String(token)).toBe('<hidden>')
@@ -264,7 +265,7 @@ describe('the token', () => {
   })
 })
 
-it('is queried once for all who want to know at a time, and not at all if it is off', async () => {
+it('queries once for simultaneous requests, and never if the network view is disabled', async () => {
   answer = (number, _request, response) => tell(number, response)
   const asking = networkAsking(nodeWith([2]), async () => soundStatus)!
   const [one, other] = await Promise.all([asking.report(), asking.report()])

@@ -1,4 +1,4 @@
-// choose.test.ts - what is said of the store that the flags name.
+// choose.test.ts - the log lines about the store that the flags name.
 
 import { expect, it } from 'vitest'
 import { parseFlags } from '../../../src/base/go-flags.ts'

@@ -294,7 +294,7 @@ it.each(ENDS)(
       'apply ipv6 k',
     ])
     expect(r.infos).toEqual(['IPv6 is carried again'])
-    // The other family also uses the node's new address.
+    // The IPv4 path must also use the node's new IPv6 address.
     expect(r.owns.ipv4!.attrs.publicIp.ipv6).toBe(parseIpv6(r.host.ipv6))
     expect(await path.resync()).toEqual(['ipv4 was repaired', 'ipv6 was repaired'])
     await expect(Promise.race([path.fault, Promise.resolve('pending')])).resolves.toBe('pending')
@@ -317,7 +317,7 @@ it.each<[what: string, end: (r: ReturnType<typeof rig>) => void, why: string]>([
   expect(r.errors).toEqual([])
 })
 
-it('fails as a whole with the last carried family', async () => {
+it('fails entirely with the last carried family', async () => {
   const r = rig()
   const path = await r.open()
   r.faults.ipv4!(new Error('first'))
@@ -463,7 +463,7 @@ it('applies the peers to one family if the other rejects them, logs that, and ap
   expect(path.isBehind).toBe(true)
   deaf.clear()
   await path.apply(LEASES, 'own', new Set())
-  // It is not known which peers the family has.
+  // The data path may lack peers of this family, so they must be applied again.
   expect(calls.slice(3)).toContain('apply ipv4 k')
   expect(path.isBehind).toBe(false)
   deaf.add('ipv4').add('ipv6')

@@ -40,7 +40,7 @@ it.each<[what: string, error: unknown, isForwarding: boolean, answer: string]>([
   expect(exitOrWait(error, isForwarding)).toBe(answer)
 })
 
-it('lets a running node wait out a mistake, and throws a defect and the reason of a stop', () => {
+it('lets a running node wait until a mistake is corrected, but throws a defect and the reason of a stop', () => {
   const wrong = new WeftError('STORE', 'the password is wrong')
   expect(() => throwUnlessWaiting(wrong, signal)).not.toThrow()
   expect(() => throwUnlessWaiting(new Error('a defect'), signal)).toThrow('a defect')

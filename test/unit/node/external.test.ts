@@ -144,7 +144,7 @@ describe('the external interface', () => {
     expect(await waitWith({ ...known, name: 'eth1', index: 3 })).toMatchObject({ name: 'eth0', address })
   })
 
-  it('says which earlier address it goes on with, or waits for', async () => {
+  it('logs the earlier address with which it continues, or for which it waits', async () => {
     host.hasRoute = true
     const { options } = parseFlags(FLAGS, [])
     const lines: string[] = []
@@ -243,7 +243,7 @@ it.each([
 })
 
 describe('the network configuration', () => {
-  it('is taken with keys that nothing reads, which are named once', async () => {
+  it('is accepted with unknown keys, which are named once', async () => {
     host.hasRoute = true
     const texts = [
       '{"Netwrok":"10.5.0.0/16"}',
@@ -288,7 +288,7 @@ describe('routes of an earlier run', () => {
     expect(line).toMatch(/fd00:5:0:5::\/64 via fd77::2, \.\.\. \(6\); remove/)
   })
 
-  it('are none where the kernel lost the family too', async () => {
+  it('are not reported if the kernel lost the family too', async () => {
     host.hasIpv6 = false
     expect(await left('fd00:5::/48', {}, [to(1)])).toEqual([])
     host.hasIpv6 = true

@@ -96,7 +96,7 @@ describe('a device', () => {
   })
 
   const tun = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: ['wireguard'] } } as const
-  it('that the data path deletes or goes on with is none', async () => {
+  it('that the data path deletes or keeps is not a problem', async () => {
     await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'wireguard' }]))
     await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'tun', data: { type: 'tun' }, isUp: false }]))
   })
@@ -124,7 +124,7 @@ describe('a port', () => {
   })
 })
 
-it('a program that is missing is one that the data path cannot do without', async () => {
+it('a missing program that the data path requires ends the start', async () => {
   await expect(requireNeeds(needs({ programs: ['wg'] }), hostOf([]))).rejects.toThrow('wg is not installed')
 })
 

@@ -1,4 +1,4 @@
-// node.test.ts - the reports about a node as its state changes.
+// node.test.ts - the reports of a node when its state changes.
 
 import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'

@@ -1,5 +1,5 @@
-// open.test.ts - a node comes to forward: while a successor takes what forwards as last known, which is for another lease; or with the peers
-// that a weftd before it had.
+// open.test.ts - how a node starts to forward: with the peers of an earlier weftd, or while a successor takes over a
+// data path that was opened for another lease from the last known state.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -25,7 +25,7 @@ const leaseOf = (key: string): OwnLease => {
   return { key, subnet: parseLeaseKey(key)!, attrs, expiresAt: undefined, revision: 0n }
 }
 
-it('is opened for the own lease once what was lent meanwhile has come back', async () => {
+it('is opened for the own lease after the lent data path has come back', async () => {
   const ownership = new Ownership(log)
   const calls: string[] = []
   let back!: () => void
@@ -41,7 +41,7 @@ it('is opened for the own lease once what was lent meanwhile has come back', asy
   const own = { fault: new Promise(() => {}) } as DataPath
   await ownership.open(async () => stale)
   await ownership.lend()
-  // The first successor has gone, and the next one asks before all is taken back.
+  // The first successor has ended. The next one requests the data path before this node has taken everything back.
   const taking = ownership.takeBack()
   const lending = ownership.lend()
 
@@ -96,7 +96,7 @@ async function forwarding(dataPath: DataPaths, lines: string[] = []) {
 const FAKE = { fault: new Promise(() => {}), apply: async () => {}, close: async () => {} } as unknown as DataPath
 const handover = { isOnLoan: false, tunNames: [] }
 
-it('goes on with the open data path if the store confirms the facts of the file', async () => {
+it('keeps the open data path if the store confirms the facts of the file', async () => {
   const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const parts = {
@@ -110,7 +110,7 @@ it('goes on with the open data path if the store confirms the facts of the file'
   expect([node.ownership.dataPath === old, node.lease.revision]).toEqual([true, 7n])
 })
 
-it('goes on with a data path that followed the address of this host while the store did not answer', async () => {
+it('keeps a data path that followed the address of this host while the store did not answer', async () => {
   const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
@@ -125,7 +125,7 @@ it('goes on with a data path that followed the address of this host while the st
   expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, now])
 })
 
-it('keeps the facts of the file, and forwards by them again, if the data path of the store cannot be opened', async () => {
+it('keeps the facts of the file, and forwards with them again, if the data path for the facts of the store cannot be opened', async () => {
   const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
   const over = keepDataPath(node).catch(() => {})
@@ -154,7 +154,7 @@ it('keeps the facts of the file, and forwards by them again, if the data path of
   await over
 })
 
-it('has one loop for its data path, which goes on with the one that the store led to, and publishes nothing yet', async () => {
+it('has one loop for its data path, which continues with the data path that the facts of the store gave, and publishes nothing yet', async () => {
   const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync: async () => [] } as unknown as DataPaths
   const { node, facts, lines } = await forwarding(old)
   const loop = keepDataPath(node)

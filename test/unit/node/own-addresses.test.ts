@@ -53,7 +53,7 @@ const lasts = (key: string, address: string): Partial<OwnAddressesParts> => ({
   known: { lease: leaseOf(key, address) },
 })
 
-it('a node had the addresses that were last known, then those of its subnet, then those beside its name', async () => {
+it('lists the earlier addresses of a node: the last known ones, then those of its subnet, then those of its name entry', async () => {
   const leases = [
     leaseOf('10.5.9.0-24', '10.0.0.9'),
     leaseOf('10.5.2.0-24', '10.0.0.2'),
@@ -73,7 +73,7 @@ it('a name that many hosts have proves nothing', async () => {
   expect(await earlier.addresses()).toEqual([])
 })
 
-it('a store that does not let it list the names of hosts ends no start: the names are not known', async () => {
+it('a store that refuses to list the names of hosts does not end the start', async () => {
   const lines: string[] = []
   const told = { ...log, warn: (line: string) => void lines.push(line) }
   const leases = [leaseOf('10.5.1.0-24', '10.0.0.1'), leaseOf('10.5.2.0-24', '10.0.0.2')]
@@ -131,7 +131,7 @@ it.each<
   expect(await isMine(parseAddress(address)!)).toBe(is)
 })
 
-it('devices of weft and flannel and the bridge of its own containers are its own', () => {
+it('devices of weft and flannel and the bridge of the containers belong to the node', () => {
   const { earlier } = life([], {})
   const link = (name: string, address: string): Link =>
     ({

@@ -1,4 +1,5 @@
-// ownership.test.ts - who has the data path: each state, what leads from it, and what cannot be closed, or has nothing to lend.
+// ownership.test.ts - the states of the data path's owner and the changes between them, and data paths that cannot be
+// closed or have nothing to lend.
 
 import { closeSync, fstatSync, mkdtempSync, openSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -20,7 +21,7 @@ function recorder() {
   return { lines, log: { info: say, warn: say, error: say, v: () => false } }
 }
 
-/** A data path of an engine's, which can be lent, and what was done to it. */
+/** Returns a data path with an engine that can be lent, and the calls that it got. */
 function lendable() {
   const calls: string[] = []
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')] as const
@@ -51,7 +52,7 @@ function lendable() {
 }
 
 describe('a data path that can be lent', () => {
-  /** How each state is come to. */
+  /** Brings an ownership into each state. */
   const STATES: Readonly<Record<string, (ownership: Ownership) => Promise<unknown>>> = {
     closed: async () => {},
     forwarding: (ownership) => ownership.open(async () => lendable().dataPath),
@@ -71,7 +72,7 @@ describe('a data path that can be lent', () => {
     takeBack: (ownership: Ownership) => ownership.takeBack(),
     end: (ownership: Ownership) => ownership.end(async () => {}),
   }
-  /** A transition that is not here changes nothing. */
+  /** The state that each operation leads to. An operation that is not listed changes nothing. */
   const LEADS_TO: Readonly<Record<string, Readonly<Record<string, string>>>> = {
     closed: { open: 'forwarding', replace: 'forwarding', release: 'released', end: 'ended' },
     forwarding: { close: 'closed', lend: 'lent', release: 'released', end: 'ended' },
@@ -94,7 +95,7 @@ describe('a data path that can be lent', () => {
     },
   )
 
-  it('is lent, taken back, and released: all is closed then, the device left', async () => {
+  it('is lent, taken back, and released, which closes everything and keeps the device', async () => {
     const { calls, path, dataPath, areOpen } = lendable()
     const ownership = new Ownership(recorder().log)
     await ownership.open(async () => dataPath)
@@ -106,7 +107,7 @@ describe('a data path that can be lent', () => {
     expect([calls, areOpen()]).toEqual([['leave', 'take back', 'leave'], false])
   })
 
-  it('goes to whoever keeps it at the end, once; one that is lent is closed here alone', async () => {
+  it('is passed on at the end only once; a lent path is closed only in this process', async () => {
     const first = lendable()
     const ownership = new Ownership(recorder().log)
     await ownership.open(async () => first.dataPath)
@@ -150,7 +151,7 @@ describe('a data path that can be lent', () => {
     fdsOf([stuck.path]).forEach((fd) => closeSync(fd))
   })
 
-  it('comes back for each one that waits for it', async () => {
+  it('wakes each caller that waits for its return', async () => {
     const ownership = new Ownership(recorder().log)
     await ownership.open(async () => lendable().dataPath)
     await ownership.lend()
@@ -161,7 +162,7 @@ describe('a data path that can be lent', () => {
     await Promise.all(waiting)
   })
 
-  it('does one thing after another: what was released before it was opened is not opened', async () => {
+  it('runs its operations in order: a data path that was released before it was opened is not opened', async () => {
     const ownership = new Ownership(recorder().log)
     let opened = 0
     const releasing = ownership.release()
@@ -224,7 +225,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
   }
 })
 
-it('one that has nothing to lend is at once ours again, for a loop that waited for that', async () => {
+it('belongs to this process again immediately if it has nothing to lend, and wakes a loop that waited for that', async () => {
   const ownership = new Ownership(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void

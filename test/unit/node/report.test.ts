@@ -1,4 +1,4 @@
-// report.test.ts - what /status.json has of a node: its peers' states, what passed, what is wrong.
+// report.test.ts - what /status.json reports about a node: the states of its peers, their traffic, and problems.
 
 import { expect, it } from 'vitest'
 import type { OpenEcho } from '../../../src/host/echo.ts'
@@ -22,7 +22,7 @@ import {
 
 installRig()
 
-/** Waits until the status is so. */
+/** Waits until the status fulfils this condition. */
 async function becomes(isSo: (status: Status) => boolean, virtualMs?: number): Promise<Status> {
   let newest = await nodeStatus()
   await until(() => {
@@ -55,7 +55,7 @@ it('has the node, its lease and its data path', async () => {
   })
 })
 
-it('tells peers that are only stored from those that the data path has', async () => {
+it('distinguishes peers that are only stored from peers that the data path has', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()
@@ -147,7 +147,7 @@ it('reports no peer as answering while nothing has come from it', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start({ openEcho })
   await ready()
-  // As `wg` does: it reads, and an answer comes before it has told what it read.
+  // `wg` works in this way: it reads the counters, and an answer of the peer arrives before it prints them.
   dataPaths[0]!.counting = async () => {
     const rxBytes = heard
     isRead = true
@@ -179,7 +179,7 @@ it('reports the session with a peer, and the keys of unknown senders', async () 
   expect(dataPath!.unknownKeys).toEqual([
     { publicKey: 'L', endpoint: '192.0.2.9:7', secondsAgo: expect.closeTo(1.5, 0) },
   ])
-  // A clock that was set back, and somebody who knows less.
+  // The clock was set back, and the data path does not know the age of the handshake.
   dataPaths[0]!.traffic = {
     ...nothing,
     sessions: { ipv4: { ...session, handshakeAt: Date.now() + 9e6, ageMs: undefined } },
@@ -198,7 +198,7 @@ it('reports the session with a peer, and the keys of unknown senders', async () 
   })
 })
 
-it('says which peers are kept though the store lacks them', async () => {
+it('reports which peers are kept although the store lacks them', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()

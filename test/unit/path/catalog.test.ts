@@ -127,7 +127,7 @@ it.each([
   expect(publishers(published)).toBe(type)
 })
 
-it('names no other type by "a cloud backend" than those that publish a route', () => {
+it('means by "a cloud backend" only types that publish a route', () => {
   const empty = Object.entries(KINDS).filter(([, kind]) => kind.published === '')
   const others = empty.filter(([, kind]) => !('publishesRoute' in kind)).map(([type]) => type)
   expect(others).toEqual(['udp', 'alloc'])

@@ -78,7 +78,7 @@ it.each<[string, readonly Impairment[], readonly PeerStatus[], string]>([
   ],
 ])('%s', (_name, impairments, list, words) => expect(said(impairments, ...list)).toBe(words))
 
-it('says that a peer with another backend is the cause', () => {
+it('reports that a peer with another backend is the cause', () => {
   const stored = { state: 'stored', type: 'vxlan' } as const
   const list = [
     peer('op-b', stored),

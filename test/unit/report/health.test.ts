@@ -274,7 +274,7 @@ describe('a client that overloads the server', () => {
     const ask = 'GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n'
     expect(await answerTo(server.port, ask.repeat(1000))).toBe('')
     expect(told).toBe(1)
-    // Consecutive requests are answered.
+    // The server must answer consecutive requests.
     const socket = connect(server.port, '127.0.0.1')
     for (let turn = 0; turn < 3; turn++) {
       socket.write(ask)

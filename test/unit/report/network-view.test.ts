@@ -86,7 +86,7 @@ it('has no findings if all nodes reach each other', () => {
   expect(told.matrix![1]).toEqual([['reached', 1, 0, null], null, ['reached', 1, 0, null]])
 })
 
-it('is whole with a single node and without any probe', () => {
+it('is whole with a single node and without probes', () => {
   expect(report(nodesOf(1, all))).toMatchObject({ whole: 1, findings: [], matrix: [[null]] })
   const unasked = report(nodesOf(2, () => ({ reach: 'unknown' })))
   expect(unasked).toMatchObject({ whole: 1, findings: [] })

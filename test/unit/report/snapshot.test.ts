@@ -17,7 +17,7 @@ const hung = [0, 1, 2, 3, 4, 5].reduce<Threads>(
   new Map(),
 )
 
-/** The rest of a summary after the state. `TROUBLE` stands for the problem. */
+/** The rest of a summary after the state, with `TROUBLE` in place of the problem. */
 const OF_ALL = 'TROUBLE; subnet 10.5.1.0/24, 2 peers, etcd store reachable'
 
 it.each<[string, Partial<Snapshot>, string | undefined, string]>([

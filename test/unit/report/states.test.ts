@@ -138,7 +138,7 @@ it('before there is a node depends on forwarding, unless the daemon leaves', () 
   expect(stateOf({ ...wellNode, leaving: 'it stops', isOpen: false })).toEqual({ state: 'leaving', impairments: [] })
 })
 
-it('never lets /livez restart a weftd that forwards: only a thread that hangs gives 503', () => {
+it('returns 503 for /livez only if a thread hangs, so a weftd that forwards is never restarted', () => {
   const restarts = STATES.filter((state) => readingOf(state).livez === 503)
   expect(restarts.map(nameOf)).toEqual(['`impaired` by `thread`'])
 })

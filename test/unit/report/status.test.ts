@@ -148,7 +148,7 @@ it('of a waiting daemon has only its store and the reason', () => {
   })
 })
 
-it('says that a daemon forwards as last known', () => {
+it('reports that a daemon forwards with the last known state', () => {
   expect(startingReport('etcd', beginningWith('waits for a lease', true), soundStatus.dataPath)).toMatchObject({
     state: 'forwarding',
     trouble: 'waits for a lease',

@@ -24,7 +24,7 @@ it('has the node, its configuration and its results for each peer, and survives 
     version: soundStatus.daemon.version,
     hostname: 'a',
     lease: '10.5.1.0-24',
-    // As `weft status` says; what is wrong with the peers is in `seen`.
+    // The state is that of `weft status`; problems of the peers are in `seen`.
     state: 'impaired',
     trouble: null,
     mtu: soundStatus.dataPath!.mtu,

@@ -114,14 +114,14 @@ describe('the release of another publisher', () => {
     expect([code, stderr]).toEqual([1, expect.stringContaining('SOURCE_DATE_EPOCH is not seconds')])
   })
 
-  it('in a folder of another user says who has to remove it', async ({ skip }) => {
+  it('in a folder of another user names the user who must remove it', async ({ skip }) => {
     if (process.getuid?.() !== 0) skip('only root makes a folder of somebody else')
     chmodSync(folder, 0o755)
     const { code, stderr } = await main('setpriv', '--reuid=65534', '--clear-groups', 'env', 'SOURCE_DATE_EPOCH=1')
     expect([code, stderr]).toEqual([1, expect.stringMatching(/release: EACCES: .*; its owner, perhaps root, has to/)])
   })
 
-  it('says why a Node.js cannot be fetched', async () => {
+  it('reports why a Node.js cannot be fetched', async () => {
     const [table, inputs] = ['architectures', 'inputs'].map((name) =>
       JSON.stringify(join(packageRoot, `scripts/release/${name}.mjs`)),
     )

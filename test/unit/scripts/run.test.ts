@@ -30,7 +30,7 @@ const { scripts } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), '
 }
 /** The tasks that need nothing after the build, and the tests that skip what they cannot run. */
 const CONTENT = new Set(['build', 'build:native', 'test', 'test:whole'])
-/** The other tasks that make hosts and are not skipped. */
+/** Further tasks that make hosts and are not skipped. */
 const HOSTED = ['test:soak', 'test:paths', 'test:kube', 'test:kubelet', 'test:page', 'image:test']
 const STRICT = Object.keys(TASKS).filter((name) => !CONTENT.has(name))
 
@@ -217,7 +217,7 @@ describe('without the programs', () => {
 })
 
 describe('without the rights', () => {
-  it.concurrent.for(HOSTED)('%s ends with 1 and says that it needs root', async (name, { skip }) => {
+  it.concurrent.for(HOSTED)('%s ends with exit code 1 and reports that it needs root', async (name, { skip }) => {
     const why = await namespaces()
     skip(why !== undefined, why)
     const { code, stdout, stderr } = await runIn({ PATH }, 'unshare', '--user', ...task(name))

@@ -23,11 +23,14 @@ interface DirectoryOptions {
 }
 
 const RESCAN_MS = 5_000
-/** The interval of scans, in ms, if inotify cannot be used because the kernel has no free instance or watch. */
+/** The interval of scans, in ms, if inotify cannot be used because the kernel has no free inotify instance or watch. */
 const RESCAN_UNTOLD_MS = 1_000
 /** The maximum share of the time that scans may take. In a large directory scans are therefore less frequent. */
 const RESCAN_SHARE = 0.05
-/** The age since expiry, in ms, at which the file of a lease is deleted. A daemon does that when it acquires its own lease. */
+/**
+ * How long after a lease expired its file is deleted, in ms. A daemon deletes such files when it acquires its own
+ * lease.
+ */
 const STALE_LEASE_MS = 24 * 3_600_000
 /** The number of files that one listing requests simultaneously. lease-files.ts limits further how many are read at the same time. */
 const READS_ASKED = 64
@@ -43,19 +46,18 @@ interface Scan {
 export class DirectoryStore implements Store {
   readonly name = 'directory'
   readonly title = 'Lease Directory'
-  /** The path of the directory. */
   readonly #directory: string
   /** Reads and writes the files of the directory. */
   readonly #files: LeaseFiles
   /** How long a lease lives after its last write, in ms. */
   readonly #ttlMs: number
-  /** The interval of the watch's complete scans, in ms. Large directories are scanned less often. */
+  /** The interval, in ms, at which a watch scans the whole directory. Large directories are scanned less often. */
   readonly #rescanMs: number
-  /** The result of the last listing. A watch can start only from this listing, whose revision is its number. */
+  /** The result of the last listing. A watch can start only at the revision of this listing. */
   #listed: Scan = { live: new Map(), files: new Map() }
   /** The revision of the last listing. */
   #listedRevision = 0n
-  /** The last revision that a listing or a change of a watch got. */
+  /** The highest revision that a listing, or a change of a watch, has got. */
   #lastRevision = 0n
 
   constructor(options: DirectoryOptions) {

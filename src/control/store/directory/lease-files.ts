@@ -23,7 +23,7 @@ import type { StoreEntry } from '../store.ts'
  * thread for ever. libuv has four threads, and the daemon needs some of them for subnet.env and other files.
  */
 const CALLS_AT_ONCE = 2
-/** How long the clean-up at the end may take, in ms. */
+/** The time limit of the clean-up when the store is closed, in ms. */
 const CLOSE_MS = 500
 /** The maximum age of a temporary file in use, in ms. An older file was left by a process that crashed. */
 const STALE_TEMPORARY_MS = 3_600_000
@@ -41,24 +41,24 @@ export class LeaseFiles {
   readonly #onMade: (path: string) => void
   /** The absolute path of the lease directory. */
   readonly #top: string
-  /** The folder of the lease files. */
+  /** The path of the folder with the lease files. */
   readonly #subnets: string
-  /** The folder of the files that are not complete yet. */
+  /** The path of the folder with the files that are not complete yet. */
   readonly #temporaries: string
-  /** The folder of the claims. */
+  /** The path of the folder with the files in which the hosts write their names (claims). */
   readonly #claims: string
   /**
    * The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
    * process id again, so a random part is needed.
    */
   readonly #identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
-  /** The preparation of the folders; undefined before the first operation and after a failed preparation. */
+  /** The preparation of the folders; undefined before the first operation, and after a preparation that failed. */
   #prepared: Promise<void> | undefined
   /** True after `close`. */
   #isClosed = false
   /** The number of temporary files that this process has created. */
   #temporaryCount = 0
-  /** The files of the claims when `claims` was last called. */
+  /** The files with the hosts' names (claims), as `claims` last read them. */
   #claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
   /** If the directory is missing and therefore created, `onMade` gets its path. */
@@ -103,7 +103,7 @@ export class LeaseFiles {
       return await call(() => this.#readFrom(join(this.#subnets, key), key, known))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      // A lease file that cannot be read counts as unchanged.
+      // A lease file that cannot be read now counts as unchanged.
       return known
     }
   }
@@ -164,7 +164,7 @@ export class LeaseFiles {
     await call(() => syncDirectory(this.#top))
   }
 
-  /** Replaces the text of the claim `DIR/weft/<name>`, and returns the previous text. */
+  /** Replaces the text of a claim, which is in the file `DIR/weft/<name>`. Returns the previous text. */
   async claim(name: string, value: string): Promise<string | undefined> {
     const path = join(this.#claims, name)
     const before = await call(() => readFile(path, 'utf8')).catch(() => undefined)
@@ -174,7 +174,10 @@ export class LeaseFiles {
     return before
   }
 
-  /** Returns the texts of all claims in `DIR/weft` by name, without those that cannot be read. Reads only the files that changed. */
+  /**
+   * Returns the texts of all claims, which are the files in `DIR/weft`, by file name. Leaves out files that cannot be
+   * read. Reads only files that have changed.
+   */
   async claims(): Promise<ReadonlyMap<string, string>> {
     const names = (await call(() => readdir(this.#claims))).filter((name) => !name.startsWith('.'))
     const found = new Map<string, LeaseFile>()
@@ -188,7 +191,7 @@ export class LeaseFiles {
     return new Map([...found].map(([name, { value }]) => [name, value]))
   }
 
-  /** Deletes the claim `DIR/weft/<name>` if its text is `value`. */
+  /** Deletes the file `DIR/weft/<name>` of a claim if its text is `value`. */
   async unclaim(name: string, value: string): Promise<void> {
     const path = join(this.#claims, name)
     const present = await call(() => readFile(path, 'utf8')).catch(() => undefined)
@@ -201,8 +204,8 @@ export class LeaseFiles {
       return watchDirectory(this.#subnets, (_event, name) => onChange(name)).on('error', onError)
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
-      // The limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share these small limits, so
-      // weftd continues without inotify.
+      // The kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share
+      // these small limits, so weftd continues without inotify.
       if (code === 'EMFILE' || code === 'ENOSPC') return undefined
       throw error
     }
@@ -220,7 +223,7 @@ export class LeaseFiles {
     await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
   }
 
-  /** Creates the missing directories and deletes stale temporary files, once. */
+  /** Creates the missing directories and deletes stale temporary files. Later calls do nothing. */
   #prepare(): Promise<void> {
     this.#prepared ??= (async () => {
       if (await call(() => makeFolder(this.#top))) this.#onMade(this.#top)
@@ -383,8 +386,8 @@ async function call<T>(what: () => Promise<T>): Promise<T> {
 }
 
 /**
- * Settles like `promise`, or rejects with the signal's reason if the signal aborts first. A file system call cannot be cancelled, so it
- * goes on in the background.
+ * Settles like `promise`, or rejects with the signal's reason if the signal aborts first. A file system call cannot be
+ * cancelled, so the call continues in the background.
  */
 function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> {
   return new Promise((keep, fail) => {
@@ -395,8 +398,8 @@ function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> 
 }
 
 /**
- * For each directory, the last operation of this process that waits for the lock. The operations wait for each other, so only one of them
- * occupies a thread in the kernel.
+ * For each directory, the last operation of this process that waits for the directory's lock. Operations wait for each
+ * other in JavaScript, so that only one of them occupies a thread of libuv while it waits for the kernel's lock.
  */
 const waiting = new Map<string, Promise<unknown>>()
 

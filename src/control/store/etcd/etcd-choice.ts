@@ -1,9 +1,10 @@
 // etcd-choice.ts - chooses the etcd endpoint for a call.
 //
-// The endpoint that answered last is used until it fails. Then the endpoints are checked a quarter of a second apart (as RFC 8305 does with
-// addresses), and the first one that answers is used, so a dead endpoint costs only that pause. While a call waits for its answer, its
-// endpoint is checked too, and abandoned only if it does not answer the check and another endpoint does. So a slow call is not abandoned,
-// and a call may reach etcd twice.
+// The endpoint that answered last is used until it fails. Then weftd checks the endpoints a quarter of a second apart
+// (as RFC 8305 does with addresses), and uses the first one that answers, so that a dead endpoint costs only that
+// pause. While a call waits for its answer, weftd checks the call's endpoint too. It moves the call only if that
+// endpoint does not answer the check and another endpoint does. So a slow call is not abandoned, and a call may reach
+// etcd twice.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -21,7 +22,10 @@ const { Metadata, status } = loadGrpc()
 export const CALL_TIMEOUT_MS = 6_000
 /** The pause in ms before the next endpoint is checked too, while earlier checks have not been answered. */
 const STAGGER_MS = 250
-/** The time in ms without an answer to a call after which the call's endpoint is checked. The check has the same time limit. */
+/**
+ * After this time in ms without an answer to a call, weftd checks the endpoint of the call. The same time limits the
+ * check.
+ */
 const SILENT_MS = 500
 
 /**
@@ -78,7 +82,7 @@ async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endp
       { metadata: metadataWith(), deadline: Date.now() + CALL_TIMEOUT_MS, signal },
     )
   } catch (error) {
-    // A member that refuses the check because the user is not authenticated is alive too.
+    // An etcd member that refuses the check because the user is not authenticated is alive too.
     if (!isDecision(error) && !isUnknownToken(error)) throw error
   }
   if ((answer as { isLearner?: boolean } | undefined)?.isLearner)
@@ -110,7 +114,10 @@ async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): 
   }
 }
 
-/** Rejects if `endpoint` does not answer a check and one of `others` does, so that the call can move there. Otherwise never settles. */
+/**
+ * Rejects if `endpoint` does not answer a check and one of `others` does, so that the caller can repeat the call there.
+ * Otherwise never settles.
+ */
 async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: AbortSignal): Promise<never> {
   const forever = new Promise<never>(() => {})
   if (others.length === 0) return forever
@@ -136,18 +143,21 @@ export class EndpointChoice {
   readonly #hosts: Hosts
   /** The file names of the certificates. */
   readonly #options: EndpointOptions
-  /** Ends the caller's streams before connections are closed. */
+  /** Called before connections are closed, to end the caller's streams on them. */
   readonly #onClose: () => void
   /** One entry for each endpoint of `hosts`. */
   #endpoints: Endpoint[]
-  /** The modification times of the certificate files from which `endpoints` were opened. */
+  /** The modification times of the certificate files when the endpoints were opened. */
   #certificates: string
   /** The endpoint that answered last; undefined before the first answer. */
   #chosen: Endpoint | undefined
   /** True after an endpoint has answered a call. */
   #hasAnswered = false
 
-  /** Does not connect. `onClose` is called before connections are closed, so that the caller can end the streams on them. */
+  /**
+   * Creates the endpoint choice without connecting. `onClose` is called before connections are closed, so that the
+   * caller can end the streams on these connections.
+   */
   constructor(hosts: Hosts, options: EndpointOptions, onClose: () => void) {
     this.#hosts = hosts
     this.#options = options
@@ -202,7 +212,10 @@ export class EndpointChoice {
     }
   }
 
-  /** Returns the endpoint that answered last. If it is in `tried`, returns another live endpoint that is not in `tried`. */
+  /**
+   * Returns the endpoint that answered last. If that endpoint is in `tried`, returns another live endpoint that is not
+   * in `tried`.
+   */
   async #choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
     const [only, ...more] = this.#endpoints
     if (only && more.length === 0) return only

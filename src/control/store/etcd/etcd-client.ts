@@ -36,8 +36,8 @@ interface OpenWatch {
   /** Ends the watch. The caller must also call it after the watch ended by itself. */
   readonly end: () => void
   /**
-   * Checks the error of an ended watch. Returns true if the server closed the connection because of too many keepalive pings. Later
-   * connections to that endpoint ping less often, so the watch can be opened again.
+   * Returns true if a watch ended with the error that the server closed its connection because of too many keepalive
+   * pings. Later connections to that endpoint ping less often, so the watch can be opened again.
    */
   readonly pingsLess: (error: unknown) => boolean
 }
@@ -90,7 +90,7 @@ export class EtcdClient {
   /** Chooses the endpoint for each call. */
   readonly #choice: EndpointChoice
 
-  /** Does not contact etcd. Throws WeftError USAGE if a certificate file cannot be read. */
+  /** Creates the client without contacting etcd. Throws WeftError USAGE if a certificate file cannot be read. */
   constructor(options: EtcdOptions) {
     this.#options = options
     const hosts = hostsOf(options)
@@ -116,8 +116,8 @@ export class EtcdClient {
 
   /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
   async openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch> {
-    // The watches that etcd confirmed. A watch that is confirmed just after its endpoint was abandoned is not returned, so it must be
-    // ended here.
+    // The watches that etcd has confirmed. A watch that is confirmed just after its endpoint was abandoned is not
+    // returned to the caller, so this function must end it.
     const opened: OpenWatch[] = []
     let watch: OpenWatch | undefined
     try {
@@ -161,8 +161,8 @@ export class EtcdClient {
   }
 
   /**
-   * Handles a failure that may come from a change of etcd's users, or from an expired token. Returns true if the caller must send the
-   * failed call again.
+   * Handles a failure that may come from an expired token or from a change of etcd's users. Returns true if the caller
+   * must send the failed call again.
    */
   #followUsers(error: unknown, wasUser: boolean, used: Promise<string> | undefined): boolean {
     const message = messageOf(error)
@@ -199,7 +199,7 @@ export class EtcdClient {
     }
   }
 
-  /** Returns clients of etcd's services whose calls go to one endpoint after another. */
+  /** Returns clients of etcd's gRPC services whose calls go to one endpoint after another. */
   #callsOf(signal: AbortSignal, timeoutMs: number): EtcdCalls {
     const exec = (service: Service, method: string, payload: unknown): Promise<unknown> =>
       this.#authenticated(signal, (endpoint, metadata, scope) =>

@@ -50,7 +50,7 @@ export interface Endpoint {
    * accepts.
    */
   readonly isPingedSeldom: boolean
-  /** Makes a new connection that sends keepalive pings only every SELDOM_MS. */
+  /** Makes a new connection, which sends keepalive pings only every SELDOM_MS. */
   pingLess(): void
   close(): void
 }

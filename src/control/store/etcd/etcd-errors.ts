@@ -24,14 +24,15 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.OUT_OF_RANGE,
 ])
 /**
- * Matches rejections that hold for all members, although single members use the same status for faults of their own, such as being a
- * learner or lagging behind.
+ * Matches rejections that hold for all etcd members. Their gRPC statuses alone do not show that, because a single
+ * member uses the same statuses for its own faults, such as being a learner or lagging behind.
  */
 const DECIDED = /authentication is not enabled|lease already exists|database space exceeded/
 
 /**
- * True if etcd rejected the request, or if the error is not from a call; then no other endpoint is tried. False for a failure that
- * another endpoint may not have. Only messages of etcd itself count as rejections, because a proxy uses the same statuses.
+ * True if etcd rejected the request, or if the error is not from a call; no other endpoint is tried in these cases.
+ * False for a failure that another endpoint may not have. Only messages of etcd itself count as rejections, because a
+ * proxy uses the same statuses.
  */
 export function isDecision(error: unknown): boolean {
   if (error instanceof EndpointError) return false
@@ -86,7 +87,10 @@ export function plainly(message: string): string {
   return reason === '' || text.includes(reason) ? text : `${text}: ${reason}`
 }
 
-/** Matches etcd's error for a wrong user or password; DENIED and LEARNER match other errors of etcd (api/v3rpc/rpctypes/error.go). */
+/**
+ * Matches etcd's error for a wrong user or password (api/v3rpc/rpctypes/error.go). DENIED and LEARNER below match other
+ * errors of etcd.
+ */
 const REFUSED = /authentication failed/
 const DENIED = /permission denied|user name is empty/
 const LEARNER = /learner/
@@ -137,7 +141,8 @@ export function storeError(error: unknown, { endpoints, prefix, username, hasAns
       `no TLS connection to etcd at ${where}: ${message}`,
       'what answers there does not speak TLS, or ended the connection: if etcd is plain, say http in --etcd-endpoints',
     )
-  // A call with a certificate error counts as retryable, because certificates are renewed, and perhaps only one member has a wrong one.
+  // A call with a certificate error counts as retryable. Certificates are renewed, and perhaps only one etcd member has
+  // a wrong certificate.
   if (/certificate|SSL|TLS/i.test(message) && !NO_TLS_THERE.test(message))
     return unavailable(
       `no TLS connection to etcd at ${where}: ${message}`,

@@ -20,10 +20,16 @@ const LIST_TIMEOUT_MS = 20_000
 
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
-/** An etcd lease whose write failed may be reused until this share of its lifetime has passed: one hour of 24. */
+/**
+ * An etcd lease that was granted for a write that failed may be used for another write until this fraction of its
+ * lifetime has passed: one hour of 24.
+ */
 const SPARE_SHARE = 1 / 24
 
-/** The purposes of the keys that are written under an etcd lease: the lease of this node, and its claim. */
+/**
+ * The purposes for which weftd requests an etcd lease: the key of this node's lease, and the key with this host's name
+ * (its claim).
+ */
 type Kind = 'subnets' | 'claim'
 
 /** The number of keys whose expiry times are requested simultaneously. */
@@ -42,7 +48,6 @@ type Comparison =
   | { readonly target: 'Mod'; readonly mod_revision: string }
   | { readonly target: 'Value'; readonly value: Buffer }
 
-/** A store in etcd v3. */
 export class EtcdStore implements Store {
   readonly name = 'etcd'
   readonly title = 'Etcd Local Manager'
@@ -62,10 +67,13 @@ export class EtcdStore implements Store {
   readonly #to: Buffer<ArrayBuffer>
   /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
   #known: ClusterIdentity = {}
-  /** The etcd leases whose write failed, or may have failed. The next write of the same kind reuses them. */
+  /**
+   * The etcd leases that were granted for a write that failed, or may have failed. The next write of the same kind
+   * reuses them.
+   */
   readonly #spare = new Map<Kind, Grant>()
 
-  /** Does not contact etcd. Throws WeftError USAGE if a certificate file cannot be read. */
+  /** Creates the client without contacting etcd. Throws WeftError USAGE if a certificate file cannot be read. */
   constructor(options: EtcdOptions) {
     this.#options = options
     this.#client = new EtcdClient(options)
@@ -169,7 +177,8 @@ export class EtcdStore implements Store {
     const range = {
       key: Buffer.from(folder),
       range_end: Buffer.from(folder.replace(/\/$/, '0')),
-      // The server then sends only newer claims. With thousands of nodes nearly all claims are older.
+      // With min_mod_revision etcd sends only the hosts' names (claims) that were written after `since`. With thousands
+      // of nodes nearly all are older.
       ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
     }
     const { header, kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
@@ -239,8 +248,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Runs `write` with an etcd lease: a spare one if there is one, or a new one. So repeated failures do not leave many unused etcd leases
-   * behind.
+   * Runs `write` with an etcd lease: a spare lease of a failed write if there is one, or a new one. So repeated
+   * failures do not leave many unused etcd leases behind.
    */
   async #underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
     const before = this.#spare.get(kind)
@@ -250,10 +259,10 @@ export class EtcdStore implements Store {
     try {
       return await write(grant)
     } catch (error) {
-      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new one.
+      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new etcd lease.
       if (isFresh && /lease not found/.test(messageOf(error))) return this.#underLease(kind, signal, write)
-      // Revoke the new etcd lease only if etcd refused the write. After another failure the key may have been written, and revoking would
-      // delete it.
+      // Revoke the new etcd lease only if etcd refused the write. After any other failure etcd may have written the
+      // key, and revoking the lease would delete the key.
       const isRevoked = !isFresh && isRefusal(error) && (await this.#revokeIfBare(grant, signal).catch(() => false))
       if (!isRevoked) this.#spare.set(kind, grant)
       throw error
@@ -286,7 +295,7 @@ export class EtcdStore implements Store {
     return true
   }
 
-  /** Revokes an etcd lease. An etcd lease that does not exist is not an error. */
+  /** Revokes an etcd lease. Succeeds if the etcd lease does not exist. */
   async #revoke({ ID }: Grant, signal: AbortSignal): Promise<void> {
     await this.#client
       .call(signal, (etcd) => etcd.leaseClient.leaseRevoke({ ID }))
@@ -311,7 +320,9 @@ export class EtcdStore implements Store {
     return this.#putUnder(undefined, compare, key, value, signal)
   }
 
-  /** Like `#putIf`; attaches the key to the etcd lease `grant`, or to no etcd lease if `grant` is undefined. */
+  /**
+   * Writes a key as `#putIf` does, and attaches it to the etcd lease `grant`; to no etcd lease if `grant` is undefined.
+   */
   async #putUnder(
     grant: Grant | undefined,
     compare: readonly Comparison[],
@@ -329,8 +340,8 @@ export class EtcdStore implements Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: this.#revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // A call is repeated if its answer is lost. So the conditions may fail only because this call, or an earlier one with the same etcd
-    // lease and another value, has already written the key.
+    // weftd repeats a call whose answer is lost. So the conditions may fail only because this call, or an earlier one
+    // with the same etcd lease and another value, has already written the key.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await this.#revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
@@ -349,7 +360,10 @@ export class EtcdStore implements Store {
     return { revision, expiresAt: at + leftS * 1000 }
   }
 
-  /** Throws WeftError GAP if the header shows that another cluster answers than the one that was watched until revision `delivered`. */
+  /**
+   * Throws WeftError GAP if the header shows that the answer comes from another cluster than the one that was watched
+   * until revision `delivered`.
+   */
   #checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
     // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal it. The cluster's id or
@@ -402,8 +416,8 @@ export class EtcdStore implements Store {
 }
 
 /**
- * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits these fields in some headers, and etcd3
- * then returns 0.
+ * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits the id and the term in some
+ * headers; the package etcd3 returns 0 for them.
  */
 const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): ClusterIdentity => ({
   ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),

@@ -1,6 +1,7 @@
 // acs3.ts - signs a request by Alibaba Cloud's ACS3-HMAC-SHA256. Does no I/O.
 //
-// Source: "Request syntax and signature method V3" of Alibaba Cloud's SDK documents, whose example is a test vector here.
+// Source: "Request syntax and signature method V3" of Alibaba Cloud's SDK documents. Their example is a test vector of
+// the unit test.
 
 import { createHash, createHmac } from 'node:crypto'
 import type { CloudKeys } from './tc3.ts'
@@ -24,7 +25,10 @@ export const acs3Query = (query: Acs3Request['query']): string =>
     .map((name) => `${encoded(name)}=${encoded(query[name] ?? '')}`)
     .join('&')
 
-/** Returns the headers of a POST to `/` without a body. `at` is in ms since 1970, `nonce` a text that is used once. */
+/**
+ * Returns the headers of a signed POST to `/` without a body. `at` is in ms since 1970; `nonce` is a text that is used
+ * only once.
+ */
 export function signAcs3(
   { host, action, version, query }: Acs3Request,
   { id, secret, token }: CloudKeys,

@@ -1,7 +1,9 @@
-// ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as its next hop.
+// ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as its next
+// hop.
 //
-// flannel v0.13, backend/alivpc: the system route table of the VPC, next hop type Instance, the log lines about routes that stay. flannel
-// called an API that is gone; this publisher calls the version 2016-04-28 of the product VPC.
+// From flannel v0.13 (backend/alivpc) it takes the system route table of the VPC, the next hop type Instance, and the
+// log lines about routes that stay. flannel called an API that no longer exists; this publisher calls the version
+// 2016-04-28 of the product VPC.
 
 import { randomUUID } from 'node:crypto'
 import { WeftError } from '../../../base/errors.ts'
@@ -13,13 +15,13 @@ import { readMetadata } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 
 const API_VERSION = '2016-04-28'
-/** The maximum number of custom entries of a route table in the document of CreateRouteEntry. */
+/** The maximum number of custom entries of a route table, according to the documentation of CreateRouteEntry. */
 const ROUTE_LIMIT = 200
-/** The size of a page of entries, and the maximum number of pages. */
+/** PAGE is the number of entries that one page of an answer has. MOST_PAGES is the maximum number of pages. */
 const PAGE = 100
 const MOST_PAGES = 100
 
-/** The remedies for error codes that an operator can correct. A code also matches with a suffix after a dot. */
+/** The remedies for API error codes that an operator can correct. A code also matches with a suffix after a dot. */
 const REMEDIES: Readonly<Record<string, string>> = {
   NoPermission: 'give the keys the permissions in docs/cloud.md',
   Forbidden: 'give the keys the permissions in docs/cloud.md',
@@ -28,7 +30,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
   QuotaExceeded: 'request a higher quota of custom route entries, or take a backend that has a tunnel',
 }
 
-/** The addresses of the servers; `api` is made of the region if it is left out. */
+/** The URLs of the cloud's servers; if `api` is left out, it is derived from the region. */
 interface AliEndpoints {
   readonly api?: string
   readonly metadata: string
@@ -51,7 +53,7 @@ export class AliPublisher implements Publisher {
   readonly #place: Place
   readonly #endpoints: AliEndpoints
 
-  /** `wanted` are the ids of route tables; the system route table of the VPC if it is empty. */
+  /** `wanted` has the ids of route tables. If it is empty, the publisher uses the system route table of the VPC. */
   constructor(given: GivenKeys, wanted: readonly string[], place: Place, endpoints = ENDPOINTS) {
     this.#given = given
     this.#wanted = wanted
@@ -129,7 +131,10 @@ export class AliPublisher implements Publisher {
     return [{ destination, target, isOwn: target === this.#instance, state, ...(id === undefined ? {} : { id }) }]
   }
 
-  /** Calls an action. Returns undefined for an error whose code is expected. Throws WeftError FABRIC for every other error. */
+  /**
+   * Calls an action of the API. Returns undefined for an error whose code is expected. Throws WeftError FABRIC for
+   * every other error.
+   */
   async #call(
     action: string,
     parameters: Readonly<Record<string, string>>,

@@ -1,7 +1,8 @@
 // api-client.ts - sends one HTTP request to the API of a cloud or a switch, within limits of time and size.
 //
-// A redirect is an answer like any other, because following it would send credentials to an address that nobody named. Messages contain
-// the method, the host and the path of a request, and neither its query nor its headers nor its body.
+// A redirect is an answer like any other, because following it would send credentials to an address that the operator
+// did not name. Messages contain the method, the host and the path of a request, but neither its query nor its headers
+// nor its body.
 
 import { request as requestHttp, type IncomingHttpHeaders, type IncomingMessage } from 'node:http'
 import { request as requestHttps } from 'node:https'
@@ -9,13 +10,13 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 import { printable } from '../../../base/text.ts'
 import { limited } from '../../../host/bell.ts'
 
-/** The timeout of a complete answer. */
+/** The time limit in ms for a complete answer. */
 const ANSWER_MS = 10_000
-/** The maximum size of an answer. A page of a route table has less than 100 kB. */
+/** The maximum size of an answer in bytes. A page of a route table has less than 100 kB. */
 const ANSWER_BYTES = 4 * 1024 * 1024
-/** The longest pause that a server can demand by Retry-After. */
+/** The longest pause in ms that a server can demand by Retry-After. */
 const LONGEST_PAUSE_MS = 300_000
-/** The maximum number of characters of an answer in a message. */
+/** The maximum number of characters of an answer that a message quotes. */
 const SHOWN = 200
 
 export interface ApiRequest {
@@ -23,7 +24,7 @@ export interface ApiRequest {
   readonly url: string
   readonly headers?: Readonly<Record<string, string>>
   readonly body?: string | undefined
-  /** Certificates of the authorities to trust instead of the usual ones, in PEM. */
+  /** The certificates, in PEM, of the authorities to trust instead of the usual ones. */
   readonly ca?: string | undefined
 }
 
@@ -36,12 +37,12 @@ export interface ApiAnswer {
 interface ApiClientOptions {
   readonly answerMs?: number
   readonly answerBytes?: number
-  /** A monotonic clock in ms. */
+  /** Returns the time of a monotonic clock in ms. */
   readonly now?: () => number
 }
 
 export class ApiClient {
-  /** The time, by `now`, before which a server accepts no request, by its origin. */
+  /** For each origin, the time by `now` before which its server accepts no request. */
   readonly #notBefore = new Map<string, number>()
   readonly #answerMs: number
   readonly #answerBytes: number
@@ -57,7 +58,10 @@ export class ApiClient {
     this.#now = now
   }
 
-  /** Returns the answer with any status. Throws WeftError FABRIC if there is no complete answer, or the server demanded a pause. */
+  /**
+   * Sends a request, and returns the answer whatever its status. Throws WeftError FABRIC if there is no complete
+   * answer, or if the server demanded a pause.
+   */
   async send(request: ApiRequest, signal: AbortSignal): Promise<ApiAnswer> {
     const { origin } = new URL(request.url)
     const rest = (this.#notBefore.get(origin) ?? 0) - this.#now()
@@ -98,7 +102,7 @@ function open({ method, url, headers, body, ca }: ApiRequest, signal: AbortSigna
   const bytes = body === undefined ? undefined : Buffer.from(body)
   const options = {
     method,
-    // A connection for each request: there are few of them, and no connection has to be kept alive.
+    // Open a connection for each request. There are few requests, so keeping a connection alive is not worthwhile.
     agent: false as const,
     headers: { 'user-agent': 'weftd', ...headers, ...(bytes ? { 'content-length': String(bytes.length) } : {}) },
     signal,
@@ -111,13 +115,16 @@ function open({ method, url, headers, body, ca }: ApiRequest, signal: AbortSigna
   })
 }
 
-/** Returns a request for a message, without its query. */
+/** Formats a request for a message, without its query. */
 export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): string {
   const { host, pathname } = new URL(url)
   return `${method} ${host}${pathname}`
 }
 
-/** Makes the error for an answer that refuses. `code` and `message` are those of the API; without them the message has the answer's text. */
+/**
+ * Makes the error for an answer with which the API refused a request. `code` and `message` are those of the API;
+ * without them the error quotes the text of the answer.
+ */
 export function refusalOf(
   request: Pick<ApiRequest, 'method' | 'url'>,
   { status, text }: ApiAnswer,
@@ -130,7 +137,10 @@ export function refusalOf(
   return new WeftError('FABRIC', `${whereOf(request)}: ${words}`, { remedy })
 }
 
-/** Returns the error for an action that the API refused with a code. The remedy is that of the code, or of the part before its first dot. */
+/**
+ * Returns the error for an action that the API refused with a code. Its remedy is that of the code, or of the part of
+ * the code before its first dot.
+ */
 export function actionRefusal(
   request: Pick<ApiRequest, 'method' | 'url'>,
   answer: ApiAnswer,
@@ -142,13 +152,13 @@ export function actionRefusal(
   return refusalOf(request, answer, `${action}: ${code}`, message, remedy)
 }
 
-/** Parses an answer that must be a JSON object. Throws WeftError FABRIC if it is not. */
+/** Parses an answer that must be a JSON object. Throws WeftError FABRIC if it is anything else. */
 export function jsonOf(request: Pick<ApiRequest, 'method' | 'url'>, answer: ApiAnswer): Record<string, unknown> {
   try {
     const value: unknown = JSON.parse(answer.text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // The error below says so.
+    // Ignore the syntax error: the error below reports an answer that is not a JSON object.
   }
   throw new WeftError('FABRIC', `${whereOf(request)}: the answer with status ${answer.status} is not JSON`)
 }

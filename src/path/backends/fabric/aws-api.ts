@@ -7,7 +7,7 @@ import { signV4 } from './sigv4.ts'
 import { elementsAt, readXml, textAt, type XmlElement } from './xml.ts'
 
 const API_VERSION = '2016-11-15'
-/** The maximum number of pages of one answer. */
+/** The maximum number of pages that are read of one answer. */
 const MOST_PAGES = 100
 
 /** The remedies for EC2's error codes that an operator can correct. */
@@ -24,9 +24,9 @@ interface AwsApiOptions {
   readonly client: ApiClient
   readonly environment: Readonly<Record<string, string | undefined>>
   readonly region: string
-  /** The address of the API. */
+  /** The URL of the EC2 API. */
   readonly endpoint: string
-  /** The address of the metadata server. */
+  /** The URL of the metadata server. */
   readonly metadata: string
 }
 
@@ -39,7 +39,8 @@ export class AwsApi {
   }
 
   /**
-   * Calls an action. Returns the answer, or the code of an error that is one of `expected`. Throws WeftError FABRIC for every other error.
+   * Calls an action of the API. Returns the answer, or the error's code if the code is one of `expected`. Throws
+   * WeftError FABRIC for every other error.
    */
   async call(
     action: string,
@@ -62,7 +63,7 @@ export class AwsApi {
     throw refusalOf(request, answer, `${action}: ${code}`, message, REMEDIES[code])
   }
 
-  /** Returns the items of all pages of an answer, which are at `path`. */
+  /** Calls an action, and returns the items at `path` of all pages of the answer. */
   async pages(
     action: string,
     parameters: Readonly<Record<string, string>>,

@@ -1,4 +1,5 @@
-// aws-credentials.ts - finds the keys of AWS where AWS's own tools find them: environment, shared file, metadata server.
+// aws-credentials.ts - finds the access keys for AWS in the same places as AWS's own tools: environment, shared file,
+// metadata server.
 
 import { readFile } from 'node:fs/promises'
 import { homedir } from 'node:os'
@@ -10,25 +11,28 @@ import type { AwsKeys } from './sigv4.ts'
 
 type Environment = Readonly<Record<string, string | undefined>>
 
-/** How long a token of the metadata server is valid, in seconds. */
+/** How long a token from the metadata server is valid, in seconds. */
 const TOKEN_S = 300
-/** The time before their expiry at which keys are renewed. */
+/** weftd renews access keys this number of ms before they expire. */
 const EARLY_MS = 300_000
 
 export interface ExpiringKeys {
   readonly keys: AwsKeys
-  /** The time, in ms since 1970, from which on the keys must be read again. */
+  /** The time, in ms since 1970, from which the access keys must be read again. */
   readonly until: number
 }
 
-/** Returns the metadata server's headers for further requests (IMDSv2). */
+/** Requests a token of the metadata server, and returns the headers for further requests to it (IMDSv2). */
 export async function imdsHeaders(client: ApiClient, base: string, signal: AbortSignal) {
   const headers = { 'x-aws-ec2-metadata-token-ttl-seconds': String(TOKEN_S) }
   const token = await readMetadata(client, `${base}/latest/api/token`, headers, signal, 'PUT')
   return { 'x-aws-ec2-metadata-token': token }
 }
 
-/** Returns the first keys found. Throws WeftError CONFIG if there are none. `base` is the address of the metadata server. */
+/**
+ * Returns the access keys from the first place that has them. Throws WeftError CONFIG if no place has keys. `base` is
+ * the URL of the metadata server.
+ */
 export async function awsKeys(
   environment: Environment,
   client: ApiClient,
@@ -36,7 +40,7 @@ export async function awsKeys(
   signal: AbortSignal,
 ): Promise<ExpiringKeys> {
   const { AWS_ACCESS_KEY_ID: id = '', AWS_SECRET_ACCESS_KEY: secret = '' } = environment
-  // AWS_SECURITY_TOKEN is the older name, which flannel's document had.
+  // AWS_SECURITY_TOKEN is the older name of the variable, which flannel's documentation named.
   const token = environment['AWS_SESSION_TOKEN'] ?? environment['AWS_SECURITY_TOKEN']
   if (id !== '' && secret !== '')
     return { keys: { accessKeyId: id, secretAccessKey: secret, sessionToken: token }, until: Infinity }
@@ -54,7 +58,7 @@ async function sharedKeys(environment: Environment): Promise<AwsKeys | undefined
   return { accessKeyId, secretAccessKey, sessionToken: members.get('aws_session_token') }
 }
 
-/** Reads one profile of the shared file, which has the form of an INI file. */
+/** Reads one profile of AWS's shared credentials file, which has the form of an INI file. */
 function profileOf(text: string, profile: string): ReadonlyMap<string, string> {
   const members = new Map<string, string>()
   let section = ''

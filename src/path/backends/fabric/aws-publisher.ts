@@ -1,7 +1,9 @@
-// aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as its target.
+// aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as its
+// target.
 //
-// flannel v0.13, backend/awsvpc: the interface that has the node's address, its source/destination check, the table of its subnet or else
-// the main table of the VPC, and the log lines.
+// Like flannel v0.13 (backend/awsvpc) it uses the interface that has the node's address, and switches the interface's
+// source/destination check off. It uses the route table of the interface's subnet, or else the main table of the VPC.
+// The log lines are flannel's too.
 
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
@@ -11,11 +13,11 @@ import { readMetadata } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 import { textAt, elementsAt, type XmlElement } from './xml.ts'
 
-/** The default quota of routes for each route table (Amazon VPC quotas, "Non-propagated routes per route table"). */
+/** The default quota of routes per route table (Amazon VPC quotas, "Non-propagated routes per route table"). */
 const ROUTE_LIMIT = 50
 const METADATA = 'http://169.254.169.254'
 
-/** This instance's network interface. */
+/** A network interface of this instance. */
 interface Interface {
   readonly id: string
   readonly subnetId: string
@@ -28,12 +30,12 @@ export class AwsPublisher implements Publisher {
   readonly #destination: string
   readonly #metadata: string
 
-  /** `tables` are the ids of route tables; the table of the instance's subnet if it is empty. */
+  /** `tables` has the ids of route tables. If it is empty, the publisher uses the table of the instance's subnet. */
   constructor(tables: readonly string[], place: Place) {
     this.#tables = tables
     this.#place = place
     this.#destination = formatNet(place.subnet)
-    // AWS's tools read the same variables for the addresses of the servers.
+    // AWS's own tools read the URLs of the servers from the same environment variables.
     this.#metadata = place.environment['AWS_EC2_METADATA_SERVICE_ENDPOINT']?.replace(/\/$/, '') ?? METADATA
   }
 
@@ -54,7 +56,7 @@ export class AwsPublisher implements Publisher {
     return tables.map((id) => this.#table(api, own, id))
   }
 
-  /** Finds the interface that has this node's address. */
+  /** Finds the network interface that has this node's address. */
   async #findInterface(read: (path: string) => Promise<string>): Promise<Interface> {
     const wanted = formatAddress(this.#place.address)
     for (const line of (await read('network/interfaces/macs/')).split('\n')) {
@@ -71,7 +73,10 @@ export class AwsPublisher implements Publisher {
     })
   }
 
-  /** Switches a check off that drops packets whose source or destination differs from the addresses of the interface. */
+  /**
+   * Switches off the interface's check that drops packets whose source or destination is not an address of the
+   * interface.
+   */
   async #disableCheck(api: AwsApi, { id }: Interface, signal: AbortSignal): Promise<void> {
     try {
       const parameters = { NetworkInterfaceId: id, 'SourceDestCheck.Value': 'false' }
@@ -85,7 +90,7 @@ export class AwsPublisher implements Publisher {
   async #findTable(api: AwsApi, { subnetId, vpcId }: Interface, signal: AbortSignal): Promise<string> {
     const filters = [
       filterOf([['association.subnet-id', subnetId]]),
-      // A subnet without an association uses the main table of its VPC.
+      // Read the main table of the VPC, which a subnet without an associated table uses.
       filterOf([
         ['association.main', 'true'],
         ['vpc-id', vpcId],
@@ -128,7 +133,10 @@ export class AwsPublisher implements Publisher {
   }
 }
 
-/** Returns the address of EC2's API in a region. The metadata server knows the domain of the partition, such as amazonaws.com.cn. */
+/**
+ * Returns the URL of EC2's API in a region. The metadata server knows the domain of the partition, such as
+ * amazonaws.com.cn.
+ */
 async function endpointOf(region: string, read: (path: string) => Promise<string>): Promise<string> {
   const domain = await read('services/domain')
   return `https://ec2.${region}.${domain}`
@@ -144,7 +152,7 @@ function filterOf(filters: readonly (readonly [name: string, value: string])[]):
 }
 
 function routeOf(route: XmlElement, interfaceId: string): FabricRoute[] {
-  // Routes to prefix lists and to IPv6 networks lack this member. They never belong to this network.
+  // Routes to prefix lists and to IPv6 networks lack destinationCidrBlock. Such a route never belongs to this network.
   const destination = textAt(route, 'destinationCidrBlock')
   if (destination === '') return []
   const names = [

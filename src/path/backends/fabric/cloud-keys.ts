@@ -1,4 +1,5 @@
-// cloud-keys.ts - finds the keys of Alibaba Cloud and Tencent Cloud: in the configuration, in the environment, or from the metadata server.
+// cloud-keys.ts - finds the access keys for Alibaba Cloud and Tencent Cloud: in the configuration, in the environment,
+// or from the metadata server.
 
 import { WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
@@ -6,7 +7,7 @@ import type { ApiClient } from './api-client.ts'
 import { readMetadata, readMetadataJson } from './metadata.ts'
 import type { CloudKeys } from './tc3.ts'
 
-/** The time before their expiry at which keys are renewed. */
+/** weftd renews access keys this number of ms before they expire. */
 const EARLY_MS = 300_000
 
 type Names = readonly [id: string, secret: string, token?: string]
@@ -15,30 +16,30 @@ export interface CloudKeyPlaces {
   /** The name of the cloud for messages. */
   readonly cloud: string
   readonly environment: Readonly<Record<string, string | undefined>>
-  /** The environment variables, in the order in which they count. */
+  /** The environment variables with access keys, in order of precedence. */
   readonly variables: readonly Names[]
   readonly client: ApiClient
-  /** The URL of the metadata server that names the role; the keys are below it. */
+  /** The URL of the metadata server that returns the role's name; the access keys are at a path below it. */
   readonly roleUrl: string
-  /** The members of the metadata server's answer. */
+  /** The names of the members of the metadata server's answer that have the access keys. */
   readonly members: readonly [id: string, secret: string, token: string]
-  /** Reads the time when the keys expire, in ms since 1970, from that answer. */
+  /** Returns the time when the access keys expire, in ms since 1970, from the metadata server's answer. */
   readonly expires: (answer: Readonly<Record<string, unknown>>) => number
 }
 
-/** The keys of `Backend`, which may be empty. */
+/** The access keys in the `Backend` object, which may be empty. */
 export interface GivenKeys {
   readonly accessKeyId: Secret
   readonly accessKeySecret: Secret
 }
 
-/** Keys, and the time in ms since 1970 from which on they must be read again. */
+/** Access keys, and the time in ms since 1970 from which they must be read again. */
 export interface ExpiringCloudKeys {
   readonly keys: CloudKeys
   readonly until: number
 }
 
-/** Returns the first keys found. Throws WeftError CONFIG if there are none. */
+/** Returns the access keys from the first place that has them. Throws WeftError CONFIG if no place has keys. */
 export async function cloudKeys(
   { accessKeyId, accessKeySecret }: GivenKeys,
   places: CloudKeyPlaces,

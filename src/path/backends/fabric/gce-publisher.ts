@@ -1,6 +1,8 @@
-// gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as its next hop.
+// gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as its
+// next hop.
 //
-// flannel v0.13, backend/gce: the route's name `flannel-10-5-1-0-24`, its priority, and the operations that are polled until they are done.
+// From flannel v0.13 (backend/gce) it takes the route's name, such as `flannel-10-5-1-0-24`, the route's priority, and
+// the polling of an operation until it is done.
 
 import { WeftError } from '../../../base/errors.ts'
 import { pause } from '../../../host/bell.ts'
@@ -11,17 +13,17 @@ import { readMetadata } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 
 const PRIORITY = 1000
-/** The pause between two looks at an operation, in ms. */
+/** The pause in ms between two queries of the state of an operation. */
 const POLL_MS = 1_000
 const MOST_PAGES = 100
 
-/** The remedies for statuses that an operator can correct. */
+/** The remedies for HTTP statuses that an operator can correct. */
 const REMEDIES: Readonly<Record<number, string>> = {
   401: "check the instance's service account, and the clock of this host",
   403: "give the instance's service account the permissions in docs/cloud.md, and the instance the scope compute-rw",
 }
 
-/** The addresses of the servers. */
+/** The URLs of Google's servers. */
 interface GceEndpoints {
   readonly api: string
   readonly metadata: string
@@ -42,7 +44,7 @@ interface JsonInstance {
   readonly networkInterfaces?: readonly { readonly network?: string; readonly networkIP?: string }[]
 }
 
-/** This instance as the API names it. */
+/** This instance, with the names that the API uses. */
 interface Instance {
   readonly link: string
   readonly network: string
@@ -50,7 +52,7 @@ interface Instance {
 
 export class GcePublisher implements Publisher {
   #token: GoogleToken | undefined
-  /** The number of routes of other networks, which count for the project's quota too. */
+  /** The number of routes of other networks in the project. They count against the project's quota too. */
   #others = 0
   readonly #place: Place
   readonly #endpoints: GceEndpoints
@@ -88,7 +90,7 @@ export class GcePublisher implements Publisher {
     return [this.#table(base, { link: found.selfLink, network: own.network }, limit)]
   }
 
-  /** Returns the project's quota of routes; undefined if the API does not tell. */
+  /** Returns the project's quota of routes; undefined if the API does not report it. */
   async #limit(base: string, signal: AbortSignal): Promise<number | undefined> {
     const project = await this.#call('GET', base, signal, [403, 404])
     const { quotas = [] } = (project ?? {}) as { quotas?: readonly { metric?: string; limit?: number }[] }
@@ -138,7 +140,10 @@ export class GcePublisher implements Publisher {
     throw new WeftError('FABRIC', 'the list of routes has no last page')
   }
 
-  /** Waits until an operation is done. Returns `exists` if another operation made the route first. Throws WeftError FABRIC if it failed. */
+  /**
+   * Waits until an operation is done. Returns `exists` if another operation made the route first. Throws WeftError
+   * FABRIC if the operation failed.
+   */
   async #done(base: string, operation: object, signal: AbortSignal): Promise<'made' | 'exists'> {
     interface JsonOperation {
       readonly name?: string
@@ -160,7 +165,10 @@ export class GcePublisher implements Publisher {
     })
   }
 
-  /** Sends a request. Returns undefined for a status that is expected. Throws WeftError FABRIC for every other error. */
+  /**
+   * Sends a request. Returns undefined if the answer has a status that is expected. Throws WeftError FABRIC for every
+   * other error.
+   */
   async #call(
     method: string,
     url: string,
@@ -187,7 +195,7 @@ export class GcePublisher implements Publisher {
     try {
       message = (JSON.parse(answer.text) as { error?: { message?: string } }).error?.message
     } catch {
-      // The message then has the text of the answer.
+      // Ignore the syntax error: the message then quotes the text of the answer.
     }
     throw refusalOf(request, answer, '', message, REMEDIES[answer.status])
   }
@@ -196,7 +204,7 @@ export class GcePublisher implements Publisher {
 /** Returns the name that flannel gives a route. */
 const nameOf = (destination: string): string => `flannel-${destination.replaceAll(/[./]/g, '-')}`
 
-/** Returns a link without its server and version, which differ between answers. */
+/** Returns the path of a link from the API, without server and version, which differ between answers. */
 const pathOf = (link = ''): string => link.replace(/^.*\/(?=projects\/)/, '')
 const isSame = (a: string | undefined, b: string): boolean => pathOf(a) === pathOf(b)
 

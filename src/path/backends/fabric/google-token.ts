@@ -1,4 +1,5 @@
-// google-token.ts - finds a token for Google's APIs where Google's own tools find it: a key file, or the metadata server.
+// google-token.ts - finds an access token for Google's APIs in the same places as Google's own tools: a key file, or
+// the metadata server.
 
 import { createSign } from 'node:crypto'
 import { readFile } from 'node:fs/promises'
@@ -8,18 +9,21 @@ import { readMetadataJson } from './metadata.ts'
 
 const SCOPE = 'https://www.googleapis.com/auth/compute'
 const GRANT = 'urn:ietf:params:oauth:grant-type:jwt-bearer'
-/** The time before its expiry at which a token is renewed. */
+/** weftd renews a token this number of ms before it expires. */
 const EARLY_MS = 120_000
-/** The lifetime that a key file's token asks for; Google allows at most one hour. */
+/** The lifetime, in seconds, that is requested for a token; Google allows at most one hour. */
 const LIFETIME_S = 3600
 
-/** A token, and the time in ms since 1970 from which on it must be read again. */
+/** An access token, and the time in ms since 1970 from which it must be requested again. */
 export interface GoogleToken {
   readonly token: string
   readonly until: number
 }
 
-/** Returns a token. `base` is the address of the metadata server. Throws WeftError CONFIG if a key file cannot be used. */
+/**
+ * Returns an access token. `base` is the URL of the metadata server. Throws WeftError CONFIG if a key file cannot be
+ * used.
+ */
 export async function googleToken(
   environment: Readonly<Record<string, string | undefined>>,
   client: ApiClient,
@@ -49,7 +53,7 @@ interface Assertion {
   readonly text: string
 }
 
-/** Signs the request for a token with a key file of a service account (RFC 7523, RS256). */
+/** Signs a request for an access token with the key file of a service account (RFC 7523, RS256). */
 async function assertionOf(path: string): Promise<Assertion> {
   try {
     const file = JSON.parse(await readFile(path, 'utf8')) as Record<string, unknown>
@@ -63,7 +67,8 @@ async function assertionOf(path: string): Promise<Assertion> {
     const signature = createSign('RSA-SHA256').update(unsigned).sign(key).toString('base64url')
     return { tokenUri, text: `${unsigned}.${signature}` }
   } catch (error) {
-    // JSON.parse quotes the text around a mistake, which may be a part of the key.
+    // JSON.parse quotes the text around a mistake. That text may be a part of the key, so it must not be in the
+    // message.
     const why = error instanceof SyntaxError ? 'it is not JSON' : messageOf(error)
     throw new WeftError('CONFIG', `cannot use the file of GOOGLE_APPLICATION_CREDENTIALS: ${why}`, {
       remedy:

@@ -1,4 +1,5 @@
-// http-publisher.ts - publishes a route by requests that the operator describes: to a switch, or to any API without a publisher of its own.
+// http-publisher.ts - publishes the route by HTTP requests that the operator describes. It serves switches, and every
+// API that has no publisher of its own.
 
 import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../../../base/errors.ts'
@@ -14,7 +15,7 @@ type HttpSettings = Settings<'http'>
 type Action = 'put' | 'remove' | 'list'
 const NAMES = { put: 'Put', remove: 'Remove', list: 'List' } as const
 
-/** The longest file with a secret or with certificates, in bytes. */
+/** The maximum size in bytes of a file with credentials or certificates. */
 const FILE_BYTES = 1024 * 1024
 
 export class HttpPublisher implements Publisher {
@@ -22,7 +23,10 @@ export class HttpPublisher implements Publisher {
   readonly #place: Place
   readonly #variables: Variables
   readonly #canList: boolean
-  /** The credentials by origin, and the text of CAFile. `find` reads both files, so that a changed file counts after the next failure. */
+  /**
+   * The credentials by origin. `#ca` is the text of CAFile. `find` reads both files, so that a changed file has an
+   * effect after the next failure.
+   */
   #credentials: ReadonlyMap<string, Secret> = new Map()
   #ca: string | undefined
 
@@ -82,7 +86,8 @@ export class HttpPublisher implements Publisher {
   async #put(signal: AbortSignal): Promise<'made' | 'exists'> {
     const request = this.#request('put', {})
     const answer = await this.#place.client.send(request, signal)
-    // 409: the API refuses a second route to the subnet. The list shows which route it has; without a list it counts as this node's.
+    // Status 409: the API refuses a second route to the subnet. The list of routes shows where its route leads. Without
+    // a list that route counts as this node's.
     if (answer.status === 409) return 'exists'
     this.#check(request, answer)
     return 'made'
@@ -112,7 +117,10 @@ export class HttpPublisher implements Publisher {
     return settings.signAws4 === '' ? request : { ...request, headers: this.#signed(request, variables) }
   }
 
-  /** Returns the headers of a signed request. The credential is the number of the key and the key, with a space between them. */
+  /**
+   * Returns the headers of a signed request. The credential consists of the access key's id and the access key, with a
+   * space between them.
+   */
   #signed({ method, url, headers = {}, body = '' }: ApiRequest, variables: Variables): Record<string, string> {
     const [region = '', service = ''] = this.#settings.signAws4.split('/')
     const [accessKeyId, secretAccessKey] = (variables['credential'] ?? '').split(/\s+/)
@@ -124,8 +132,9 @@ export class HttpPublisher implements Publisher {
   }
 
   /**
-   * Returns {credential} for a URL. The file binds each credential to an origin, so that whoever can write the network configuration cannot
-   * have it sent elsewhere, nor have another file sent. Throws WeftError CONFIG if the file has none for this origin.
+   * Returns the value of {credential} for a URL. The credential file binds each credential to an origin. So a user who
+   * can write the network configuration cannot have a credential sent to another server, nor have another file sent.
+   * Throws WeftError CONFIG if the file has no credential for this origin.
    */
   #credentialFor(url: string): { readonly credential?: string } {
     if (this.#settings.credentialFile === '') return {}
@@ -137,7 +146,10 @@ export class HttpPublisher implements Publisher {
     })
   }
 
-  /** Throws WeftError FABRIC if the status is not 2xx. The message has none of the request's secrets, even if the answer repeats them. */
+  /**
+   * Throws WeftError FABRIC if the status of the answer is not 2xx. The message contains none of the request's secrets,
+   * even if the answer repeats them.
+   */
   #check(request: ApiRequest, answer: ApiAnswer): void {
     if (answer.status >= 200 && answer.status < 300) return
     let { text } = answer
@@ -150,7 +162,7 @@ export class HttpPublisher implements Publisher {
   }
 }
 
-/** Returns a member of a JSON value by a path such as `data.routes`; the value itself by an empty path. */
+/** Returns the member of a JSON value at a path such as `data.routes`. An empty path returns the value itself. */
 function memberOf(value: unknown, path: string): unknown {
   if (path === '') return value
   let member = value
@@ -161,7 +173,7 @@ function memberOf(value: unknown, path: string): unknown {
   return member
 }
 
-/** Reads lines of an origin, a space and a credential. */
+/** Parses the credential file. Each line has an origin, a space and a credential. */
 function credentialsOf(text: string): ReadonlyMap<string, Secret> {
   const credentials = new Map<string, Secret>()
   for (const line of text.split('\n')) {
@@ -171,7 +183,9 @@ function credentialsOf(text: string): ReadonlyMap<string, Secret> {
   return credentials
 }
 
-/** Reads a file. The network configuration names it, so it may be a device that never ends. */
+/**
+ * Reads a file, at most FILE_BYTES bytes. The network configuration names the file, so it may be a device without end.
+ */
 async function read(option: string, path: string): Promise<string> {
   try {
     const { size, isFile } = await stat(path).then((found) => ({ size: found.size, isFile: found.isFile() }))

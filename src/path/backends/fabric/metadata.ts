@@ -1,11 +1,14 @@
-// metadata.ts - reads the metadata server of a cloud, which tells an instance who it is.
+// metadata.ts - reads the metadata server of a cloud, from which an instance learns its own identity and credentials.
 
 import { WeftError } from '../../../base/errors.ts'
 import { refusalOf, type ApiClient } from './api-client.ts'
 
 const REMEDY = 'run weftd on an instance of that cloud, with access to its metadata server'
 
-/** Returns the text at a path. Throws WeftError FABRIC if the server does not answer, or has nothing there. */
+/**
+ * Returns the text at a path of the metadata server. Throws WeftError FABRIC if the server does not answer, or has
+ * nothing at this path.
+ */
 export async function readMetadata(
   client: ApiClient,
   url: string,
@@ -19,7 +22,7 @@ export async function readMetadata(
   return answer.text.trim()
 }
 
-/** Returns the JSON object at a path of the metadata server; undefined if the server has nothing there. */
+/** Returns the JSON object at a path of the metadata server; undefined if the server has nothing at this path. */
 export async function readMetadataJson(
   client: ApiClient,
   url: string,
@@ -31,7 +34,7 @@ export async function readMetadataJson(
     const value: unknown = JSON.parse(text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // The error below says so, without the text, which may hold a key.
+    // Ignore the syntax error. The error below reports it without quoting the text, which may contain a key.
   }
   throw new WeftError('FABRIC', `GET ${new URL(url).host}: the metadata server's answer is not JSON`)
 }

@@ -12,9 +12,12 @@ export interface FabricRoute {
   readonly target: string
   /** True if the route leads to this node. */
   readonly isOwn: boolean
-  /** `dead` means that the API keeps the route and no packet follows it, for example because its target was deleted. */
+  /**
+   * `dead` means that the API keeps the route but no packet follows it, for example because the route's target was
+   * deleted.
+   */
   readonly state: 'active' | 'pending' | 'dead'
-  /** The API's number of the route, if the API needs it to delete the route. */
+  /** The route's id in the API, if the API needs an id to delete the route. */
   readonly id?: string
 }
 
@@ -22,30 +25,42 @@ export interface FabricRoute {
 export interface RouteTable {
   /** The name for log lines, such as `rtb-1`. */
   readonly name: string
-  /** The maximum number of routes that the documents of the API state, or that the API reports; left out if it is not known. */
+  /** The maximum number of routes, as the API or its documentation states it; left out if it is not known. */
   readonly limit?: number | undefined
-  /** Lists all routes, from all pages of the answer. */
+  /** Lists all routes of the table, from all pages of the answer. */
   list(signal: AbortSignal): Promise<readonly FabricRoute[]>
-  /** Adds the route to this node's subnet. Returns `exists` if the API refused it because it has a route to the same destination. */
+  /**
+   * Adds the route to this node's subnet. Returns `exists` if the API refused that because it has another route to the
+   * same destination.
+   */
   put(signal: AbortSignal): Promise<'made' | 'exists'>
-  /** Removes one route. Succeeds if the route does not exist. */
+  /** Removes one route of the table. Succeeds if the route does not exist. */
   remove(route: FabricRoute, signal: AbortSignal): Promise<void>
-  /** True if the API cannot list its routes. Then `list` returns this node's route, and each check puts the route again. */
+  /**
+   * True if the API cannot list its routes. In that case `list` returns this node's route, and each check adds the
+   * route again.
+   */
   readonly isBlind?: boolean
 }
 
-/** Knows an API. All members throw WeftError FABRIC if the API refuses or does not answer, and CONFIG if an operator has to act. */
+/**
+ * Calls the API of a cloud or a switch. All members throw WeftError FABRIC if the API refuses or does not answer, and
+ * CONFIG if an operator must act.
+ */
 export interface Publisher {
-  /** Finds this node and its tables. Called before everything else, and again by a new publisher after a failure. */
+  /**
+   * Finds this node's instance and its route tables. Called before all other functions, and again by a new publisher
+   * after a failure.
+   */
   find(signal: AbortSignal): Promise<readonly RouteTable[]>
 }
 
-/** The facts that a publisher gets. */
+/** The facts about this node that a publisher gets. */
 export interface Place {
   readonly subnet: Net
   /** This node's address on the external interface. */
   readonly address: Address
-  /** The address that this node publishes in its lease. */
+  /** The public IP that this node publishes in its lease. */
   readonly publicIp: Address
   readonly nodeName: string
   readonly environment: Readonly<Record<string, string | undefined>>

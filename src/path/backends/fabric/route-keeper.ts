@@ -1,7 +1,9 @@
-// route-keeper.ts - keeps the route to this node's subnet in the tables of a publisher, and reports what is in the way.
+// route-keeper.ts - keeps the route to this node's subnet in the tables of a publisher, and reports routes that
+// conflict with it.
 //
-// The keeper changes only routes that lead to this node, and dead routes to this node's own subnet. A live route that leads to another
-// target stays and is reported. Each failure is retried with a growing pause. The caller calls `check` regularly.
+// The keeper changes only routes that lead to this node, and dead routes to this node's own subnet. A live route that
+// leads to another target stays, and is reported. After a failure the keeper tries again, with growing pauses. The
+// caller calls `check` regularly.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
@@ -10,40 +12,43 @@ import { createTurn } from '../../../host/turn.ts'
 import { familyOf, formatNet, netContains, parseNet, type Net } from '../../../net/address.ts'
 import type { FabricRoute, Publisher, RouteTable } from './publisher.ts'
 
-/** The time between two checks after a check that found the route. */
+/** The time in ms from a check that found the route to the next check. */
 const CHECK_MS = 60_000
-/** The pause after the first failure, and the longest pause. Each failure doubles it. */
+/** The pause in ms after the first failure. Each further failure doubles the pause, up to LONGEST_RETRY_MS. */
 const FIRST_RETRY_MS = 2_000
 const LONGEST_RETRY_MS = 120_000
-/** The time limit for all requests of one check. */
+/** The time limit in ms for all requests of one check together. */
 const WHOLE_MS = 90_000
-/** The time limit until a change shows in the list of routes, and the pauses between two looks. */
+/**
+ * READ_BACK_MS is the time in ms within which the list of routes must show a change. The pause between two queries of
+ * the list grows from FIRST_LOOK_MS to LONGEST_LOOK_MS.
+ */
 const READ_BACK_MS = 30_000
 const FIRST_LOOK_MS = 250
 const LONGEST_LOOK_MS = 4_000
-/** The share of a table's limit from which on the log warns. */
+/** The fraction of a table's limit from which the log warns that the table is nearly full. */
 const NEARLY_FULL = 0.9
 
 interface RouteKeeperOptions {
   readonly subnet: Net
   readonly network: Net
-  /** Makes a publisher. Called again after each failure, so that nothing outdated is kept. */
+  /** Makes a publisher. It is called again after each failure, so that no outdated state is kept. */
   readonly make: () => Publisher
   readonly log: Log
-  /** A monotonic clock in ms. */
+  /** Returns the time of a monotonic clock in ms. */
   readonly now?: () => number
   readonly wait?: (signal: AbortSignal, ms: number) => Promise<void>
 }
 
 export class RouteKeeper {
-  /** The tables as found; undefined before the first check and after a failure. */
+  /** The route tables that the publisher found; undefined before the first check and after a failure. */
   #tables: readonly RouteTable[] | undefined
   #nextAt = -Infinity
   #failuresInRow = 0
   #failures = 0
-  /** True if the last list of routes had the route, in all tables. An outage of the API leaves it as it was. */
+  /** True if, at the last successful query, the lists of all tables had the route. */
   #isThere = false
-  /** True if any check found the route in all tables, so that a later absence is a repair. */
+  /** True once a check found the route in all tables. If the route is missing later, adding it is a repair. */
   #wasThere = false
   /** The number of routes in the fullest table at the last check. */
   #routes = 0
@@ -90,13 +95,13 @@ export class RouteKeeper {
     })
   }
 
-  /** Ends the checks. The route stays. */
+  /** Stops the checks, and keeps the route. */
   async close(): Promise<void> {
     this.#closing.abort(new Error('the data path is closed'))
     await this.#inTurn(async () => {})
   }
 
-  /** Removes the route from all tables. Returns the removed routes in words. Throws WeftError. */
+  /** Removes the route from all tables. Returns a description of each removed route. Throws WeftError. */
   withdraw(signal: AbortSignal): Promise<readonly string[]> {
     return this.#inTurn(() =>
       this.#within(signal, async (limit) => {
@@ -134,7 +139,10 @@ export class RouteKeeper {
     this.#calm.error(`The route to ${this.#destination} cannot be published: ${why}; it is tried again`)
   }
 
-  /** Checks all tables, even if one of them fails, and then throws the first error. Returns the repairs. */
+  /**
+   * Checks all tables, even if the check of one table fails. Returns the repairs. Throws the first error after all
+   * checks.
+   */
   async #ensureAll(signal: AbortSignal): Promise<readonly string[]> {
     this.#tables ??= await this.#options.make().find(signal)
     const repairs: string[] = []
@@ -154,7 +162,10 @@ export class RouteKeeper {
     return repairs
   }
 
-  /** Puts the route into one table if it is not there. Returns true if it did. Throws WeftError FABRIC if another route is in the way. */
+  /**
+   * Adds the route to one table if the table lacks it. Returns true if the route was added. Throws WeftError FABRIC if
+   * another route is in the way.
+   */
   async #ensure(table: RouteTable, signal: AbortSignal): Promise<boolean> {
     if (table.isBlind) return this.#putBlindly(table, signal)
     const routes = await table.list(signal)
@@ -181,7 +192,10 @@ export class RouteKeeper {
     return false
   }
 
-  /** True if the route is there and leads to this node. Throws WeftError FABRIC if a live route to the subnet leads elsewhere. */
+  /**
+   * True if the table has the route to this node's subnet and it leads to this node. Throws WeftError FABRIC if a live
+   * route to the subnet leads elsewhere.
+   */
   #judge(table: RouteTable, routes: readonly FabricRoute[]): boolean {
     const here = routes.filter((route) => this.#isToSubnet(route))
     const foreign = here.find(({ isOwn, state }) => !isOwn && state !== 'dead')
@@ -194,7 +208,10 @@ export class RouteKeeper {
     return here.some(({ isOwn, state }) => isOwn && state === 'active')
   }
 
-  /** Removes routes to this node that an earlier lease left, because they would take packets from the node that has that subnet now. */
+  /**
+   * Removes routes to this node for subnets that it had earlier, because such a route would take packets from the node
+   * that has the subnet now.
+   */
   async #removeEarlier(table: RouteTable, routes: readonly FabricRoute[], signal: AbortSignal): Promise<void> {
     const { subnet, network, log } = this.#options
     for (const route of routes) {
@@ -210,7 +227,10 @@ export class RouteKeeper {
     }
   }
 
-  /** Lists the routes until `isSeen`, because a change can take a while to show. Throws WeftError FABRIC after READ_BACK_MS. */
+  /**
+   * Lists the routes again and again until `isSeen` returns true, because a change may take a while to appear. Throws
+   * WeftError FABRIC after READ_BACK_MS.
+   */
   async #lookUntil(table: RouteTable, signal: AbortSignal, isSeen: (routes: readonly FabricRoute[]) => boolean) {
     const { now, wait } = this.#options
     const until = now() + READ_BACK_MS
@@ -226,7 +246,8 @@ export class RouteKeeper {
   }
 
   #warnIfNearlyFull({ name, limit }: RouteTable, count: number): void {
-    // A table that has more routes than the documents allow has a higher limit, which is not known.
+    // A table that has more routes than the documentation allows has a higher limit, which is not known. So do not
+    // warn.
     if (limit === undefined || count > limit || count < NEARLY_FULL * limit) return
     this.#nearLimit = limit
     if (count <= (this.#warnedAt.get(name) ?? 0)) return

@@ -1,6 +1,7 @@
 // sigv4.ts - signs a request by AWS Signature Version 4 with its headers and its body. Does no I/O.
 //
-// Source: "Create a signed AWS API request" in the IAM User Guide. test/unit has vectors of AWS's published test suite.
+// Source: "Create a signed AWS API request" in the IAM User Guide. The unit tests have vectors of AWS's published test
+// suite.
 
 import { createHash, createHmac } from 'node:crypto'
 
@@ -13,14 +14,17 @@ export interface AwsKeys {
 interface SigV4Request {
   readonly method: string
   readonly url: string
-  /** Names in lower case. `host` and `x-amz-date` are added. */
+  /** The headers to sign, with names in lower case. `host` and `x-amz-date` are added. */
   readonly headers: Readonly<Record<string, string>>
   readonly body: string
 }
 
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('hex')
 const hmac = (key: string | Buffer, text: string): Buffer => createHmac('sha256', key).update(text).digest()
-/** Encodes as RFC 3986 wants, where encodeURIComponent leaves out some characters. */
+/**
+ * Percent-encodes a text as RFC 3986 requires. encodeURIComponent leaves some characters unencoded that must be
+ * encoded.
+ */
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (letter) => `%${letter.charCodeAt(0).toString(16).toUpperCase()}`)
 

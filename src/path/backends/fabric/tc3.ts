@@ -1,13 +1,13 @@
 // tc3.ts - signs a request by Tencent Cloud's TC3-HMAC-SHA256. Does no I/O.
 //
-// Source: "Signature v3" of Tencent Cloud's API documents, whose example is a test vector here.
+// Source: "Signature v3" of Tencent Cloud's API documents. Their example is a test vector of the unit test.
 
 import { createHash, createHmac } from 'node:crypto'
 
 export interface CloudKeys {
   readonly id: string
   readonly secret: string
-  /** The token of keys that expire. */
+  /** The token that belongs to temporary access keys. */
   readonly token?: string | undefined
 }
 
@@ -23,7 +23,7 @@ interface Tc3Request {
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('hex')
 const hmac = (key: string | Buffer, text: string): Buffer => createHmac('sha256', key).update(text).digest()
 
-/** Returns the header Authorization of a POST to `/`. `at` is the time of the signature in seconds since 1970. */
+/** Returns the Authorization header of a POST to `/`. `at` is the time of the signature in seconds since 1970. */
 export function signTc3(
   { host, contentType, body, signed = {} }: Tc3Request,
   { id, secret }: CloudKeys,

@@ -1,7 +1,7 @@
 // template.ts - fills the variables of an `http` publisher's templates. Pure.
 //
-// A value is escaped for the place where it stands, so that it cannot become another path, header or JSON member. The host of a URL has no
-// variables (URL_FORM in path/catalog.ts), so a template reaches only the host that it names.
+// A value is escaped for its position, so that it cannot become another path, header or JSON member. The host of a URL
+// has no variables (URL_FORM in path/catalog.ts), so a template reaches only the host that it names.
 
 import { WeftError } from '../../../base/errors.ts'
 import { HIDDEN, Secret } from '../../../base/secret.ts'
@@ -11,7 +11,7 @@ import type { Place } from './publisher.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
-/** Returns the variables of a route, without {credential}. */
+/** Returns the values of a route's variables, except {credential}. */
 export function variablesOf(
   subnet: Net,
   { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
@@ -26,7 +26,7 @@ export function variablesOf(
     publicIp: formatAddress(publicIp),
     address: formatAddress(address),
     node: nodeName,
-    // The cloud's name of this instance, which only the operator knows.
+    // The cloud's name of this instance is known only if the operator configured it.
     ...(instance === undefined ? {} : { instance }),
     id: '',
   }
@@ -34,7 +34,10 @@ export function variablesOf(
 
 const VARIABLE = /\{([A-Za-z]+)\}/g
 
-/** Fills the variables of a text. Throws WeftError CONFIG for an unknown variable; `what` names the option. */
+/**
+ * Replaces the variables in a text by their values. Throws WeftError CONFIG for an unknown variable; `what` names the
+ * option in the error.
+ */
 function fill(template: string, variables: Variables, what: string, escape: (value: string) => string): string {
   return template.replaceAll(VARIABLE, (_all, name: string) => {
     if (!TEMPLATE_VARIABLES.includes(name))
@@ -57,7 +60,7 @@ function fill(template: string, variables: Variables, what: string, escape: (val
 export const fillUrl = (template: string, variables: Variables, what: string): string =>
   fill(template, variables, what, encodeURIComponent)
 
-/** Fills a body: a text is filled as it is, and in an object each text. Returns the content type too. */
+/** Replaces the variables in a request's body, which is a text, or an object that contains texts. Also returns the body's Content-Type. */
 export function fillBody(
   template: unknown,
   variables: Variables,
@@ -77,10 +80,13 @@ function fillDeep(value: unknown, variables: Variables, what: string): unknown {
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, fillDeep(each, variables, what)]))
 }
 
-/** Headers that the client sets itself, and those that would change the meaning of the connection. */
+/**
+ * The names of headers that a template may not set: those that the client sets itself, and those that would change the
+ * meaning of the connection.
+ */
 const OWN_HEADERS = new Set(['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade', 'te', 'trailer'])
 
-/** Fills the headers. Throws WeftError CONFIG if a name or a value is not one that HTTP allows. */
+/** Fills the variables of the headers. Throws WeftError CONFIG if a name or a value is not allowed in HTTP. */
 export function fillHeaders(headers: unknown, variables: Variables): Record<string, string> {
   const filled: Record<string, string> = {}
   for (const [name, value] of Object.entries((headers as object | undefined) ?? {})) {
@@ -90,7 +96,7 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
     if (typeof value !== 'string' && !(value instanceof Secret))
       throw new WeftError('CONFIG', `Backend.Headers.${name} is not a text`, { remedy })
     const text = fill(plain(value, `Headers.${name}`), variables, `Headers.${name}`, (each) => each)
-    // RFC 9110 section 5.5.
+    // The characters that RFC 9110 section 5.5 allows in the value of a header.
     if (!/^[\t\x20-\x7E\u0080-\u00FF]*$/.test(text))
       throw new WeftError('CONFIG', `Backend.Headers.${name} has a character that no header can have`, { remedy })
     filled[name.toLowerCase()] = text
@@ -99,8 +105,8 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
 }
 
 /**
- * Returns the text of a template. Throws WeftError CONFIG if it has the placeholder of a secret: the file of the last known state has no
- * secrets, and a node must wait for its store instead of sending the placeholder.
+ * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret. The file of the
+ * last known state has no secrets, and a node must wait for its store instead of sending the placeholder.
  */
 function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()

@@ -1,7 +1,9 @@
-// tencent-publisher.ts - publishes the route in route tables of Tencent Cloud's VPC, with this instance's address as its gateway.
+// tencent-publisher.ts - publishes the route in route tables of Tencent Cloud's VPC, with this instance's address as
+// its gateway.
 //
-// flannel v0.28.9, pkg/backend/tencentvpc: gateway type NORMAL_CVM, type USER, a disabled route to this node is made again. flannel takes
-// the first table of the VPC; this publisher takes the table of the instance's subnet, or else the main table.
+// In flannel v0.28.9 (pkg/backend/tencentvpc) and here the gateway type is NORMAL_CVM, the route type is USER, and a
+// disabled route to this node is made again. flannel takes the first table of the VPC. This publisher takes the table
+// of the instance's subnet, or else the main table.
 
 import { WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
@@ -13,13 +15,13 @@ import { signTc3 } from './tc3.ts'
 
 const API_VERSION = '2017-03-12'
 const SERVICE = 'vpc'
-/** The quota of routes for each route table in Tencent Cloud's documents. */
+/** The quota of routes per route table, according to Tencent Cloud's documentation. */
 const ROUTE_LIMIT = 50
-/** The size of a page of tables, and the maximum number of pages. */
+/** PAGE is the number of tables that one page of an answer has. MOST_PAGES is the maximum number of pages. */
 const PAGE = 100
 const MOST_PAGES = 100
 
-/** The remedies for error codes that an operator can correct. A code also matches with a suffix after a dot. */
+/** The remedies for API error codes that an operator can correct. A code also matches with a suffix after a dot. */
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the keys the permissions in docs/cloud.md',
   AuthFailure: 'check the keys of Tencent Cloud and the clock of this host',
@@ -27,7 +29,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
   UnsupportedRegion: 'the region of the metadata server has no such API',
 }
 
-/** The addresses of the servers. */
+/** The URLs of Tencent Cloud's servers. */
 interface TencentEndpoints {
   readonly api: string
   readonly metadata: string
@@ -120,7 +122,7 @@ export class TencentPublisher implements Publisher {
   #routeOf({ RouteId, DestinationCidrBlock, GatewayType, GatewayId, RouteType, Enabled }: JsonRoute): FabricRoute[] {
     if (DestinationCidrBlock === undefined || RouteType !== 'USER') return []
     const isOwn = GatewayType === 'NORMAL_CVM' && GatewayId === this.#gateway
-    // A disabled route to another node is an operator's, and stays.
+    // A disabled route to another node belongs to an operator, so it counts as active and stays.
     const state = isOwn && Enabled === false ? 'dead' : 'active'
     const target = `${GatewayType ?? 'unknown'} ${GatewayId ?? ''}`.trim()
     return [{ destination: DestinationCidrBlock, target, isOwn, state, id: String(RouteId) }]
@@ -139,7 +141,10 @@ export class TencentPublisher implements Publisher {
     throw new WeftError('FABRIC', 'DescribeRouteTables has no last page')
   }
 
-  /** Calls an action. Returns undefined for an error whose code is expected. Throws WeftError FABRIC for every other error. */
+  /**
+   * Calls an action of the API. Returns undefined for an error whose code is expected. Throws WeftError FABRIC for
+   * every other error.
+   */
   async #call(action: string, parameters: object, signal: AbortSignal, expected?: RegExp): Promise<object | undefined> {
     const { client } = this.#place
     if (!this.#keys || Date.now() >= this.#keys.until) this.#keys = await cloudKeys(this.#given, this.#places(), signal)
@@ -162,7 +167,7 @@ export class TencentPublisher implements Publisher {
     const request = { method: 'POST', url, headers, body }
     const answer = await client.send(request, signal)
     if (answer.status !== 200) throw refusalOf(request, answer, action)
-    // Errors have the status 200 too.
+    // The API answers with HTTP status 200 even if it reports an error.
     const { Response: value } = jsonOf(request, answer) as {
       Response?: { Error?: { Code?: string; Message?: string } }
     }

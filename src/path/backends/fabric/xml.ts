@@ -1,4 +1,4 @@
-// xml.ts - reads the XML answers of EC2: elements and text, without attributes. Pure.
+// xml.ts - reads the XML answers of EC2, which have only elements and text, and no attributes. Pure.
 
 export interface XmlElement {
   readonly name: string
@@ -6,7 +6,7 @@ export interface XmlElement {
   readonly children: readonly XmlElement[]
 }
 
-/** EC2's answers are nested about ten levels deep. */
+/** The maximum nesting of elements. EC2's answers are nested about ten levels deep. */
 const DEEPEST = 50
 const ENTITIES: Readonly<Record<string, string>> = { lt: '<', gt: '>', amp: '&', quot: '"', apos: "'" }
 
@@ -17,7 +17,7 @@ const unescaped = (text: string): string =>
     return code > 0 && code <= 0x10_ffff ? String.fromCodePoint(code) : all
   })
 
-/** Returns the root element. Throws an Error if the text is not XML of this simple kind. */
+/** Returns the root element. Throws an Error if the text is not XML that consists only of elements and text. */
 export function readXml(text: string): XmlElement {
   interface Open {
     readonly name: string
@@ -26,7 +26,7 @@ export function readXml(text: string): XmlElement {
   }
   const root: Open = { name: '', text: '', children: [] }
   const open: Open[] = [root]
-  // Declarations, comments, tags and text, one after another.
+  // Read declarations, comments, tags and texts one after another.
   for (const [token, tag] of text.matchAll(/<\?[^>]*>|<!--[^]*?-->|<([^>]+)>|[^<]+/g)) {
     const top = open.at(-1) ?? root
     if (tag === undefined) {
@@ -57,5 +57,5 @@ export function elementsAt(element: XmlElement, path: string): readonly XmlEleme
   return found
 }
 
-/** Returns the text of the first element at a path; empty if there is none. */
+/** Returns the text of the first element at a path; an empty text if there is no such element. */
 export const textAt = (element: XmlElement, path: string): string => elementsAt(element, path)[0]?.text.trim() ?? ''

@@ -13,25 +13,31 @@ import { childEnvironment, packageOf } from '../../../host/command.ts'
 import { ownerOfSockets, socketsAt, tryUdpPort } from '../../../host/udp-ports.ts'
 import { ViciClient } from './vici-client.ts'
 
-/** The socket of charon's control protocol; the default of strongSwan, which flanneld uses. */
+/** The path of the socket for charon's control protocol VICI. It is strongSwan's default, which flanneld uses. */
 const SOCKET = '/var/run/charon.vici'
-/** The folders that flanneld searches for the program after PATH. */
+/** The folders in which flanneld searches for the program charon after PATH. */
 const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongswan', '/usr/libexec/ipsec']
-/** charon's UDP ports: the exchange of keys, and the exchange and the ESP packets through NAT. */
+/** charon's UDP ports: 500 for the key exchange, 4500 for the key exchange and ESP packets through NAT. */
 const PORTS = [500, 4500]
 /** The variables of weftd's environment that charon gets. The others may hold secrets of weftd, such as the password of the store. */
 const VARIABLES = ['LANG', 'TZ', 'LD_LIBRARY_PATH', 'OPENSSL_CONF', 'OPENSSL_MODULES', 'LEAK_DETECTIVE_DISABLE']
-/** The program that lets charon end with weftd. */
+/** The program that makes charon end when weftd ends. */
 const STARTER = 'setpriv'
-/** strongSwan's configuration by distribution. */
+/** The paths of strongSwan's configuration on different distributions. */
 const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf']
-/** How long a started charon may take until its socket answers, and the pause between two attempts. */
+/**
+ * START_MS is how long, in ms, a started charon may take until its socket answers. LOOK_MS is the pause between two
+ * attempts to connect.
+ */
 const START_MS = 30_000
 const LOOK_MS = 50
-/** How long the end of another charon is waited for, and the pause between two attempts. After a restart, the charon of the earlier run ends. */
+/**
+ * PREDECESSOR_MS is the time in ms for which weftd waits until another charon has ended, because the charon of an
+ * earlier run ends after a restart. AGAIN_MS is the pause in ms between two attempts to start charon.
+ */
 const PREDECESSOR_MS = 5_000
 const AGAIN_MS = 500
-/** How long charon may take to end after SIGTERM. It informs its peers. */
+/** How long, in ms, charon may take to end after SIGTERM. In this time it informs its peers. */
 const STOP_MS = 2_000
 
 /** Returns the path of the program charon. Throws WeftError COMMAND with flanneld's text if the host has none. */
@@ -77,7 +83,7 @@ export async function connectRunning(signal: AbortSignal): Promise<ViciClient | 
   }
 }
 
-/** True if a process answers on charon's socket, so that weftd need not start charon. */
+/** True if a process answers at charon's socket, so that weftd need not start charon. */
 export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
   const client = await connectRunning(signal)
   client?.close()
@@ -86,7 +92,7 @@ export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
 
 export class Charon {
   readonly client: ViciClient
-  /** The process that weftd started; undefined if charon was running already. */
+  /** The charon process that weftd started; undefined if charon was running already. */
   readonly #process: ChildProcess | undefined
   readonly #log: Log
 
@@ -97,8 +103,8 @@ export class Charon {
   }
 
   /**
-   * Connects to the running charon, or starts one whose ESP packets the kernel carries, or with `isUserspace` charon itself. Throws
-   * WeftError.
+   * Connects to the running charon, or starts one. With `isUserspace` charon itself carries the ESP packets, otherwise
+   * the kernel. Throws WeftError.
    */
   static async start(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
     const began = performance.now()
@@ -106,7 +112,7 @@ export class Charon {
       try {
         return await Charon.#startOnce(isUserspace, log, signal)
       } catch (error) {
-        // A charon that is ending may still accept connections, and keeps a further charon from starting.
+        // A charon that is about to end may still accept connections, and prevents another charon from starting.
         if (signal.aborted || !isWeftError(error) || performance.now() - began > PREDECESSOR_MS) throw error
         await pause(signal, AGAIN_MS)
       }
@@ -143,7 +149,10 @@ export class Charon {
     this.#log.info('Stopped charon daemon')
   }
 
-  /** Throws WeftError CONFIG if the ESP packets are carried by another program than `isUserspace` says. */
+  /**
+   * Throws WeftError CONFIG if charon carries the ESP packets although `isUserspace` is false, or does not although it
+   * is true.
+   */
   async #checkPlugins(isUserspace: boolean, signal: AbortSignal): Promise<void> {
     const close = (): void => this.client.close()
     signal.addEventListener('abort', close)
@@ -167,13 +176,13 @@ export class Charon {
   }
 }
 
-/** Starts charon with the configuration of the host, and with the plugin kernel-libipsec only if `isUserspace`. */
+/** Starts charon with the host's configuration. The plugin kernel-libipsec is loaded only if `isUserspace` is true. */
 async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProcess> {
   const program = findCharon()
   const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
   const file = join(folder, 'strongswan.conf')
   await writeFile(file, configuration(isUserspace, process.env['STRONGSWAN_CONF']))
-  // charon ends with weftd, as flanneld's does, even if weftd is killed.
+  // Make charon end with weftd, even if weftd is killed, as flanneld does.
   const child = spawn(STARTER, ['--pdeathsig', 'TERM', program], {
     stdio: ['ignore', 'inherit', 'inherit'],
     env: environmentOf(file),
@@ -210,7 +219,7 @@ async function requirePorts(): Promise<void> {
   }
 }
 
-/** Returns a strongswan.conf that includes the host's own. A later section overrides an earlier one. */
+/** Returns a strongswan.conf that includes the host's own configuration. A later section overrides an earlier one. */
 function configuration(isUserspace: boolean, given: string | undefined): string {
   const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))
   return [
@@ -219,7 +228,8 @@ function configuration(isUserspace: boolean, given: string | undefined): string 
     '  plugins {',
     `    kernel-libipsec { load = ${isUserspace ? 'yes' : 'no'} }`,
     `    vici { socket = unix://${SOCKET} }`,
-    // bypass-lan makes policies that let packets to the host's own networks pass unencrypted.
+    // The plugin bypass-lan must not be loaded, because it makes policies that let packets to the host's own networks
+    // pass unencrypted.
     '    bypass-lan { load = no }',
     '  }',
     '}',
@@ -227,7 +237,10 @@ function configuration(isUserspace: boolean, given: string | undefined): string 
   ].join('\n')
 }
 
-/** Waits until charon answers. Throws WeftError COMMAND if it ends before, or after START_MS. */
+/**
+ * Waits until charon answers at its socket. Throws WeftError COMMAND if charon ends before that, or does not answer
+ * within START_MS.
+ */
 function untilAnswering(child: ChildProcess, signal: AbortSignal): Promise<ViciClient> {
   const late = (): WeftError => new WeftError('COMMAND', `charon does not answer on ${SOCKET}`, { remedy: SEE_LOG })
   return limited(signal, START_MS, late, async (limit) => {

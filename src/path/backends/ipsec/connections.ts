@@ -1,6 +1,7 @@
 // connections.ts - keeps charon's connections and shared keys equal to the peers, and restarts charon when it ends.
 //
-// The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that nodes of both negotiate the same keys.
+// The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd and
+// a node with flanneld can negotiate keys.
 
 import { describeError, isWeftError, messageOf } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
@@ -12,12 +13,18 @@ import { REQUEST_ID, type PolicyPeer } from '../../device/ipsec-policies.ts'
 import type { ViciClient } from './vici-client.ts'
 import type { ViciSection, ViciValue } from './vici-message.ts'
 
-/** The pause before charon is started again after its end, and the longest pause. Each failure doubles it. */
+/**
+ * The pause in ms before charon is started again after its end. Each further failure doubles the pause, up to
+ * LONGEST_RETRY_MS.
+ */
 const FIRST_RETRY_MS = 200
 const LONGEST_RETRY_MS = 10_000
 /** flanneld's proposal for the keys of the IKE connection. */
 const IKE_PROPOSAL = 'aes256-sha256-modp4096'
-/** How long a peer may be silent before charon checks that it lives. flanneld sets no value, and charon then never checks. */
+/**
+ * How long a peer may be silent before charon checks that the peer is alive. flanneld sets no value, and charon never
+ * checks then.
+ */
 const DEAD_PEER_DELAY = '10s'
 
 /** A running charon. */
@@ -33,13 +40,13 @@ interface ConnectionOptions {
   readonly psk: Secret
   readonly espProposal: string
   readonly udpEncap: boolean
-  /** True if charon carries the ESP packets, and so must have the policies too. */
+  /** True if charon carries the ESP packets, so that charon needs the policies too. */
   readonly isUserspace: boolean
   readonly start: (signal: AbortSignal) => Promise<Charon>
   readonly log: Log
 }
 
-/** The state of the keys with a peer. */
+/** The state of the keys that charon negotiated with a peer. */
 export interface PeerKeys {
   readonly txBytes: number
   readonly rxBytes: number
@@ -50,9 +57,9 @@ export interface PeerKeys {
 /** The objects that this process loaded into a charon. */
 interface Loaded {
   readonly charon: Charon
-  /** The names of the connections. */
+  /** The names of the loaded connections. */
   readonly connections: Set<string>
-  /** The addresses of the hosts that have a shared key. */
+  /** The addresses of the hosts whose shared key is loaded. */
   readonly hosts: Set<string>
 }
 
@@ -65,11 +72,11 @@ export class IpsecConnections {
   #wanted: ReadonlyMap<string, PolicyPeer> | undefined
   /** The objects that are loaded into the running charon; undefined before the first request. */
   #loaded: Loaded | undefined
-  /** The running charon; undefined while it is started again. */
+  /** The running charon; undefined while charon is being restarted. */
   #charon: Charon | undefined
   /** Called after charon has negotiated or deleted keys, or was started again. */
   #changed: () => void = () => {}
-  /** Ends when `close` was called. */
+  /** The task that restarts charon; it ends after `close` was called. */
   #running: Promise<void> = Promise.resolve()
 
   constructor(options: ConnectionOptions) {
@@ -77,7 +84,7 @@ export class IpsecConnections {
     this.#calm = seldom(options.log)
   }
 
-  /** Starts charon. Throws WeftError if it cannot be started. Afterwards it is started again whenever it ends. */
+  /** Starts charon. Throws WeftError if that fails. Later charon is started again whenever it ends. */
   async open(signal: AbortSignal): Promise<void> {
     this.#charon = await this.#options.start(signal)
     try {
@@ -90,24 +97,27 @@ export class IpsecConnections {
     this.#running = this.#run()
   }
 
-  /** Has `changed` called whenever `keys` may return other peers. */
+  /** Sets the function that is called whenever `keys` may return other peers. */
   watch(changed: () => void): void {
     this.#changed = changed
   }
 
-  /** Makes charon's connections equal to these peers. A failure is logged, and tried again by `resync`. */
+  /** Makes charon's connections equal to these peers. A failure is logged, and `resync` tries again. */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
     const isFirst = this.#wanted === undefined
     this.#wanted = new Map(peers.map((peer) => [this.#nameFor(peer), peer]))
     await this.#load(isFirst)
   }
 
-  /** Loads the connections that charon lost. Returns a description of each repair. */
+  /** Loads the connections that charon lost, for example in a restart. Returns a description of each repair. */
   async resync(): Promise<readonly string[]> {
     return (await this.#load(true)).map((name) => `charon had lost the connection ${name}`)
   }
 
-  /** Returns the counts of the packets with each peer that has keys, by the peer's subnet. It is empty while charon does not answer. */
+  /**
+   * Returns, by the peer's subnet, the packet counts for each peer that has keys. Returns an empty map while charon
+   * does not answer.
+   */
   async keys(): Promise<ReadonlyMap<string, PeerKeys>> {
     const found = new Map<string, PeerKeys>()
     const associations = await this.#charon?.client.stream('list-sas', 'list-sa', { noblock: 'yes' }).catch(() => [])
@@ -159,7 +169,9 @@ export class IpsecConnections {
     }
   }
 
-  /** Has charon report each change of keys. Without these reports the regular checks find the changes. */
+  /**
+   * Requests from charon a report of each change of keys. Without these reports the regular checks find the changes.
+   */
   async #listen({ client }: Charon): Promise<void> {
     await client.listen('child-updown', () => this.#changed()).catch(() => {})
     this.#changed()
@@ -215,7 +227,10 @@ export class IpsecConnections {
     return lost
   }
 
-  /** Compares `loaded` with charon. Removes what an earlier run left there. Returns the names of the connections that charon lost. */
+  /**
+   * Compares `loaded` with charon's own lists. Removes the objects of an earlier run. Returns the names of the
+   * connections that charon lost.
+   */
   async #check(loaded: Loaded): Promise<readonly string[]> {
     const { network, log } = this.#options
     const { client } = loaded.charon
@@ -286,7 +301,7 @@ export class IpsecConnections {
     }
   }
 
-  /** flanneld's name for a connection. */
+  /** Returns flanneld's name for the connection to a peer. */
   #nameFor({ subnet, host }: PolicyPeer): string {
     const { own } = this.#options
     return `${own.host}-${own.subnet}-${subnet}-${host}`
@@ -326,7 +341,8 @@ function isOfNetwork(name: string, network: Net): boolean {
 /** Removes a connection and its keys. */
 async function unload(client: ViciClient, name: string): Promise<void> {
   await client.request('unload-conn', { name })
-  // Without this request the keys would stay valid. charon refuses it if there are none.
+  // End the connection's associations, because their keys would stay valid otherwise. charon refuses this request if
+  // there are no associations.
   await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
 }
 
@@ -338,7 +354,7 @@ export async function unloadAll(client: ViciClient, network: Net): Promise<reado
   return names
 }
 
-/** Adds the counts of the installed child associations of one IKE association. */
+/** Adds the packet counts of the installed child associations of one IKE association. */
 function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
   const children = Object.values((ike['child-sas'] ?? {}) as ViciSection) as ViciSection[]
   for (const child of children) {

@@ -11,11 +11,14 @@ import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import type { IpsecConnections, PeerKeys } from './connections.ts'
 
-/** How long the status waits for charon's counts, in ms. Afterwards it shows the last known counts. */
+/** How long, in ms, the status waits for charon's counts. After that it shows the last known counts. */
 const COUNT_MS = 500
-/** The pause before charon's reports of changed keys are handled, in ms. Such reports come in bursts. */
+/** The pause in ms before weftd handles charon's reports of changed keys, because such reports come in bursts. */
 const SETTLE_MS = 100
-/** The interval at which the keys are read again while a peer lacks keys, in ms. charon leaves out a peer whose keys it is just changing. */
+/**
+ * The interval in ms at which the keys are read again while a peer lacks keys. charon omits a peer whose keys it is
+ * changing at that moment.
+ */
 const AGAIN_MS = 5_000
 
 interface FilterParts {
@@ -54,7 +57,7 @@ interface IpsecParts {
 export class IpsecPath extends KernelPath implements Counting {
   readonly counting: Counting = this
   readonly #filter: PeerFilter
-  /** Refuses unencrypted packets of the network. */
+  /** Makes the kernel drop unencrypted packets of the network. */
   readonly #guard: IpsecPolicies | UnreachableNetwork
   readonly #connections: IpsecConnections
   /** True if charon carries the ESP packets. */
@@ -64,9 +67,9 @@ export class IpsecPath extends KernelPath implements Counting {
   #peers: ReadonlyMap<string, Lease> = new Map()
   /** The keys of the leases whose subnet contains the subnet of another peer. */
   #wide: ReadonlySet<string> = new Set()
-  /** The counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
+  /** The packet counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
-  /** Runs until the keys are read again. */
+  /** The timer until the keys are read again. */
   #timer: NodeJS.Timeout | undefined
   /** The time at which `#timer` ends, in ms of performance.now(). */
   #readAt = 0
@@ -132,7 +135,7 @@ export class IpsecPath extends KernelPath implements Counting {
       .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, ...way } }))
   }
 
-  /** Like flanneld, weftd keeps the policies, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
+  /** Keep the policies, as flanneld does, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
   protected override async end(): Promise<void> {
     this.#isClosed = true
     clearTimeout(this.#timer)

@@ -14,7 +14,7 @@ export const listConnections = (networks: readonly Net[], signal: AbortSignal): 
 export const leaveCharon = (networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]> =>
   inCharon(networks, signal, unloadAll)
 
-/** Calls `act` for each network, and returns the names of all. Without a running charon returns none. */
+/** Calls `act` for each network, and returns all names. Without a running charon it returns none. */
 async function inCharon(
   networks: readonly Net[],
   signal: AbortSignal,

@@ -1,7 +1,7 @@
 // vici-client.ts - sends requests to strongSwan's charon over VICI, and receives the answers.
 //
-// charon answers the requests of one connection in their order (strongSwan: src/libcharon/plugins/vici/README.md). A connection that fails
-// once is not used again.
+// charon answers the requests of one connection in their order (strongSwan: src/libcharon/plugins/vici/README.md).
+// After a failure the connection is not used any more.
 
 import { createConnection, type Socket } from 'node:net'
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
@@ -9,7 +9,7 @@ import { limited } from '../../../host/bell.ts'
 import { createTurn } from '../../../host/turn.ts'
 import { decodeMessage, encodeMessage, name, type ViciSection } from './vici-message.ts'
 
-/** The packet types (README.md, "Packet types"). */
+/** The packet types of VICI (README.md, "Packet types"). */
 const CMD_REQUEST = 0
 const CMD_RESPONSE = 1
 const CMD_UNKNOWN = 2
@@ -21,7 +21,7 @@ const EVENT = 7
 
 /** The longest packet that charon accepts or sends, in bytes (README.md). */
 const MOST_PACKET = 512 * 1024
-/** The time limit for an answer. charon answers in some milliseconds, because no request waits for a peer. */
+/** The time limit in ms for an answer. charon answers within milliseconds, because no request waits for a peer. */
 const ANSWER_MS = 10_000
 
 interface Waiting {
@@ -31,11 +31,11 @@ interface Waiting {
 
 export class ViciClient {
   readonly #socket: Socket
-  /** Resolves when the connection ends, with the reason. */
+  /** Resolves with the reason when the connection ends. */
   readonly ended: Promise<Error>
-  /** The requests without an answer so far, the oldest first. */
+  /** The requests that charon has not answered yet, the oldest first. */
   readonly #waiting: Waiting[] = []
-  /** The received bytes that do not make a whole packet yet. */
+  /** The received bytes of a packet that is not complete yet. */
   #received: Buffer = Buffer.alloc(0)
   /** The receivers of events, by the event's name. */
   readonly #receivers = new Map<string, (event: ViciSection) => void>()
@@ -62,7 +62,7 @@ export class ViciClient {
     })
   }
 
-  /** Connects to the socket of charon. Rejects with WeftError COMMAND if no process answers there. */
+  /** Connects to charon's socket. Rejects with WeftError COMMAND if no process answers at the socket. */
   static connect(path: string, signal: AbortSignal): Promise<ViciClient> {
     const late = (): WeftError => unreachable(`no answer within ${ANSWER_MS / 1000} s`)
     return limited(

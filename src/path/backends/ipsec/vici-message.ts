@@ -1,5 +1,5 @@
-// vici-message.ts - encodes and decodes messages of VICI, the control protocol of strongSwan's charon
-// (strongSwan: src/libcharon/plugins/vici/README.md).
+// vici-message.ts - encodes and decodes the messages of VICI, the control protocol of strongSwan's charon (strongSwan:
+// src/libcharon/plugins/vici/README.md).
 
 import { WeftError } from '../../../base/errors.ts'
 
@@ -9,7 +9,7 @@ export interface ViciSection {
 }
 export type ViciValue = string | readonly string[] | ViciSection
 
-/** The element types of a message (README.md, "Message types"). */
+/** The element types of a VICI message (README.md, "Message types"). */
 const SECTION_START = 1
 const SECTION_END = 2
 const KEY_VALUE = 3
@@ -62,7 +62,7 @@ export function decodeMessage(bytes: Buffer): ViciSection {
   return message
 }
 
-/** Reads elements up to the end of the section, or of the message if `depth` is 0. */
+/** Reads elements up to the end of a section; if `depth` is 0, up to the end of the message. */
 function readSection(reader: Reader, depth: number): ViciSection {
   if (depth > MOST_DEPTH) throw invalid()
   const entries: [string, ViciValue][] = []

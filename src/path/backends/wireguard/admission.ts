@@ -1,5 +1,6 @@
-// admission.ts - decides which received handshake messages are processed, in the order of cost: mac1 first, then the rate limits with the
-// cookie. Each type of message has its own limits, so that a flood of initiations does not displace responses.
+// admission.ts - decides which received handshake messages are processed. It makes the cheapest check first: mac1, then
+// the rate limits with the cookie. Each type of message has its own limits, so that a flood of initiations does not
+// displace responses.
 
 import { createCookies, hasMac1, type Cookies, type Endpoint, type MacKeys } from './cookie.ts'
 import type { Randomness } from './crypto.ts'
@@ -20,14 +21,17 @@ export interface AdmissionCounters {
 
 export class Admission {
   readonly counters: AdmissionCounters = { junk: 0, limited: 0, cookiesSent: 0 }
-  /** The keys of the MACs in messages to this node. */
+  /** The keys with which the MACs of messages to this node are checked. */
   readonly #own: MacKeys
   readonly #cookies: Cookies
-  /** The limits of each type of message. A forged response rarely has an index for which a response is expected. */
+  /**
+   * The rate limits, separate for each type of message. A forged response rarely has an index for which a response is
+   * expected.
+   */
   readonly #limiters
   readonly #send: (to: Endpoint, message: Uint8Array) => void
 
-  /** `send` sends a cookie reply. */
+  /** `send` is the function that sends a cookie reply. */
   constructor(own: MacKeys, random: Randomness, send: (to: Endpoint, message: Uint8Array) => void) {
     this.#own = own
     this.#cookies = createCookies(own, random)
@@ -40,8 +44,8 @@ export class Admission {
   }
 
   /**
-   * Says if an initiation or a response must be processed. The message is counted if it is dropped, and answered with a cookie reply if its
-   * sender must first prove its address.
+   * Returns whether an initiation or a response must be processed. Counts a message that is dropped. Sends a cookie
+   * reply if the sender must first prove its address.
    */
   judge(
     kind: 'initiation' | 'response',
@@ -61,26 +65,26 @@ export class Admission {
     return this.countLimited()
   }
 
-  /** True if a cookie reply to this node may be decrypted. The message is counted if not. */
+  /** True if a cookie reply to this node may be decrypted. If not, counts the reply as dropped. */
   mayOpenCookieReply(now: number): boolean {
     if (this.#limiters.cookieReply.mayReceive(now)) return true
     this.countLimited()
     return false
   }
 
-  /** Counts a message that is dropped because it is invalid. */
+  /** Counts a message that is dropped because it is invalid, and returns 'junk'. */
   refuse(): 'junk' {
     this.counters.junk += 1
     return 'junk'
   }
 
-  /** Counts a message that is dropped because of a limit. */
+  /** Counts a message that is dropped because of a limit, and returns 'limited'. */
   countLimited(): 'limited' {
     this.counters.limited += 1
     return 'limited'
   }
 
-  /** Erases the secret of the cookies. */
+  /** Erases the secret from which this node's cookies are made. */
   close(): void {
     this.#cookies.wipe()
   }

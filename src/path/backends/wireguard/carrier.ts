@@ -3,18 +3,18 @@
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import type { Log } from '../../../base/log.ts'
 import type { Run } from '../../../host/command.ts'
-import { addDevice } from '../../../host/links.ts'
+import { addDevice, findLink } from '../../../host/links.ts'
 import { KINDS, type Settings } from '../../catalog.ts'
 
 export type Carrier = NonNullable<Settings<'wireguard'>['dataPath']>
 
 const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x, not in FIPS mode)'
-/** The name of a device that is created and deleted to test if the kernel supports WireGuard. */
+/** The name of a device that weftd creates and deletes to test whether the kernel supports WireGuard. */
 const TRIED = 'weft-wg-try'
 
 /**
- * Chooses the carrier of the packets: the one that the configuration names; if it names none, the kernel if it supports WireGuard,
- * otherwise weftd.
+ * Chooses whether the kernel or weftd carries the packets. If the configuration names neither, the kernel does if it
+ * supports WireGuard, otherwise weftd.
  */
 export async function chooseCarrier(
   wanted: Carrier | undefined,
@@ -33,9 +33,12 @@ export async function chooseCarrier(
     log.info(`WireGuard is carried by ${who}: "${option}" is "${wanted}"`)
     return wanted
   }
+  const removeTried = (): Promise<unknown> => run('ip', ['link', 'del', TRIED])
+  // A weftd that was killed in this function left the device.
+  if (await findLink(run, TRIED)) await removeTried()
   try {
     await addDevice(run, TRIED, 'wireguard', [])
-    await run('ip', ['link', 'del', TRIED])
+    await removeTried()
     return 'kernel'
   } catch (error) {
     if (!isWeftError(error, 'NO_DEVICE_TYPE')) throw error

@@ -1,9 +1,9 @@
 // cookie.ts - the two MACs at the end of a WireGuard handshake message, and the cookie.
 //
-// mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that the sender receives
-// packets at its address. Its key is the cookie, which a receiver under load sends to that address. A cookie is a MAC over the sender's
-// address with a secret of the receiver, so the receiver stores nothing about senders. (WireGuard, sections 5.4.4 and 5.4.7 of
-// https://www.wireguard.com/papers/wireguard.pdf.)
+// mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that
+// the sender receives packets at its address. Its key is the cookie, which a receiver under load sends to that address.
+// A cookie is a MAC over the sender's address with a secret of the receiver, so the receiver stores nothing about
+// senders. (WireGuard, sections 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
 
 import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
@@ -15,7 +15,10 @@ export interface Endpoint {
   readonly port: number
 }
 
-/** The keys of mac1 and of the cookie's encryption, both derived from the public key of a message's receiver. */
+/**
+ * The keys of mac1 and of the cookie's encryption, both derived from the public key of the node that receives the
+ * message.
+ */
 export interface MacKeys {
   readonly mac1: Uint8Array
   readonly cookie: Uint8Array
@@ -29,7 +32,7 @@ const COOKIE_BYTES = MAC_BYTES
 /** The length of a cookie reply: type (4 bytes), receiver's index (4 bytes), nonce, encrypted cookie. */
 export const COOKIE_REPLY_BYTES = 8 + XNONCE_BYTES + COOKIE_BYTES + TAG_BYTES
 export const TYPE_COOKIE_REPLY = 3
-/** The offset of the sender's index in handshake messages; in a cookie reply the receiver's index is there. */
+/** The offset of the sender's index in handshake messages; in a cookie reply this offset has the receiver's index. */
 const INDEX = 4
 
 const mac1Of = (message: Uint8Array): Uint8Array =>
@@ -58,7 +61,7 @@ export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Arr
 export interface Cookies {
   isProved(message: Uint8Array, from: Endpoint, now: number): boolean
   reply(message: Uint8Array, from: Endpoint, now: number): Buffer
-  /** Erases the secret of the cookies. */
+  /** Erases the secret from which this node's cookies are made. */
   wipe(): void
 }
 
@@ -77,7 +80,7 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
   return {
     isProved(message, from, now) {
       const mac2 = message.subarray(message.length - MAC_BYTES)
-      // Messages of a flood usually have an mac2 of zeros, so they are refused before a cookie is computed.
+      // Messages of a flood usually have a mac2 of zeros. Refuse them before a cookie is computed.
       return mac2.some((byte) => byte !== 0) && isEqual(mac2, mac(cookieOf(from, now), beforeMac2(message)))
     },
     reply(message, from, now) {

@@ -42,12 +42,12 @@ export function hmac(key: Uint8Array, ...parts: readonly Uint8Array[]): Buffer {
  */
 export const mac = (key: Uint8Array, message: Uint8Array): Uint8Array => blake2s(message, { key, dkLen: MAC_BYTES })
 
-/** Compares two byte arrays in constant time; returns false if their lengths differ. */
+/** Compares two byte arrays in a time that does not depend on their content. Returns false if their lengths differ. */
 export const isEqual = (a: Uint8Array, b: Uint8Array): boolean => a.length === b.length && timingSafeEqual(a, b)
 
 const AEAD = 'chacha20-poly1305'
 const OPTIONS = { authTagLength: TAG_BYTES } as const
-/** The nonce of `seal` and `open` is always 0, because each key of a handshake encrypts only one text. */
+/** The nonce for `seal` and `open`. It is always 0, because each key of a handshake encrypts only one text. */
 const FIRST_NONCE = new Uint8Array(12)
 
 /** Encrypts with ChaCha20-Poly1305 and nonce 0, and appends the tag. */
@@ -57,7 +57,10 @@ export function seal(key: Uint8Array, text: Uint8Array, associated: Uint8Array):
   return Buffer.concat([cipher.update(text), cipher.final(), cipher.getAuthTag()])
 }
 
-/** Decrypts what `seal` returned; undefined if the tag is wrong. The caller ensures that `sealed` is at least as long as a tag. */
+/**
+ * Decrypts what `seal` returned; undefined if the tag is wrong. The caller must ensure that `sealed` is at least as
+ * long as a tag.
+ */
 export function open(key: Uint8Array, sealed: Uint8Array, associated: Uint8Array): Buffer | undefined {
   const length = sealed.length - TAG_BYTES
   const decipher = createDecipheriv(AEAD, key, FIRST_NONCE, OPTIONS)

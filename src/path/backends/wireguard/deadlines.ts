@@ -9,7 +9,7 @@ const SLOT_MS = 32
 
 interface Deadlines<T> {
   add(item: T, at: number): void
-  /** Removes and returns the items of all slots that have ended at time `now`. */
+  /** Removes and returns the items of all slots that have ended by the time `now`. */
   take(now: number): readonly T[]
   /** Returns the earliest time at which `take` will return an item; Infinity if there are no items. */
   next(): number

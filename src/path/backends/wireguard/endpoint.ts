@@ -14,8 +14,8 @@ type Mode = Settings<'wireguard'>['mode']
 export type Ports = Readonly<Record<Family, number>>
 
 /**
- * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or port. flanneld's
- * leases contain no port; the result is then this node's own port.
+ * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or
+ * port. flanneld's leases contain no port; for them the result has this node's own port.
  */
 function keyAndPort(
   lease: Lease,
@@ -33,7 +33,10 @@ function keyAndPort(
 
 /** True unless the address is link-local or unique local (RFC 4193). flanneld checks only for unique local addresses. */
 const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
-/** The private IPv4 networks of RFC 1918. flanneld's mode `auto` considers only these private (Go's net.IP.IsPrivate). */
+/**
+ * The private IPv4 networks of RFC 1918. For its mode `auto` flanneld considers only these networks private (Go's
+ * net.IP.IsPrivate).
+ */
 const PRIVATE = ['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16'].flatMap((text) => parseIpv4Net(text) ?? [])
 
 /**
@@ -50,8 +53,9 @@ export function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family
 }
 
 /**
- * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks one of them. A node with one device
- * listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The IPv6 port in flanneld's lease is then not used.
+ * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks either. A node with
+ * one device for both families listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The
+ * IPv6 port in a flanneld's lease is not used then.
  */
 export function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): PublishedPeer | undefined {
   const address = lease.attrs.publicIp[outer]

@@ -10,7 +10,7 @@ import type { UdpEndpoint } from '../../engine/engine.ts'
 import { hmac, isEqual } from './crypto.ts'
 import type { HandshakeMemory } from './handshakes.ts'
 
-/** The version of the format. */
+/** The version of the format of the state. */
 const FORM = 3
 const PROOF_BYTES = 32
 
@@ -60,7 +60,10 @@ export function writeHead(head: HandoverHead, proofKey: SecretBytes): Buffer {
   return Buffer.concat([hmac(proofKey.reveal(), text), text])
 }
 
-/** Returns undefined if the bytes are invalid, have another format, or were written with another key. */
+/**
+ * Parses the state that another process wrote. Returns undefined if the bytes are invalid, have another format, or were
+ * written with another key.
+ */
 export function readHead(bytes: Uint8Array, proofKey: SecretBytes): HandoverHead | undefined {
   const text = Buffer.from(bytes.subarray(PROOF_BYTES))
   if (!isEqual(hmac(proofKey.reveal(), text), bytes.subarray(0, PROOF_BYTES))) return undefined

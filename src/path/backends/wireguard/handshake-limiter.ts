@@ -19,7 +19,10 @@ interface HandshakeLimiter {
 
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
-/** Returns what counts as one sender: an IPv4 address, or the /64 prefix of an IPv6 address, because one host may have a whole /64. */
+/**
+ * Returns the key under which messages are limited as those of one sender: an IPv4 address, or the /64 prefix of an
+ * IPv6 address, because one host may have a whole /64.
+ */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
 /** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
@@ -32,7 +35,7 @@ export function createHandshakeLimiter(
   const proved = bucketOf(RATES.proved)
   const answered = bucketOf(RATES.cookies)
   const every = 1_000 / RATES.source.perSecond
-  /** The time at which each address may send a whole burst again, in ms of the same clock (bucket.ts). */
+  /** The time at which each address may send a whole burst again, in ms of the caller's clock (bucket.ts). */
   const sources = new Map<Address, number>()
   function mayOfSource(address: Address, now: number): boolean {
     const source = sourceOf(address)

@@ -4,9 +4,10 @@
 // messages makes. The node that sent the initiation uses the new keys immediately. The node that answered uses them only after the first
 // packet encrypted with them (`confirmed`), because its response may be lost, and the initiation may be a replay.
 //
-// Both nodes may begin a handshake simultaneously. One handshake does not end the other: both nodes get the same two sessions, and the
-// engine accepts packets of both. This node keeps for its initiation only what decrypts the response. So a forged message cannot end the
-// handshake: an invalid response changes nothing, and a valid response is accepted once.
+// Both nodes may begin a handshake simultaneously. One handshake does not end the other: both nodes get the same two
+// sessions, and the engine accepts packets of both. For its own initiation this node keeps only the state that decrypts
+// the response. So a forged message cannot end the handshake: an invalid response changes nothing, and a valid response
+// is accepted once.
 //
 // Received messages are checked in the order of cost: length, whether the message was requested, mac1, the rate limits, and then X25519. No
 // received message makes a function throw.
@@ -32,7 +33,7 @@ import { KEY_BYTES } from './x25519.ts'
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
 interface HandshakeParts extends LocalNodeParts {
-  /** The tick that was stored last (tai64n.ts), and the function that stores one. */
+  /** The tick of the last timestamp that was stored (tai64n.ts). The function below stores one. */
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
   /**
@@ -42,7 +43,7 @@ interface HandshakeParts extends LocalNodeParts {
   readonly overlooked: (from: Endpoint, now: number) => void
 }
 
-/** The state of a peer that the next process needs to continue the handshakes. */
+/** The state of a peer's handshakes that the next process needs to continue the handshakes. */
 export interface HandshakeMemory {
   /** The greatest timestamp in the peer's accepted initiations; -1 if there was none. */
   readonly greatest: bigint
@@ -51,11 +52,17 @@ export interface HandshakeMemory {
    * index of a continued session again.
    */
   readonly low: number
-  /** The time of the last handshake that made keys in use; undefined if there was none, or if the keys are lost. */
+  /**
+   * The time of the last handshake that made keys in use, in ms of the session clock; undefined if there was none, or
+   * if the keys are lost.
+   */
   readonly completedAt: number | undefined
   /** The time, in ms since 1970, of the last handshake that made keys in use; undefined if there was none. */
   readonly at: number | undefined
-  /** The time of an initiation that the peer has not answered yet; undefined if there is none. */
+  /**
+   * The time of an initiation that the peer has not answered yet, in ms of the session clock; undefined if there is
+   * none.
+   */
   readonly requestedAt: number | undefined
 }
 
@@ -84,7 +91,7 @@ export class Handshakes {
     return this.#admission.counters
   }
 
-  /** Replaces the set of peers. The handshake state of peers that were in the old set too is kept. */
+  /** Replaces the set of peers. Keeps the handshake state of each peer that was in the old set too. */
   setPeers(all: readonly HandshakePeer[]): void {
     const node = this.#node
     const given = new Map(all.filter(({ publicKey }) => !node.isSelf(publicKey)).map((each) => [each.number, each]))
@@ -134,7 +141,7 @@ export class Handshakes {
     if (peer) this.#node.roam(peer, to)
   }
 
-  /** Returns the endpoint to which datagrams to a peer are sent; undefined for an unknown peer. */
+  /** Returns the endpoint to which this node sends datagrams for a peer; undefined for an unknown peer. */
   endpointOf(number: number): Endpoint | undefined {
     return this.#node.peers.get(number)?.endpoint
   }
@@ -149,12 +156,15 @@ export class Handshakes {
     else this.#admission.refuse()
   }
 
-  /** Does what is due at this time. */
+  /** Sends the initiations that are due at the time `now`, and gives up those that got no response. */
   tick(now: number): void {
     this.#initiator.tick(now)
   }
 
-  /** Returns the time at which `tick` must be called next; Infinity if nothing is due. Each call of another function may change it. */
+  /**
+   * Returns the time at which `tick` must be called next; Infinity if there is nothing to do. Each call of another
+   * function may change this time.
+   */
   nextAt(): number {
     return this.#initiator.nextAt()
   }
@@ -182,7 +192,7 @@ export class Handshakes {
     return this.#responder.unknownKeys()
   }
 
-  /** Returns the state of a peer that the next process needs; undefined for an unknown peer. */
+  /** Returns the state of a peer's handshakes for the next process; undefined for an unknown peer. */
   memoryOf(number: number): HandshakeMemory | undefined {
     const peer = this.#node.peers.get(number)
     if (!peer) return undefined
@@ -191,7 +201,10 @@ export class Handshakes {
     return { greatest, low, completedAt, at, requestedAt: pending?.sentAt }
   }
 
-  /** Continues with the index secrets, peers and states of an earlier process. It must be called before all other functions. */
+  /**
+   * Continues with the index secrets, peers and states of an earlier process. Must be called before all other
+   * functions.
+   */
   resume(
     indexSecret: number,
     all: readonly (HandshakePeer & { readonly memory: HandshakeMemory })[],
@@ -206,13 +219,16 @@ export class Handshakes {
       peer.low = memory.low
       peer.completedAt = memory.completedAt ?? -Infinity
       peer.at = memory.at
-      // The other process sent an initiation whose response this process cannot decrypt. So it sends another one, as soon as the peer
-      // accepts a second initiation.
+      // The other process sent an initiation whose response this process cannot decrypt. So send another initiation, as
+      // soon as the peer accepts a second one.
       if (memory.requestedAt !== undefined) this.#initiator.postpone(peer, memory.requestedAt + 2 * ACCEPT_EVERY_MS)
     }
   }
 
-  /** Excludes timestamps up to this tick, because another process may have used them. From now on this node uses only later ones. */
+  /**
+   * Excludes timestamps up to this tick, because another process may have used them. From now on this node uses only
+   * later timestamps.
+   */
   passed(tick: number): void {
     this.#initiator.stamps.passed(tick)
   }
@@ -222,7 +238,7 @@ export class Handshakes {
     return this.#initiator.stamps.end
   }
 
-  /** Erases all secrets. No function may be called afterwards. */
+  /** Erases all secrets. Afterwards no function may be called. */
   close(): void {
     for (const peer of Array.from(this.#node.peers.values())) this.#remove(peer)
     this.#admission.close()

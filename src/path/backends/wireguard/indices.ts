@@ -14,7 +14,10 @@ const ROUNDS = [0, 1, 2, 3] as const
 interface Indices {
   /** Returns the index for a peer's handshake; `low` is the handshake's number, which counts only the handshakes of this peer. */
   readonly of: (peer: number, low: number) => number
-  /** Returns the peer's number from an index that this process made. For any other index it returns an arbitrary number. */
+  /**
+   * Returns the peer's number from an index that this process made. For any other index the result is an arbitrary
+   * number.
+   */
   readonly peerOf: (index: number) => number
 }
 

@@ -29,14 +29,14 @@ import { stampOf, type Stamps } from './tai64n.ts'
 export class Initiator {
   readonly #node: LocalNode
   readonly #admission: Admission
-  /** The source of the timestamps in initiations. */
+  /** The source of timestamps for initiations. */
   readonly stamps: Stamps
-  /** The peers to which an initiation will be sent, in this order, as soon as `#mayInitiate` allows it. */
+  /** The peers to which an initiation must be sent, in this order, as soon as `#mayInitiate` allows it. */
   readonly #waiting = new Set<Peer>()
   readonly #mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
-  /** The next time at which `#waiting` is tried again. */
+  /** The time, in ms of the session clock, at which the peers in `#waiting` are tried again. */
   #turnAt = -Infinity
-  /** The peers by their `dueAt`. */
+  /** The peers in the order of `dueAt`, the time of each peer's next action. */
   readonly #deadlines = createDeadlines<Peer>()
 
   constructor(node: LocalNode, admission: Admission, stamps: Stamps) {
@@ -45,24 +45,28 @@ export class Initiator {
     this.stamps = stamps
   }
 
-  /** Starts a handshake with a peer whose keys the engine needs, unless a handshake is running or keys were made just now. */
+  /**
+   * Starts a handshake with a peer whose keys the engine needs. Does nothing if a handshake is running, or if keys were
+   * made a short time ago.
+   */
   want(peer: Peer, now: number): void {
     if (peer.wantedAt !== undefined) return
-    // The engine's report crossed the new keys on their way, so no further handshake is needed.
+    // Ignore the engine's report: it crossed the new keys on their way, so no further handshake is needed.
     if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
     peer.wantedAt = now
-    // If an initiation was sent a short time ago, `#due` sends the next one when its deadline passes.
+    // If an initiation was sent a short time ago, do not send another now: `#due` sends the next one when its deadline
+    // passes.
     if (peer.dueAt <= now) this.#waiting.add(peer)
     this.#sendWaiting(now)
   }
 
-  /** Postpones the next initiation to a peer, because another process sent an initiation. */
+  /** Postpones the next initiation to a peer until the time `until`, because another process sent an initiation. */
   postpone(peer: Peer, until: number): void {
     peer.dueAt = until
     this.#deadlines.add(peer, until)
   }
 
-  /** Ends the handshakes with a peer, because it has keys in use that this node has too. */
+  /** Ends the handshakes with a peer, because this node and the peer now use the same new keys. */
   complete(peer: Peer, now: number): void {
     this.#waiting.delete(peer)
     peer.wantedAt = undefined
@@ -119,10 +123,11 @@ export class Initiator {
     peer.cookieUntil = now + COOKIE_USE_MS
   }
 
-  /** Returns a peer whose deadline has passed from pending to waiting, or to idle. */
+  /** Handles a peer whose deadline has passed: the peer waits for the next initiation, or becomes idle. */
   #due(peer: Peer, now: number): void {
     if (peer.dueAt > now || this.#node.peers.get(peer.number) !== peer) return
-    // If keys are no longer wanted, a handshake that the peer began has made them meanwhile, and this one did not fail.
+    // If keys are no longer wanted, a handshake that the peer began has made them meanwhile, so do not count this
+    // handshake as failed.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forgetPending()
     if (peer.wantedAt === undefined) return

@@ -17,7 +17,7 @@ export interface KernelOptions {
   readonly config: NetworkConfig
   readonly run: Run
   readonly log: Log
-  /** Logs the same line only seldom, because opening is tried again and again. */
+  /** A log that rarely repeats a line, because opening is tried again and again. */
   readonly calm: Log
   readonly name: string
   /** The families of inner packets. */
@@ -37,7 +37,7 @@ export interface KernelOptions {
   /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
   readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined
   readonly filterOf: (family: Family) => Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks if the key file has changed. It is called with each check of the device. */
+  /** Checks if the key file has changed. weftd calls it at each check of the device. */
   readonly check: () => Promise<void>
 }
 
@@ -52,7 +52,7 @@ export interface FamilyPart {
 
 export class WireguardPath extends KernelPath implements Counting {
   readonly counting: Counting = this
-  /** Lists the families for which the MTU is too small. When the MTU grows, the data path is opened again. */
+  /** The families for which the MTU is too small now. When the MTU grows, the data path is opened again. */
   readonly adapting: Adapting
   override readonly fault: Promise<Error>
   readonly #link: FollowedLink
@@ -65,7 +65,7 @@ export class WireguardPath extends KernelPath implements Counting {
   #reportFault!: (reason: Error) => void
   /** The peers that the device should have. */
   #peers: readonly WireguardPeer[] = []
-  /** The usable leases of the last `apply`, with the family for which each is used. */
+  /** The usable leases of the last `apply`. Each has the family for which it is used. */
   #applied: readonly (readonly [Lease, Family])[] = []
   /**
    * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind

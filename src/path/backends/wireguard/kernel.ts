@@ -53,8 +53,8 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
 }
 
 /**
- * Returns why the MTU is too small for the family; undefined if it is large enough. Throws WeftError if no family would be left. When the
- * MTU grows, the device is opened again.
+ * Returns why the MTU is too small for the family; undefined if it is large enough. Throws WeftError if no family would
+ * be left. If the MTU grows later, the device is opened again.
  */
 function reasonToLack(
   family: Family,

@@ -16,8 +16,8 @@ const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
 export const keyFilePath = (): string => process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
 
 /**
- * Returns a new private key in base64. Like `wg genkey`, it sets the fixed bits, although X25519 ignores their values (RFC 7748, section
- * 5).
+ * Returns a new private key in base64. Like `wg genkey`, it sets the key's fixed bits, although X25519 ignores their
+ * values (RFC 7748, section 5).
  */
 function newKey(): Secret {
   const bytes = randomBytes(KEY_BYTES)

@@ -13,7 +13,7 @@ import type { Secret } from '../../../base/secret.ts'
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
 const FOLDER = '.weft-'
 
-/** The directories that this process uses now. */
+/** The key directories that this process has created and not removed yet. */
 const inUse = new Set<string>()
 
 /**
@@ -47,7 +47,7 @@ export async function removeLeftovers(keyFile: string): Promise<void> {
     for (const name of names.filter((each) => each.startsWith(FOLDER))) {
       const path = join(place, name)
       const pid = Number(/^(\d+)-/.exec(name.slice(FOLDER.length))?.[1] ?? process.pid)
-      // A directory that belongs to another user was not made by weftd, and is not removed.
+      // Skip a directory that belongs to another user, because weftd did not make it.
       const isOurs = await lstat(path).then(
         (found) => found.isDirectory() && found.uid === process.geteuid?.(),
         () => false,

@@ -6,8 +6,8 @@
 /** The minimum interval in ms between two initiations to one peer (Rekey-Timeout; paper, section 6.1). */
 export const REKEY_TIMEOUT_MS = 5_000
 /**
- * The maximum random time in ms that is added to REKEY_TIMEOUT_MS, so that two nodes that began simultaneously do not go on doing so
- * (paper, section 6.1; kernel, messages.h: a third of a second).
+ * The maximum random time in ms that is added to REKEY_TIMEOUT_MS, so that two nodes that began simultaneously do not
+ * stay in step (paper, section 6.1; kernel, messages.h: a third of a second).
  */
 export const JITTER_MS = 333
 /** How long, in ms, a node repeats an initiation that the peer does not answer (Rekey-Attempt-Time; paper, section 6.4). */
@@ -19,21 +19,22 @@ export const ACCEPT_EVERY_MS = 20
  * not block the daemon. The limit is weft's own.
  */
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
-/** The interval in ms at which the waiting initiations are tried again. */
+/** The interval in ms at which waiting initiations are checked against the rate limit again. */
 export const TURN_MS = 20
 
 /** How long, in ms, a node uses one secret for the cookies that it sends (paper, section 5.4.7; kernel, cookie.h: 120 s). */
 export const COOKIE_SECRET_MS = 120_000
 /**
- * How long, in ms, a node may use a cookie that it received. The time is 5 s shorter than COOKIE_SECRET_MS, because the cookie was on its
- * way for a while (kernel, cookie.h: COOKIE_SECRET_LATENCY).
+ * How long, in ms, a node may use a cookie that it received. The time is 5 s shorter than COOKIE_SECRET_MS, because the
+ * cookie took some time to arrive (kernel, cookie.h: COOKIE_SECRET_LATENCY).
  */
 export const COOKIE_USE_MS = COOKIE_SECRET_MS - 5_000
 /**
- * The rate limits of each class of received messages. `received`: all messages. `free`: messages that are processed without proof of the
- * sender's address. `requested`: responses that are processed without proof; the limit allows one for each initiation that a node may send,
- * and some forged ones. `proved`: messages with proof. `source`: messages with proof from one address (kernel, ratelimiter.c: 20 per
- * second, 5 at a time). `cookies`: cookie replies that are sent. All limits but `source` are weft's own.
+ * The rate limits of each class of received messages. `received`: all messages. `free`: messages that are processed
+ * without proof of the sender's address. `requested`: responses that are processed without proof; the limit allows one
+ * response for each initiation that a node may send, and some forged responses. `proved`: messages with proof.
+ * `source`: messages with proof from one address (kernel, ratelimiter.c: 20 per second, 5 at a time). `cookies`: cookie
+ * replies that are sent. All limits but `source` are weft's own.
  */
 export const RATES = {
   received: { perSecond: 1_500, burst: 150 },
@@ -44,8 +45,8 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of addresses whose share of `proved` is remembered. At the rates above, fewer addresses are expected at a time;
- * messages from further addresses are dropped.
+ * The maximum number of addresses whose share of `proved` is remembered. With the rates above, fewer addresses are
+ * expected at the same time; messages from further addresses are dropped.
  */
 export const MAX_SOURCES = 1_024
 /** The maximum number of unknown public keys that are remembered; the latest ones are kept. */
@@ -54,8 +55,9 @@ export const MOST_UNKNOWN = 16
 /** The maximum number of messages from unknown hosts that are processed before the next pause. */
 export const MOST_OF_OTHERS = 64
 /**
- * How long JavaScript reads no control messages after it has processed some, so that a flood of messages uses only a small part of a core.
- * The pause is `times` as long as the processing took, but at least `leastMs` and at most `mostMs` per message or moved peer.
+ * How long JavaScript reads no control messages after it has processed some, so that a flood of messages uses only a
+ * small part of a core. The pause is `times` times as long as the processing took, but at least `leastMs` and at most
+ * `mostMs` per message or moved peer.
  */
 export const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */

@@ -1,4 +1,5 @@
-// local-node.ts - what initiator and responder share: this node's key pair, its peers, and the way of messages and keys to the engine.
+// local-node.ts - the objects that initiator and responder share: this node's key pair, its peers, and the functions
+// that pass messages and keys to the engine.
 
 import type { SecretBytes } from '../../../base/secret.ts'
 import type { SessionKeys } from '../../engine/engine.ts'
@@ -25,7 +26,7 @@ export interface LocalNodeParts {
   readonly random: Randomness
   /** Returns the time in ms since 1970. */
   readonly wall: () => number
-  /** Called when datagrams to a peer go to a new endpoint from now on. */
+  /** Called when this node begins to send a peer's datagrams to a new endpoint. */
   readonly roamed: (peer: number, to: Endpoint) => void
 }
 
@@ -55,12 +56,12 @@ export class LocalNode {
     this.#roamed = roamed
   }
 
-  /** Uses the indices of another process, whose sessions this process continues. */
+  /** Continues with the indices of another process, whose sessions this process continues. */
   useIndices(secret: number, key?: Uint8Array): void {
     this.#indices = createIndices(secret, key)
   }
 
-  /** True if a peer with this public key would be this node itself. */
+  /** True if the public key is this node's own key. */
   isSelf(publicKey: Uint8Array): boolean {
     return Buffer.compare(publicKey, this.own.publicKey) === 0
   }
@@ -99,7 +100,7 @@ export class LocalNode {
     this.#engine.send(to, message)
   }
 
-  /** Sends a message that no peer need answer. */
+  /** Sends a message that needs no answer. */
   sendReply(to: Endpoint, message: Uint8Array): void {
     this.#engine.send(to, message)
   }
@@ -114,7 +115,7 @@ export class LocalNode {
     }
   }
 
-  /** Sends datagrams to the peer to this endpoint from now on. */
+  /** From now on sends the peer's datagrams to this endpoint. */
   roam(peer: Peer, to: Endpoint): void {
     if (isSame(peer.endpoint, to)) return
     peer.endpoint = to

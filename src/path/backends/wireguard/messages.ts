@@ -22,7 +22,10 @@ const RESPONSE_HEAD = 12
 export const INITIATION_BYTES = INITIATION_HEAD + firstMessageBytes(STAMP_BYTES) + 2 * MAC_BYTES
 export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BYTES
 
-/** Returns the type of a handshake message; undefined if the bytes are none, because their type and length do not fit together. */
+/**
+ * Returns the type of a handshake message. Returns undefined if the bytes are not a handshake message, because their
+ * type and length do not fit together.
+ */
 export function typeOf(message: Buffer): 'initiation' | 'response' | 'cookie-reply' | undefined {
   const type = message.length >= 4 ? message.readUInt32LE(0) : 0
   if (type === TYPE_INITIATION && message.length === INITIATION_BYTES) return 'initiation'

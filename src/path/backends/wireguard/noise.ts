@@ -32,7 +32,10 @@ export function startOf(prologue: string): Start {
 }
 const WIREGUARD = startOf(PROLOGUE)
 
-/** The static public key of another node, with values derived from it. Each value is computed when it is first needed, and then kept. */
+/**
+ * The static public key of another node, with values derived from it. Each value is computed when it is first needed,
+ * and is then kept.
+ */
 export class Remote {
   readonly publicKey: Uint8Array
   readonly #own: KeyPair
@@ -48,7 +51,7 @@ export class Remote {
     return (this.#key ??= publicKeyOf(this.publicKey))
   }
 
-  /** The DH result of both nodes' static keys; undefined if the other node's key is of small order. */
+  /** The DH result of the two nodes' static keys; undefined if the other node's key is of small order. */
   get shared(): SecretBytes | undefined {
     if (this.#shared) return this.#shared
     const bytes = dh(this.#own.privateKey, this.key)
@@ -84,8 +87,8 @@ class Transcript {
   }
 
   /**
-   * Mixes a DH result into ck and derives the next key. A result in SecretBytes is kept for reuse; any other is erased. Returns false if
-   * `secret` is undefined.
+   * Mixes a DH result into ck and derives the next key. A result of the type SecretBytes is kept for reuse; any other
+   * result is erased. Returns false if `secret` is undefined.
    */
   mix(secret: Uint8Array | SecretBytes | undefined): boolean {
     if (!secret) return false
@@ -134,7 +137,7 @@ class Transcript {
     this.#key.wipe()
   }
 
-  /** Derives `count` keys from ck and `input` by HKDF (section 4.3); the other results are empty. */
+  /** Derives `count` keys from ck and `input` by HKDF (Noise, section 4.3); the remaining results are empty. */
   #derive(input: Uint8Array, count: 1 | 2 | 3): readonly [Buffer, Buffer, Buffer] {
     const extracted = hmac(this.#ck.reveal(), input)
     const first = hmac(extracted, ONE)
@@ -155,7 +158,10 @@ class Transcript {
 
 const begin = ({ ck, h }: Start, responder: Uint8Array): Transcript => new Transcript(ck, hash(h, responder))
 
-/** The state of an initiation that was sent. Its owner must wipe the transcript after the response, or when the initiation is given up. */
+/**
+ * The state of an initiation that was sent. The owner must wipe the transcript after the response has arrived, or when
+ * it gives the initiation up.
+ */
 export interface Sent {
   readonly transcript: Transcript
   readonly ephemeral: KeyPair

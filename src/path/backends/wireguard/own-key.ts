@@ -1,11 +1,11 @@
-// own-key.ts - this node's key pair, as it was in the key file at the start, and the changes of the file.
+// own-key.ts - this node's key pair, as the key file had it at the start, and changes of the key file.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { Run } from '../../../host/command.ts'
 import { changeOf, privateKeyOf, publicKeyTo } from './key-file.ts'
 
-/** The key pair of this node, which does not change while the daemon runs. */
+/** The key pair of this node, which stays the same while the daemon runs. */
 export interface OwnKey {
   readonly privateKey: Secret
   /** The public key in base64. */
@@ -18,9 +18,9 @@ export class OwnKeyFile {
   readonly #lacksX25519: boolean
   readonly #run: Run
   readonly #log: Log
-  /** The key pair that was in the file at the start; undefined before it was first read. */
+  /** The key pair that the key file had at the start; undefined before the file was read. */
   #atStart: Promise<OwnKey> | undefined
-  /** The change of the file that was logged last; undefined if the file contains this node's key. */
+  /** The change of the key file that was logged last; undefined if the file contains this node's key. */
   #change: string | undefined
 
   constructor(path: string, lacksX25519: boolean, run: Run, log: Log) {

@@ -20,12 +20,12 @@ export interface HandshakePeer {
   readonly endpoint: Endpoint
 }
 
-/** An initiation that the peer has not answered yet, with the secrets that decrypt its response. */
+/** An initiation that the peer has not answered yet, with the secrets that decrypt the response. */
 interface Pending extends Sent {
   /** The index in the initiation, which the response repeats. */
   readonly index: number
   readonly sentAt: number
-  /** The failure to report if no valid response comes. */
+  /** The failure that is reported if no valid response comes. */
   failure: Failure
 }
 
@@ -39,25 +39,34 @@ export class Peer extends Remote {
    * Session::set_keys (native/core/session.h) erases an older pair of keys with an equal index.
    */
   low: number
-  /** The time of the last handshake that made keys in use; -Infinity if there was none, or if the keys are lost. */
+  /**
+   * The time of the last handshake that made keys in use, in ms of the session clock; -Infinity if there was none, or
+   * if the keys are lost.
+   */
   completedAt = -Infinity
 
-  // The initiator's state, which initiator.ts changes.
+  // The following members are the initiator's state, which initiator.ts changes.
 
-  /** The time at which the engine first wanted the keys that are still missing; undefined if no keys are wanted. */
+  /**
+   * The time, in ms of the session clock, at which the engine first wanted the keys that are still missing; undefined
+   * if no keys are wanted.
+   */
   wantedAt: number | undefined
-  /** The unanswered initiation; undefined if there is none. */
+  /** The initiation that the peer has not answered; undefined if there is none. */
   pending: Pending | undefined
-  /** The time at which this node gives up waiting for the response to `pending`, and may send another initiation. */
+  /**
+   * The time, in ms of the session clock, at which this node gives up waiting for the response to `pending` and may
+   * send another initiation.
+   */
   dueAt = -Infinity
   /** The tick of the last timestamp that this node sent to the peer; -1 if there was none. */
   lastTick = -1
 
-  // The responder's state, which responder.ts changes.
+  // The following members are the responder's state, which responder.ts changes.
 
   /** The greatest timestamp of the peer's accepted initiations; -1 if there was none. */
   greatest = -1n
-  /** The time at which the peer's last initiation was accepted. */
+  /** The time at which the peer's last initiation was accepted, in ms of the session clock. */
   acceptedAt = -Infinity
   /**
    * The endpoint from which the peer's last initiation came. The endpoint becomes the peer's endpoint only after a packet proves that the
@@ -65,7 +74,8 @@ export class Peer extends Remote {
    */
   answered: Endpoint | undefined
 
-  // The state of the MACs in messages to the peer, and the peer's answer if it is under load (local-node.ts and initiator.ts).
+  // The following members are for the MACs of messages to the peer, and for the cookie that a peer under load sends
+  // (local-node.ts and initiator.ts).
 
   #macKeys: MacKeys | undefined
   /** mac1 of the last message to the peer, with which the peer's cookie reply is decrypted; undefined after the reply. */
@@ -76,17 +86,26 @@ export class Peer extends Remote {
   cookie: SecretBytes | undefined
   cookieUntil = -Infinity
 
-  // The results that the status reports.
+  // The following members are the results that the status reports.
 
-  /** The time, in ms since 1970, of the handshake at `completedAt`; undefined if there was none. */
+  /**
+   * The time, in ms since 1970, of the handshake whose time on the session clock is `completedAt`; undefined if there
+   * was none.
+   */
   at: number | undefined
-  /** The number of initiations to the peer since that handshake. */
+  /** The number of initiations to the peer since the last handshake that made keys. */
   attempts = 0
   /** Why the last initiation made no keys; undefined if it made keys. */
   failure: Failure | undefined
-  /** The number of initiations from the peer, since that handshake, whose timestamp was older than an earlier one. */
+  /**
+   * The number of initiations from the peer, since the last handshake that made keys, whose timestamp was older than an
+   * earlier one.
+   */
   stale = 0
-  /** The number of answered initiations from the peer, since that handshake, after which no packet with the new keys came. */
+  /**
+   * The number of initiations from the peer, since the last handshake that made keys, that were answered but after
+   * which no packet with the new keys came.
+   */
   unconfirmed = 0
 
   constructor({ number, publicKey, psk, endpoint }: HandshakePeer, own: KeyPair, low: number) {

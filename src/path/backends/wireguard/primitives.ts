@@ -1,5 +1,5 @@
-// primitives.ts - checks if this Node.js has the primitives of WireGuard's handshake, some of which OpenSSL lacks in FIPS mode. It loads no
-// module that needs them, so it can be called first.
+// primitives.ts - checks if this Node.js has the primitives of WireGuard's handshake, some of which OpenSSL lacks in
+// FIPS mode. It loads no module that needs these primitives, so weftd can run this check before it loads such a module.
 
 import * as nodeCrypto from 'node:crypto'
 

@@ -17,9 +17,9 @@ import { orderOf } from './tai64n.ts'
 export class Responder {
   readonly #node: LocalNode
   readonly #admission: Admission
-  /** Called when an initiation from this endpoint was not processed. The initiation may be that of a peer at this address. */
+  /** Called when an initiation from this endpoint was not processed. A peer at this address may have sent it. */
   readonly #overlooked: (from: Endpoint, now: number) => void
-  /** The last initiations with public keys of no peer, by public key, the oldest first. */
+  /** The most recent initiations whose public key belongs to no peer, by public key, the oldest first. */
   readonly #unknown = new Map<string, UnknownKey>()
 
   constructor(node: LocalNode, admission: Admission, overlooked: (from: Endpoint, now: number) => void) {
@@ -82,7 +82,8 @@ export class Responder {
   ): void {
     const index = this.#node.newIndex(peer)
     peer.answered = from
-    // The engine must have the keys before the response is sent, because the peer may send packets immediately after it.
+    // Give the keys to the engine before the response is sent, because the peer may send packets immediately after it
+    // receives the response.
     this.#node.install(peer, { isInitiator: false, ownIndex: index, peerIndex, ...answer.keys })
     this.#node.send(peer, from, index, responseOf(index, peerIndex, answer.message), now)
   }

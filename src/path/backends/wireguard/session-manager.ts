@@ -1,17 +1,19 @@
-// session-manager.ts - connects the handshakes to the engine: it assigns the sessions' numbers, passes the engine's reports and messages to
-// the handshakes, and has the one timer of both. docs/design/wireguard-sessions.md explains the whole.
+// session-manager.ts - connects the handshakes to the engine: it assigns the sessions' numbers, passes the engine's
+// reports and messages to the handshakes, and runs the only timer. docs/design/wireguard-sessions.md explains sessions
+// and handshakes together.
 //
-// A session keeps its number as long as its peer's key is known, so a rewritten lease, or a second lease of the same host, does not
-// interrupt it.
+// A session keeps its number as long as its peer's key is known, so a rewritten lease, or a second lease of the same
+// host, does not interrupt it.
 //
-// A new engine either continues the sessions of the previous engine or has no sessions; then peers notice the loss when they send. After a
-// planned restart the successor has an engine that continues, and a session manager that continues from the result of `pause`
-// (handover-head.ts). Unanswered initiations are sent again.
+// A new engine either continues the sessions of the previous engine or has no sessions; in the second case peers notice
+// the loss when they send. After a planned restart the successor has an engine that continues, and a session manager
+// that continues from the result of `pause` (handover-head.ts). Unanswered initiations are sent again.
 //
-// Each message costs time, even if it is forged. So the session manager pauses after messages that any host can send, and after reports of
-// moved peers. A packet of an unknown session may be forged, so it leads to a handshake only if the peer that it seems to come from has no
-// keys. The same rule holds for an initiation that was dropped or is invalid. A flood with a peer's address can displace the peer's own
-// initiation, but not the peer's response to our initiation.
+// Each message costs time, even if it is forged. So the session manager pauses after messages that any host can send,
+// and after reports of moved peers. A packet of an unknown session may be forged, so it leads to a handshake only if
+// the peer that it seems to come from has no keys. The same rule holds for an initiation that was dropped or is
+// invalid. A flood with a peer's address can displace the peer's own initiation, but not the peer's response to our
+// initiation.
 
 import type { Log } from '../../../base/log.ts'
 import { SecretBytes, type Secret } from '../../../base/secret.ts'
@@ -32,8 +34,9 @@ import { TimestampFile } from './timestamp-file.ts'
 import { KEY_BYTES } from './x25519.ts'
 
 /**
- * The length of the data about a peer that the engine reads: the session's number and, at ANY_PORT_OFFSET, whether the peer sends from any
- * port. OWN_END_BYTES is the length of the data about this host, whose offsets are in native/encap/wireguard.h.
+ * END_BYTES is the length in bytes of the data about a peer that the engine reads: the session's number and, at
+ * ANY_PORT_OFFSET, whether the peer sends from any port. OWN_END_BYTES is the length in bytes of the data about this
+ * host, whose offsets are in native/encap/wireguard.h.
  */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4
@@ -52,27 +55,30 @@ interface SessionOptions {
   readonly psk: Secret
   /** The interval in seconds between keepalive packets; 0 switches them off. */
   readonly keepalive: number
-  /** The file that keeps the last timestamp of handshakes (timestamp-file.ts). No other session manager may write this file. */
+  /** The file that keeps the last timestamp of handshakes (timestamp-file.ts). No other object may write this file. */
   readonly stampFile: string
   /**
-   * True if this host's lease announces that its datagrams may come from any port, so that each thread of the engine can send from its own
-   * port. If false, all datagrams leave from the published port.
+   * True if this host's lease announces that its datagrams may come from any port, so that each thread of the engine
+   * can send from its own port. If it returns false, all datagrams leave from the published port.
    */
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => PublishedPeer | undefined
   readonly log: Log
-  /** Returns the time in ms of the session clock (session-clock.ts). */
+  /** Returns the time of the session clock in ms (session-clock.ts). */
   readonly clock: () => number
 }
 
-/** A session with the peer that has a public key. `Peer` (peer.ts) has the session's handshakes and its current endpoint. */
+/**
+ * A session with the peer that has one public key. `Peer` (peer.ts) has the handshakes of the session, and its current
+ * endpoint.
+ */
 interface Session {
   readonly number: number
   readonly publicKey: string
-  /** The endpoint in the peer's lease. */
+  /** The endpoint that the peer's lease publishes. */
   leased: UdpEndpoint
   anyPort: boolean
-  /** The keys of the peer's leases. */
+  /** The keys of the leases that publish this peer's public key. */
   leases: readonly string[]
 }
 
@@ -80,7 +86,7 @@ const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const isSame = (a: UdpEndpoint, b: UdpEndpoint): boolean => a.address === b.address && a.port === b.port
 
 export class WireguardSessionManager implements SessionManager {
-  /** This host's data for the engine. */
+  /** The engine's data about this host: the keepalive interval, the key of mac1, and the secrets that hide session numbers. */
   readonly ownEnd = Buffer.alloc(OWN_END_BYTES)
   readonly #hasLanes: () => boolean
   readonly #peerOf: (lease: Lease) => PublishedPeer | undefined
@@ -102,11 +108,11 @@ export class WireguardSessionManager implements SessionManager {
   #byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
   /** The running engine; undefined before `begin`, after `pause` and after `stop`. */
   #engine: EngineSessions | undefined
-  /** Called with a lease's key when datagrams to the peer go to a new endpoint. */
+  /** Called with a lease's key when the destination of the peer's datagrams has changed. */
   #moved: (key: string) => void = () => {}
   /** Calls `#work` when a handshake is due, or when the pause ends. */
   #timer: NodeJS.Timeout | undefined
-  /** The end of the pause after messages; 0 if there is no pause. */
+  /** The time, in ms of the session clock, at which the pause after messages ends; 0 if there is no pause. */
   #pausedUntil = 0
 
   constructor({ privateKey, psk, keepalive, stampFile, hasLanes, peerOf, log, clock }: SessionOptions) {
@@ -130,7 +136,7 @@ export class WireguardSessionManager implements SessionManager {
       keptTick: this.#stamps.read(),
       keepTick: (tick) => this.#stamps.write(tick),
       roamed: (number) => this.#noteMove(number),
-      // The port is not compared, because a flood with the peer's address may come from any port.
+      // Compare only the address and not the port, because a flood with the peer's address may come from any port.
       overlooked: ({ address }, now) => this.#renew(address, () => true, now),
     })
     ownPrivate.wipe()
@@ -139,7 +145,7 @@ export class WireguardSessionManager implements SessionManager {
     this.#writeIndexSecrets()
   }
 
-  /** Returns the data about a peer for the engine. */
+  /** Returns the data about a peer that the engine needs. */
   endOf(peer: Lease): Uint8Array {
     const end = Buffer.alloc(END_BYTES)
     const session = this.#sessionOf(peer)
@@ -156,15 +162,18 @@ export class WireguardSessionManager implements SessionManager {
 
   begin(engine: EngineSessions): void {
     this.#engine = engine
-    // Another process may have used timestamps since `pause`, for example if this engine is taken back, so the stored timestamp is read
-    // again.
+    // Read the stored timestamp again. Another process may have used timestamps since `pause`, for example if this
+    // process gets its engine back.
     this.#handshakes.passed(this.#stamps.read())
     if (!engine.areKept) this.#handshakes.lostKeys()
     this.#takeMail(this.#clock())
     this.#schedule()
   }
 
-  /** The messages that this session manager has not taken are saved with the engine's sessions, so the next one gets them. */
+  /**
+   * Messages that were not taken from the engine are saved with the engine's sessions, so that the next process gets
+   * them.
+   */
   pause(): Uint8Array {
     this.#engine = undefined
     clearTimeout(this.#timer)
@@ -188,7 +197,7 @@ export class WireguardSessionManager implements SessionManager {
   setPeers(peers: ReadonlyMap<string, Lease>): void {
     const now = this.#clock()
     const leases = new Map<string, string[]>()
-    /** The sessions whose datagrams go to the endpoint in the lease from now on. */
+    /** The sessions whose datagrams go to the endpoint in the lease from now on, and no longer to a newer endpoint. */
     const renewed = new Set<Session>()
     for (const [key, lease] of peers) {
       const published = this.#peerOf(lease)
@@ -268,8 +277,8 @@ export class WireguardSessionManager implements SessionManager {
 
   /** Reads the peer's lease again. Returns true if datagrams go to the endpoint in the lease from now on. */
   #update(session: Session, { address, port, anyPort }: PublishedPeer): boolean {
-    // Until the lease allowed any port, the engine followed the port from which the peer sent last, so the endpoint is set to that of the
-    // lease.
+    // Until the lease allowed any port, the engine followed the port from which the peer sent last. So set the endpoint
+    // to that of the lease now.
     const isNews = anyPort && !session.anyPort && this.#endpointOf(session).address === address
     session.anyPort = anyPort
     if (!isNews && isSame(session.leased, { address, port })) return false
@@ -315,7 +324,7 @@ export class WireguardSessionManager implements SessionManager {
     const mail = this.#engine.takeMail(MOST_OF_OTHERS)
     for (const number of mail.confirmed) this.#handshakes.confirmed(number, now)
     for (const { session, ...to } of mail.moved) {
-      // The engine reported a moved peer before the lease allowed any port.
+      // Ignore a report of a moved peer that the engine made before the lease allowed any port.
       if (this.#byNumber.get(session)?.anyPort) continue
       this.#handshakes.moved(session, to)
     }
@@ -335,8 +344,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Starts handshakes with those peers at this address that have no keys. For peers with keys the message is ignored, because it may be
-   * forged.
+   * Starts handshakes with the peers at this address that have no keys. For a peer with keys the message is ignored,
+   * because it may be forged.
    */
   #renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     this.#byAddress ??= this.#groupByAddress()
@@ -363,8 +372,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Continues from the state of another session manager. Numbers without a session stay unused for a while, because the engine may still
-   * refer to them.
+   * Continues from the state that another process passed on. Numbers without a session stay unused for a while, because
+   * the engine may still refer to them.
    */
   #resume({ indexSecret, indexKey, lastNumber, lastTick, sessions }: HandoverHead): void {
     this.#indexSecret = indexSecret

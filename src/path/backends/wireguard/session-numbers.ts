@@ -5,13 +5,13 @@
 
 import { NUMBER_REUSE_MS } from './limits.ts'
 
-/** All numbers are below this limit; kMaxSessions in native/core/sessions.h is the same. */
+/** The limit below which all session numbers are; kMaxSessions in native/core/sessions.h is the same. */
 const MOST_SESSIONS = 1 << 20
 
 export class SessionNumbers {
-  /** The greatest number that was assigned. */
+  /** The greatest session number that was assigned. */
   #last = 0
-  /** The numbers without a session, the oldest first, each with the time from which it may be assigned again. */
+  /** The session numbers that are free, the oldest first, each with the time from which it may be assigned again. */
   readonly #free: { readonly number: number; readonly from: number }[] = []
 
   get last(): number {
@@ -30,7 +30,9 @@ export class SessionNumbers {
     this.#free.push({ number, from: now + NUMBER_REUSE_MS })
   }
 
-  /** Continues after another process, of whose numbers up to `last` those in `used` have a session. */
+  /**
+   * Continues the numbering of another process. It assigned numbers up to `last`, and those in `used` have a session.
+   */
   resume(last: number, used: ReadonlySet<number>, now: number): void {
     this.#last = last
     for (let number = 1; number <= last; number++) if (!used.has(number)) this.release(number, now)

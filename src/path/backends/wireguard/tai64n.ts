@@ -1,20 +1,24 @@
 // tai64n.ts - the timestamps in this node's initiations. For each peer they strictly increase, even after restarts.
 //
-// A responder accepts an initiation only if its timestamp is greater than those of all earlier ones from this node. An earlier process may
-// have sent these, and the clock may have been set back since. So weftd takes timestamps from a reserved period, whose end it stores in a
-// file before it uses the period. A new process begins after the stored end, whatever the clock shows. The period is short for two reasons.
-// Each restart moves the timestamps ahead of the clock by the rest of the period. And a node that loses the file must wait until its clock
-// has passed the period.
+// A responder accepts an initiation only if its timestamp is greater than the timestamps of all earlier initiations
+// from this node. An earlier process may have sent those initiations, and the clock may have been set back since. So
+// weftd takes timestamps from a reserved period, whose end it stores in a file before it uses the period. A new process
+// begins after the stored end, whatever the clock shows. The period is short for two reasons. Each restart moves the
+// timestamps ahead of the clock by the rest of the period. And a node that loses the file must wait until its clock has
+// passed the period.
 //
-// Timestamps are counted in ticks, about sixty per second: one for each value of the upper bits of the nanoseconds. The lower 24 bits are
-// zero, to reveal little about the clock, as in other implementations of WireGuard.
+// Timestamps are counted in ticks, about sixty per second: one for each value of the upper bits of the nanoseconds. The
+// lower 24 bits are zero, to reveal little about the clock, as in other implementations of WireGuard.
 
 /** The TAI64N seconds of 1970-01-01 (https://cr.yp.to/libtai/tai64.html). All implementations of WireGuard add these ten seconds. */
 const EPOCH = 2n ** 62n + 10n
 const TICKS_PER_SECOND = 60
-/** The nanoseconds of a tick: 2^24, about 17 ms. */
+/** The number of nanoseconds in a tick: 2^24, about 17 ms. */
 const TICK_NS = 0x100_0000
-/** The length of the reserved period in ticks. The end of a period is stored once. */
+/**
+ * The length of the reserved period in ticks. For each period one write to the file is needed, which stores the
+ * period's end.
+ */
 export const STRETCH_TICKS = 10 * TICKS_PER_SECOND
 
 export const STAMP_BYTES = 12
@@ -41,19 +45,20 @@ export function orderOf(stamp: Uint8Array): bigint {
 
 export interface Stamps {
   /**
-   * Returns the tick for a new timestamp. It is greater than `last`, the tick of the last timestamp for the same peer. `wall` is the time
-   * in ms since 1970.
+   * Returns the tick for a new timestamp. The tick is greater than `last`, the tick of the last timestamp for the same
+   * peer. `wall` is the time in ms since 1970.
    */
   next(last: number, wall: number): number
-  /** Excludes this tick and all before it, because a removed peer or another process may have got them. */
+  /** Excludes this tick and all ticks before it, because a removed peer or another process may have got them. */
   passed(tick: number): void
-  /** The greatest tick that this or an earlier process may have used. */
+  /** The greatest tick that this process or an earlier process may have used. */
   readonly end: number
 }
 
 /**
- * Returns the source of timestamps. `kept` is the tick that was stored last; -1 if none is known. `keep` stores a tick, and returns only
- * when a later process would read it. If `keep` fails it reports that itself, because this process can continue.
+ * Returns the source of timestamps. `kept` is the tick that was stored last; -1 if none is known. `keep` stores a tick,
+ * and returns only when the tick is stored durably. If `keep` fails it reports that itself, because this process can
+ * continue.
  */
 export function createStamps(kept: number, keep: (tick: number) => void): Stamps {
   let floor = kept

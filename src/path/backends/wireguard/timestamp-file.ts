@@ -1,4 +1,4 @@
-// timestamp-file.ts - the file that keeps the last timestamp of this node's initiations across restarts (tai64n.ts).
+// timestamp-file.ts - the file that keeps the timestamp of this node's last initiation across restarts (tai64n.ts).
 
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { messageOf } from '../../../base/errors.ts'
@@ -13,7 +13,7 @@ export class TimestampFile {
     this.#log = log
   }
 
-  /** Returns the stored tick; -1 if the file is missing or invalid. */
+  /** Returns the tick in the file; -1 if the file is missing or invalid. */
   read(): number {
     try {
       const text = readFileSync(this.#path, 'utf8').trim()
@@ -23,7 +23,7 @@ export class TimestampFile {
     }
   }
 
-  /** Stores a tick, or logs why that failed. */
+  /** Stores a tick in the file. If that fails, logs the reason. */
   write(tick: number): void {
     try {
       writeFileSync(`${this.#path}.new`, String(tick), { mode: 0o600 })

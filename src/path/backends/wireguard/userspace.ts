@@ -18,7 +18,7 @@ import { WireguardSessionManager, type PublishedPeer } from './session-manager.t
 interface UserspaceOptions {
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string
-  /** The families of inner packets; `outers` are the families of the datagrams. */
+  /** The families of inner packets. The member `outers` below has the families of the datagrams. */
   readonly families: readonly Family[]
   readonly outers: readonly [Family, Family?]
   readonly port: number
@@ -32,19 +32,22 @@ interface UserspaceOptions {
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => PublishedPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks if the key file has changed. It is called with each check of the device. */
+  /** Checks if the key file has changed. weftd calls it at each check of the device. */
   readonly check: () => Promise<void>
   readonly log: Log
 }
 
-/** WireGuard's rule: a packet is accepted only if it was encrypted with the key of the peer whose subnet contains the packet's source. */
+/**
+ * The settings follow WireGuard's rule: a packet is accepted only if it was encrypted with the key of the peer whose
+ * subnet contains the packet's source.
+ */
 const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } } as const
 
 const overheadOf = (outer: Family): number => overheadBy('wireguard', outer)
 
 /**
- * Deletes a WireGuard device of the kernel that has the TUN's name. flanneld, or weftd with another `DataPath`, left it, and the TUN cannot
- * be created while it exists.
+ * Deletes a WireGuard device of the kernel that has the TUN's name. flanneld, or weftd with another `DataPath`, left
+ * the device. The TUN cannot be created while the device exists.
  */
 async function removeKernelDevice(name: string, run: Run, log: Log): Promise<void> {
   if (!(await findLink(run, name))) return

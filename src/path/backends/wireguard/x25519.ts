@@ -21,8 +21,8 @@ export const publicKeyOf = (bytes: Uint8Array): KeyObject =>
   createPublicKey({ key: { kty: 'OKP', crv: 'X25519', x: Buffer.from(bytes).toString('base64url') }, format: 'jwk' })
 
 /**
- * The base point of X25519 as a public key. It is created when it is first needed, so that this file can be loaded in a Node.js without
- * X25519, which then can report the lack.
+ * The base point of X25519 as a public key. It is created when it is first needed, so that a Node.js without X25519 can
+ * load this file, and weftd can report the lack.
  */
 let basePoint: KeyObject | undefined
 

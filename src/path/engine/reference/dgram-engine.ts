@@ -41,13 +41,14 @@ import {
 const FLOW_CACHE_ENTRIES = 4096
 /** The number of packets that are read from the TUN before the event loop handles other events. */
 const READS_PER_TURN = 64
-/** The requested size of the socket's receive buffer. The kernel grants at most net.core.rmem_max. */
+/** The requested size in bytes of the socket's receive buffer. The kernel grants at most net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
 const UNKNOWN_SENDERS = 64
 const PATHS = 4096
 /**
- * How long a path MTU is cached, in ms; the packet length that always fits, in bytes; the smallest plausible path MTU, below which the
- * kernel fragments datagrams; and the length of the outer headers.
+ * ASK_PATH_MS is how long, in ms, a path MTU is cached. The other constants are the packet length that always fits, the
+ * smallest plausible path MTU (below it the kernel fragments datagrams), and the length of the outer headers, all in
+ * bytes.
  */
 const {
   askEveryMs: ASK_PATH_EVERY_MS,
@@ -100,7 +101,7 @@ interface OpenTun {
 
 const nowUs = (): number => Math.round((performance.timeOrigin + performance.now()) * 1_000)
 
-/** The engine in TypeScript. */
+/** The engine in TypeScript, which handles one packet at a time. */
 export class DgramEngine implements Engine {
   readonly kind = 'dgram'
   readonly offloads: readonly string[] = []
@@ -112,28 +113,28 @@ export class DgramEngine implements Engine {
   readonly #encapsulation: Encapsulation
   /** This node's IPv4 addresses and subnet. */
   readonly #ipv4: OwnIpv4
-  /** Decides which packets from peers are accepted. */
+  /** The rules that decide which packets from peers are accepted. */
   readonly #filter: Parameters<typeof reasonToDrop>[0]
   readonly #socket: Socket
   /** The file descriptor of the TUN. */
   readonly #tun: number
-  /** The TUN's name as it was read last. */
+  /** The name of the TUN when it was read last. */
   #lastName: string
   /** Calls `#readPackets` when the TUN has packets. */
   readonly #watcher: ReadWatcher
   /** The buffer for one packet from the TUN. */
   readonly #buffer = Buffer.alloc(65536)
   #table: PeerTable
-  /** The endpoints of the last destinations; emptied when the peer table changes. */
+  /** The endpoints for the most recent destinations; emptied when the peer table changes. */
   readonly #flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
   /** The kernel's path MTU to each peer's address. */
   readonly #paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
   readonly #counters: Record<string, bigint> = Object.fromEntries(addon.counterNames.map((name) => [name, 0n]))
   readonly #trafficBySlot: Traffic[] = []
   readonly #dropLog = createDropLog(nowUs, nowUs())
-  /** The last senders whose packets were refused. */
+  /** The most recent senders whose packets were refused. */
   readonly #unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
-  /** The limits of ICMP errors to containers, of those about a packet's length, and of those to peers. */
+  /** The rate limits of ICMP errors: to containers, about a packet's length, and to peers. */
   readonly #mayAnswer = icmpLimit()
   readonly #mayReportSize = icmpLimit()
   readonly #mayAnswerPeer = icmpLimit()
@@ -210,7 +211,7 @@ export class DgramEngine implements Engine {
     ]
     if (slot !== undefined) return Float64Array.from(this.#trafficBySlot[slot] ? rowOf(this.#trafficBySlot[slot]) : [])
     const all = new Float64Array(this.#trafficBySlot.length * SLOT_NUMBERS)
-    // forEach skips slots that never had traffic, so that their numbers stay 0.
+    // Use forEach, which skips slots that never had traffic, so that their numbers stay 0.
     this.#trafficBySlot.forEach((each, at) => all.set(rowOf(each), at * SLOT_NUMBERS))
     return all
   }
@@ -375,7 +376,7 @@ export class DgramEngine implements Engine {
     this.#socket.send(reply, peer.port, peer.address, (failed) => failed ?? this.#count('rx_time_exceeded_sent'))
   }
 
-  /** Counts and records the packet, and returns true, if `reason` is set; returns false otherwise. */
+  /** If `reason` is set, counts and records the packet as dropped and returns true; returns false otherwise. */
   #isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
     if (reason === undefined) return false
     this.#drop(reason, packet, { peer: addresses.from })
@@ -383,7 +384,10 @@ export class DgramEngine implements Engine {
     return true
   }
 
-  /** Writes an ICMP error about a packet from the TUN into the TUN, unless `may` refuses it, and counts it. */
+  /**
+   * Writes an ICMP error about a packet from the TUN into the TUN, and counts it, unless the rate limit `may` refuses
+   * it.
+   */
   #answer(about: IcmpError, packet: Buffer, counter: string, may = this.#mayAnswer): void {
     const error = icmpError(about, this.#ipv4.networkAddress, packet)
     if (!error) return

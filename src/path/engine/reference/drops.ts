@@ -5,8 +5,8 @@ import type { Address } from '../../../net/address.ts'
 import { createBucket } from './bucket.ts'
 
 /**
- * Limits equal to those of native/core/drops.h: the number of packets kept for each direction, the interval in microseconds between two
- * kept packets after a burst, and the number of bytes kept of each packet.
+ * The limits of the log, equal to those of native/core/drops.h: the number of packets kept for each direction, the
+ * interval in microseconds between two kept packets after a burst, and the number of bytes kept of each packet.
  */
 const KEPT = 256
 const EVERY_US = 1_000
@@ -25,8 +25,8 @@ interface DropLog {
 }
 
 /**
- * Creates an empty log of dropped packets. `nowUs` returns the time in microseconds since 1970. `firstNumber` must be higher than the
- * packet numbers of all earlier engines, because readers ask for packets after a number.
+ * Creates an empty log of dropped packets. `nowUs` returns the time in microseconds since 1970. `firstNumber` must be
+ * higher than the packet numbers of all earlier engines, because readers request the packets after a number.
  */
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
   const directions = ['tx_', 'rx_'].map((prefix) => ({

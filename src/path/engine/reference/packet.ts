@@ -21,12 +21,18 @@ const OPTION_LOOSE_ROUTE = 131
 const OPTION_STRICT_ROUTE = 137
 const ICMP_ECHO_REQUEST = 8
 const ICMP_TTL = 8
-/** The maximum length of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
+/** The maximum length in bytes of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
 const MAX_ICMP_ERROR_BYTES = 576
-/** The rate limit of ICMP errors to all senders together, as in native/core/icmp.h: a burst of 500, then one error per ms. */
+/**
+ * ICMP_BURST and ICMP_EVERY_MS limit the rate of ICMP errors to all senders together, as in native/core/icmp.h: a burst
+ * of 500, then one error per ms.
+ */
 const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
-/** The rate limit of ICMP errors to one sender, as in native/core/icmp.h: a burst of 50, then one error every 10 ms. */
+/**
+ * ICMP_SENDER_BURST and ICMP_SENDER_EVERY_MS limit the rate of ICMP errors to one sender, as in native/core/icmp.h: a
+ * burst of 50, then one error every 10 ms.
+ */
 const ICMP_SENDER_BURST = 50
 const ICMP_SENDER_EVERY_MS = 10
 /** The maximum number of senders whose rate of ICMP errors is tracked. */
@@ -142,8 +148,8 @@ export function clampMss(packet: Buffer, mtu: number): void {
       const before = tcp.readUInt16BE(at + 2)
       if (before <= most) return
       tcp.writeUInt16BE(most, at + 2)
-      // If the option is at an odd offset, the two bytes of the MSS belong to different words of the checksum. Swapping the bytes gives the
-      // same change of the sum.
+      // If the option is at an odd offset, the two bytes of the MSS belong to different 16-bit words of the checksum.
+      // So swap the bytes, which gives the same change of the sum.
       const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
       tcp.writeUInt16BE(updatedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
       return
@@ -168,7 +174,9 @@ export function isIpv6Packet(bytes: Buffer): boolean {
   )
 }
 
-/** True if the complete packet has a link-local, multicast or broadcast destination. native/core/packet.h explains which these are. */
+/**
+ * True if the complete packet has a link-local, multicast or broadcast destination, as native/core/packet.h explains.
+ */
 export function isForLink(packet: Buffer): boolean {
   if (packet.readUInt8(0) >> 4 === 6)
     return packet.readUInt8(24) === 0xff || (packet.readUInt16BE(24) & 0xffc0) === 0xfe80
@@ -212,9 +220,9 @@ export const TIME_EXCEEDED: IcmpError = { type: 11, code: 0 }
 export const fragmentationNeeded = (mtu: number): IcmpError => ({ type: 3, code: 4, mtu })
 
 /**
- * Returns an ICMP error about `packet` from the IPv4 address `source`. Returns undefined if the standards forbid an error about it (RFC
- * 1122, section 3.2.2; RFC 1812, section 4.3.2.7). The TTL is 8, as in flanneld's errors (pkg/backend/udp/proxy_amd64.c). The error quotes
- * as much of the packet as fits, like native/core/icmp.h.
+ * Returns an ICMP error about `packet` from the IPv4 address `source`. Returns undefined if the standards forbid an
+ * error about the packet (RFC 1122, section 3.2.2; RFC 1812, section 4.3.2.7). The TTL is 8, as in flanneld's errors
+ * (pkg/backend/udp/proxy_amd64.c). The error quotes as much of the packet as fits, like native/core/icmp.h.
  */
 export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, packet: Buffer): Buffer | undefined {
   const headerBytes = ipv4HeaderBytes(packet)

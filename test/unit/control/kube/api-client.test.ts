@@ -41,7 +41,7 @@ const turns = async (times = 50): Promise<void> => {
   for (let turn = 0; turn < times; turn++) await new Promise((resolve) => setImmediate(resolve))
 }
 
-it('waits as long as Retry-After says, and starts the timeout of the request after that', async () => {
+it('waits for the time in Retry-After, and starts the timeout of the request after that', async () => {
   pauseOf = () => (asked.length === 1 ? 30 : undefined)
   await expect(client.ask(NODES, signal)).rejects.toThrow('429')
   const answer = client.ask(NODES, signal)

@@ -126,7 +126,7 @@ describe('annotations', () => {
   const subnets = { key: '10.5.1.0-24', subnet: { ipv4: { address: parseIpv4('10.5.1.0')!, prefixLength: 24 } } }
   const read = (annotations: Readonly<Record<string, string>>) =>
     entryOf({ metadata: { name: 'n', annotations } }, subnets, names)
-  /** Recorded from flanneld v0.28.9. */
+  /** The annotations are recorded from flanneld v0.28.9. */
   const vxlan = {
     [`${P}/backend-data`]: '{"VNI":1,"VtepMAC":"2e:3f:90:5f:5f:d8"}',
     [`${P}/backend-type`]: 'vxlan',

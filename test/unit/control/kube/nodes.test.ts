@@ -83,7 +83,7 @@ describe('the nodes', () => {
   })
 
   it.each([10, 400, 5_000])('are listed rarely enough that %d of them cost at most 7 KB a second', (count) => {
-    /** The size of one node, which is mostly the images that kubelet reports. */
+    /** The size of one node in bytes, most of which are the images that kubelet reports. */
     const NODE_BYTES = 20_000
     const source = new NodeSource(apiOf(nothing).client, names)
     expect((count * NODE_BYTES) / (source.trustedMs(count) / 1000)).toBeLessThan(7_000)

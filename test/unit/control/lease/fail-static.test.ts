@@ -366,7 +366,7 @@ describe('fail-static', () => {
         view.change([gone(9)], 1_000)
       }
       expect([view.held, [...view.leases.keys()]], how).toEqual([count, expect.arrayContaining(keys)])
-      // The own lease is rewritten at once, which proves nothing about the peers.
+      // The node's own lease is written again immediately, which proves nothing about the peers.
       view.change([put(9, '192.0.2.9')], 2_000)
       view.list([entry(9, '192.0.2.9')], 30_999)
       expect([view.held, thirds().length], how).toEqual([count, count + 1])

@@ -7,7 +7,7 @@ import { installRig, dataPaths, lines, nodeStatus, ready, start, store, until } 
 
 installRig()
 
-it('names a network configuration that is not the one in use, each once, and goes on', async () => {
+it('names a network configuration that is not the one in use, each once, and continues', async () => {
   start()
   await ready()
   const named = (): string[] =>
@@ -21,7 +21,7 @@ it('names a network configuration that is not the one in use, each once, and goe
   expect(dataPaths).toHaveLength(1)
 })
 
-it('says that it is gone when the lease is gone too, and that it is there again', async () => {
+it('reports that it is missing when the lease is missing too, and that it is back', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(61_000)

@@ -38,7 +38,7 @@ import {
 
 installRig()
 
-it('gives it no peers before the store has told them: what it goes on with stays as it is', async () => {
+it('gets no peers before the store has answered, so its present peers stay', async () => {
   const manager = managerOf(store)
   const list = (signal: AbortSignal): Promise<never> =>
     new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason as Error)))
@@ -63,7 +63,7 @@ it('opens the data path again when it died, with all peers, and closes the old o
   await until(() => dataPaths.length === 3)
 })
 
-it('waits a second before it opens one that died at once twice, and between tries', async () => {
+it('waits a second before it opens a data path that died twice immediately, and between attempts', async () => {
   start()
   await ready()
   dataPaths[0]!.die('at once')
@@ -104,7 +104,7 @@ it.each([
   expect(dataPaths[0]!.repaired).toEqual([])
 })
 
-it('looks again in five seconds where peers could not be set', async () => {
+it('tries again after five seconds if peers could not be set', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(20_000)
@@ -165,9 +165,9 @@ it('opens a missing family again immediately after a check of the host, and then
   hostChanged.ring()
   await until(() => path!.renewed.length === 1, 300)
   expect(path!.renewed).toEqual([{ publicIp: { ipv4: parseIpv4('192.0.2.1')!, ipv6: 2n }, backendType: '' }])
-  // Peers have to know.
+  // The changed address must be published to the peers.
   await until(() => [...store.entries.values()].some(({ value: text }) => text.includes('"PublicIPv6":"::2"')), 100)
-  // A change of the host that the try itself causes does not cause the next try.
+  // A change of the host that the attempt itself causes must not cause the next attempt.
   for (let times = 0; times < 20; times++) {
     hostChanged.ring()
     await vi.advanceTimersByTimeAsync(200)
@@ -181,7 +181,7 @@ it('opens a missing family again immediately after a check of the host, and then
   expect([dataPaths.length, path!.closed]).toEqual([1, false])
 })
 
-it('tells a look after a second that it is late', async () => {
+it('resolves `late` for a check after a second', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -200,7 +200,7 @@ it('tells a look after a second that it is late', async () => {
   expect(said).toEqual(['begun', 'late'])
 })
 
-it('looks after the family that it has while the other is being opened, which is not begun again meanwhile', async () => {
+it('checks the open family while the other one is being opened, which is not started twice', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -221,7 +221,7 @@ it('looks after the family that it has while the other is being opened, which is
   await until(() => path!.renewed.length === 2, 5300)
 })
 
-it('follows a new name of the external interface: says it, keeps the data path, and tells the file for the next process', async () => {
+it('follows a new name of the external interface: logs it, keeps the data path, and writes it to the file for the next process', async () => {
   const hostChanged = createBell()
   const interfaceOf = (name: string) => ({ name }) as ExternalInterface
   const renamed = { ...backend, external: interfaceOf('eth0') }
@@ -241,7 +241,7 @@ it('follows a new name of the external interface: says it, keeps the data path, 
   expect([dataPaths.length, path!.closed]).toEqual([1, false])
 })
 
-it('says once that an address of the external interface is gone, and that there is one again', async () => {
+it('reports once that an address of the external interface is missing, and once that it is back', async () => {
   start()
   await ready()
   const said = (): string[] => lines.filter((line) => /lost its address|has an IPv6 address/.test(line))
@@ -258,7 +258,7 @@ it('says once that an address of the external interface is gone, and that there 
   expect([dataPaths.length, dataPaths[0]!.closed]).toEqual([1, false])
 })
 
-it('goes on with the family that it has while the host cannot be prepared for the other', async () => {
+it('continues with one family while the host cannot be prepared for the other', async () => {
   let isBroken = false
   const failing: typeof backend = {
     ...backend,
@@ -275,7 +275,7 @@ it('goes on with the family that it has while the host cannot be prepared for th
   expect([dataPaths.length, dataPaths[0]!.closed, dataPaths[0]!.renewed.length]).toEqual([1, false, 0])
 })
 
-it('looks at the device within a quarter of a second when the host reports a change, and so once for many', async () => {
+it('checks the device within a quarter of a second after the host reports a change, and once for many changes', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -288,7 +288,7 @@ it('looks at the device within a quarter of a second when the host reports a cha
   }
 })
 
-it('looks again in five seconds after a report: what came right behind it may not have been reported', async () => {
+it('checks again five seconds after a report, because changes right after it may not be reported', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -300,7 +300,7 @@ it('looks again in five seconds after a report: what came right behind it may no
   await until(() => logged(/^W Repaired: flannel0 was down/), 0)
 })
 
-it('says only the first of many repairs, and looks less often when somebody undoes them', async () => {
+it('logs only the first of many repairs, and checks less often if another program undoes them', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()
@@ -316,7 +316,7 @@ it('says only the first of many repairs, and looks less often when somebody undo
   await until(() => logged(/^W Repaired: flannel0 had lost its address \(repair \d+ since the start\)$/))
 })
 
-it('opens one again whose predecessor cannot be closed, and says why', async () => {
+it('opens a data path again after one that cannot be closed, and reports the reason', async () => {
   start()
   await ready()
   dataPaths[0]!.stuck = new WeftError('COMMAND', '`ip link del` failed: no answer within 10 s')
@@ -347,7 +347,7 @@ it('publishes the new attributes of a data path that is opened again immediately
     throw new WeftError('STORE_UNAVAILABLE', 'no listing is needed for that')
   }
   dataPaths[1]!.die('and its key with it')
-  // In no virtual time to speak of: it does not wait for a listing, nor for the renewal.
+  // The new key must be published within 100 ms, so weftd waits neither for a listing nor for the renewal.
   await until(() => published().some((text) => text.includes('"PublicKey":"second"')), 100)
 })
 
@@ -392,7 +392,7 @@ describe('with an amendment that an operator made in the store of the leases', (
     expect(opened.map(({ publicIp }) => publicIp.ipv4)).toEqual([given, given, parseIpv4('198.51.100.8')])
   })
 
-  it('remembers what was said of each family, and nothing of one that nobody said anything of', async () => {
+  it('remembers the events of each family, and nothing about a family without events', async () => {
     const addresses = [1n, 2n, 2n].map((ipv6) => ({ ipv4: parseIpv4('192.0.2.1')!, ipv6 }))
     const manager = { ...managerOf(store), amend: async (publicIp: Addresses) => ({ ...publicIp, ipv4: given }) }
     const prepare = async () => ({ publicIp: addresses.shift()!, backendType: '' })
@@ -406,7 +406,7 @@ describe('with an amendment that an operator made in the store of the leases', (
     expect(lines.filter((line) => line.includes('the last known one is used'))).toHaveLength(1)
   })
 
-  it('waits for it at the start: nobody knows yet whether there is one', async () => {
+  it('waits for the store at the start, because it is unknown whether an amendment exists', async () => {
     answer = () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away'))
     startAmended()
     await vi.advanceTimersByTimeAsync(60_000)
@@ -417,7 +417,7 @@ describe('with an amendment that an operator made in the store of the leases', (
   })
 })
 
-it('writes subnet.env at once where the data path that is opened again takes other packets, and as no repair', async () => {
+it('writes subnet.env immediately if the reopened data path has another MTU, and does not count that as a repair', async () => {
   const mtus = [1472, 8972]
   const plan: typeof backend.plan = (lease) => planOf(openFake, mtus.shift())(lease)
   start({ backend: { ...backend, plan } })
@@ -431,7 +431,7 @@ it('writes subnet.env at once where the data path that is opened again takes oth
   expect(logged(/Repaired: .*subnet.env/)).toBe(false)
 })
 
-it('leaves one alone that is lent: what is wrong with it is for whoever has it, until it is back', async () => {
+it('does not repair a lent path until it is taken back', async () => {
   const lease = {
     key: '10.5.0.64-26',
     subnet: { ipv4: { address: parseIpv4('10.5.0.64')!, prefixLength: 26 } },

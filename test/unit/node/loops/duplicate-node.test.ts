@@ -24,7 +24,7 @@ const claim = (text: string): Promise<unknown> => store.claim('192.0.2.1', text,
 const foreign = (): number =>
   lines.filter((line) => line.startsWith("W Another process wrote this node's lease")).length
 
-it('notices another host with its public IP that writes its own name again, as long as it does', async () => {
+it('reports another host with its public IP for as long as that host writes its own name again', async () => {
   start()
   await ready()
   const answering = setInterval(() => void claim('{"Hostname":"twin","ID":"2"}'), MINUTE_MS)
@@ -40,11 +40,11 @@ it('notices another host with its public IP that writes its own name again, as l
   expect((await nodeStatus()).node!.twin).toBeNull()
 })
 
-it('finds within seconds who comes with its public IP, writes its lease and answers', async () => {
+it('finds within seconds another node with its public IP that writes a lease and answers', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(5 * MINUTE_MS)
-  // As another weftd does it.
+  // The entry that another weftd with the same public IP writes.
   const twin = '{"Hostname":"twin","ID":"2"}'
   store.put(own(), ours)
   await claim(twin)
@@ -53,7 +53,7 @@ it('finds within seconds who comes with its public IP, writes its lease and answ
   clearInterval(answering)
 })
 
-it('looks again soon after it came where a name stood, and then once in a minute', async () => {
+it('checks again soon after a start that found a name, and then once a minute', async () => {
   await claim('{"Hostname":"this-host","ID":"1"}')
   const looks: number[] = []
   const asked = store.claim.bind(store)
@@ -70,7 +70,7 @@ it('looks again soon after it came where a name stood, and then once in a minute
   expect(logged(/Another host/)).toBe(false)
 })
 
-it('does not take its own name of earlier times for another, found at the start or brought back by a restored store', async () => {
+it('does not count its own earlier name as another host, neither at the start nor after the store was restored', async () => {
   const earlier = '{"Hostname":"this-host","ID":"1"}'
   await claim(earlier)
   start()
@@ -82,7 +82,7 @@ it('does not take its own name of earlier times for another, found at the start 
   expect(logged(/Another host/)).toBe(false)
 })
 
-it('notices once that somebody else, as a flanneld with its public IP, wrote its lease as it was', async () => {
+it('notices once that another node, such as a flanneld with its public IP, wrote its lease with the same value', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(5 * MINUTE_MS)
@@ -95,7 +95,7 @@ it('notices once that somebody else, as a flanneld with its public IP, wrote its
   expect(foreign()).toBe(2)
 })
 
-it('says nothing of a reservation that an operator made of its lease, nor of its own renewal whose answer was lost', async () => {
+it('does not report a reservation of its lease by an operator, nor its own renewal whose answer was lost', async () => {
   start()
   await ready()
   const key = own()

@@ -35,7 +35,7 @@ import {
 installRig()
 vi.mock('../../../../src/path/firewall/firewall.ts', () => ({ createFirewall: vi.fn<typeof createFirewall>() }))
 
-it('repairs the rules at a pace of their own: however many there were, the device is checked when it changes', async () => {
+it('repairs the rules at their own interval, and checks the device when it changes, however many repairs there were', async () => {
   let raised = 0
   const rules = {
     raise: async () => void raised++,
@@ -55,7 +55,7 @@ it('repairs the rules at a pace of their own: however many there were, the devic
   }
 })
 
-it('counts the repairs of one family while the rules of the other cannot be set, which is said once', async () => {
+it('counts the repairs of one family while the rules of the other cannot be set, which is reported once', async () => {
   const failures = [new WeftError('COMMAND', 'no nat', { remedy: 'load it' })]
   const rules = { raise: async () => {}, ensure: async () => ({ repaired: ['rules of FLANNEL-FWD'], failures }) }
   start({ firewall: { rules, resyncMs: 1000 } })
@@ -65,7 +65,7 @@ it('counts the repairs of one family while the rules of the other cannot be set,
   expect(lines.filter((line) => line.includes('no nat'))).toEqual(['E no nat; load it'])
 })
 
-it('hands over what there is of each family: the networks, those of an earlier run, and the subnets of the lease', async () => {
+it('passes the networks of each family, those of an earlier run, and the subnets of the lease', async () => {
   const raise = vi.fn<(subnet: Nets) => Promise<void>>(async () => {})
   vi.mocked(createFirewall).mockReturnValue({ raise, ensure: async () => ({ repaired: [], failures: [] }) })
   const defaults = Object.fromEntries(Object.entries(FLAGS).map(([name, flag]) => [name, flag.default])) as unknown
@@ -123,7 +123,7 @@ it("leaves the rules to a successor, but not for ever to one that waits, and loo
   await vi.advanceTimersByTimeAsync(120_000)
   expect(ensured).toBe(before)
 })
-it('delays nothing while the rules cannot be set: peers, subnet.env and readiness go on, and the log says so', async () => {
+it('delays neither peers nor subnet.env nor readiness while the rules cannot be set, and reports that', async () => {
   let set!: () => void
   const rules = {
     raise: () => new Promise<void>((resolve) => (set = resolve)),
@@ -153,7 +153,7 @@ it('ends a node that starts, and no node that forwards already, if the rules can
   start({ firewall: { rules: { raise, ensure }, resyncMs: 1000 } })
   expect(await ended).toBe(failure)
 
-  // Everything else has gone on by the time at which this one fails.
+  // The firewall fails only after all other parts of the node have started.
   const raiseLate = () => pause(stopping.signal, 12_000).then(raise)
   restart()
   start({ firewall: { rules: { raise: raiseLate, ensure }, resyncMs: 1000 } })
@@ -169,7 +169,7 @@ it('ends a node that starts, and no node that forwards already, if the rules can
   expect(dataPaths.at(-1)!.closed).toBe(false)
 })
 
-it.each([true, false])('a node that forwards as last known (%s) is as patient as one that runs', async (forwards) => {
+it.each([true, false])('with the last known state (%s) a node waits as long as a running one', async (forwards) => {
   const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
   const raise = async (): Promise<never> => {
     throw failure
@@ -187,7 +187,7 @@ it.each([true, false])('a node that forwards as last known (%s) is as patient as
   expect(node.rulesTrouble).toBe(forwards ? failure.message : undefined)
 })
 
-it('ends with the daemon though the rules are never set', async () => {
+it('ends with the daemon even if the rules are never set', async () => {
   const rules = { ensure: async () => ({ repaired: [], failures: [] }) }
   const reason = new Error('enough')
   const firewall = { rules: { ...rules, raise: () => rejectsWith(stopping.signal) }, resyncMs: 1000 }

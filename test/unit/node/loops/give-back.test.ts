@@ -6,7 +6,7 @@ import { installRig, ready, start } from '../../../support/node-rig.ts'
 
 installRig()
 
-it('gives memory back when the node has settled, once', async () => {
+it('returns memory to the kernel once, some time after the start', async () => {
   const giveBackMemory = vi.fn<() => void>()
   start({ giveBackMemory })
   await ready()

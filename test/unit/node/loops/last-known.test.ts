@@ -29,7 +29,7 @@ const nodeOn = (...tunNames: string[]): Node => {
   return known as unknown as Node
 }
 
-it('stays as it was while there is no data path, and goes with one that the kernel carries', async () => {
+it('does not change while there is no data path, and is removed if the kernel is the carrier', async () => {
   const node = nodeOn('flannel0')
   await writeKnown(node)
   const before = readFileSync(lastKnown(), 'utf8')

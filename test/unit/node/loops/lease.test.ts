@@ -1,4 +1,4 @@
-// lease.test.ts - when a node renews its lease, and what it does when it was lost.
+// lease.test.ts - when a node renews its lease, and what it does after it lost the lease.
 
 import { readFileSync } from 'node:fs'
 import { expect, it, vi } from 'vitest'
@@ -76,7 +76,7 @@ it.each(['while the lease is written', 'between the lease and the wait for its r
   },
 )
 
-it('renews its lease in time though the clock was ahead by hours only while the lease was written', async () => {
+it('renews its lease in time even if the clock was hours ahead while the lease was written', async () => {
   const create = store.create.bind(store)
   store.create = async (...args) => {
     vi.setSystemTime(Date.now() + 8 * 3_600_000)
@@ -86,7 +86,7 @@ it('renews its lease in time though the clock was ahead by hours only while the 
   start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 60_000 } })
   await ready()
   const { revision } = store.entries.get(own())!
-  // The store gave it a day, measured with each of the clocks.
+  // The store gave the lease for a day. The test lets a day pass on both clocks.
   await vi.advanceTimersByTimeAsync(LEASE_TTL_MS)
   expect(store.entries.get(own())!.revision).not.toBe(revision)
 })
@@ -106,7 +106,7 @@ it('tries to renew again after a second, then less and less often, for as long a
   expect(logged(/Lease renewed/)).toBe(true)
 })
 
-it('says once an hour that its lease cannot be written but lives on, and writes it as soon as it can', async () => {
+it('reports once an hour that its lease cannot be written but stays valid, and writes it as soon as possible', async () => {
   start()
   await ready()
   const update = store.update.bind(store)
@@ -132,7 +132,7 @@ it('says once an hour that its lease cannot be written but lives on, and writes 
   expect(said()).toBe(after)
 })
 
-it('goes on forwarding when its subnet is taken and no other is free, until one is', async () => {
+it('continues to forward if its subnet is taken and no other is free, until one becomes free', async () => {
   start()
   await ready()
   for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
@@ -144,7 +144,7 @@ it('goes on forwarding when its subnet is taken and no other is free, until one 
   await until(() => dataPaths.at(-1)!.subnet === free, 5_000)
 })
 
-it('asks less and less often for a subnet if none is free, because each try lists all leases', async () => {
+it('requests a subnet less and less often if none is free, because each attempt lists all leases', async () => {
   start()
   await ready()
   for (const last of [64, 128, 192]) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
@@ -156,7 +156,7 @@ it('asks less and less often for a subnet if none is free, because each try list
     return list(signal)
   }
   await vi.advanceTimersByTimeAsync(600_000)
-  // One a minute beside: that of who follows the leases.
+  // The node that follows the leases lists them once a minute in addition.
   expect(lists).toBeLessThan(10 + 600 / 15 + 8)
   const free = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'].find((key) => key !== dataPaths[0]!.subnet)!
   store.remove(free)
@@ -187,7 +187,7 @@ it.each([
   await ready()
   const key = own()
   store.put(key, text)
-  // In no virtual time to speak of: neither the minute's listing nor the renewal is what notices it.
+  // Within 1 ms of virtual time neither a listing nor the renewal can notice the change, so the watch does.
   await until(() => store.entries.get(key)!.value === ours, 1)
   expect(lines).toContain(
     `W The value of this node's own key ${key} is not what it wrote, and is overwritten: ${JSON.stringify(text)}`,
@@ -224,7 +224,7 @@ it.each<[what: string, write: (key: string) => void, isTheirs: (key: string) => 
   expect(store.entries.size).toBe(1)
 })
 
-it('takes its subnet again though a successor prepares, where nobody of this node has a lease', async () => {
+it('acquires its subnet again although a successor prepares, if no process of this node has a lease', async () => {
   start()
   await ready()
   const key = own()

@@ -86,7 +86,7 @@ const toPeer = (protocol?: string): HostRoute => ({
 const isReadyFile = (): boolean => existsSync(subnetFile())
 
 describe('what another backend left', () => {
-  it('goes before the node is ready: devices, and routes by hosts, whose leases only the store knows at the start', async () => {
+  it('are removed before the node is ready: devices, and routes through hosts whose leases only the store has at the start', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     links.push(
       { ifname: 'flannel.1', kind: 'vxlan', address: '10.5.0.64' },
@@ -116,7 +116,7 @@ describe('what another backend left', () => {
     expect([readiness(), routes]).toEqual([true, []])
   })
 
-  it('keeps the node from being ready while somebody puts it back at once', async () => {
+  it('keeps the node from being ready while another program restores it immediately', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     routes.push(toPeer())
     whileListing = () => void (routes = [toPeer()])
@@ -192,7 +192,7 @@ describe('what another backend left', () => {
     start({ backend: sealed, leftovers }, doubt)
     await ready()
     await vi.advanceTimersByTimeAsync(10_000)
-    // The successor takes the path while this one is looking, and makes its device.
+    // The successor takes the data path while this node searches for leftovers, and then makes its own device.
     whileListing = async () => {
       whileListing = () => {}
       void ownership.release()
@@ -233,7 +233,7 @@ describe('a route that only more leases could explain, while the store is away',
     return node.pastPath.map(({ what }) => what)
   }
 
-  it('keeps a node from being ready that knows no lease, and none that goes on as last known', async () => {
+  it('keeps a node without a lease from being ready, but not a node that forwards with the last known state', async () => {
     expect(await judged(new Map())).toEqual(['routes into the network cannot be judged yet'])
     expect(await judged(new Map([[known.key, known]]))).toEqual([])
   })
@@ -246,7 +246,7 @@ describe('the queries for each family, and to the kernel', () => {
     attrs: { publicIp: { ipv4: 0xc0_00_02_00 + number }, backendType: '' },
   })
   const both = parseNetworkConfig('{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}')
-  /** The words of a node that follows two leases, on a host whose `ip` prints this. */
+  /** Returns the log lines of a node that follows two leases, on a host whose `ip` command prints these objects. */
   async function said(ip: (command: string) => object[]): Promise<readonly string[]> {
     const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
     const [own, other] = [lease(1), lease(2)]
@@ -315,7 +315,7 @@ describe('a host that cannot be checked', () => {
 })
 
 describe('a route past the data path that weft did not make', () => {
-  it('of a backend that seals makes the node impaired and not ready, and no more once it is gone', async () => {
+  it('of a backend that encrypts makes the node impaired and not ready until the route is gone', async () => {
     const doubt = createBell()
     store.put('10.5.0.192-26', value('192.0.2.2'))
     start({ backend: sealed, leftovers }, doubt)

@@ -70,7 +70,7 @@ async function open(events: string, free?: Promise<void>): Promise<void> {
   await becomes((peers) => peers.answering === 1)
 }
 
-/** Waits until the status says so. */
+/** Waits until the status fulfils this condition. */
 async function becomes(isSo: (peers: NonNullable<Awaited<ReturnType<typeof nodeStatus>>['peers']>) => boolean) {
   let done = false
   await inTurns(() => {
@@ -93,7 +93,7 @@ async function stop(): Promise<void> {
   await ended
 }
 
-it('tells what was dropped lately, and a minute later no more of it', async () => {
+it('reports the recent drops, and none a minute later', async () => {
   await open(join(folder, 'events'))
   const recent = async () => (await nodeStatus()).dataPath?.recent
   const becomesTo = async (drops: object): Promise<void> => {
@@ -122,7 +122,7 @@ it('counts the events of a peer, and writes them before the process ends', async
   expect(written(path)).toEqual(['silent 10.5.0.64/26', 'back 10.5.0.64/26'])
 })
 
-it('goes on if the file cannot be written, and says so', async () => {
+it('continues if the file cannot be written, and logs that', async () => {
   await open(join(folder, 'nowhere', 'events'))
   isSilent = true
   await counted('silent', 1)
@@ -144,7 +144,7 @@ it.each([
   expect((await nodeStatus()).peerEvents).toMatchObject({ silent: 0 })
 })
 
-it('writes nothing while the previous process does, and then goes on from the last events of that process', async () => {
+it('writes nothing while the previous process writes, and then continues from the last events of that process', async () => {
   const path = join(folder, 'events')
   writeFileSync(path, eventsText([event({})]))
   let free!: () => void

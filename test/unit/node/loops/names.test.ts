@@ -13,13 +13,13 @@ const OTHERS = ['10.5.0.64-26', '10.5.0.128-26', '10.5.0.192-26'] as const
 const claim = (address: string, text: string): Promise<unknown> => store.claim(address, text, stopping.signal)
 const named = (hostname: string): string => JSON.stringify({ Hostname: hostname, ID: '1' })
 const names = async (): Promise<readonly unknown[]> => (await nodeStatus()).peers!.list.map(({ name }) => name)
-/** Two keys that this node has not. */
+/** The keys of two leases that this node does not have. */
 const others = (): readonly string[] => OTHERS.filter((key) => key !== own())
 
-it('are those of the peers, soon after they come; a flanneld has none', async () => {
+it('are known for each peer soon after it appears, but not for a flanneld', async () => {
   start()
   await ready()
-  // It writes its name once it has its lease.
+  // The host writes its name after it has its lease.
   store.put(others()[0]!, value('192.0.2.2'))
   store.put(others()[1]!, value('192.0.2.3'))
   await vi.advanceTimersByTimeAsync(500)
@@ -28,7 +28,7 @@ it('are those of the peers, soon after they come; a flanneld has none', async ()
   expect(await names()).toEqual(['host2', null])
 })
 
-it('are followed when they change, and when they go', async () => {
+it('are updated when they change, and forgotten when they are removed', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   await claim('192.0.2.2', named('host2'))
   start()
@@ -43,7 +43,7 @@ it('are followed when they change, and when they go', async () => {
   expect(await names()).toEqual([null])
 })
 
-it('are read if they are new, and all again each hour or when the store went back', async () => {
+it('are read if they are new; all are read again each hour, and after the store was restored', async () => {
   const asked: (bigint | undefined)[] = []
   let [revision, values] = [5n, new Map([['192.0.2.2', named('host2')]])]
   const all = values
@@ -68,7 +68,7 @@ it('are read if they are new, and all again each hour or when the store went bac
   expect(await names()).toEqual([null])
 })
 
-it('stay as they were while the store is away', async () => {
+it('do not change while the store is unavailable', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   await claim('192.0.2.2', named('host2'))
   start()
@@ -81,7 +81,7 @@ it('stay as they were while the store is away', async () => {
   expect(await names()).toEqual(['host2'])
 })
 
-it('come with the leases where the source tells them so', async () => {
+it('come with the leases if the source has them', async () => {
   const manager = managerOf(store)
   const renamed = (entry: Entry): Entry =>
     entry.lease ? { ...entry, lease: { ...entry.lease, name: 'node2' } } : entry

@@ -1,5 +1,5 @@
-// path-lengths.test.ts - whom the search for the longest packet asks, when and with what size, by the question; node/loops/path-search.test.ts
-// has what a node makes of it.
+// path-lengths.test.ts - when the search for the longest packet sends requests, to which peer, and of what size.
+// node/loops/path-search.test.ts tests how a node uses the results.
 
 import { describe, expect, it } from 'vitest'
 import { PathSearch, type Question } from '../../../../src/node/loops/path-lengths.ts'
@@ -22,7 +22,7 @@ function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
     search,
     asked,
     sizes: () => asked.map(([, bytes]) => bytes).filter((bytes) => bytes > 0),
-    /** Asks once a second from one time to another. */
+    /** Sends the requests that are due in each second between two times in ms. */
     run: (from: number, to: number): void => {
       for (let now = from; now <= to; now += 1_000)
         for (const { sequence, bytes, address } of search.due(now)) {
@@ -34,7 +34,7 @@ function newSearch({ passes = 9_000, mtu = 1_472, random = 0 } = {}) {
 }
 
 describe('a path', () => {
-  it('that is whole is tried once with the longest packet, and again ten seconds later, not before', () => {
+  it('that carries the longest packet is probed with it once, and again after ten seconds, not earlier', () => {
     const { search, asked, run } = newSearch()
     search.keep([peer('a')], 0)
     run(0, 9_000)
@@ -59,7 +59,7 @@ describe('a path', () => {
     expect(search.limits().get('a')).toBe(limit)
   })
 
-  it('is not limited where only what is smaller than any path is answered', () => {
+  it('gets no limit if only packets below the lowest length limit are answered', () => {
     const { search, run } = newSearch({ passes: 547 })
     search.keep([peer('a')], 0)
     run(0, 200_000)
@@ -78,7 +78,7 @@ describe('a path', () => {
     expect(asked).toEqual([...times(5, 0, 1_472), [5_000, 1_252], ...times(3, 6_000, 1_392), ...times(3, 9_000, 1_372)])
   })
 
-  it('is tried with its limit each ten seconds, and with more half a minute after it was found', () => {
+  it('is probed with its limit every ten seconds, and with more half a minute after the limit was found', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -94,7 +94,7 @@ describe('a path', () => {
     expect([asked.at(-1), search.limits().size]).toEqual([[found + 30_000, 1_472], 0])
   })
 
-  it('whose limit holds no more is lowered, and raised no sooner than half a minute after that', () => {
+  it('whose limit no longer passes gets a lower one, which is raised after half a minute at the earliest', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -109,7 +109,7 @@ describe('a path', () => {
     expect(search.limits().size).toBe(0)
   })
 
-  it('of a peer that is silent altogether says nothing: it keeps its limit, and is tried again ten seconds later', () => {
+  it('to a silent peer keeps its limit, and is probed again ten seconds later', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -132,7 +132,7 @@ describe('a path', () => {
     expect(search.limits().get('a')).toBe(1_252)
   })
 
-  it('is started again when the kernel says another length while it is searched, and left out if it says none', () => {
+  it('is searched from the start if the kernel reports another length meanwhile, and not at all if it reports none', () => {
     const { search, asked, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 1_000)
@@ -153,7 +153,7 @@ describe('a path', () => {
 describe('the length that reaches a peer', () => {
   const lengthAt = (rig: ReturnType<typeof newSearch>) => rig.search.lengths().get('a')
 
-  it('is whole since the first answer, and not known before', () => {
+  it('is `whole` after the first answer, and unknown before it', () => {
     const rig = newSearch()
     rig.search.keep([peer('a')], 0)
     expect(lengthAt(rig)).toBeUndefined()
@@ -161,7 +161,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toEqual({ isWhole: true, bytes: 1_472, since: 0 })
   })
 
-  it('is not whole as soon as something less passes, then which it is, then whole again; each since when', () => {
+  it('becomes `narrow` when a shorter packet passes, then has a length, then is `whole` again, each with its time', () => {
     const rig = newSearch({ passes: 1_252 })
     rig.search.keep([peer('a')], 0)
     rig.run(0, 4_000)
@@ -176,7 +176,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)!.since).toBeGreaterThan(101_000)
   })
 
-  it('is what the kernel knows, where that passes and is less than containers may send', () => {
+  it('is the length that the kernel knows, if it passes and is less than containers may send', () => {
     const rig = newSearch()
     rig.net.mtu = 1_372
     rig.search.keep([peer('a')], 0)
@@ -185,14 +185,14 @@ describe('the length that reaches a peer', () => {
     expect(rig.search.limits().size).toBe(0)
   })
 
-  it('is not known where nothing but small requests is answered: somebody drops long ones', () => {
+  it('is unknown if only small requests are answered, because long ones may be dropped on purpose', () => {
     const rig = newSearch({ passes: 500 })
     rig.search.keep([peer('a')], 0)
     rig.run(0, 200_000)
     expect(lengthAt(rig)).toBeUndefined()
   })
 
-  it('is that of a path: of another endpoint, or of no peer, nothing is known', () => {
+  it('belongs to one endpoint, so it is unknown for another endpoint and for a removed peer', () => {
     const rig = newSearch()
     rig.search.keep([peer('a')], 0)
     rig.run(0, 2_000)
@@ -200,7 +200,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)).toBeUndefined()
   })
 
-  it('stays whole where one packet in five is lost, whatever its length', () => {
+  it('stays `whole` if one packet in five is lost, whatever its length', () => {
     let seed = 7
     const random = (): number => (seed = (seed * 48_271) % 2_147_483_647) / 2_147_483_647
     const search = new PathSearch(OVERHEAD, 1_472, () => 1_472, random)
@@ -218,7 +218,7 @@ describe('the length that reaches a peer', () => {
 })
 
 describe('an answer', () => {
-  /** The first question about a, after five of which no answer came. */
+  /** Returns the requests about peer a up to the point at which five of them have no answer. */
   function inDoubt() {
     const rig = newSearch()
     rig.search.keep([peer('a', 7)], 0)
@@ -232,19 +232,19 @@ describe('an answer', () => {
     const small = questions.find(({ bytes }) => bytes === 0)!
     search.answered(small.sequence, 8, 4_100)
     search.answered(small.sequence + 1_000, 7, 4_100)
-    // Nobody answered: it is left alone for ten seconds.
+    // The peer did not answer, so no request is sent to it for ten seconds.
     expect(search.due(5_000)).toEqual([])
     expect(search.due(14_999)).toEqual([])
     expect(search.due(15_000)).toHaveLength(1)
   })
 
-  it('to each small question says that the peer is there, and that what is longer does not pass', () => {
+  it('to each small request shows that the peer is up and that longer packets do not pass', () => {
     const { search, questions } = inDoubt()
     for (const { bytes, sequence } of questions) if (bytes === 0) search.answered(sequence, 7, 4_100)
     expect(search.due(5_000).map(({ bytes }) => bytes)).toEqual([1_252])
   })
 
-  it('that is missing to a small one too has the longest asked twice more: the path loses packets of any length', () => {
+  it('that is missing for a small request too leads to two more probes of the longest, because the path loses packets of any length', () => {
     const { search, questions } = inDoubt()
     const [, ...small] = questions.filter(({ bytes }) => bytes === 0)
     for (const { sequence } of small) search.answered(sequence, 7, 4_100)
@@ -256,7 +256,7 @@ describe('an answer', () => {
     expect(search.due(7_000).map(({ bytes }) => bytes)).toEqual([1_252])
   })
 
-  it('that comes to every other small one says nothing of the length, however often it is tried', () => {
+  it('to only every second small request proves nothing about the length, however often it is tried', () => {
     const { search } = newSearch()
     search.keep([peer('a')], 0)
     let small = 0
@@ -271,28 +271,28 @@ describe('an answer', () => {
     expect([search.limits().size, search.lengths().size]).toEqual([0, 0])
   })
 
-  it('that comes late, after two more questions, is as good', () => {
+  it('that comes late, after two more requests, counts too', () => {
     const { search, questions } = inDoubt()
     search.answered(questions[0]!.sequence, 7, 4_900)
     expect(search.due(5_000)).toEqual([])
-    // Ten seconds after the answer, from the full second on.
+    // The next request is due ten seconds after the answer, rounded up to a full second.
     expect(search.due(14_999)).toEqual([])
     expect(search.due(15_000).map(({ bytes }) => bytes)).toEqual([1_472])
   })
 
-  it('to a peer that is gone, or has another address, says nothing', () => {
+  it('from a peer that is gone or has another address is ignored', () => {
     for (const after of [[], [peer('a', 7, 'another')], [peer('a', 8)]]) {
       const { search, questions } = inDoubt()
       search.keep(after, 4_500)
       search.answered(questions[0]!.sequence, 7, 4_600)
-      // It is searched like a new peer.
+      // The peer must be searched like a new peer.
       expect(search.due(5_000).map(({ bytes }) => bytes)).toEqual(after.map(() => 1_472))
     }
   })
 })
 
 describe('many peers', () => {
-  it('are tried less often each: of a hundred one every 30 s', () => {
+  it('are probed less often each: every 30 s with a hundred peers', () => {
     const { search, asked, run } = newSearch()
     search.keep(
       Array.from({ length: 100 }, (_, at) => peer(String(at))),
@@ -303,14 +303,14 @@ describe('many peers', () => {
     expect(asked.length).toBeLessThan(2_100)
   })
 
-  it('get five requests a second, those with a running search first, then those that wait longest', () => {
+  it('get five requests a second in total: first those with a running search, then those that have waited longest', () => {
     const { search } = newSearch()
     search.keep(
       ['a', 'b', 'c', 'd', 'e', 'f', 'g'].map((key) => peer(key)),
       0,
     )
     expect(search.due(0).map(({ key }) => key)).toEqual(['a', 'b', 'c', 'd', 'e'])
-    // Nobody answered: those five are in the midst of it.
+    // No peer answered, so the search for the first five peers is not finished.
     expect(search.due(1_000).map(({ key }) => key)).toEqual(['a', 'a', 'b', 'b', 'c', 'c', 'd', 'd', 'e', 'e'])
     search.keep(
       ['f', 'g'].map((key) => peer(key)),
@@ -319,15 +319,15 @@ describe('many peers', () => {
     expect(search.due(2_000).map(({ key }) => key)).toEqual(['f', 'g'])
   })
 
-  it('are begun within a second of each other, and those that stay are not started again', () => {
+  it('are first probed within a second of each other, and remaining peers are not started again', () => {
     const { search } = newSearch({ random: 0.5 })
     search.keep([peer('a')], 1_000)
-    // A turn counts from the full second on.
+    // A search starts at the next full second.
     expect(search.due(1_999)).toEqual([])
     expect(search.due(2_000)).toHaveLength(1)
     search.keep([peer('a'), peer('b', 2)], 2_100)
     expect(search.due(2_999)).toEqual([])
-    // The second question about a comes with a small one; the first has none.
+    // The second request to peer a has a small request beside it; the first request has none.
     expect(search.due(3_000).map(({ key, bytes }) => [key, bytes])).toEqual([
       ['a', 1_472],
       ['a', 0],
@@ -335,7 +335,7 @@ describe('many peers', () => {
     ])
   })
 
-  it('have numbers of 16 bits, none of two questions at once', () => {
+  it('have 16-bit sequence numbers, which differ for all waiting requests', () => {
     const { search } = newSearch({ random: 0.99999 })
     search.keep(
       ['a', 'b', 'c', 'd', 'e'].map((key) => peer(key)),
@@ -346,7 +346,7 @@ describe('many peers', () => {
 })
 
 describe('a search', () => {
-  it('that finds no more than before looks for more half a minute later, and only confirms meanwhile', () => {
+  it('that finds no greater length probes a greater one half a minute later, and only confirms its result meanwhile', () => {
     const { search, asked, run } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 55_000)
@@ -355,7 +355,7 @@ describe('a search', () => {
     expect(asked.map(([, bytes]) => bytes)).toEqual([1_252, 1_252])
   })
 
-  it('keeps a limit while only what is smaller than any path is answered', () => {
+  it('keeps a limit while only packets below the lowest length limit are answered', () => {
     const { search, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 30_000)
@@ -364,7 +364,7 @@ describe('a search', () => {
     expect(search.limits().get('a')).toBe(1_252)
   })
 
-  it('in whose midst the peer falls silent says nothing', () => {
+  it('during which the peer falls silent has no result', () => {
     const { search, run, net } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 3_000)
@@ -398,7 +398,7 @@ describe('a search', () => {
     expect(rig.search.limits().size).toBe(0)
   })
 
-  it('asks nothing of a peer that went before its turn, nor twice of one that moved', () => {
+  it('sends nothing to a peer that was removed before its turn, and nothing twice to a peer that moved', () => {
     const { search } = newSearch({ random: 0.5 })
     search.keep([peer('a'), peer('b')], 0)
     search.look('a', undefined, 100)
@@ -413,7 +413,7 @@ describe('a search', () => {
     ])
   })
 
-  it('looks for those of whom the kernel says nothing every ten seconds, and asks five others beside', () => {
+  it('checks every ten seconds the peers whose length the kernel does not report, and probes five others meanwhile', () => {
     const looked: string[] = []
     const search = new PathSearch(
       OVERHEAD,
@@ -440,7 +440,7 @@ describe('a search', () => {
     expect(looked.filter((key) => key.startsWith('x'))).toEqual(['x1', 'x2', 'x3'])
   })
 
-  it('takes those first who wait longest, within a second and over several', () => {
+  it('prefers the peers that have waited longest, within a second and over several', () => {
     const randoms = [0, 0.9, 0.1, 0.5]
     const search = new PathSearch(
       OVERHEAD,
@@ -457,11 +457,11 @@ describe('a search', () => {
       ['a', 'b', 'c', 'd', 'e'].map((key) => peer(key)),
       1_500,
     )
-    // a at 1900, b at 1100, c at 1500; d at 2400, e at 1500.
+    // The times in ms at which the peers are due: a at 1900, b at 1100, c at 1500, d at 2400, e at 1500.
     expect(search.due(3_000).map(({ key }) => key)).toEqual(['b', 'c', 'e', 'a', 'd'])
   })
 
-  it('takes a second that came before first, though it was set later', () => {
+  it('prefers the peer with the earlier time, even if that time was set later', () => {
     const randoms = [0, 0.9, 0]
     const search = new PathSearch(
       OVERHEAD,
@@ -470,11 +470,11 @@ describe('a search', () => {
       () => randoms.shift()!,
     )
     search.keep([peer('a'), peer('b')], 1_500)
-    // a at 2400, b at 1500.
+    // The times in ms at which the peers are due: a at 2400, b at 1500.
     expect(search.due(3_000).map(({ key }) => key)).toEqual(['b', 'a'])
   })
 
-  it('believes the answer of a peer beside one that moved', () => {
+  it('accepts the answer of a peer while another one moves', () => {
     const { search } = newSearch()
     search.keep([peer('a', 1), peer('b', 2)], 0)
     const [, b] = search.due(0)

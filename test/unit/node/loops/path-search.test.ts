@@ -54,7 +54,7 @@ async function open(known: (key: string) => number | undefined = () => 1472): Pr
 }
 const limits = () => dataPaths[0]!.limits
 
-it('asks a path that is whole by one packet each ten seconds, and limits nothing', async () => {
+it('probes a path that carries long packets once every ten seconds, and sets no limit', async () => {
   await open()
   await vi.advanceTimersByTimeAsync(10 * 60_000)
   expect(new Set(sent.map(({ bytes }) => bytes))).toEqual(new Set([1472]))
@@ -63,7 +63,7 @@ it('asks a path that is whole by one packet each ten seconds, and limits nothing
   expect(limits()).toEqual([])
 })
 
-it('finds the longest that passes within seconds, and sets it', async () => {
+it('finds the longest packet that passes within seconds, and sets it as the limit', async () => {
   passes = 1252
   await open()
   await until(() => limits().length > 0, 20_000)
@@ -72,11 +72,11 @@ it('finds the longest that passes within seconds, and sets it', async () => {
     logged(/W Packets of more than 1252 bytes do not reach 10\.5\.0\.64-26, and no router on the path reports it/),
   ).toBe(true)
   expect(sent.at(-1)!.at - sent[0]!.at).toBeLessThan(15_000)
-  // Five and three times what is too long, once what passes.
+  // Weftd sends five requests, and later three, of a size that is too long, and one of a size that arrives.
   expect(sizes()).toEqual([1472, 1472, 1472, 1472, 1472, 1252, 1392, 1392, 1392, 1372, 1372, 1372])
 })
 
-it('raises it half a minute later, when longer ones pass again; before, it asks whether it still is so', async () => {
+it('raises the limit half a minute later if longer packets pass again, and only confirms it before', async () => {
   passes = 1252
   await open()
   await until(() => limits().length > 0, 20_000)
@@ -91,7 +91,7 @@ it('raises it half a minute later, when longer ones pass again; before, it asks 
   expect(logged(/I No packet is too long for the path to 10\.5\.0\.64-26 any more/)).toBe(true)
 })
 
-it('lowers it when less passes', async () => {
+it('lowers the limit when only shorter packets pass', async () => {
   passes = 1252
   await open()
   await until(() => limits().length > 0, 20_000)
@@ -100,7 +100,7 @@ it('lowers it when less passes', async () => {
   expect(limits().at(-1)).toEqual([[PEER, 1172]])
 })
 
-it('starts again when the peer has another endpoint', async () => {
+it('starts a new search when the peer has another endpoint', async () => {
   passes = 1252
   let endpoint = 'one'
   const search = new PathSearch(
@@ -136,7 +136,7 @@ it('limits nothing for lost packets, a peer that is down, or one that answers no
   expect(limits()).toEqual([])
 })
 
-it('leaves to the kernel what the kernel knows, and limits nothing that is routed past the tunnel', async () => {
+it('sets no limit for a length that the kernel knows, nor for peers that are routed past the tunnel', async () => {
   let known: number | undefined = 1472
   await open(() => known)
   passes = 1252
@@ -173,7 +173,7 @@ it('reports what reaches each peer, also if the data path does not use it', asyn
   expect((await nodeStatus()).peers).toMatchObject({ answering: 0, narrow: 0 })
 })
 
-it('asks nothing without peers, and nobody where probes are off and the data path does not go by it', async () => {
+it('searches nothing without peers, or if probes are off and the data path does not use the result', async () => {
   store.put(PEER, value('192.0.2.2'))
   start({ openEcho }, undefined, { options: { 'probe-interval': 0 } })
   await ready()
@@ -184,7 +184,7 @@ it('asks nothing without peers, and nobody where probes are off and the data pat
   expect(search.due(100_000)).toEqual([])
 })
 
-it('asks five of a thousand peers a second at most, by two packets each', () => {
+it('probes at most five of a thousand peers a second, with two packets each', () => {
   const search = new PathSearch(28, 1472, () => 1472, Math.random)
   const address = parseIpv4('10.5.0.64')!
   search.keep(
@@ -195,13 +195,13 @@ it('asks five of a thousand peers a second at most, by two packets each', () => 
   for (let now = 0; now < 300_000; now += 1000) {
     const questions = search.due(now)
     most = Math.max(most, questions.length)
-    // All that is small is answered.
+    // Answer all small requests.
     for (const { sequence, bytes } of questions) if (bytes === 0) search.answered(sequence, address, now)
   }
   expect(most).toBe(10)
 })
 
-it('says once that it is not allowed, and is off', async () => {
+it('reports once that the kernel refuses the socket, and stops searching', async () => {
   searchPaths(() => 1472)
   let tries = 0
   start({

@@ -43,7 +43,7 @@ function newWatch(events = createPeerEvents()) {
 type Rig = ReturnType<typeof newWatch>
 
 describe('a peer that falls silent', () => {
-  it('is reported once, and that it is back, after how long', () => {
+  it('is reported once, and once when it is back, with the duration', () => {
     const rig = newWatch()
     rig.answers()
     expect(rig.told()).toEqual([])
@@ -75,13 +75,13 @@ describe('a peer that falls silent', () => {
     expect(rig.watch.isAnySilent()).toBe(false)
   })
 
-  it('from the first check on is reported too', () => {
+  it('at the first check is reported too', () => {
     const rig = newWatch()
     rig.falls()
     expect(rig.told()).toEqual([['silent', null]])
   })
 
-  it('while the clock of the day is set back, was so for as long as it was', () => {
+  it('has the right duration even if the wall clock is set back meanwhile', () => {
     const rig = newWatch()
     rig.falls()
     rig.time.now += 60_000
@@ -90,7 +90,7 @@ describe('a peer that falls silent', () => {
     expect(rig.told()[1]).toEqual(['back', 60])
   })
 
-  it('is reported once over a restart, and is back after all that time', () => {
+  it('is reported once despite a restart, and is back with the whole duration', () => {
     const before = newWatch()
     before.falls()
     const after = newWatch(before.events)
@@ -121,7 +121,7 @@ describe('a peer that falls silent', () => {
     expect(after.told().map(([what]) => what)).toEqual(['silent', 'one-way'])
   })
 
-  it('sends still, if packets come after those that were on their way: reported once', () => {
+  it('but still sends, is reported once, after later packets have arrived than those in flight', () => {
     const rig = newWatch()
     rig.answers()
     rig.falls()
@@ -140,7 +140,7 @@ describe('a peer that falls silent', () => {
   })
 })
 
-it('tells where a peer moved from, once', () => {
+it('reports once the address from which a peer moved', () => {
   const rig = newWatch()
   rig.answers()
   rig.look({ publicIp: '192.0.2.7' })
@@ -152,7 +152,7 @@ it('tells where a peer moved from, once', () => {
 
 describe('a path', () => {
   const narrow = (since: number, bytes: number | undefined = 1372) => ({ length: { isWhole: false, bytes, since } })
-  it('that is narrow is reported once it is known how narrow, and whole again after how long', () => {
+  it('that becomes narrow is reported when its length is known, and later that it is whole again, with the duration', () => {
     const rig = newWatch()
     rig.answers()
     rig.look({ length: { isWhole: true, bytes: 1472, since: rig.time.now } })
@@ -178,7 +178,7 @@ describe('a path', () => {
     expect(rig.told()).toEqual([['silent', null]])
   })
 
-  it('that is narrow still after a restart is not told again', () => {
+  it('that is still narrow after a restart is not reported again', () => {
     const before = newWatch()
     before.answers()
     before.look(narrow(before.time.now))
@@ -202,7 +202,7 @@ describe('the round trip', () => {
       rig.look() // the same result again counts for nothing
     }
   }
-  it('that is more than doubled is reported, and when it is as usual again', () => {
+  it('is reported when it more than doubles, and when it is normal again', () => {
     const rig = newWatch()
     times(rig, 20, 10)
     times(rig, 2, 25)
@@ -226,7 +226,7 @@ describe('the round trip', () => {
     expect(rig.told()).toEqual([])
   })
 
-  it('that stays long is the usual one after an hour', () => {
+  it('that stays long counts as normal after an hour', () => {
     const rig = newWatch()
     times(rig, 20, 10)
     times(rig, 400, 40)

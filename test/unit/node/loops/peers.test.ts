@@ -91,7 +91,7 @@ it("begins and ends in flanneld's words: after the data path is up, and before a
   expect(lines.at(-1)).toBe('I evts chan closed')
 })
 
-it('keeps its peers when most of them vanish at once, until a listing 30 s later lacks them still', async () => {
+it('keeps its peers when most of them vanish together, until a listing 30 s later still lacks them', async () => {
   start()
   await ready()
   for (const last of [64, 128, 192].filter((each) => !own().startsWith(`10.5.0.${each}`)))
@@ -111,7 +111,7 @@ it('keeps its peers when most of them vanish at once, until a listing 30 s later
   expect(holds()).toBe(1)
 })
 
-it('says once that peers cannot be set, goes on, and sets them all as soon as they can be', async () => {
+it('logs once that peers cannot be set, continues, and sets all peers as soon as possible', async () => {
   start()
   await ready()
   dataPaths[0]!.refusal = new WeftError('COMMAND', '`ip -batch` failed')
@@ -127,7 +127,7 @@ it('says once that peers cannot be set, goes on, and sets them all as soon as th
   expect(dataPaths).toHaveLength(1)
 })
 
-it('gives a part that is behind the rest, and no more to the others, and has all looked at once it has that', async () => {
+it('gives missing peers only to the part that lacks them, and checks all parts when no part lacks peers', async () => {
   const given: (readonly string[] | undefined)[] = []
   const path = {
     isBehind: true,
@@ -162,7 +162,7 @@ it('gives a part that is behind the rest, and no more to the others, and has all
   expect([node.unapplied, node.unprobed.keys, node.unsearched.keys]).toEqual([undefined, undefined, undefined])
 })
 
-it('looks at all where its own lease was another one when peers were given last', async () => {
+it('judges all peers again if its own lease has changed since the last call', async () => {
   const given: (readonly [ownKey: string, touched: readonly string[] | undefined])[] = []
   const path = {
     apply: async (_leases: unknown, ...[ownKey, touched]: [string, ReadonlySet<string>?]) =>

@@ -7,7 +7,10 @@ import { ASKED_A_SECOND, ProbeSchedule } from '../../../../src/node/loops/probe-
 const target = (number: number) => ({ key: `peer ${number}`, address: number })
 const targets = (count: number) => Array.from({ length: count }, (_, number) => target(number + 1))
 
-/** Lets the seconds pass; `answers` says whom it is answered by. Returns whom it asked, second by second. */
+/**
+ * Runs the seconds between two times. `answers` says which addresses answer. Returns the probed addresses for each
+ * second.
+ */
 function pass(probes: ProbeSchedule, fromS: number, toS: number, answers: (address: Address) => boolean): Address[][] {
   const asked: Address[][] = []
   for (let second = fromS; second < toS; second++) {
@@ -20,7 +23,7 @@ function pass(probes: ProbeSchedule, fromS: number, toS: number, answers: (addre
 }
 const all = (): boolean => true
 
-it('asks each peer soon, and then once in the interval, not all at once', () => {
+it('probes each new peer soon, and then once per interval, at different times', () => {
   let seed = 1
   const probes = new ProbeSchedule(10_000, () => (seed = (seed * 16807) % 2147483647) / 2147483647)
   probes.keep(targets(100), 0)
@@ -39,7 +42,7 @@ it('asks each peer soon, and then once in the interval, not all at once', () => 
   })
 })
 
-it('sends a limited number of probes a second, to each peer less often then', () => {
+it('limits the number of probes a second by probing each peer less often', () => {
   const probes = new ProbeSchedule(10_000, Math.random)
   probes.keep(targets(10_000), 0)
   const asked = pass(probes, 1, 401, all)
@@ -49,7 +52,7 @@ it('sends a limited number of probes a second, to each peer less often then', ()
   expect(probes.results().size).toBe(10_000)
 })
 
-it('does so of as many as come in one second', () => {
+it('limits the number of probes a second even if 200,000 peers are due in the same second', () => {
   const probes = new ProbeSchedule(10_000, () => 0.5)
   probes.keep(targets(200_000), 0)
   expect(pass(probes, 1, 3, all).map((each) => each.length)).toEqual([ASKED_A_SECOND, ASKED_A_SECOND])
@@ -70,7 +73,7 @@ it('finds a peer that is gone within 15 s, and one that is back at its next turn
   expect(probes.results().get('peer 1')!.isAnswering).toBe(true)
 })
 
-it('takes one lost packet for one, asks again at once, and takes an answer that is late', () => {
+it('counts one lost packet as one, probes again immediately, and accepts a late answer', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   const [first] = probes.due(0)
@@ -92,7 +95,7 @@ it('accepts an answer only from the peer that was probed', () => {
   expect(probes.results().size).toBe(0)
 })
 
-it('forgets who is a peer no more, and begins again with one that has another address', () => {
+it('forgets removed peers, and starts again with a peer that has another address', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep(targets(2), 0)
   pass(probes, 0, 1, all)
@@ -103,7 +106,7 @@ it('forgets who is a peer no more, and begins again with one that has another ad
   expect(probes.results().size).toBe(0)
 })
 
-it('takes a request for lost after a second, not before', () => {
+it('counts a request as lost after a second, not earlier', () => {
   let random = 0
   const probes = new ProbeSchedule(10_000, () => random)
   probes.keep([target(1)], 0)
@@ -125,7 +128,7 @@ it('takes a request for lost after a second, not before', () => {
   })
   expect(probes.due(10_999)).toEqual([])
   const [third] = probes.due(11_000)
-  // The first loss of a row is reported, until there is an answer.
+  // Only the first of consecutive losses is reported, until an answer comes.
   probes.due(12_000)
   expect(probes.results().get('peer 1')).toMatchObject({ at: 12_000, unansweredSince: 0 })
   probes.answered(third!.sequence, third!.address, 1_500, 12_500)
@@ -135,7 +138,7 @@ it('takes a request for lost after a second, not before', () => {
   expect(probes.results().get('peer 1')!.unansweredSince).toBe(22_000)
 })
 
-it('tells the loss of the last ten, and forgets what was before', () => {
+it('reports the loss of the last ten probes, and forgets earlier ones', () => {
   const probes = new ProbeSchedule(1_000, () => 0)
   probes.keep([target(1)], 0)
   const losses = (from: number, count: number, isAnswered: boolean): number => {
@@ -151,7 +154,7 @@ it('tells the loss of the last ten, and forgets what was before', () => {
   expect(losses(21, 2, true)).toBe(0)
 })
 
-it('takes no outage for loss: neither what was lost before a peer was first heard, nor of one that was away', () => {
+it('does not count an outage as loss, neither before the first answer of a peer nor while it is down', () => {
   const probes = new ProbeSchedule(1_000, () => 0)
   probes.keep([target(1)], 0)
   let second = 0
@@ -166,14 +169,14 @@ it('takes no outage for loss: neither what was lost before a peer was first hear
     return [isAnswering, lossPercent]
   }
   expect(after('xxa')).toEqual([true, 0])
-  // Three in a row may be loss.
+  // Three lost probes in a row may be random loss.
   expect(after('aaaxxxa')).toEqual([true, 30])
   expect(after('xxxx')[0]).toBe(false)
   expect(after('a')).toEqual([true, 0])
   expect(after('xa')).toEqual([true, 10])
 })
 
-it('says the interval of the flag as long as fifty a second are enough', () => {
+it('uses the interval of the flag while fifty probes a second suffice', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   expect(probes.intervalMs()).toBe(10_000)
   probes.keep(targets(500), 0)
@@ -196,7 +199,7 @@ it('begins within the first second, or within an interval that is shorter, and s
   expect(asked).toEqual([1, 6, 16, 26])
 })
 
-it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
+it('uses 16-bit sequence numbers, and does not probe a removed peer', () => {
   const probes = new ProbeSchedule(10_000, () => 0.99999)
   probes.keep(targets(3), 0)
   probes.keep(targets(2), 500)
@@ -206,7 +209,7 @@ it('has numbers of 16 bits, and asks who is a peer no more nothing', () => {
   ])
 })
 
-it('takes an answer for one request alone, however often it comes, and a late one for the newest time', () => {
+it('counts an answer once, however often it arrives, with the time of its first arrival', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   const [first] = probes.due(0)
@@ -215,7 +218,7 @@ it('takes an answer for one request alone, however often it comes, and a late on
   expect(probes.results().get('peer 1')).toMatchObject({ roundTripMs: 4, at: 50, lossPercent: 0 })
 })
 
-it('keeps what it knows of those that stay, and asks them no sooner', () => {
+it('keeps the results of the remaining peers, and does not probe them earlier', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   pass(probes, 0, 1, all)
@@ -229,7 +232,7 @@ it('keeps what it knows of those that stay, and asks them no sooner', () => {
   }
 })
 
-it('asks nobody who is taken away by itself, and counts it no more', () => {
+it('neither probes nor counts a peer that was removed by itself', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   for (const { key, address } of targets(501)) probes.look(key, address, 0)
   expect(probes.intervalMs()).toBe(10_020)
@@ -238,11 +241,11 @@ it('asks nobody who is taken away by itself, and counts it no more', () => {
   expect(probes.due(0).map(({ key }) => key)).not.toContain('peer 1')
 })
 
-it('asks those first whose second came first, also when it was not called for a while', () => {
+it('probes first the peers that were due first, also after a pause', () => {
   const randoms = [0, 0.9, 0]
   const probes = new ProbeSchedule(10_000, () => randoms.shift() ?? 0.5)
   probes.keep(targets(2), 1_500)
-  // The first is due at 2400, the second at 1500.
+  // The first peer is due at 2400 ms, the second at 1500 ms.
   expect(probes.due(3_000).map(({ address }) => address)).toEqual([2, 1])
 })
 
@@ -266,7 +269,7 @@ it('probes a doubted peer immediately, except a silent one', () => {
   expect(pass(probes, 40, 60, (address) => address !== 2).flat()).toContain(2)
   expect(probes.takeDoubted()).toEqual(new Set(['peer 2']))
   expect(probes.takeDoubted()).toEqual(new Set())
-  // The rest of its interval does not matter, and a silent peer is probed at its own pace.
+  // A probe may be requested at any time in the interval. A silent peer is still probed at its own rate.
   pass(probes, 60, 61, () => false)
   for (let second = 61; second < 64; second++) {
     for (const number of [1, 2, 3]) probes.soon(`peer ${number}`, second * 1000)
@@ -290,7 +293,7 @@ describe('a peer that stays silent', () => {
 
   it('is probed ten times at the usual interval, then after 20, 40, 80, 160 s, and every 300 s from there', () => {
     const { probes, gaps } = silent()
-    // The second is at once; the place in the interval is that of the first.
+    // The second probe must follow immediately; the first probe determines the place in the interval.
     expect(gaps.slice(0, 9)).toEqual(
       [1, 10, 10, 10, 10, 10, 10, 10, 10].map((gap, at) => (at === 1 ? expect.any(Number) : gap)),
     )
@@ -299,7 +302,7 @@ describe('a peer that stays silent', () => {
     expect(probes.resting()).toEqual(['peer 1'])
   })
 
-  it('with a longer interval than that is probed no more often, and with a limit as often as that says', () => {
+  it('is not probed more often if the interval is longer, and at the limited rate if there is a limit', () => {
     const rare = new ProbeSchedule(400_000, () => 0)
     rare.keep([target(1)], 0)
     expect(new Set(gapsOf(requestedAt(rare, 0, 8_000)).slice(2))).toEqual(new Set([400]))
@@ -326,7 +329,7 @@ describe('a peer that stays silent', () => {
     probes.wake('peer 1', 2_405_000, 2_404_000)
     expect(requestedAt(probes, 2_405, 2_406, all)).toEqual([2_405])
     expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: true, lossPercent: 0 })
-    // From there on as ever.
+    // From this time on the peers must be probed at the usual interval.
     expect(gapsOf(requestedAt(probes, 2_406, 2_500, all)).every((gap) => gap === 10)).toBe(true)
     expect(probes.resting()).toEqual([])
   })
@@ -352,7 +355,7 @@ describe('a peer that stays silent', () => {
     expect(requestedAt(other, 2_400, 2_402)).toEqual([])
   })
 
-  it('is probed when one that fell silent with it is back: a network that was cut in two is whole soon', () => {
+  it('is probed when a peer that fell silent at the same time answers again', () => {
     const probes = new ProbeSchedule(10_000, () => 0.5)
     probes.keep(targets(20), 0)
     pass(probes, 0, 40, all)

@@ -28,7 +28,7 @@ vi.mock('../../../../src/node/loops/path-search.ts', async () => {
 installRig()
 
 const opened: { source: string; asked: string[]; closed: boolean }[] = []
-/** Every address but these answers. */
+/** The addresses that do not answer. */
 let silent: string[] = []
 const openEcho: OpenEcho = (source, onAnswer) => {
   const echo = { source: formatAddress(source), asked: [] as string[], closed: false }
@@ -69,7 +69,7 @@ it('distinguishes stored, programmed and answering peers, and probes again when 
   expect(now.list[0]!.state).toBe('programmed')
 })
 
-it('asks from the address that the node has, after it moved too', async () => {
+it('probes from the present address of the node, also after a change', async () => {
   opened.length = 0
   start({ openEcho })
   await ready()
@@ -84,7 +84,7 @@ it('asks from the address that the node has, after it moved too', async () => {
   ])
 })
 
-it('goes on when the kernel will not send, and tells that nothing came', async () => {
+it('continues if the kernel refuses to send, and reports that no answer came', async () => {
   opened.length = 0
   store.put('10.5.0.192-26', value('192.0.2.2'))
   start({ openEcho })
@@ -93,7 +93,7 @@ it('goes on when the kernel will not send, and tells that nothing came', async (
   expect((await nodeStatus()).peers!.list[0]!.state).toBe('programmed')
 })
 
-it('says once that it is not allowed, and is off', async () => {
+it('reports once that the kernel refuses the socket, and stops probing', async () => {
   let tries = 0
   start({
     openEcho: () => {
@@ -107,7 +107,7 @@ it('says once that it is not allowed, and is off', async () => {
   expect([tries, (await nodeStatus()).peers!.answering]).toEqual([1, null])
 })
 
-it('waits for an address that is not there yet', async () => {
+it('waits for an address that does not exist yet', async () => {
   opened.length = 0
   let tries = 0
   start({
@@ -121,7 +121,7 @@ it('waits for an address that is not there yet', async () => {
   expect([tries, dataPaths.length, parseIpv4(opened[0]!.source)]).toEqual([3, 1, expect.any(Number)])
 })
 
-it('asks whom a later change made a peer, and nobody that went', async () => {
+it('probes a peer that a later change added, and no peer that was removed', async () => {
   opened.length = 0
   silent = []
   start({ openEcho })
@@ -233,7 +233,7 @@ it.each<[string, () => void]>([
   await inTurns(() => asked() >= 13)
   if (sign.startsWith('this host')) setGone({ ipv4: 'eth0 has lost its address' })
   let turns = 0
-  // It was probed just now, so its next probe is due later.
+  // The peer was probed just now, so its next probe is due later.
   await inTurns(() => ++turns > 20)
   const before = asked()
   expect(before).toBeLessThanOrEqual(14)

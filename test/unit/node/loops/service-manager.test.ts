@@ -32,7 +32,7 @@ it('serves the watchdog while the store is dead and while the device cannot be o
   )
 })
 
-it('tells the service manager how it is, when that changes', async () => {
+it('reports its state to the service manager when the state changes', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(10_000)

@@ -69,7 +69,7 @@ describe('subnet.env', () => {
     expect(readFileSync(path, 'utf8')).toContain('MTU=1400\n')
   })
 
-  it('says what to do when it cannot be written', async () => {
+  it('gives the remedy if it cannot be written', async () => {
     writeFileSync(join(folder, 'file'), '')
     await expect(writeSubnetEnv(join(folder, 'file/subnet.env'), env)).rejects.toMatchObject({
       code: 'PERMISSION',
@@ -168,14 +168,14 @@ describe('subnet.env', () => {
     })
   })
 
-  it('warns in the words of upstream on a first start, and says why a file cannot be read', async () => {
+  it("warns in flanneld's words at the first start, and reports why a file cannot be read", async () => {
     expect(await read(join(folder, 'none'))).toEqual([undefined, [NONE]])
     const [subnet, [error, ...more]] = await read(folder)
     expect([subnet, more]).toEqual([undefined, [NONE]])
     expect(error).toMatch(/^E Couldn't fetch previous FLANNEL_SUBNET from subnet file at FILE: EISDIR/)
   })
 
-  it('tells the network of an earlier run, and is silent about what is odd of it', async () => {
+  it('returns the network of an earlier run, and logs nothing about an odd one', async () => {
     const path = join(folder, 'subnet.env')
     const network = async (text: string): Promise<string | undefined> => {
       writeFileSync(path, `${text}\nFLANNEL_SUBNET=10.1.74.1/24\n`)

@@ -25,14 +25,14 @@ import {
 
 installRig()
 
-it('goes on when subnet.env cannot be written, and says it is not ready', async () => {
+it('continues if subnet.env cannot be written, and is not ready', async () => {
   mkdirSync(subnetFile())
   start()
   await until(() => logged(/^W Failed to write subnet file: .*--subnet-file/) && logged(/Running backend/))
   expect([logged(/flannel is ready/), readiness()]).toEqual([false, false])
-  // It has sent READY=1 nevertheless, like flanneld.
+  // Like flanneld, weftd must have sent READY=1 nevertheless.
   await until(() => told.some((status) => status.includes(`: ${subnetFile()} is not written; `)))
-  // It is tried again every five seconds, and not spoken of each time.
+  // weftd must try to write the file every five seconds, without logging each failure.
   for (let tries = 0; tries < 4; tries++) {
     await vi.advanceTimersByTimeAsync(5_000)
     for (let turns = 0; turns < 50; turns++) await new Promise((resolve) => setImmediate(resolve))
@@ -73,7 +73,7 @@ it.each([
     '"EnableIPv4":false,',
     'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:LAST::1/64\n',
   ],
-  // It has a subnet of the missing family still, but no routes.
+  // The node still has a subnet of the missing family, but no routes.
   ['IPv4 alone of both', { ipv4: 1 }, '', 'FLANNEL_NETWORK=10.5.0.0/24\nFLANNEL_SUBNET=10.5.0.129/26\n'],
 ] as const)('has %s families of those that are enabled and leased', async (_what, publicIp, off, text) => {
   const config = parseNetworkConfig(`{${off}"Network":"10.5.0.0/24","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}`)

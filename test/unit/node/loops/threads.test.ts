@@ -5,7 +5,7 @@ import { installRig, alive, dataPaths, lines, logged, ready, start, told, troubl
 
 installRig()
 
-it('notices a thread that hangs, names it, and stops serving the watchdog until it goes on', async () => {
+it('notices and names a thread that hangs, and stops serving the watchdog until the thread continues', async () => {
   start()
   await ready()
   const tick = async (ms: number, moves: boolean): Promise<void> => {

@@ -1,5 +1,5 @@
-// underlay-choice.test.ts - by which family a peer is reached, by what answers; and two hosts that choose, each by itself, over a network
-// whose families fail at random.
+// underlay-choice.test.ts - the choice of the family over which a peer is reached, from the answers to probes. In a
+// simulation two hosts choose independently, over a network whose families fail at random.
 
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -25,7 +25,7 @@ const silent = (at: number, since: number): Probed => ({ ...losing(at, since), i
 const begin = () => createUnderlayChoices(() => EVERY_MS)
 
 describe('a peer', () => {
-  it('is reached over the first until that is silent, and the other has answered before the last probe, and since', () => {
+  it('is reached over the first family until it is silent there and has answered over the other family before and after the last probe', () => {
     const choices = begin()
     const by = (first?: Probed, other?: Probed, now = 100_000): Underlay => choices.choose('a', { first, other }, now)
     expect(by(undefined, undefined, 50_000)).toBe('first')
@@ -40,7 +40,7 @@ describe('a peer', () => {
     expect(by()).toBe('first')
   })
 
-  it('that another process had reached by the other stays there until the first is steady', () => {
+  it('that another process reached over the other family keeps that family until the first one is steady', () => {
     const choices = begin()
     choices.assume(['a', 'b'])
     choices.assume([])
@@ -66,7 +66,7 @@ describe('a peer', () => {
     expect(choices.choose('a', { first: silent(99_000, 98_000), other }, 100_000)).toBe('first')
   })
 
-  it('that is back keeps its family until a probe is lost that was sent after the other answered', () => {
+  it('that is back keeps its family until a probe is lost that was sent after an answer over the other family', () => {
     const choices = begin()
     const by = (at: number, now: number): Underlay =>
       choices.choose('a', { first: silent(at, 10_000), other: answering(now) }, now)
@@ -74,7 +74,7 @@ describe('a peer', () => {
     expect(by(103_001, 103_002)).toBe('other')
   })
 
-  it('that answers over neither keeps its family, and goes back immediately if the other fails and the first answers', () => {
+  it('that answers over neither family keeps its family, and returns immediately if the other family fails and the first answers', () => {
     const choices = begin()
     const by = (first: Probed, other: Probed, now: number): Underlay => choices.choose('a', { first, other }, now)
     expect(by(answering(9_000), answering(9_000), 9_000)).toBe('first')
@@ -84,7 +84,7 @@ describe('a peer', () => {
     expect(by(answering(40_000), silent(43_001, 28_000), 44_000)).toBe('first')
   })
 
-  it('goes back when the first has answered for three intervals without a loss', () => {
+  it('returns to the first family after three intervals without a loss', () => {
     const choices = begin()
     const at = (now: number, first: Probed): Underlay => choices.choose('a', { first, other: answering(now) }, now)
     expect(at(1_000, answering(1_000))).toBe('first')
@@ -121,7 +121,7 @@ describe('a peer', () => {
   })
 })
 
-// --- Two hosts.
+// The following tests simulate two hosts.
 
 type Way = `${'a' | 'b'} ${Underlay}`
 const WAYS: readonly Way[] = ['a first', 'a other', 'b first', 'b other']
@@ -161,7 +161,10 @@ function twoHosts(passes: (way: Way) => boolean, seed: number) {
 }
 
 describe('two hosts', () => {
-  /** Two lost requests and the look that follows them: an interval until the first is sent, and two seconds for each to be given up. */
+  /**
+   * The time in ms for two lost requests and the next check: an interval until the first request is sent, and two
+   * seconds until each counts as lost.
+   */
   const WITHIN_MS = EVERY_MS + 5_000
 
   it.each<[name: string, broken: readonly Way[]]>([
@@ -191,7 +194,7 @@ describe('two hosts', () => {
     }
   })
 
-  it('keep their choice while the other is down, and when it is back', () => {
+  it('keep their choice while the other host is down, and when it is back', () => {
     for (let seed = 1; seed <= 100; seed++) {
       let isDown = false
       const network = twoHosts(() => !isDown, seed)
@@ -203,7 +206,7 @@ describe('two hosts', () => {
     }
   })
 
-  it('change seldom where a family comes and goes, and have one that works whenever one has for three intervals', () => {
+  it('change rarely if a family fails repeatedly, and use a working family whenever one has worked for three intervals', () => {
     const faults = fc.array(
       fc.record({
         way: fc.constantFrom(...WAYS),
@@ -219,9 +222,9 @@ describe('two hosts', () => {
           !all.some((fault) => fault.way === way && now >= fault.at * 1000 && now < (fault.at + fault.for) * 1000)
         const works = (which: Underlay): boolean => passes(`a ${which}`) && passes(`b ${which}`)
         const network = twoHosts(passes, seed)
-        /** The time since when each family has worked, or not, without a break. */
+        /** The time in ms since which each family has worked, or has failed, without interruption. */
         const since = { first: { works: true, at: 0 }, other: { works: true, at: 0 } }
-        /** The last time when neither worked. */
+        /** The last time in ms at which neither family worked. */
         let neitherAt = -Infinity
         for (; now < 4_200_000; now += 1000) {
           for (const which of ['first', 'other'] as const)
@@ -234,7 +237,7 @@ describe('two hosts', () => {
           if (isSteady && (since.first.works || since.other.works))
             for (const { by } of network.hosts) expect(since[by].works).toBe(true)
         }
-        // Each change follows one of the network's, or goes back.
+        // Each change of a host's choice follows a change of the network, or returns to the earlier family.
         for (const { changes } of network.hosts) expect(changes.length).toBeLessThanOrEqual(4 * all.length)
       }),
       { numRuns: 40 },

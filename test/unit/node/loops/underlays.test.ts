@@ -59,7 +59,7 @@ function rig(probeInterval: number) {
   return { by, answersBy, peers }
 }
 
-it('is as a process before chose it, until the peer answers by the first', async () => {
+it('is the choice of an earlier process until the peer answers over the first family', async () => {
   const { by, answersBy } = rig(1)
   await vi.advanceTimersByTimeAsync(30_000)
   expect([...by]).toEqual(['a'])

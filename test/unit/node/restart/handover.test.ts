@@ -111,7 +111,7 @@ async function enter(predecessor?: ReturnType<typeof running>, kept: EarlierRun 
 }
 
 describe('what fits', () => {
-  it('is taken from the one that runs, with the lock, which is ended when this one is the node', async () => {
+  it('is taken with the lock from the running process, which is ended when this process is the node', async () => {
     const has = path()
     const before = running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, has)
     const handover = await enter(before)
@@ -153,7 +153,7 @@ describe('what fits', () => {
     successor.close(false)
   })
 
-  it('is closed if it belongs to another store, or if the backend takes none of it', async () => {
+  it('is closed if it belongs to another store, or if the backend uses no part of it', async () => {
     const [others, own] = [packPaths([path()]).fds, packPaths([path()])]
     earlierRun(others, { tunNames: ['flannel0'], store: 'etcd /x' }, 'etcd /y')
     expect(others.some(isOpen)).toBe(false)
@@ -186,7 +186,7 @@ describe('what fits', () => {
         ? enter(before)
         : enter(undefined, earlierRun(fds, { tunNames: ['flannel.1', 'flannel-v6.1'], paths: descriptions })))
       await handover.opening()
-      // Both at once, in whichever order.
+      // Takes both paths at the same time, because their order does not matter.
       const taken = await Promise.all([
         handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddresses: ['fd77::1'] }),
         handover.take({ ...wanted, tunName: 'flannel.1' }),
@@ -201,12 +201,12 @@ describe('what fits', () => {
     },
   )
 
-  it('is taken beside one that does not, which is closed at both ends', async () => {
+  it('is taken even if another path does not fit, which is closed at both ends', async () => {
     const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
     const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, fit, other)
     const handover = await enter(before)
     await handover.opening()
-    // It has another address by now.
+    // The new process has another address by now.
     expect(await handover.take({ ...wanted, tunName: 'flannel-v6.1', bindAddresses: ['fd77::a1'] })).toBeUndefined()
     expect(before.asked).toEqual(['meet', 'meet', 'path', 'release'])
     expect(fdsOf([other]).some(isOpen)).toBe(false)
@@ -278,7 +278,7 @@ describe('what does not fit', () => {
     handover.close(false)
   })
 
-  it('is closed when another one runs, which is younger', async () => {
+  it('is closed if another daemon runs, because its paths are newer', async () => {
     const fds = fdsOf([path()])
     const handover = await enter(running({ meet: ABOUT }), earlierRun(fds, undefined))
     expect(fds.some(isOpen)).toBe(false)
@@ -307,7 +307,7 @@ describe('a daemon that runs', () => {
     })
   })
 
-  it('of another network is left alone', async () => {
+  it('of another network is not changed', async () => {
     const before = running({ meet: { ...ABOUT, store: 'etcd /y' } })
     await expect(enter(before)).rejects.toThrow("runs on this host for the store etcd /y; this one's is etcd /x")
     expect(before.asked).toEqual(['meet'])

@@ -1,4 +1,5 @@
-// last-known.test.ts - what is known comes back from its file, however much it is, and others get their turn while it is written.
+// last-known.test.ts - reads the file of the last known state, of any size. Other tasks continue while the file is
+// written.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -12,7 +13,7 @@ const quiet = (line: string): never => {
 }
 const log = { info: quiet, warn: quiet, error: quiet, v: () => false }
 
-it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of %i leases', async (count) => {
+it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads the written state with %i leases', async (count) => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-known-'))
   try {
     const path = join(folder, 'last-known')
@@ -20,7 +21,7 @@ it.each([[0], [1], [999], [1_000], [1_001], [2_500]])('reads what was written of
       const subnet = { ipv4: { address: 0x0a050000 + index * 256, prefixLength: 24 } }
       const data = index % 3 === 0 ? { backendData: { VtepMAC: `<${index}>` } } : {}
       if (index % 5 === 1) {
-        // Of both families, or of IPv6 alone.
+        // Every second of these leases has both families, the others have IPv6 alone.
         const ipv6 = { address: (0xfd00n << 112n) + (BigInt(index) << 64n), prefixLength: 64 }
         const nets = index % 2 === 0 ? { ...subnet, ipv6 } : { ipv6 }
         const attrs = { publicIp: { ipv6: 1n + BigInt(index) }, backendType: '', backendV6Data: index }

@@ -20,7 +20,7 @@ const FDS = [21, 35, 7, 4, 50]
 const sent = (): Record<string, unknown> => JSON.parse(JSON.stringify(packPaths([path]).descriptions[0]))
 
 describe('a path on its way', () => {
-  it('arrives as it was sent, with the numbers that it has there', () => {
+  it("arrives as it was sent, with the receiver's descriptor numbers", () => {
     const { descriptions, fds } = packPaths([path])
     expect([fds, fdsOf([path])]).toEqual([FDS, FDS])
     expect(descriptions).toEqual([
@@ -44,7 +44,7 @@ describe('a path on its way', () => {
     ])
   })
 
-  it('arrives beside another, each with its own, or not at all', () => {
+  it('arrives together with another one, each with its own descriptors, or not at all', () => {
     const other = { ...path, tunName: 'flannel1', loops: [{ tun: 11, sockets: { ipv4: { receiver: 12 } } }] }
     const { descriptions, fds } = packPaths([path, other])
     expect(fds).toEqual([...FDS, 11, 12])
@@ -76,7 +76,7 @@ describe('a path on its way', () => {
       expect(unpackPaths([{ ...descriptions[0]!, ...wrong }], fds)).toEqual([])
   })
 
-  it('arrives with the sessions behind all else of its own', () => {
+  it('arrives with the descriptor of the sessions after all its other descriptors', () => {
     const all = [
       { ...path, handoverState: 3 },
       { ...path, tunName: 'flannel1', loops: [{ tun: 11, sockets: { ipv4: { receiver: 12 } } }] },

@@ -1,4 +1,4 @@
-// rendezvous.test.ts - the lock of a subnet file, and what is removed of it.
+// rendezvous.test.ts - the lock for a subnet file, and the files that are removed with it.
 
 import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -19,7 +19,7 @@ afterEach(() => {
   rmSync(folder, { recursive: true })
 })
 
-it('is for one at a time, and nothing of it stays once it is removed', async () => {
+it('has one owner at a time, and no file of it remains after it was removed', async () => {
   const lock = rendezvous.tryLock()!
   rendezvous.listen().close()
   expect(rendezvous.owner()).toBe(process.pid)
@@ -31,7 +31,7 @@ it('is for one at a time, and nothing of it stays once it is removed', async () 
   expect(readdirSync(folder)).toEqual([])
 })
 
-it('is not had by a file that its owner has removed meanwhile', () => {
+it('is not acquired with a file that its owner has removed meanwhile', () => {
   const { tryLockFile } = addon
   const trying = vi.spyOn(addon, 'tryLockFile').mockImplementationOnce((fd) => {
     rmSync(handoverLock(options()))
@@ -44,7 +44,7 @@ it('is not had by a file that its owner has removed meanwhile', () => {
   lock.close()
 })
 
-it('names no process of another PID namespace, whose number is somebody else here', () => {
+it('names no process of another PID namespace, because its number means another process here', () => {
   const lock = rendezvous.tryLock()!
   expect(rendezvous.owner()).toBe(process.pid)
   writeFileSync(handoverLock(options()), `${process.pid} pid:[1]\n`)

@@ -111,14 +111,14 @@ describe('a command that takes long', () => {
 })
 
 it('does not run PreStartupCommand again after a rename of the external interface', async () => {
-  let name = 'eth0'
+  let [name, local] = ['eth0', '192.0.2.1']
   const ran: string[] = []
   const host: Run = async (file) => {
     if (file !== 'ip') {
       ran.push(file)
       return 'data'
     }
-    return JSON.stringify([{ ifindex: 2, ifname: name, mtu: 1500, addr_info: [{ local: '192.0.2.1' }] }])
+    return JSON.stringify([{ ifindex: 2, ifname: name, mtu: 1500, addr_info: [{ local }] }])
   }
   const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'extension', PreStartupCommand: 'pre' } })
   const config = parseNetworkConfig(text)
@@ -137,4 +137,8 @@ it('does not run PreStartupCommand again after a rename of the external interfac
   expect([await backend.prepare(signal), backend.external?.name, ran]).toEqual([attrs, 'uplink0', ['pre']])
   await backend.prepare(signal)
   expect(ran).toEqual(['pre', 'pre'])
+  // The interface gets another name and another address between two calls.
+  ;[name, local] = ['lan0', '192.0.2.7']
+  expect((await backend.prepare(signal)).publicIp).toEqual({ ipv4: parseIpv4('192.0.2.7') })
+  expect(ran).toEqual(['pre', 'pre', 'pre'])
 })

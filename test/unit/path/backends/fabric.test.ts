@@ -67,7 +67,7 @@ it('has the MTU of the interface, peers, and a route of each family', async () =
     const path = await openPaths(backend, own, parts.run, { signal, log: parts.log })
     expect([path.mtu, path.carrier().engine]).toEqual([1500, 'none'])
     expect(fabric.changes).toContain('put 10.5.1.0/24')
-    // This switch has no IPv6: it refuses that route, and the other one stays.
+    // This switch has no IPv6. It refuses the IPv6 route, and the IPv4 route must stay.
     expect(path.counters()).toMatchObject({ route_missing: 1n, route_failures: 1n })
     expect(lines).toContainEqual(expect.stringMatching(/^error The route to fd00:5:0:1::\/64 cannot be published: /))
     const peer: Lease = {
@@ -94,7 +94,7 @@ it('has the MTU of the interface, peers, and a route of each family', async () =
   }
 })
 
-it('opens while the API hangs, and a slow check delays nobody', async () => {
+it('opens while the API hangs, and a slow check delays no other operation', async () => {
   const fabric = await new FakeSwitch(join(folder, 'credential')).start()
   const { parts } = partsOf('http', fabric.backend())
   await fabric.close()

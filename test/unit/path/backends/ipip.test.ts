@@ -83,7 +83,7 @@ it('fails after a change of the IPv4 address, which its packets use', async () =
   expect((await path.fault).message).toBe('the address of eth0 changed from 192.0.2.1 to 192.0.2.99')
 })
 
-it('goes on if the external interface or its device is renamed', async () => {
+it('continues if the external interface or its device is renamed', async () => {
   const { host, infos, done, backend, signal, path } = await opened()
   done.length = 0
   host.eth0 = 'uplink0'

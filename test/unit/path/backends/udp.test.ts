@@ -52,7 +52,7 @@ beforeEach(() => {
   }
 })
 
-/** Further members of the engine. */
+/** Further members of the fake engine. */
 let besides: Partial<Engine> = {}
 beforeEach(() => void (besides = {}))
 

@@ -114,7 +114,7 @@ it('touches only the entries of a lease that changed, came or went, with the sam
   expect(said()).toEqual(before)
 })
 
-it('ignores reports of its own changes, and not those of other changes', async () => {
+it('ignores reports of its own changes, but not of other changes', async () => {
   const { dataPath, leases, own, apply } = await open()
   await apply(lease(3, '02:99:00:00:00:03'))
   leases.delete('10.0.4.0-24')

@@ -141,7 +141,7 @@ async function open(run: Run) {
   }
 }
 
-it('goes on under a new name of the external interface, which a new device uses', async () => {
+it('continues under a new name of the external interface, which a new device uses', async () => {
   const { run, state, links } = kernel()
   const host = await open(run)
   const dataPath = await host.open()
@@ -158,7 +158,7 @@ it('goes on under a new name of the external interface, which a new device uses'
   expect(links()).toEqual([expect.stringContaining('dev lan0 ')])
 })
 
-it('goes on with a renamed device: its peers, its entries and its name in the status', async () => {
+it('continues with a renamed device: its peers, its entries and its name in the status', async () => {
   const { run, state, links } = kernel()
   const host = await open(run)
   const dataPath = await host.open()
@@ -178,7 +178,7 @@ it('goes on with a renamed device: its peers, its entries and its name in the st
   expect([state.vxlan, dataPath.carrier().device]).toEqual(['flannel.1', 'flannel.1'])
 })
 
-it('goes on with a device that was renamed while no daemon ran', async () => {
+it('continues with a device that was renamed while no daemon ran', async () => {
   const { run, state, links } = kernel()
   state.vxlan = 'other0'
   const dataPath = await (await open(run)).open()

@@ -24,7 +24,7 @@ let seen: { readonly text: string; readonly modes: readonly number[]; readonly f
 let refuses: boolean
 /** The peers that wg prints. */
 let dumped: readonly string[]
-/** Called when wg starts. */
+/** Called when `wg` starts. */
 let meanwhile: () => Promise<void>
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'weft-wg-'))

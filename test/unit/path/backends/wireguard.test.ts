@@ -21,6 +21,7 @@ import {
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import { parseIpv6, parseIpv6Net } from '../../../../src/net/ipv6.ts'
 import { createWireguardBackend } from '../../../../src/path/backends/wireguard.ts'
+import { chooseCarrier } from '../../../../src/path/backends/wireguard/carrier.ts'
 import { endOf } from '../../../../src/path/backends/wireguard/endpoint.ts'
 import { publicKeyTo } from '../../../../src/path/backends/wireguard/key-file.ts'
 import type { Engine, EngineConfig } from '../../../../src/path/engine/engine.ts'
@@ -326,6 +327,18 @@ describe('the endpoint of a flanneld peer', () => {
       expect([end?.endpoint, end?.allowedIps]).toEqual([endpoint, allowedIps])
     },
   )
+})
+
+it('chooses the kernel although a weftd was killed while it tested the kernel', async () => {
+  let isThere = true
+  const withLeftover: Run = async (_file, args) => {
+    const words = args.join(' ')
+    if (words === '-j address show dev weft-wg-try') return isThere ? '[{"ifindex":9,"ifname":"weft-wg-try"}]' : '[]'
+    if (words.startsWith('link add') && isThere) throw new WeftError('COMMAND', 'RTNETLINK answers: File exists')
+    isThere = words.startsWith('link add')
+    return ''
+  }
+  expect([await chooseCarrier(undefined, [], withLeftover, log), isThere]).toEqual(['kernel', false])
 })
 
 describe('a Node.js without ciphers', () => {

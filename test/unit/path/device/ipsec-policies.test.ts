@@ -94,7 +94,7 @@ it('changes nothing that is right, and the policies of no other program', async 
   expect([kernel.has(other), kernel.has(flannel), kernel.size]).toEqual([true, true, 8])
 })
 
-it('repairs a policy that was removed or changed, and says so', async () => {
+it('repairs a policy that was removed or changed, and reports it', async () => {
   const ours = policies()
   await ours.apply([PEER])
   const [out, inward] = ['src 10.5.1.0/24 dst 10.5.2.0/24 dir out', 'src 10.5.2.0/24 dst 10.5.1.0/24 dir in']

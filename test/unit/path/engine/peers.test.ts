@@ -62,7 +62,7 @@ it('refuses a length that is not a whole number of records', () => {
 })
 
 it('a table after any changes equals a table of the remaining peers', () => {
-  // There are few addresses and lengths, so that peers replace each other, contain each other and share hosts.
+  // Use few addresses and lengths, so that peers replace each other, contain each other and share hosts.
   const subnet = fc
     .tuple(fc.integer({ min: 0, max: 7 }), fc.constantFrom(30, 31, 32), fc.boolean())
     .map(([low, bits, v6]): Net =>

@@ -11,7 +11,7 @@ import { createFirewall } from '../../../../src/path/firewall/firewall.ts'
 import { createIptables } from '../../../../src/path/firewall/iptables.ts'
 import { createNftables } from '../../../../src/path/firewall/nftables.ts'
 
-/** Paths of missing files. */
+/** The paths of files that must seem to be missing. */
 const hidden = vi.hoisted(() => new Set<string>())
 vi.mock('node:fs/promises', async (load) => ({
   ...(await load<object>()),
@@ -268,7 +268,7 @@ describe('iptables', () => {
     })
     const firewall = createIptables(host.options({ masq: false, forward: false }))
     await firewall.raise(SUBNET)
-    // The other chain belongs to another daemon on this host, with another network.
+    // Another daemon on this host, with another network, owns the second chain.
     expect(host.inputs('iptables-restore')).toEqual([
       '*nat\n-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
         '-F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n',
@@ -571,7 +571,7 @@ describe('both families', () => {
     const host = fakeHost({ ...MODERN, ...MODERN_6, 'ip6tables-save': left })
     const firewall = createIptables(host.options({ previous: BOTH }))
     await firewall.raise(SUBNET)
-    // The other chain belongs to another daemon.
+    // Another daemon owns the second chain.
     expect(host.inputs('ip6tables-restore')).toEqual([
       '*nat\n-D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\n' +
         '-F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n',

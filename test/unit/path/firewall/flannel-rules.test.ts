@@ -44,7 +44,7 @@ const POSTRTG_RULES = [
 const FWD_RULES = [`-A FLANNEL-FWD -s ${N} ${FORWARD}-j ACCEPT`, `-A FLANNEL-FWD -d ${N} ${FORWARD}-j ACCEPT`]
 const OLD_CHAIN = [`-A FLANNEL -d ${N} -j ACCEPT`, '-A FLANNEL ! -d 224.0.0.0/4 -j MASQUERADE']
 
-/** The other rules of the tables, which must stay. */
+/** Rules of other programs in the tables, which must stay. */
 const FOREIGN_NAT = [
   '-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE',
   '-A POSTROUTING -s 10.2.0.0/16 -d 10.2.0.0/16 -j RETURN',

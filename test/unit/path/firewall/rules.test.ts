@@ -223,7 +223,7 @@ describe('nft removal', () => {
     const input = nftRemoval([listing('ipv4', text), listing('ipv6', EMPTY)])
     expect(input).not.toContain('delete table')
     expect(input).not.toContain('10.42.')
-    // The other daemon's rules are set again without ours. If none is ours, nothing changes.
+    // The other daemon's rules are set again without weft's rules. If no rule is weft's, nothing changes.
     const kept = [...others.postrtg, ...others.forward]
     expect(kept).toHaveLength(7)
     expect(kept.filter((rule) => input.includes(rule))).toEqual(wishes.length === 1 ? [] : kept)
@@ -247,7 +247,7 @@ it('rules after a foreign chain are still recognised', () => {
   expect(mixed).not.toBe(shown)
   const ours = new Set(['10.42.0.0/16'])
   expect(splitNftTable(mixed, ours)).toEqual(splitNftTable(shown, ours))
-  // nft prints tabs.
+  // Replaces the indentation by tabs, as nft prints them.
   const tabs = (text: string): string => text.replaceAll(/^ {2}( {2})?/gm, (spaces) => '\t'.repeat(spaces.length / 2))
   expect(splitNftTable(tabs(mixed), ours)).toEqual(splitNftTable(tabs(shown), ours))
 })

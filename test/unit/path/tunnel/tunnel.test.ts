@@ -201,7 +201,7 @@ it('refuses a peer with the address that this node publishes now', async () => {
   expect(tunnel.peers()).toEqual([])
 })
 
-it('goes on with a renamed TUN: it logs the new name and repairs the TUN under the new name', async () => {
+it('continues with a renamed TUN: it logs the new name and repairs the TUN under the new name', async () => {
   const addresses = [{ local: '192.0.2.1', family: 'inet' }]
   host.external = JSON.stringify([{ ifindex: 2, ifname: 'eth0', mtu: 1500, flags: ['UP'], addr_info: addresses }])
   const tunnel = await open()

@@ -49,7 +49,7 @@ describe('a peer', () => {
     expect(conditionOf(peerWith(1, known))).toBe(condition)
   })
 
-  it('is sorted by its subnet, and in the list by its condition, the worst first', () => {
+  it('is sorted by subnet, and in the list by condition, the worst first', () => {
     const status = statusWith([peerWith(10), peerWith(9, { state: 'stored' }), peerWith(2, { state: 'programmed' })])
     const all = peersOf(status)
     expect(all.map(({ subnet }) => subnet)).toEqual(['10.5.2.0/24', '10.5.9.0/24', '10.5.10.0/24'])
@@ -160,7 +160,7 @@ describe('the verdict', () => {
     expect(verdict.detail).toMatch(detail)
   })
 
-  it('says that long packets do not reach an answering peer, and which length does', () => {
+  it('reports that long packets do not reach an answering peer, and the length that does', () => {
     const narrow = { path: 'narrow', passesBytes: 1252 } as const
     expect(verdictOf(statusWith([peerWith(1), peerWith(2, narrow)]))).toEqual({
       tone: 'bad',
@@ -195,7 +195,7 @@ describe('the verdict', () => {
     expect(factsOf(peersOf(statusWith([peerWith(1)]))[0]!).map(([name]) => name)).not.toContain('Keys')
   })
 
-  it('says that the store does not answer while all peers do', () => {
+  it('reports that the store does not answer although all peers do', () => {
     const status = statusWith([peerWith(1)])
     const impairments = [{ by: 'store', what: 'the etcd store does not answer' }] as const
     expect(verdictOf({ ...status, state: 'impaired', impairments })).toMatchObject({

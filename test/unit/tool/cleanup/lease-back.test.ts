@@ -40,7 +40,7 @@ beforeEach(() => {
 })
 afterEach(() => rmSync(folder, { recursive: true }))
 
-it('deletes the lease and the name of this host, and says so', async () => {
+it('deletes the lease and the name of this host, and reports it', async () => {
   expect(await give()).toBe(true)
   expect(lines).toEqual(['I The lease of 10.5.1.0/24 is given back'])
   expect(leases()).toEqual(['10.5.2.0-24'])
@@ -86,7 +86,7 @@ it('makes no directory, and fails', async () => {
   expect(existsSync(missing)).toBe(false)
 })
 
-it('says that nothing shows the lease, or that Kubernetes ends it', async () => {
+it('reports that the lease is unknown, or that Kubernetes ends it', async () => {
   rmSync(join(folder, 'subnet.env'))
   expect(await give()).toBe(true)
   expect(lines[0]).toMatch(/^W No weftd runs, and .*subnet\.env names no subnet/)

@@ -551,7 +551,7 @@ describe('the doctor', () => {
       Object.fromEntries(
         diagnose({ ...sound, ...facts }).map(({ check, findings }) => [check, findings?.map(({ name }) => name)]),
       )
-    it('checks everything that weftd left, and says whether the kernel still forwards', () => {
+    it('checks everything that weftd left, and reports whether the kernel still forwards', () => {
       const states = statesOf(dead(ours, { unit: 'systemd says: failed since Mon', answers: new Map() }))
       expect(states).toMatchObject({
         daemon: Array(3).fill('daemon-silent'),
@@ -1170,7 +1170,7 @@ describe('a status without some of its parts', () => {
       expect(told(once)).toEqual([])
     for (const bad of [{ failure: 'not-authentic' }, { stale: 9 }, failing] as const)
       expect(told(bad, { state: 'answering', lossPercent: 0 })).toEqual([])
-    // The peer answered weft doctor.
+    // The answers of the peer to weft doctor's probes.
     const answers: Facts['answers'] = new Map([['10.5.2.0-24', { ipv4: { small: true, large: true } }]])
     expect(look('handshakes', { ...withSession(failing), answers })).toEqual([])
     expect(look('handshakes', { ...withSession(failing), silence: 'it was killed' })).toBeUndefined()
@@ -1200,7 +1200,7 @@ describe('a status without some of its parts', () => {
       look('handshakes', withSession({ ...unseen, ...known }, side))?.map((text) => text.split(':')[0])
     expect(names({ txBytes: 296 })).toEqual(['no-handshake'])
     expect(names({ txBytes: 296, rxBytes: 148 })).toEqual(['handshake-one-way'])
-    // There was a handshake before, so the bytes may be older than the fault.
+    // A handshake succeeded earlier, so the bytes may be older than the fault.
     expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 400 })).toEqual(['no-handshake'])
     expect(names({ txBytes: 296, rxBytes: 148, handshakeSecondsAgo: 40, ageSeconds: 40 })).toEqual([])
     expect(names({})).toEqual([])

@@ -348,7 +348,7 @@ it('explains a packet that leaves the network', () => {
   ])
 })
 
-it('explains a packet that comes in', () => {
+it('explains an incoming packet', () => {
   expect(way('10.5.2.2', '10.5.1.2', by('cni0'))).toEqual([
     'firewall true: INPUT: accepted by -P INPUT ACCEPT',
     'data path true: accepted if its datagram comes from 192.0.2.2; with VerifySource "inner" or "off" from any address',
@@ -386,7 +386,7 @@ it('knows all addresses of a link as this host', () => {
   )
 })
 
-it('tells addresses of this host and of networks that it is connected to from others', () => {
+it('distinguishes addresses of this host and of its connected networks from others', () => {
   const docker = {
     ...sound.links[0]!,
     name: 'docker0',
@@ -524,7 +524,7 @@ it.each<[string, Parameters<typeof ask>, string]>([
   ],
 ])('explains for IPv6 %s', (_name, question, line) => expect(says(...question)).toContain(line))
 
-it('says that IPv6 packets do not reach other nodes if the backend carries only IPv4', () => {
+it('reports that IPv6 packets do not reach other nodes if the backend carries only IPv4', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
   const peer = { ...dualPeer(), families: { ipv4: dualPeer().families.ipv4, ipv6: null } }
   const facts = { ...soundDual, status: { ...soundDual.status, dataPath, peers: countPeers([peer], 10) } }
@@ -536,7 +536,7 @@ it('says that IPv6 packets do not reach other nodes if the backend carries only 
   )
 })
 
-it('says that with WireGuard a node may send only from its own subnet', () => {
+it('reports that with WireGuard a node may send only from its own subnet', () => {
   const sealed = (part: Partial<Facts> = {}): Partial<Facts> => ({
     status: { ...status, config: { ...status.config!, backendType: 'wireguard' } },
     ...part,

@@ -37,7 +37,7 @@ describe('a result', () => {
     expect([isBroken, notes]).toEqual([false, []])
   })
 
-  it('does not count datagrams as lost that the other host was too slow to read, and says so', () => {
+  it('does not count datagrams as lost that the other host was too slow to read, and reports that', () => {
     const { udp: loss, notes } = resultOf({
       ...WELL,
       udp: { outside: [udp(900, { overflowed: 60 })], inside: [udp(900, { overflowed: 500, reordered: 7 })] },

@@ -186,7 +186,7 @@ describe('a listener', () => {
     await expect(connectTo(WAYS.outside, port, LONG_MS)).rejects.toMatchObject({ code: 'ECONNREFUSED' })
   })
 
-  it('says that its port is in use', async () => {
+  it('reports that its port is in use', async () => {
     await start()
     await expect(listen(optionsWith({}), stopping.signal)).rejects.toSatisfy((error) =>
       isWeftError(error, 'PORT_IN_USE'),

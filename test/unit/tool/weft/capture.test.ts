@@ -125,7 +125,7 @@ it.each([
   expect(shown.err).toContain(why)
 })
 
-it('says that the daemon is older, or passes on its message', async () => {
+it("reports that the daemon is older, or prints the daemon's message", async () => {
   code = 404
   expect((await capture([])).err).toContain('is older than this weft; restart weftd')
   report = { ...report, schema: 2 as 1 }

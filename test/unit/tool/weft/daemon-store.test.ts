@@ -68,7 +68,7 @@ it('takes place and files from the status, and the credentials from the environm
     'etcd-password': 'a=b c',
   }
   expect(await found(status)).toEqual(wanted)
-  // Given options win.
+  // Options on the command line must take precedence.
   expect(await found(status, { FLANNELD_ETCD_PASSWORD: 'mine' })).toEqual({ ...wanted, 'etcd-password': 'mine' })
 })
 

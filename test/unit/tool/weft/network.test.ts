@@ -136,7 +136,7 @@ describe('weft network', () => {
     expect([code, JSON.parse(out)]).toEqual([3, report])
   })
 
-  it('says how to enable the reports if they are disabled', async () => {
+  it('shows how to enable the reports if they are disabled', async () => {
     const get = await serve(undefined)
     expect(await network()).toMatchObject({
       code: 1,

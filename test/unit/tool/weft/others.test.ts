@@ -173,7 +173,7 @@ describe('a store with hostile texts', () => {
   })
 })
 
-it('says in weft doctor which checks were not possible, and why', async () => {
+it('names in weft doctor the checks that were not possible, with the reason', async () => {
   const { out } = await weft(['doctor', '--status-socket', '/nowhere', '--lease-dir', '/nowhere'])
   expect(out).toMatch(/^handshakes +unknown {2}only a running weftd knows this, and it does not answer$/m)
   expect(out).toMatch(/^drops +unknown {2}for the same reason as handshakes$/m)

@@ -51,7 +51,7 @@ it('exits with 0 if the daemon is ready', async () => {
   expect(await ready()).toEqual({ code: 0, out: 'ready\n', err: '' })
 })
 
-it('exits with 3 if the daemon is not ready, and says what it waits for', async () => {
+it('exits with 3 if the daemon is not ready, and names what the daemon waits for', async () => {
   answers = [503]
   await listen()
   expect(await ready()).toEqual({ code: 3, out: 'not ready: waiting for a lease\n', err: '' })

@@ -424,7 +424,7 @@ describe('weft status', () => {
     )
   })
 
-  it('says whether a daemon without a lease forwards packets', async () => {
+  it('reports whether a daemon without a lease forwards packets', async () => {
     const { dataPath } = status
     status = { ...status, ...startingReport('etcd', beginningWith('waiting for a lease')) }
     expect((await weft(['status', ...socket()])).out).toMatch(

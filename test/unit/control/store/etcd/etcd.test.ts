@@ -277,7 +277,7 @@ describe('a message about etcd', () => {
     expect(plainly(raw)).toBe(plain)
   })
 
-  it('says for each of several endpoints what is wrong, in plain words', async () => {
+  it('reports the problem of each of several endpoints in plain words', async () => {
     const endpoints = ['http://127.0.0.1:1', 'http://127.0.0.1:2']
     const { message } = (await open([], { endpoints })
       .list(over.signal)

@@ -1,4 +1,4 @@
-// credentials.test.ts - where the keys of a cloud come from, and in which order.
+// credentials.test.ts - the sources of a cloud's access keys, and their order.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'

@@ -29,7 +29,7 @@ const FAKES: readonly (readonly [name: string, make: () => FakeFabric])[] = [
 const SUBNET = '10.5.1.0/24'
 const never = new AbortController().signal
 
-/** Virtual time: a wait passes at once. */
+/** A clock with virtual time, in which a wait takes no real time. */
 interface Clock {
   now: number
 }
@@ -92,7 +92,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(fabric.changes).toEqual([])
   })
 
-  it('puts a route again that somebody removed', async () => {
+  it('adds a route again that another program removed', async () => {
     fabric = await make().start()
     const { keeper, checkLater } = keeperOf(1)
     await keeper.check()
@@ -182,7 +182,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(fabric.changes).toEqual([`put ${SUBNET}`])
   })
 
-  it('names a missing permission, and goes on once it is there', async () => {
+  it('names a missing permission, and continues when the permission was granted', async () => {
     fabric = await make().start()
     fabric.isReadOnly = true
     const { keeper, checkLater, lines } = keeperOf(1)

@@ -76,8 +76,11 @@ describe('a connection', () => {
       sockets.push(socket)
       socket.on('error', () => {})
       socket.on('data', (bytes: Buffer) => {
-        const bytesBack = answer(bytes[4]!)
-        if (bytesBack) socket.write(bytesBack)
+        // Several packets may arrive together.
+        for (let at = 0; at < bytes.length; at += 4 + bytes.readUInt32BE(at)) {
+          const bytesBack = answer(bytes[at + 4]!)
+          if (bytesBack) socket.write(bytesBack)
+        }
       })
     })
     await new Promise<void>((resolve) => server.listen(path, resolve))
@@ -145,6 +148,24 @@ describe('a connection', () => {
     const found = await client.stream('list-sas', 'list-sa')
     expect(found).toEqual([{ peer: { state: 'ESTABLISHED' } }, { peer: { state: 'ESTABLISHED' } }])
     expect(types).toEqual([3, 0, 4])
+    client.close()
+  })
+
+  it('gives each of two simultaneous streams its own events', async () => {
+    let isRegistered = false
+    let lists = 0
+    answer = (type) => {
+      if (type !== 0) {
+        isRegistered = type === 3
+        return packet(5, Buffer.alloc(0))
+      }
+      lists++
+      const event = Buffer.concat([Buffer.from('\x07list-sa', 'latin1'), encodeMessage({ list: String(lists) })])
+      return Buffer.concat([...(isRegistered ? [packet(7, event)] : []), packet(1, Buffer.alloc(0))])
+    }
+    const client = await ViciClient.connect(path, signal)
+    const both = await Promise.all([client.stream('list-sas', 'list-sa'), client.stream('list-sas', 'list-sa')])
+    expect(both).toEqual([[{ list: '1' }], [{ list: '2' }]])
     client.close()
   })
 

@@ -227,7 +227,7 @@ describe('an initiation without a response', () => {
     expect(seen.size).toBe(times.length)
     expect(a.handshakes.stateOf(3)).toMatchObject({ failure: 'no-answer', attempts: times.length })
     expect(a.handshakes.nextAt()).toBe(Infinity)
-    // It begins again immediately when keys are wanted.
+    // The node must begin another handshake immediately when keys are wanted.
     a.handshakes.wanted(3, 200_000)
     expect(a.sent).toHaveLength(1)
   })
@@ -523,7 +523,7 @@ describe('peers', () => {
     expect(a.handshakes.stateOf(3)).toBeUndefined()
     runTo(a, 2e5)
     expect(a.sent).toEqual([])
-    // After the peer returns under another number, its timestamps still increase, although the clock stands still.
+    // After the peer returns under another number, its timestamps still increase, although the clock does not advance.
     a.handshakes.setPeers([peerOf(b, B, { number: 5 })])
     a.handshakes.wanted(5, 2e5)
     b.handshakes.message(A, take(a), 2e5)
@@ -634,7 +634,7 @@ describe('under load', () => {
     expect(a.keys).toEqual([])
     b.handshakes.message(A, take(a), 0)
     expect(b.handshakes.counters).toEqual({ junk: 0, limited: 0, cookiesSent: 0 })
-    // The next message has mac2.
+    // The node's next message must have mac2.
     runTo(a, 5_400)
     b.handshakes.message(A, take(a), 5_400)
     expect(take(b).subarray(-16)).not.toEqual(Buffer.alloc(16))
@@ -752,7 +752,7 @@ describe('a received message', () => {
       ),
       { numRuns: 3_000 },
     )
-    // The sessions still exist.
+    // The engine must still have both sessions.
     a.handshakes.message(B, answer, now)
     expect(a.keys).toHaveLength(1)
   })

@@ -46,7 +46,10 @@ vi.mock(import('../../../../../src/path/backends/wireguard/x25519.ts'), async (o
     },
   }
 })
-/** The duration of the trouble, and the time after it within which both nodes must exchange packets. */
+/**
+ * The maximum duration of the disturbances, in ms. The next constant is the time after them within which both nodes
+ * must exchange packets.
+ */
 const MOST_TROUBLE_MS = 300_000
 /** Silence is noticed after 15 s, and an initiation may have been sent just before the trouble ended. */
 const RECOVERY_MS = 15_000 + 5_333 + 2_000
@@ -89,7 +92,7 @@ function run(seed: number): number {
   const publicKeys = KEYS.map((key) => idle(key).publicKey)
   let now = 1_000_000
   let handshakes = 0
-  /** Sorted by time. */
+  /** The events of the schedule, sorted by time. */
   const events: { at: number; what: () => void }[] = []
   function later(ms: number, what: () => void): void {
     const at = now + ms
@@ -238,7 +241,7 @@ describe('two nodes', () => {
         if (seed % 500 === 0) await new Promise(setImmediate)
       }
       expect(failures.slice(0, 5)).toEqual([])
-      // The schedules did give keys.
+      // The schedules must have made keys.
       expect(handshakes).toBeGreaterThan(4 * seeds.length)
     },
     LONG_MS,

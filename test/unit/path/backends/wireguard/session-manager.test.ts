@@ -152,7 +152,7 @@ it('reports the time of the handshake, and the age of the keys while they are va
   expect(a.manager.stateOf(lease('b', 1))).toMatchObject({ handshakeAt, ageMs: undefined })
   expect(a.manager.stateOf(lease('c', 1))).toBeDefined() // another lease with the same key
   expect(a.manager.unknownKeys()).toEqual([])
-  // Another engine has no keys.
+  // A new engine that continues no sessions has no keys.
   a.says({ wanted: [a.number()] })
   await vi.advanceTimersByTimeAsync(200)
   expect(a.manager.stateOf(lease('b', 1))!.ageMs).toBeLessThanOrEqual(200)
@@ -372,7 +372,7 @@ it('continues as the previous manager: numbers, indices, endpoints and the state
   expect(successor.manager.endpointOf(lease('b', 1))).toEqual(elsewhere)
   successor.begin(true)
   expect(successor.manager.stateOf(lease('b', 1))).toEqual(state)
-  // There are keys, so a report that there are none is forged.
+  // The node has keys, so a report that it has none is forged.
   successor.hears(elsewhere, Buffer.from([4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]))
   await vi.advanceTimersByTimeAsync(1_000)
   expect(successor.given).toEqual([])

@@ -60,7 +60,7 @@ describe('a timestamp', () => {
 describe('timestamps', () => {
   const hour = tickOf(3_600_000)
 
-  it('follow the clock, and increase while it stands still or goes back', () => {
+  it('follow the clock, and increase even if the clock stops or is set back', () => {
     const stamps = createStamps(-1, () => {})
     expect(stamps.next(-1, 3_600_000)).toBe(hour)
     expect(stamps.next(-1, 3_600_000)).toBe(hour) // of another peer
