@@ -42,7 +42,7 @@ static_assert(sizeof(ifreq) == (kWordBytes == 8 ? 40 : 32) && offsetof(ifreq, if
 
 // A time has 64 bits, so that it does not end in 2038 on 32 bits either. The layout is that of __kernel_timespec
 // (include/uapi/linux/time_types.h). Before glibc 2.34 a 32-bit program has 32-bit times.
-#if !defined(__GLIBC__) || __GLIBC_PREREQ(2, 34)
+#if !defined(__GLIBC__) || __GLIBC__ > 2 || __GLIBC_MINOR__ >= 34
 static_assert(sizeof(time_t) == 8 && sizeof(timespec) == 16, "compile with -D_FILE_OFFSET_BITS=64 -D_TIME_BITS=64");
 #endif
 static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64");
