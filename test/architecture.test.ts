@@ -21,6 +21,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   'control/kube': ['base', 'net', 'host', 'control/config', 'control/lease'],
   'path/engine': ['native', 'base', 'net', 'path/catalog.ts', 'host'],
   'path/contract.ts': ['base', 'net', 'path/catalog.ts', 'host', 'control/config', 'control/lease', 'path/engine'],
+  'path/sums.ts': ['path/contract.ts'],
   'path/device': ['base', 'net', 'path/catalog.ts', 'host', 'control/lease'],
   'path/tunnel': [
     'base',
@@ -42,6 +43,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
+    'path/sums.ts',
     'path/device',
     'path/tunnel',
   ],
@@ -60,6 +62,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'control/lease',
     'path/engine',
     'path/contract.ts',
+    'path/sums.ts',
     'path/device',
     'path/firewall',
     'report',

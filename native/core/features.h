@@ -1,8 +1,8 @@
 // features.h - the kernel offloads that the engine uses. The kernel may refuse each of them.
 //
 // A feature is on if weftd requested it and the kernel granted it. It goes off at run time if the kernel refuses to do
-// what it granted. Joining packets also needs the TUN's switches (io/tun.h), which an operator may change at any time.
-// The loop threads read the bits once per batch, JavaScript reads them at any time.
+// what it granted. Joining packets also needs the TUN's switches (io/tun.h). An operator may change these switches at
+// any time. The loop threads read the bits once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>

@@ -293,6 +293,9 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
   return { ...external, address: text(external.address), publicIp: text(external.publicIp), home: text(home) }
 }
 
+/** The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` refuses any other name with an error. */
+const LINK_NAME = /^(?!\.{1,2}$)[^\s/:]{1,15}$/
+
 /** Parses an external interface from JSON that `externalText` made and an earlier run stored; undefined if the value is anything else. */
 export function readExternalText(value: unknown): ExternalInterface | undefined {
   const isRecord = (of: unknown): of is Readonly<Record<string, unknown>> => typeof of === 'object' && of !== null
@@ -305,8 +308,8 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
     ipv4: isRecord(of) && of['ipv4'] === true,
     ipv6: isRecord(of) && of['ipv6'] === true,
   })
-  if (typeof name !== 'string' || name === '' || typeof mtu !== 'number' || listed(address).length === 0)
-    return undefined
+  if (typeof name !== 'string' || !LINK_NAME.test(name)) return undefined
+  if (typeof mtu !== 'number' || listed(address).length === 0) return undefined
   if (!Array.isArray(families) || !families.every((each): each is Family => FAMILIES.includes(each as Family)))
     return undefined
   const [ofAddress, ofPublicIp] = isRecord(named) ? [flags(named['address']), flags(named['publicIp'])] : [{}, {}]

@@ -25,6 +25,7 @@ import type {
   UnknownKey,
 } from '../path/contract.ts'
 import type { Engine, OpenPath } from '../path/engine/engine.ts'
+import { mergePeers, sumCounters, sumTraffic } from '../path/sums.ts'
 
 interface DataPathsParts {
   readonly backend: Pick<Backend, 'plan' | 'external'>
@@ -115,8 +116,8 @@ class PathPart {
   }
 
   /**
-   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`. If this function is
-   * called while a transfer runs, another transfer follows.
+   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`; undefined after `close`. If
+   * this function is called while a transfer runs, another transfer follows.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -217,6 +218,8 @@ export class DataPaths {
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
+  /** The limits that the search for the path MTU set last, by family. A path that is opened again needs them too. */
+  readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   /** The peers of the last `apply`; undefined before the first call. */
   #applied: Applied | undefined
   /**
@@ -279,6 +282,10 @@ export class DataPaths {
       while (given !== this.#applied) {
         given = this.#applied
         if (given) await path.apply(given.leases, given.ownKey) // further peers may be applied in the meantime
+      }
+      for (const family of part.families) {
+        const limits = this.#limits[family]
+        if (limits) path.observing?.pathSearch.limit?.(limits, family)
       }
     } catch (error) {
       await path.close()
@@ -387,8 +394,11 @@ export class DataPaths {
     touched?: ReadonlySet<string>,
     late?: Promise<unknown>,
   ): Promise<void> {
+    if (this.#isClosed) return
     this.#applied = { leases, ownKey }
-    const each = this.#carried().map(([part]) => part.transfer(() => this.#applied, touched))
+    // A transfer that waits for a slow one must not begin after `close`, because a successor may have set its own peers.
+    const wanted = (): Applied | undefined => (this.#isClosed ? undefined : this.#applied)
+    const each = this.#carried().map(([part]) => part.transfer(wanted, touched))
     await untilLate(each, late)
     const { failures } = triedOf(each.flatMap(({ result }) => result ?? []))
     if (failures.length > 0 && failures.length === each.length) throw failures[0]
@@ -584,7 +594,12 @@ export class DataPaths {
         return bytes && Math.min(bytes, this.mtu)
       },
       ...(searches.every((search) => search.limit !== undefined)
-        ? { limit: (bytes, family) => searchOf(family)?.limit?.(bytes, family) }
+        ? {
+            limit: (bytes, family) => {
+              this.#limits[family] = bytes
+              searchOf(family)?.limit?.(bytes, family)
+            },
+          }
         : {}),
     }
   }
@@ -707,50 +722,4 @@ async function untilLate(works: readonly Work<unknown>[], late: Promise<unknown>
   const all = Promise.all(works.map(({ done }) => done))
   const one = Promise.race(works.map(({ done }) => done))
   await (late ? Promise.race([all, Promise.all([one, late])]) : all)
-}
-
-/**
- * Joins the peers that each data path lists, by lease key. Each data path lists a peer with the families that this path
- * carries.
- */
-function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly PathPeer[] {
-  const [first = [], ...others] = lists
-  if (others.length === 0) return first
-  const byKey = new Map<string, PathPeer>()
-  for (const peer of lists.flat()) byKey.set(peer.key, { ...byKey.get(peer.key), ...peer })
-  return [...byKey.values()]
-}
-
-/** Adds the traffic that several data paths counted for the same peer, by lease key. `lastReceivedAt` is the latest one. */
-function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
-  const sums = new Map<string, PathTraffic>()
-  for (const [key, one] of counted) {
-    const other = sums.get(key)
-    sums.set(key, other ? sumOfTwo(one, other) : one)
-  }
-  return sums
-}
-
-function sumOfTwo(one: PathTraffic, other: PathTraffic): PathTraffic {
-  return {
-    txPackets: plus(one.txPackets, other.txPackets),
-    txBytes: plus(one.txBytes, other.txBytes),
-    rxPackets: plus(one.rxPackets, other.rxPackets),
-    rxBytes: plus(one.rxBytes, other.rxBytes),
-    lastReceivedAt: latest(one.lastReceivedAt, other.lastReceivedAt),
-    ...(one.sessions || other.sessions ? { sessions: { ...other.sessions, ...one.sessions } } : {}),
-  }
-}
-
-const plus = (a: number | undefined, b: number | undefined): number | undefined =>
-  a === undefined ? b : b === undefined ? a : a + b
-
-const latest = (a: number | undefined, b: number | undefined): number | undefined =>
-  a === undefined || b === undefined ? (a ?? b) : Math.max(a, b)
-
-function sumCounters(all: readonly Readonly<Record<string, bigint>>[]): Readonly<Record<string, bigint>> {
-  const sums: Record<string, bigint> = {}
-  for (const counters of all)
-    for (const [name, count] of Object.entries(counters)) sums[name] = (sums[name] ?? 0n) + count
-  return sums
 }

@@ -140,7 +140,7 @@ async function requireDevice(
     throw new WeftError(
       'DEVICE',
       refusal ??
-        `${name} is a device of another program, of the type ${kind}: this backend needs the name for one of the type ${type}`,
+        `${name} is a device of another program, of the type ${kind}; the backend needs a device ${name} of the type ${type}`,
       { remedy: `it is of type ${kind}: remove it with \`ip link del ${name}\`` },
     )
   if (type !== 'tun' || isForwarding || tunNames.includes(name)) return

@@ -58,22 +58,27 @@ export async function openNode(
   const { ownership, signal, log } = node
   const known = canForward(node) ? undefined : await knownBefore(node, facts.lease, handover)
   if (known) node.view = known.view
+  let { attrs } = facts
   const open = async (): Promise<DataPaths> => {
     const { backend, config } = facts
     const networks = { ipv4: config.ipv4?.network, ipv6: config.ipv6?.network }
     for (const left of handover.tunNames) if (!goesOnWith(backend, left)) await removeIdleTun(run, left, networks)
     await clear()
-    const dataPath = await openPath(node, facts, known?.others)
-    Object.assign(node, facts, { pathLease: facts.lease })
+    const dataPath = await openPath(node, { ...facts, attrs }, known?.others)
+    Object.assign(node, facts, { attrs, pathLease: facts.lease })
     return dataPath
   }
   // If there is no data path any more, a successor has taken it over.
   while (!canForward(node) || node.lease !== facts.lease || !ownership.dataPath) {
     await ownership.untilOurs(signal)
-    const isSame = (of: ForwardingNode): boolean =>
-      leasesEqual({ ...of.lease, attrs: of.attrs }, { ...facts.lease, attrs: facts.attrs })
-    if (ownership.dataPath && isFor(node, parts) && isSame(node))
-      return Object.assign(node, facts, { backend: amended(node.backend, parts.manager, log), pathLease: facts.lease })
+    // While the store did not answer, this host's address may have changed, and the open data path follows it. The peers need that address.
+    if (ownership.dataPath && isFor(node, parts)) {
+      const backend = amended(node.backend, parts.manager, log)
+      attrs = await backend.prepare(signal)
+      const isSame = leasesEqual({ ...node.lease, attrs: node.attrs }, { ...facts.lease, attrs })
+      if (ownership.dataPath && isSame) return Object.assign(node, facts, { attrs, backend, pathLease: facts.lease })
+    }
+    if (canForward(node)) attrs = await facts.backend.prepare(signal)
     if (canForward(node) && node.lease !== facts.lease)
       log.warn('The last known state is out of date; the data path is opened again')
     await ownership.replace(open).catch((error: unknown) => {

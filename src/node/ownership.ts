@@ -181,6 +181,8 @@ export class Ownership {
       // Only log the failure, because this process must be able to continue. Opening the next data path meets the cause
       // again.
       this.#log.error(`Cannot close the data path: ${describeError(error)}`)
+      // If one of several paths could not be stopped, the others still have descriptors, which would block the successor's ports.
+      if (before.is === 'forwarding' && before.dataPath.handover) await before.dataPath.close().catch(() => {})
     }
   }
 

@@ -150,7 +150,7 @@ const hostTroubles = ({ duplicate, unforwarded, ownership }: Node): readonly str
   ...unforwarded.map((family) => `the kernel does not forward ${FAMILY_NAMES[family]}`),
 ]
 
-type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'narrow'>
+type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'keyless' | 'narrow'>
 
 /** Counting thousands of peers takes a while. So a count is reused for this multiple of the time that counting took. */
 const SEEN_FOR = 1_000
@@ -163,16 +163,18 @@ function peersSeen(node: Node): PeersSeen {
   const known = seen.get(node)
   const began = performance.now()
   if (known && began < known.until) return known
-  const counts = countOf(peersOf(node, new Map(), began, { mostPaths: 0 }))
+  const counts = countOf(node, peersOf(node, new Map(), began, { mostPaths: 0 }))
   const now = performance.now()
   seen.set(node, { ...counts, until: now + (now - began) * SEEN_FOR })
   return counts
 }
 
-function countOf(list: readonly PeerStatus[]): PeersSeen {
+function countOf({ ownership }: Node, list: readonly PeerStatus[]): PeersSeen {
   const conditions = list.map(conditionOf)
   const number = (of: Condition): number => conditions.filter((each) => each === of).length
-  return { silent: number('silent'), unusable: number('stored'), narrow: number('narrow') }
+  const stored = number('stored')
+  const keyless = Math.min(stored, countersOf(ownership)['peers_without_keys'] ?? 0)
+  return { silent: number('silent'), unusable: stored - keyless, keyless, narrow: number('narrow') }
 }
 
 const iso = (ms: number): string => new Date(ms).toISOString()
@@ -185,7 +187,7 @@ export async function reportOf(node: Node): Promise<NodeReport> {
   const traffic = await trafficOf(node)
   // Read all other facts without waiting in between, so that they match each other.
   const list = peersOf(node, traffic, performance.now(), { probed })
-  const snapshot = snapshotOf(node, countOf(list))
+  const snapshot = snapshotOf(node, countOf(node, list))
   const { at, comparedAt } = snapshot
   const { lease, following } = node
   const trouble = troubleInFull(snapshot)

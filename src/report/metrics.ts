@@ -95,7 +95,7 @@ const bothWays =
 export const METRICS: readonly Metric[] = [
   gauge(
     'weft_info',
-    'Always 1. The labels of weft_info are version, backend, engine (what carries the packets) and subnet (of this node).',
+    'Always 1. The labels of weft_info are version, backend, engine (what forwards the packets: native or dgram in weftd, or kernel) and subnet (of this node).',
     (status) => [
       [
         1,
@@ -110,7 +110,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_working',
-    '1 while weftd forwards packets, also with its last known configuration. 0 while weftd starts or stops, while the data path, the firewall rules or one of two address families fails, and while packets bypass the data path.',
+    '1 while weftd forwards packets, even if it knows only the configuration of the previous run. 0 while weftd starts or stops, while the data path, the firewall rules or one of two address families fails, and while packets bypass the data path.',
     (status) => one(readingOf(status).working),
   ),
   gauge(
@@ -120,26 +120,28 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_impaired',
-    '1 while the cause in the label by impairs the node, else 0. The causes are thread, path, bypass, family, host, rules, peers and store.',
+    '1 while the cause that the label by names impairs the node, else 0. The causes are thread, path, bypass, family, host, rules, peers and store.',
     ({ impairments }) => CAUSES.map((by): Sample => [bit(impairments.some((each) => each.by === by)), { by }]),
   ),
-  gauge('weft_data_path_open', '1 while the data path can carry packets, else 0.', ({ dataPath }) =>
+  gauge('weft_data_path_open', '1 while the data path can forward packets, else 0.', ({ dataPath }) =>
     dataPath ? one(bit(dataPath.open)) : [],
   ),
   gauge('weft_data_path_mtu_bytes', 'The largest packet that a container may send, in bytes.', ({ dataPath }) =>
     one(dataPath?.mtu),
   ),
-  gauge('weft_data_path_hung_threads', 'The number of forwarding threads that hang.', ({ dataPath }) =>
-    one(dataPath?.threads.filter(({ hungSeconds }) => hungSeconds !== null).length),
+  gauge(
+    'weft_data_path_hung_threads',
+    'The number of forwarding threads that have not responded for 10 s.',
+    ({ dataPath }) => one(dataPath?.threads.filter(({ hungSeconds }) => hungSeconds !== null).length),
   ),
   counter(
     'weft_packets_total',
-    'Inner packets sent to peers (transmit) and accepted from peers (receive). Absent unless an engine of weft carries the packets.',
+    'Packets of containers sent to peers (transmit) and accepted from peers (receive). Absent if the kernel, and not weftd, forwards the packets.',
     bothWays('packets'),
   ),
   counter(
     'weft_bytes_total',
-    'Bytes of the packets in weft_packets_total, without the headers of the tunnel.',
+    'Bytes of the packets that weft_packets_total counts, without the headers of the tunnel.',
     bothWays('bytes'),
   ),
   counter(
@@ -151,8 +153,10 @@ export const METRICS: readonly Metric[] = [
         return reason === undefined ? [] : [[value, { direction: way === 'tx' ? 'transmit' : 'receive', reason }]]
       }),
   ),
-  gauge('weft_peers_stored', 'The number of other nodes that have a lease in the store.', ({ peers }) =>
-    one(peers?.stored),
+  gauge(
+    'weft_peers_stored',
+    'The number of other nodes that have a lease in the store (etcd, a lease directory or the Kubernetes API).',
+    ({ peers }) => one(peers?.stored),
   ),
   gauge('weft_peers_programmed', 'The number of peers to which the data path sends packets.', ({ peers }) =>
     one(peers?.programmed),
@@ -164,7 +168,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peers_probed',
-    'The number of programmed peers whose last probe has a result. Absent if weftd sends no probes.',
+    'The number of peers to which the data path sends packets, and for which weftd knows whether the last probe was answered or lost. Absent if weftd sends no probes.',
     ({ peers }) => one(peers?.probed),
   ),
   gauge(
@@ -174,7 +178,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_network_whole_ratio',
-    'The part of the network that this node reaches, 0 to 1: programmed peers / stored peers, multiplied by answering peers / probed peers.',
+    'The part of the network that this node reaches, from 0 to 1: (weft_peers_programmed / weft_peers_stored) x (weft_peers_answering / weft_peers_probed).',
     ({ peers }) => one(peers?.whole),
   ),
   gauge(
@@ -184,7 +188,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_round_trip_seconds',
-    'Round-trip time of the last probe that the peer answered.',
+    'Round-trip time in seconds of the last probe that the peer answered.',
     ofPeers(roundTripSeconds),
   ),
   gauge(
@@ -194,7 +198,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_longest_packet_bytes',
-    'The longest packet that comes back from the peer, in bytes. Equals weft_data_path_mtu_bytes if packets of the full MTU come back. Absent while the longest packet is unknown.',
+    'The longest probe that the peer answered, in bytes. Equals weft_data_path_mtu_bytes if the peer answers probes of the full MTU. Absent while this length is unknown.',
     ofPeers(({ passesBytes }) => passesBytes),
   ),
   gauge(
@@ -204,7 +208,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_family_peers_probed',
-    'The number of programmed peers whose last probe over the family in the label has a result.',
+    'The number of peers to which the data path sends packets of the family in the label, and for which weftd knows whether the last probe over this family was answered or lost.',
     byFamily(({ state, probedSecondsAgo }) => state !== 'stored' && probedSecondsAgo !== null, isProbing),
   ),
   gauge(
@@ -219,7 +223,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_family_round_trip_seconds',
-    'Round-trip time of the last probe over the family in the label that the peer answered.',
+    'Round-trip time in seconds of the last probe that the peer answered. The label family names the address family of the probe.',
     ofSides(roundTripSeconds),
   ),
   gauge(
@@ -229,14 +233,14 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_last_heard_timestamp_seconds',
-    'When the last packet arrived from the peer. If the kernel carries wireguard packets, when the last handshake with the peer happened.',
+    'When the last packet arrived from the peer, in seconds since 1970. If the kernel, and not weftd, encrypts wireguard packets, when the last handshake with the peer happened.',
     ofPeers(({ heardSecondsAgo }, { at }) =>
       heardSecondsAgo === null ? null : Date.parse(at) / 1000 - heardSecondsAgo,
     ),
   ),
   gauge(
     'weft_peer_last_handshake_timestamp_seconds',
-    'When the last WireGuard handshake with the peer succeeded. For a peer with a session per family, the time in its worse family. Absent before the first successful handshake, and with other backends.',
+    'When the last WireGuard handshake with the peer succeeded, in seconds since 1970. If the peer has a session for each family, the value is the time in its worse family. Absent before the first successful handshake, and with all backends except wireguard.',
     ofPeers(({ session }, { at }) => {
       const ago = session?.handshakeSecondsAgo ?? null
       return ago === null ? null : Date.parse(at) / 1000 - ago
@@ -244,7 +248,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peer_handshake_attempts',
-    'Handshakes with the peer that this node started after the last successful handshake; normally 0. Absent unless weftd itself carries wireguard packets.',
+    'Handshakes with the peer that this node started after the last successful handshake; normally 0. Absent unless weftd, and not the kernel, encrypts wireguard packets.',
     ofPeers(({ session }) => session?.attempts ?? null),
   ),
   counter(
@@ -272,17 +276,19 @@ export const METRICS: readonly Metric[] = [
     'Events of peers since the start of weftd, by kind: silent, back, one-way, moved, narrow, whole, slow, usual, rerouted.',
     ({ peerEvents }) => Object.entries(peerEvents ?? {}).map(([event, number]): Sample => [number, { event }]),
   ),
-  gauge('weft_store_reachable', '1 if the last call to the store succeeded, else 0.', ({ node, store }) =>
-    node ? one(bit(store.reachable)) : [],
+  gauge(
+    'weft_store_reachable',
+    "1 if weftd's last call to the store (etcd, the lease directory or the Kubernetes API) succeeded, else 0.",
+    ({ node, store }) => (node ? one(bit(store.reachable)) : []),
   ),
   gauge(
     'weft_store_last_comparison_timestamp_seconds',
-    'When weftd last compared its copy of all leases with the store; normally less than a minute ago.',
+    'When weftd last compared its copy of all leases with the store, in seconds since 1970; normally less than 60 s ago.',
     ({ at, store }) => one(store.comparedSecondsAgo === null ? null : Date.parse(at) / 1000 - store.comparedSecondsAgo),
   ),
   gauge(
     'weft_store_held_peers',
-    'The number of peers that weftd keeps although the store has no lease of them, because most leases vanished from the store at the same time.',
+    'The number of peers that weftd keeps although their leases are missing from the store, because most leases vanished from the store at the same time.',
     ({ node, store }) => (node ? one(store.held) : []),
   ),
   gauge(
@@ -292,7 +298,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_lease_expiry_timestamp_seconds',
-    "When this node's lease ends unless weftd renews it. Absent for a reservation, which never ends.",
+    "When this node's lease ends unless weftd renews it, in seconds since 1970. Absent for a reservation, which never ends.",
     ({ lease }) => one(seconds(lease?.expiresAt ?? null)),
   ),
   counter(
@@ -305,17 +311,25 @@ export const METRICS: readonly Metric[] = [
     '1 once weftd has written subnet.env, from which containers get their subnet; 0 before that.',
     ({ node, subnetFileWritten }) => (node ? one(bit(subnetFileWritten)) : []),
   ),
-  gauge('weft_time_seconds', "The time by the host's clock when weftd answered this request.", ({ at }) =>
-    one(seconds(at)),
+  gauge(
+    'weft_time_seconds',
+    "The time by the host's clock when weftd answered the request for the metrics, in seconds since 1970.",
+    ({ at }) => one(seconds(at)),
   ),
-  gauge('process_start_time_seconds', "When the process of weftd started, by the host's clock.", ({ daemon }) =>
-    one(seconds(daemon.startedAt)),
+  gauge(
+    'process_start_time_seconds',
+    "When the process of weftd started by the host's clock, in seconds since 1970.",
+    ({ daemon }) => one(seconds(daemon.startedAt)),
   ),
-  counter('process_cpu_seconds_total', 'CPU time of the process of weftd, including its forwarding threads.', () => {
-    const { user, system } = process.cpuUsage()
-    return one((user + system) / 1e6)
-  }),
-  gauge('process_resident_memory_bytes', 'Resident memory of the process of weftd.', () =>
+  counter(
+    'process_cpu_seconds_total',
+    'CPU time in seconds of the process of weftd, including its forwarding threads.',
+    () => {
+      const { user, system } = process.cpuUsage()
+      return one((user + system) / 1e6)
+    },
+  ),
+  gauge('process_resident_memory_bytes', 'Resident memory of the process of weftd, in bytes.', () =>
     one(process.memoryUsage.rss()),
   ),
 ]

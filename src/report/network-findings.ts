@@ -98,7 +98,7 @@ export const NETWORK_FINDINGS = {
   'backend-differs': {
     level: 'failure',
     means: 'some nodes run another backend than this node, so these nodes and this node do not reach each other',
-    fix: 'restart weftd on all nodes, so that each node runs the backend in the store; see docs/change-the-backend.md',
+    fix: 'restart weftd on all nodes, so that each node runs the backend in the stored network configuration; see docs/change-the-backend.md',
   },
   'config-differs': {
     level: 'failure',

@@ -33,6 +33,8 @@ export interface Snapshot {
   readonly silent: number
   /** The number of peers whose lease is in the store, but that are missing from the data path. */
   readonly unusable: number
+  /** The number of peers for which strongSwan's charon has no keys. `unusable` leaves them out. */
+  readonly keyless: number
   /**
    * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the senders of long packets.
    */
@@ -110,7 +112,7 @@ const goneOf = (family: Family, why: string | undefined): Problem => ({
   why,
 })
 
-function peersText({ peers, silent, unusable, narrow }: Snapshot): readonly string[] {
+function peersText({ peers, silent, unusable, keyless, narrow }: Snapshot): readonly string[] {
   const of = peers === 1 ? 'the only peer' : undefined
   const verb = (number: number, one: string, many: string): string => (number === 1 ? one : many)
   return [
@@ -118,6 +120,7 @@ function peersText({ peers, silent, unusable, narrow }: Snapshot): readonly stri
     ...(unusable > 0
       ? [`the ${verb(unusable, 'lease', 'leases')} of ${of ?? `${unusable} of ${peers} peers`} cannot be used`]
       : []),
+    ...(keyless > 0 ? [`charon has no keys for ${of ?? `${keyless} of ${peers} peers`}`] : []),
     ...(narrow > 0 ? [`long packets do not reach ${of ?? `${narrow} of ${peers} peers`}`] : []),
   ]
 }

@@ -154,7 +154,7 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
     working: 1,
     packets:
       'packets to the peers listed as silent or not reached are lost, unless only the firewall of a silent peer drops the echo requests; long packets to the peers listed as narrow are lost',
-    findings: ['peer-silent', 'peer-unusable', 'family-broken'],
+    findings: ['peer-silent', 'peer-unusable', 'peers-without-keys', 'family-broken'],
   },
   store: {
     words: 'its store',

@@ -372,11 +372,13 @@ const RECENT_INTERVALS = 3
  * echo requests. `probeSeconds` is that of PeersStatus.
  */
 export function isSendingOnly(
-  { state, heardSecondsAgo, unansweredSeconds }: PeerStatus,
+  { state, families, heardSecondsAgo, unansweredSeconds }: PeerStatus,
   probeSeconds: number | null,
 ): boolean {
   return (
     state !== 'answering' &&
+    // If the peer answers over one family, its packets may be of that family, and say nothing about the other family.
+    !Object.values(families).some((side) => side?.state === 'answering') &&
     heardSecondsAgo !== null &&
     heardSecondsAgo < RECENT_INTERVALS * Math.max(probeSeconds ?? 0, PROBE_SECONDS) &&
     unansweredSeconds !== null &&

@@ -1,13 +1,15 @@
 // ipsec.test.ts - Type `ipsec` with real daemons, strongSwan's charon and packets. charon carries the ESP packets, because the kernel of a
 // test machine may lack ESP.
 
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ended, execute } from '../../lab/command.ts'
 import { createLab, packageRoot, type Daemon, type Host, type Lab, type Pod } from '../../lab/lab.ts'
 import { reach } from '../../lab/measure.ts'
+import { run as runCommand } from '../../src/host/command.ts'
 import { findCharon } from '../../src/path/backends/ipsec/charon.ts'
+import { canKernelCarryEsp } from '../../src/path/backends/ipsec/kernel-esp.ts'
 import { apart, shared } from '../support/charon.ts'
 import { eventually } from '../support/event.ts'
 import { doctor, statusOf, subnetOf } from '../support/hosts.ts'
@@ -69,6 +71,20 @@ async function everyWay(host: Host, from: Pod, to: string): Promise<void> {
       await execute(['ip', 'netns', 'exec', namespace, 'ping', ...words, '-s', size, to]).catch(() => {})
 }
 
+/**
+ * Starts a charon before weftd, with the plugin kernel-libipsec or without it. weftd uses that charon even if the kernel has no ESP.
+ * Returns the command prefix for programs that reach the charon.
+ */
+async function startCharon(host: Host, libipsec: 'yes' | 'no'): Promise<readonly string[]> {
+  const run = await shared(lab, host)
+  const file = join(lab.folder, `strongswan-${libipsec}.conf`)
+  const plugins = `kernel-libipsec { load = ${libipsec} }\nbypass-lan { load = no }`
+  writeFileSync(file, `include /etc/strongswan.conf\ncharon {\nplugins {\n${plugins}\n}\n}\n`)
+  host.spawn([...run, 'env', `STRONGSWAN_CONF=${file}`, findCharon()])
+  await eventually(async () => expect(await host.output([...run, 'swanctl', '--stats'])).toContain('uptime'))
+  return run
+}
+
 /** The pid of the charon that a daemon started. */
 async function charonOf(daemon: Daemon): Promise<number> {
   const children = readFileSync(`/proc/${daemon.process.pid}/task/${daemon.process.pid}/children`, 'utf8')
@@ -115,10 +131,28 @@ describe('ipsec', () => {
     for (const { lines } of daemons) expect(lines.join('\n')).not.toContain(PSK.trim())
   })
 
+  it('negotiates keys again after the bridge of the containers appeared', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const daemons = [await ready(one), await ready(two)]
+    // charon can install no keys while the host has no address in its subnet. Each charon gives up after its own attempt.
+    for (const daemon of daemons) {
+      await daemon.line(/received TS_UNACCEPTABLE notify/)
+      expect(daemon.lines.filter((line) => line.includes('received TS_UNACCEPTABLE notify'))).toHaveLength(1)
+    }
+    const environment = readFileSync(`/proc/${await charonOf(daemons[0]!)}/environ`, 'utf8')
+    const [, file = ''] = /STRONGSWAN_CONF=([^\0]+)/.exec(environment)!
+    expect([file, existsSync(dirname(file))]).toEqual([expect.stringMatching(/strongswan\.conf$/), false])
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ programmed: 1 }))
+    await reach(podOne.namespace, podTwo.address)
+  })
+
   it('sends nothing unencrypted without keys, and another backend removes its policies', async () => {
     configure({ DataPath: 'kernel' })
     const [one, two] = hosts
-    const daemons = [await ready(one), await ready(two)]
+    const runs = [await startCharon(one, 'no'), await startCharon(two, 'no')] as const
+    const daemons = [await ready(one, runs[0]), await ready(two, runs[1])]
     const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
     const policies = await one.output(['ip', 'xfrm', 'policy'])
     expect(policies).toContain(`src ${subnetOf(one)} dst ${subnetOf(two)}`)
@@ -134,12 +168,12 @@ describe('ipsec', () => {
     for (const daemon of daemons) await daemon.stop()
     const cleaned = await two.run([process.execPath, join(packageRoot, 'bin/weft'), 'cleanup', '-f', two.subnetFile])
     expect(cleaned.stdout).toMatch(/^removed the IPsec policy src \S+ dst \S+ dir out$/m)
-    expect((await two.output(['ip', 'xfrm', 'policy'])).trim()).toBe('')
+    expect(await two.output(['ip', 'xfrm', 'policy'])).not.toContain('10.5.')
     configure({ Type: 'udp' })
-    const [again] = [await ready(one), await ready(two)]
+    const [again] = [await ready(one, runs[0]), await ready(two, runs[1])]
     await again.line(/Removed the IPsec policy src /)
     await reach(podOne.namespace, podTwo.address)
-    expect((await one.output(['ip', 'xfrm', 'policy'])).trim()).toBe('')
+    expect(await one.output(['ip', 'xfrm', 'policy'])).not.toContain('10.5.')
   })
 
   it('sends nothing unencrypted to a peer without keys while charon carries the packets or is gone', async () => {
@@ -188,6 +222,7 @@ describe('ipsec', () => {
     const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
     await reach(podOne.namespace, podTwo.address)
     const pid = await charonOf(daemon)
+    await eventually(async () => expect((await statusOf(one)).state).toBe('working'))
     process.kill(pid, 'SIGSTOP')
     const began = performance.now()
     expect((await statusOf(one)).state).toBe('working')
@@ -204,13 +239,8 @@ describe('ipsec', () => {
   it('uses the charon of the host, and keeps its keys over a restart', async () => {
     configure({ DataPath: 'userspace' })
     const [one, two] = hosts
-    const runs = [await shared(lab, one), await shared(lab, two)] as const
-    const file = join(lab.folder, 'strongswan.conf')
-    const plugins = 'kernel-libipsec { load = yes }\nbypass-lan { load = no }'
-    writeFileSync(file, `include /etc/strongswan.conf\ncharon {\nplugins {\n${plugins}\n}\n}\n`)
-    for (const [at, host] of hosts.entries()) host.spawn([...runs[at]!, 'env', `STRONGSWAN_CONF=${file}`, findCharon()])
+    const runs = [await startCharon(one, 'yes'), await startCharon(two, 'yes')] as const
     const swanctl = (...words: string[]): Promise<string> => one.output([...runs[0], 'swanctl', ...words])
-    await eventually(async () => expect(await swanctl('--stats')).toContain('uptime'))
     const daemons = [await ready(one, runs[0]), await ready(two, runs[1])]
     await daemons[0]!.line(/Using the charon daemon that runs on this host/)
     const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
@@ -239,11 +269,14 @@ describe('ipsec', () => {
   it('does not count a peer with another PSK as reached, and weft doctor finds it', async () => {
     configure({ DataPath: 'userspace' })
     const [one, two] = hosts
-    await ready(one)
+    const daemon = await ready(one)
     configure({ DataPath: 'userspace', PSK: 'another of tests'.repeat(6) })
     await ready(two)
     await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ stored: 1, programmed: 0 }))
-    expect((await statusOf(one)).dataPath).toMatchObject({ counters: { peers_without_keys: 1 } })
+    const status = await statusOf(one)
+    expect(status.dataPath).toMatchObject({ counters: { peers_without_keys: 1 } })
+    expect([status.state, status.trouble]).toEqual(['impaired', 'charon has no keys for the only peer'])
+    await daemon.line(/^W.*charon has no keys for \S+ at \S+: packets to and from this peer are dropped/)
     const { names } = await doctor(one)
     expect(names).toContain('peers-without-keys')
     expect(names).not.toContain('peer-unusable')
@@ -252,11 +285,11 @@ describe('ipsec', () => {
   it('names the program that uses the port of charon', async () => {
     configure({ DataPath: 'userspace' })
     const [one] = hosts
-    const program = 'import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
+    const program = 'import socket, signal; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
     const other = one.spawn([
       'python3',
       '-c',
-      `${program} s.bind(("0.0.0.0", 4500)); print("ready", flush=True); time.sleep(600)`,
+      `${program} s.bind(("0.0.0.0", 4500)); print("ready", flush=True); signal.pause()`,
     ])
     await new Promise((resolve) => other.stdout?.once('data', resolve))
     const daemon = start(one)
@@ -269,8 +302,15 @@ describe('ipsec', () => {
       /192\.168\.77\.1 of this host is within the network, and "DataPath": "userspace" would cut off the host/,
     )
     configure({ DataPath: 'kernel' }, '192.168.0.0/16')
-    await ready(hosts[1])
+    await ready(hosts[1], await startCharon(hosts[1], 'no'))
     await hosts[1].output(['ping', '-c', '1', '-W', '2', hosts[0].address])
+  })
+
+  it('refuses to start if the kernel must carry the packets and has no ESP', async () => {
+    configure({ DataPath: 'kernel' })
+    const daemon = start(hosts[0])
+    if (await canKernelCarryEsp(runCommand)) await daemon.line(/ESP packets are carried by the kernel/)
+    else await daemon.line(/the kernel has no ESP \(CONFIG_INET_ESP\), and "DataPath" is "kernel"/)
   })
 
   it('refuses a short PSK with the words of flanneld', async () => {

@@ -171,6 +171,8 @@ function createWorld(time: VirtualTime, random: Random) {
   let pathFile: OpenFile | undefined
   /** True if a device of the kernel forwards. `lastKnown` is the kind of the data path that forwarded last. */
   let doesKernelForward: boolean = false
+  /** The processes that have the kernel's device open, each with the function by which the kernel's reports wake its loop. */
+  const kernels = new Map<Process, () => void>()
   let lastKnown: Plan['kind'] = 'tun'
   let isBacklogFull: boolean = false
   /** The process to which nobody can send now, because its buffers are full. */
@@ -360,6 +362,8 @@ function createWorld(time: VirtualTime, random: Random) {
     process.ended = true
     process.machine.freeze(Infinity)
     engines.delete(process)
+    kernels.delete(process)
+    for (const [owner, wake] of kernels) onMachine(owner, wake)
     if (listening?.owner === process) {
       for (const socket of listening.pending) shut(socket)
       listening = undefined
@@ -427,22 +431,28 @@ function createWorld(time: VirtualTime, random: Random) {
    * Makes a device of the kernel. The kernel then forwards, even if the process dies, until a TUN gets the network's
    * route.
    */
-  async function openKernel(process: Process): Promise<DataPath> {
+  async function openKernel(process: Process, wake: () => void): Promise<DataPath> {
     await busy(process, 10, 300)
     const others = [...engines.keys()].filter(isActive)
     if (others.length > 0 && arePidsSeen) violations.push(`two forward: the kernel and ${others[0]!.name}`)
     doesKernelForward = true
     lastKnown = 'kernel'
+    kernels.set(process, wake)
     say(process, 'has the kernel forward')
     return {
       families: ['ipv4'],
       fault: new Promise(() => {}),
       apply: async () => {},
-      resync: async () => [],
+      // A process that hung may have replaced the device, and has ended since.
+      async resync() {
+        if (doesKernelForward || [...engines.keys()].some(isActive)) return []
+        doesKernelForward = true
+        return ['flannel.1 was gone']
+      },
       carrier: () => ({ device: 'flannel.1', engine: 'kernel', features: [] }),
       peers: () => [],
       counters: () => ({}),
-      close: async () => {},
+      close: async () => void kernels.delete(process),
     }
   }
 
@@ -535,7 +545,7 @@ function createWorld(time: VirtualTime, random: Random) {
       tunNames: kind === 'tun' ? ['flannel%d'] : undefined,
       prepare: async () => (await busy(process, 1, 50), LEASE.attrs),
       plan: planOf(async () => {
-        if (kind === 'kernel') return openKernel(process)
+        if (kind === 'kernel') return openKernel(process, () => ownership.recheck.ring())
         const wanted = {
           bindAddresses: ['192.0.2.1'],
           port: 8285,
@@ -647,9 +657,14 @@ function createWorld(time: VirtualTime, random: Random) {
     const somebody = [...could, ...standing].filter(
       (each) => !each.isWaiting && !each.isUnable && !each.stopping.signal.aborted,
     )
-    // A frozen process in another PID namespace that opened its own path blocks device and port, because no process can kill it.
-    const isKept = !arePidsSeen && [...engines.keys()].some(({ isFrozen, isDead }) => isFrozen && !isDead)
-    const able = new Set(forwarding.length > 0 || doesKernelForward || isKept ? [] : somebody)
+    // A frozen process in another PID namespace blocks device and port, because no process can kill it: if it opened its own path, or if it
+    // got descriptors of a path that the process which lent them has closed since.
+    const isStuck = ({ isFrozen, isDead }: Process): boolean => !arePidsSeen && isFrozen && !isDead
+    const isKept = [...engines.keys()].some(isStuck)
+    const isKeptFrom = (each: Process): boolean => heldBy(pathFile).some(isStuck) && !heldBy(pathFile).includes(each)
+    const able = new Set(
+      forwarding.length > 0 || doesKernelForward || isKept ? [] : somebody.filter((each) => !isKeptFrom(each)),
+    )
     for (const each of silentSince.keys()) if (!able.has(each)) silentSince.delete(each)
     for (const each of able) {
       const since = silentSince.get(each) ?? time.now()

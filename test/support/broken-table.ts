@@ -7,7 +7,7 @@ export const SIDES = ['there', 'here'] as const
 export type Side = (typeof SIDES)[number]
 
 /** The names of the two hosts in the page's tables. */
-const HOSTS: Readonly<Record<Side, string>> = { there: 'faulty host', here: 'other host' }
+const HOSTS: Readonly<Record<Side, string>> = { there: 'on the faulty host', here: 'on the other host' }
 /** The text of a cell if no tool reports a fault. */
 const NOTHING = 'no tool reports a fault'
 
@@ -105,6 +105,17 @@ const REPORTS: Readonly<Record<Reader, string>> = {
   events: 'the log reports ',
 }
 
+/** The name of each reader in the column of the first report. */
+const READER_NAMES: Readonly<Record<Reader, string>> = {
+  status: '`weft status`',
+  page: 'the status page',
+  doctor: '`weft doctor`',
+  explain: '`weft explain`',
+  bench: '`weft bench`',
+  alerts: 'Prometheus',
+  events: 'the log',
+}
+
 /** Returns the table with one row for each fault and host; a row has the words of each reader that reports a fault. */
 function saidTable(all: readonly Reports[]): string {
   const rows = all.flatMap((reports) =>
@@ -117,7 +128,7 @@ function saidTable(all: readonly Reports[]): string {
       const first =
         reader === undefined || seconds === undefined
           ? 'no report is expected'
-          : `first report: ${reader}, after ${seconds.toFixed(1)} s`
+          : `${READER_NAMES[reader]} reports first, ${seconds.toFixed(1)} s after the fault`
       const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
       return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
     }),
@@ -154,7 +165,7 @@ export function withTables(page: string, all: readonly Reports[]): string {
 /** Parses the reports from the page's tables. */
 export function reportsOf(page: string): { name: string; side: string; reports: SideReports }[] {
   const table = between(MARK.said).exec(page)?.[0] ?? ''
-  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (\w+ host) \| (.*) \| (.*) \|$/gm)].map(
+  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (on the \w+ host) \| (.*) \| (.*) \|$/gm)].map(
     ([, name = '', host = '', texts = '', first = '']) => {
       const wordsOf = (reader: Reader): string[] => {
         const text =
@@ -167,7 +178,8 @@ export function reportsOf(page: string): { name: string; side: string; reports: 
       const words = Object.fromEntries(
         READERS.map((reader) => [reader, wordsOf(reader)]),
       ) as unknown as SideReports['words']
-      const [, reader, seconds] = /^first report: (\w+), after ([\d.]+) s$/.exec(first) ?? []
+      const [, tool, seconds] = /^(.+) reports first, ([\d.]+) s after the fault$/.exec(first) ?? []
+      const reader = READERS.find((each) => READER_NAMES[each] === tool)
       const side = SIDES.find((each) => HOSTS[each] === host) ?? host
       return { name, side, reports: { words, seconds: reader === undefined ? {} : { [reader]: Number(seconds) } } }
     },

@@ -19,6 +19,8 @@ export class FakeCharon {
   associations: readonly ViciSection[] = []
   /** The names of all requests so far. */
   readonly requests: string[] = []
+  /** The connections of the requests to negotiate keys so far. */
+  readonly initiated: string[] = []
   /** Matches the requests that get no answer, and those that are refused: the command and the names in the message. */
   silent: RegExp | undefined
   refused: RegExp | undefined
@@ -78,7 +80,8 @@ export class FakeCharon {
   }
 
   #take(command: string, message: ViciSection): ViciSection {
-    const { id, name } = message as Record<string, string>
+    const { id, name, ike } = message as Record<string, string>
+    if (command === 'initiate') this.initiated.push(ike ?? '')
     if (command === 'get-conns') return { conns: [...this.connections.keys()] }
     if (command === 'get-shared') return { keys: [...this.keys.keys()] }
     if (command === 'load-shared') this.keys.set(id ?? '', message)

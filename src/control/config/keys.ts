@@ -161,10 +161,13 @@ const backendSchema = (type: BackendType): object => ({
   ...requiredOf(type),
   additionalProperties: false,
 })
+
+/** True if a configuration without the option is invalid. */
+export const isRequired = (option: Option): boolean =>
+  (option.kind === 'text' || option.kind === 'secret') && option.isRequired === true
+
 function requiredOf(type: BackendType): object {
-  const required = optionsOf(KINDS[type].options).filter(
-    (option) => (option.kind === 'text' || option.kind === 'secret') && option.isRequired,
-  )
+  const required = optionsOf(KINDS[type].options).filter(isRequired)
   return required.length > 0 ? { required: required.map(({ name }) => name) } : {}
 }
 

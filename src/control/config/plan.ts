@@ -5,7 +5,7 @@ import { Secret } from '../../base/secret.ts'
 import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
 import { isBackendType, kindOf, KINDS, outersOf, overheadBy, portOf, PROTOCOL_TEXTS } from '../../path/catalog.ts'
 import { readOption } from './backend-options.ts'
-import { optionsOf } from './keys.ts'
+import { isRequired, optionsOf } from './keys.ts'
 import type { NetworkConfig, SubnetRange } from './network-config.ts'
 
 interface Plan {
@@ -21,7 +21,7 @@ interface Value {
   readonly key: string
   readonly value: unknown
   readonly isShared: boolean
-  /** The default value that applies if the configuration omits the option. */
+  /** The default value that applies if the configuration omits the option; undefined if the option is required. */
   readonly usual?: Value['value']
 }
 
@@ -42,7 +42,7 @@ function valuesOf(config: NetworkConfig): readonly Value[] {
     ...(isBackendType(type) ? optionsOf(KINDS[type].options) : []).map((option) => ({
       key: `Backend.${option.name}`,
       value: readOption(option, backend),
-      usual: readOption(option, {}),
+      usual: isRequired(option) ? undefined : readOption(option, {}),
       isShared: option.isShared === true,
     })),
   ]

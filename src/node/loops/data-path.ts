@@ -174,7 +174,8 @@ async function lookAfter(
     }
     // Wait only a limited time, so that a family that opens slowly does not delay the checks of the other family.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    isCalm &&= !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
+    // Before all loops run, the host may not be watched, because the watch begins with the first query of the store.
+    isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Search leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the time.
     const isDue = performance.now() - searchedAt >= RESYNC_MS
     if (isDue) {

@@ -93,6 +93,7 @@ export function amended(backend: Backend, manager: Node['manager'], log: Log): B
   if (!manager.amend) return backend
   const made = amendments.get(backend) ?? amend(backend, manager, log)
   amendments.set(backend, made)
+  amendments.set(made, made) // one query of the store is enough
   return made
 }
 

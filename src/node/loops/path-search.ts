@@ -85,6 +85,8 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   const source = dataPath?.probeSource[family]
   if (running && running.dataPath === dataPath && running.source === source && running.mtu === dataPath.mtu) return
   running?.echo.close()
+  // The limits of a search that ends must not stay in a data path that goes on.
+  if (running?.dataPath === dataPath && searching.limits.size > 0) dataPath?.pathSearch?.limit?.(new Map(), family)
   searching.running = undefined
   if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
   const { mtu } = dataPath

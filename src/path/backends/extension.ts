@@ -24,6 +24,7 @@ import { FAMILIES, familiesOf, formatAddress, formatNet, netText, type Family, t
 import type { Settings } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
+import { peerAtHost } from './peer-at-host.ts'
 
 const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
@@ -215,14 +216,7 @@ class ExtensionPath implements DataPath {
   }
 
   peers(): readonly PathPeer[] {
-    return [...this.#known.values()].map((peer) => ({
-      key: peer.key,
-      ...Object.fromEntries(
-        this.families
-          .filter((family) => hasFamily(peer, family))
-          .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
-      ),
-    }))
+    return [...this.#known.values()].map((peer) => peerAtHost(peer, this.families))
   }
 
   counters(): Readonly<Record<string, bigint>> {

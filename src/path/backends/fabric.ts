@@ -2,21 +2,22 @@
 // to the node.
 //
 // On the host flannel's cloud backends did nothing but write subnet.env with the MTU of the external interface (v0.13,
-// backend/simple_network.go), and this backend does no more. Backend types differ only in their publisher
+// backend/simple_network.go), and neither does this backend. Backend types differ only in their publisher
 // (fabric/publisher.ts). An outage of the API does not end a data path, because existing routes stay.
 
 import { hostname } from 'node:os'
 import { carryIpv4Alone } from '../../control/config/network-config.ts'
 import type { LeaseAttrs, Lease, OwnLease } from '../../control/lease/lease.ts'
-import { hasFamily, sideOf } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
-import { FAMILIES, familiesOf, formatAddress, type Family, type Net } from '../../net/address.ts'
+import { FAMILIES, familiesOf, type Family, type Net } from '../../net/address.ts'
 import { isIpv4Alone, KINDS, type BackendType } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath, PathPeer } from '../contract.ts'
+import { sumCounters } from '../sums.ts'
 import { PeerFilter } from '../tunnel/peer-filter.ts'
 import { ApiClient } from './fabric/api-client.ts'
 import type { MakePublisher } from './fabric/publisher.ts'
 import { RouteKeeper } from './fabric/route-keeper.ts'
+import { peerAtHost } from './peer-at-host.ts'
 
 /** How long, in ms, the start waits for the first attempt to publish the route. */
 const FIRST_MS = 5_000
@@ -137,19 +138,12 @@ class FabricPath implements DataPath {
   peers(): readonly PathPeer[] {
     const peers = new Map<string, Lease>()
     for (const filter of this.#filters.values()) for (const [key, peer] of filter.peers()) peers.set(key, peer)
-    return [...peers.values()].map((peer) => ({
-      key: peer.key,
-      ...Object.fromEntries(
-        this.families
-          .filter((family) => hasFamily(peer, family))
-          .map((family) => [family, { endpoint: formatAddress(sideOf(peer, family).host) }]),
-      ),
-    }))
+    return [...peers.values()].map((peer) => peerAtHost(peer, this.families))
   }
 
   counters(): Readonly<Record<string, bigint>> {
     const skipped = [...this.#filters.values()].reduce((sum, filter) => sum + filter.skipped(), 0)
-    return { peers_unusable: BigInt(skipped), ...sumOf(this.#keepers.map((keeper) => keeper.counters())) }
+    return { peers_unusable: BigInt(skipped), ...sumCounters(this.#keepers.map((keeper) => keeper.counters())) }
   }
 
   /** Keep the published route, as flanneld does, so that packets arrive while the daemon restarts. */
@@ -160,11 +154,4 @@ class FabricPath implements DataPath {
   async #check(): Promise<readonly string[]> {
     return (await Promise.all(this.#keepers.map((keeper) => keeper.check()))).flat()
   }
-}
-
-function sumOf(all: readonly Readonly<Record<string, bigint>>[]): Readonly<Record<string, bigint>> {
-  const sum: Record<string, bigint> = {}
-  for (const counters of all)
-    for (const [name, value] of Object.entries(counters)) sum[name] = (sum[name] ?? 0n) + value
-  return sum
 }

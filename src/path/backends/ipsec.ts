@@ -9,6 +9,7 @@ import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
+import type { Run } from '../../host/command.ts'
 import { currentExternal } from '../../host/external-interface.ts'
 import { formatAddress, formatNet, netContains, type Net } from '../../net/address.ts'
 import { KINDS } from '../catalog.ts'
@@ -39,18 +40,6 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   let isUserspace: boolean | undefined
   log.info(`IPSec config: UDPEncap=${udpEncap} ESPProposal=${espProposal}`)
 
-  /**
-   * Returns true if charon carries the packets, and false if the kernel does. The configuration decides; if it does not, the kernel carries
-   * them if it has ESP.
-   */
-  async function choose(): Promise<boolean> {
-    if (isUserspace !== undefined) return isUserspace
-    const chosen = dataPath ? dataPath === 'userspace' : !(await canKernelCarryEsp(run))
-    if (!chosen) log.info('ESP packets are carried by the kernel')
-    else log.info(`ESP packets are carried by charon: ${dataPath ? 'DataPath is userspace' : 'the kernel has no ESP'}`)
-    return chosen
-  }
-
   return {
     name: TYPE,
     devices: [],
@@ -61,8 +50,9 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     async prepare(signal): Promise<LeaseAttrs> {
       external = await currentExternal(run, external)
       carryIpv4Alone(NEEDS, config, log)
-      if (!(await isCharonRunning(signal))) checkPrograms()
-      isUserspace = await choose()
+      const isRunning = await isCharonRunning(signal)
+      if (!isRunning) checkPrograms()
+      isUserspace ??= await doesCharonCarry(dataPath, isRunning, run, log)
       if (hasHosts()) checkHost(formatAddress(ipv4For(NEEDS, external.publicIp)), isUserspace, log)
       return { publicIp: external.publicIp, backendType: TYPE }
     },
@@ -123,6 +113,32 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     const filter = createFilter(TYPE, { lease, network, log })
     return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })
   }
+}
+
+/**
+ * Returns true if charon carries the packets, and false if the kernel does. The configuration decides; if it does not, the kernel carries
+ * them if it has ESP. If a charon runs already, weftd does not check the kernel for `"DataPath": "kernel"`.
+ */
+async function doesCharonCarry(
+  dataPath: 'kernel' | 'userspace' | undefined,
+  isRunning: boolean,
+  run: Run,
+  log: Log,
+): Promise<boolean> {
+  if (dataPath === 'userspace') {
+    log.info('ESP packets are carried by charon: DataPath is userspace')
+    return true
+  }
+  if ((dataPath === 'kernel' && isRunning) || (await canKernelCarryEsp(run))) {
+    log.info('ESP packets are carried by the kernel')
+    return false
+  }
+  if (dataPath === 'kernel')
+    throw new WeftError('CONFIG', 'the kernel has no ESP (CONFIG_INET_ESP), and "DataPath" is "kernel"', {
+      remedy: 'leave out "DataPath", so that charon carries the packets, or use a kernel with ESP',
+    })
+  log.info('ESP packets are carried by charon: the kernel has no ESP')
+  return true
 }
 
 /** Removes what the charon of this host still has of this network. Returns the removed things in words. A failure is logged. */

@@ -82,6 +82,7 @@ export class VxlanDevice {
     const change = now && (await this.#differenceNow(now))
     if (!now || change !== undefined) {
       if (now) await this.#removeForAnother()
+      else await this.#underlay.find(this.#run) // the external interface may have been renamed since the last check
       await this.#create()
       wrong.push(now ? `${name} was another device (${change})` : `${name} was gone`)
     }

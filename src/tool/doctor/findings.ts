@@ -16,7 +16,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd does not run, or does not answer: no program repairs routes and firewall rules, and if weftd itself carries the packets (udp), all packets are lost',
+      'weftd does not run, or does not answer: no program repairs routes and firewall rules, and if weftd itself forwards the packets (udp), all packets are lost',
     fix: 'start weftd (`systemctl start weftd`) and read the last lines of its log; if weftd runs with another --status-socket, give weft doctor the same option',
   },
   'daemon-waits': {
@@ -29,8 +29,8 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means:
-      'weftd has not reached its store since it started: it forwards packets to and from the last known nodes, but it cannot reach new nodes or renew its lease',
-    fix: 'repair what weftd waits for, usually the store; do not stop weftd meanwhile, because it forwards packets',
+      'weftd has not reached its store (etcd, the lease directory or the Kubernetes API) since it started: it forwards packets to and from the last known nodes, but it cannot reach new nodes or renew its lease',
+    fix: 'repair the service for which weftd waits, usually the store; do not stop weftd meanwhile, because it forwards packets',
   },
   'daemon-leaves': {
     check: 'daemon',
@@ -75,7 +75,7 @@ export const FINDINGS = {
     check: 'daemon',
     level: 'failure',
     means: "strongSwan's charon has no keys for some peers: packets to and from these peers are dropped",
-    fix: 'accept UDP ports 500 and 4500 and IP protocol 50 (ESP) in the firewalls between the hosts, give all nodes the same PSK, and see the lines of charon and the output of `swanctl --list-sas`',
+    fix: 'accept UDP ports 500 and 4500 and IP protocol 50 (ESP) in the firewalls between the hosts, give all nodes the same PSK, give the bridge of the containers its address in the subnet of the node if charon carries the packets, and see the lines of charon and the output of `swanctl --list-sas`',
   },
   'not-root': {
     check: 'daemon',
@@ -93,7 +93,7 @@ export const FINDINGS = {
   'tun-missing': {
     check: 'tun',
     level: 'failure',
-    means: 'this host or container has no /dev/net/tun, without which weftd cannot carry packets',
+    means: 'this host or container has no /dev/net/tun, without which weftd cannot forward packets',
     fix: 'load the module (`modprobe tun`), or give the container the device (`--device /dev/net/tun`)',
   },
   'tun-forbidden': {
@@ -113,7 +113,7 @@ export const FINDINGS = {
     check: 'families',
     level: 'failure',
     means:
-      'the backend cannot carry IPv4, or cannot carry IPv6, on this host now: packets of containers over that family are lost',
+      'the backend cannot forward IPv4 packets, or cannot forward IPv6 packets, on this host now: packets of containers over that family are lost',
     fix: 'remove the cause that this finding names; weftd tries again every five seconds, and needs no restart',
   },
   'family-not-carried': {
@@ -228,7 +228,7 @@ export const FINDINGS = {
     check: 'neighbours',
     level: 'failure',
     means:
-      "the kernel's neighbour table is full, or nearly full: the kernel cannot reach hosts and containers that have no entry in the table (its log says `neighbour table overflow`)",
+      "the kernel's neighbour table is full, or nearly full: the kernel cannot reach hosts and containers without an entry in the neighbour table (its log says `neighbour table overflow`)",
     fix: 'raise net.ipv4.neigh.default.gc_thresh3 (for IPv6 net.ipv6.neigh.default.gc_thresh3), and set gc_thresh2 to half and gc_thresh1 to a quarter of gc_thresh3',
   },
   'neighbours-many': {
@@ -242,42 +242,42 @@ export const FINDINGS = {
     check: 'store',
     level: 'failure',
     means:
-      'the store does not answer: this node still reaches the peers that it knows, but it cannot reach new peers or renew its lease',
-    fix: 'check that the store runs and that this host can reach it, and read the errors in the log of weftd',
+      'the store (etcd, the lease directory or the Kubernetes API) does not answer: this node still reaches the peers that it knows, but it cannot reach new peers or renew its lease',
+    fix: 'check that the store runs and that this host can reach the store, and read the errors in the log of weftd',
   },
   'store-stale': {
     check: 'store',
     level: 'failure',
     means:
-      'weftd has not compared its leases with the store for some minutes: it does not know later changes of the store',
+      'weftd has not compared its leases with the store (etcd, the lease directory or the Kubernetes API) for some minutes: it does not know later changes of leases',
     fix: 'read the errors in the log of weftd; if the store is a directory on NFS, check that the NFS server answers',
   },
   'peers-held': {
     check: 'store',
     level: 'warning',
     means:
-      'most leases vanished from the store at the same time; weftd still forwards packets to the nodes of these leases',
+      'most leases vanished from the store (etcd, the lease directory or the Kubernetes API) at the same time; weftd still forwards packets to the nodes of these leases',
     fix: 'if somebody restored or emptied the store, do not restart any weftd: each running node writes its lease again',
   },
   'config-missing': {
     check: 'store',
     level: 'failure',
     means:
-      'the store has no network configuration any more: running nodes keep the configuration that they read, but no weftd can start',
+      'the store (etcd, the lease directory or the Kubernetes API) has no network configuration any more: running nodes keep the configuration that they read, but no weftd can start',
     fix: 'write the network configuration again with `weft config set`; `weft status --json` on a running node shows it as `config`',
   },
   'clock-off': {
     check: 'clock',
     level: 'warning',
     means:
-      "this host's clock differs from the store's clock, or was changed after weftd wrote its lease: leases and certificates appear to end too early or too late",
+      "this host's clock differs from the clock of the server that keeps the leases, or was changed after weftd wrote its lease: leases and certificates appear to end too early or too late",
     fix: 'synchronize the clock of this host by NTP: `timedatectl set-ntp true`, or chrony',
   },
   'config-differs': {
     check: 'config',
     level: 'warning',
     means:
-      'a node runs with another configuration than the configuration in the store: if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
+      'a node runs with another network configuration than that in the store (etcd, the lease directory or the Kubernetes API): if the backends differ, nodes that restart cannot reach nodes that have not restarted yet',
     fix: 'if the configuration in the store is right, restart weftd on all nodes that run with another configuration, soon after each other; if the configuration in the store is wrong, write the old configuration back before any weftd restarts: `weft config set`',
   },
   'subnet-twice': {
@@ -367,7 +367,7 @@ export const FINDINGS = {
     check: 'mtu',
     level: 'failure',
     means: 'small packets reach a peer, but packets of the full MTU do not: connections open and then stall',
-    fix: 'the peer\'s external interface, or a link between the hosts, has a smaller MTU than this host\'s external interface: raise that smaller MTU, or set it on the external interfaces of all nodes. If weftd carries udp or vxlan, it can find the largest packet that passes: set `"ProbePathMTU": true` in `Backend`. With wireguard, set the smallest MTU for all nodes as `"MTU"` in `Backend`',
+    fix: 'the peer\'s external interface, or a link between the hosts, has a smaller MTU than this host\'s external interface: raise that smaller MTU, or set it on the external interfaces of all nodes. With udp, and with vxlan if weftd and not the kernel sends the packets, weftd can find the largest packet that passes: set `"ProbePathMTU": true` in `Backend`. With wireguard, set the smallest MTU for all nodes as `"MTU"` in `Backend`',
   },
   'mtu-too-large': {
     check: 'mtu',

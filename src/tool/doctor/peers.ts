@@ -126,7 +126,8 @@ export function checkPeers(
         : `its last packet came ${agoText(peer.heardSecondsAgo)}`
     return last + (why ?? '')
   }
-  const isBlind = answering === null && answers.size === 0 && list.some(({ state }) => state !== 'stored')
+  const isProbed = kindOf(status.config?.backendType ?? '')?.probe !== 'nobody'
+  const isBlind = isProbed && answering === null && answers.size === 0 && list.some(({ state }) => state !== 'stored')
   return [
     ...each(
       'peer-unusable',

@@ -3,6 +3,7 @@
 import type { Link } from '../../host/links.ts'
 import type { PolicyRule, RouteAnswer, RouteQuery } from '../../host/route-lookup.ts'
 import { formatAddress, isIpv4Net, type Address, type Family, type Net } from '../../net/address.ts'
+import { kindOf } from '../../path/catalog.ts'
 import type { Status } from '../../report/status.ts'
 import { bridgeOf, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
@@ -33,9 +34,12 @@ export interface KernelRoutes {
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if weft itself makes the routes to peers. It does, unless another program carries the packets. */
-const isRouted = ({ dataPath }: Status): boolean =>
-  dataPath !== null && dataPath.engine !== null && dataPath.engine !== 'none'
+/** True if weft itself makes the routes to peers. The backend ipsec makes none, because policies or charon carry its packets. */
+const isRouted = ({ config, dataPath }: Status): boolean =>
+  dataPath !== null &&
+  dataPath.engine !== null &&
+  dataPath.engine !== 'none' &&
+  kindOf(config?.backendType ?? '')?.routes !== 'none'
 
 /**
  * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets, because policy rules

@@ -23,6 +23,7 @@ function staysHere(subnet: Net, gateway: string | undefined): boolean {
 export function checkRoutes({ status, routes, silence }: Facts): Finding[] | undefined {
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
+  if (kindOf(status.config?.backendType ?? '')?.routes === 'none') return undefined
   // Check the routes even if the daemon does not run, because they must still exist then.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))

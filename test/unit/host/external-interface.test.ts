@@ -1134,5 +1134,8 @@ describe('an address that disappears and returns', () => {
     expect(await resumeExternal(run, written)).toBeUndefined()
     for (const junk of [null, 1, 'x', [], {}, { name: 'eth0' }, { ...externalText(now), families: ['ipx'] }])
       expect(readExternalText(junk)).toBeUndefined()
+    // `ip` does not report such an interface as missing, but fails.
+    for (const name of ['', 'a b', '..', 'a/b', 'eth0\n', 'x'.repeat(16)])
+      expect(readExternalText({ ...externalText(now), name })).toBeUndefined()
   })
 })

@@ -514,6 +514,22 @@ it('gives the peers of a family to the path that is open now, although its faile
   expect(path.isBehind).toBe(false)
 })
 
+it('sets no peers any more after it is closed, even if a transfer was due', async () => {
+  const r = rig()
+  const path = await r.open()
+  r.hanging.family = 'ipv4'
+  const first = path.apply(LEASES, 'own')
+  const second = path.apply(new Map(), 'own')
+  await tick()
+  const closing = path.close()
+  r.calls.length = 0
+  delete r.hanging.family
+  r.hanging.end()
+  await Promise.all([first, second, closing])
+  await path.apply(LEASES, 'own')
+  expect(r.calls.filter((call) => call.startsWith('apply'))).toEqual(['apply ipv4 k'])
+})
+
 it('logs the late failure of a family to take its peers, and applies all of them again', async () => {
   const { calls, hanging, deaf, errors, open } = rig()
   const path = await open()
@@ -629,6 +645,10 @@ it('with engines joins threads, peers, path MTUs and warnings of both families',
   r.faults.ipv6!(new Error('the device is gone'))
   await tick()
   expect([path.tunNames, path.threads()]).toEqual([['tun-ipv4'], { 'IPv4: weft-loop0': 4 }])
+  // A path that is opened again has the limits that the search set last.
+  delete r.given.ipv6
+  await r.again(path)
+  expect([path.tunNames, r.given]).toEqual([['tun-ipv4', 'tun-ipv6'], { ipv4: four, ipv6: six }])
 })
 
 it('with engines returns the drops of each family once, also if one is not open', async () => {

@@ -5,7 +5,7 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
-import { expect, it } from 'vitest'
+import { expect, it, vi } from 'vitest'
 import { WeftError } from '../../../src/base/errors.ts'
 import { parseNetworkConfig } from '../../../src/control/config/network-config.ts'
 import { parseLeaseKey, type OwnLease } from '../../../src/control/lease/lease.ts'
@@ -53,6 +53,7 @@ it('is opened for the own lease after the lent data path has come back', async (
   const backend = {
     name: 'udp',
     external: EXTERNAL,
+    prepare: async () => attrs,
     plan: planOf(async ({ key }) => (opened.push(key), own)),
   } as unknown as Backend
   Object.assign(node, { config, backend, lease: leaseOf('10.5.1.0-24'), attrs })
@@ -110,19 +111,37 @@ it('keeps the open data path if the store confirms the facts of the file', async
   expect([node.ownership.dataPath === old, node.lease.revision]).toEqual([true, 7n])
 })
 
-it('keeps a data path that followed the address of this host while the store did not answer', async () => {
-  const old = {} as DataPaths
-  const { node, facts } = await forwarding(old)
+it.each([
+  ['goes on with the data path', '10.5.1.0-24', []],
+  ['opens the data path', '10.5.2.0-24', [0x0a000009]],
+])('%s with the address that this host got while it waited for its lease', async (_how, key, opened) => {
+  const { node, facts } = await forwarding(FAKE as unknown as DataPaths)
+  // The loop of the data path has followed the address already.
   const now = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
   node.attrs = now
+  const got: unknown[] = []
+  const plan = planOf(async (lease) => (got.push(lease.attrs.publicIp.ipv4), FAKE))
+  Object.assign(facts.backend, { prepare: async () => now, plan })
   const parts = {
     manager: {},
     external: EXTERNAL,
     config: facts.config,
     backend: facts.backend,
   } as unknown as NodeParts
-  await openNode(node, parts, { ...facts, lease: { ...facts.lease, attrs: now }, attrs: now }, handover)
-  expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, now])
+  await openNode(node, parts, { ...facts, lease: leaseOf(key) }, handover)
+  expect([node.lease.key, node.lease.attrs, node.attrs, got]).toEqual([key, attrs, now, opened])
+})
+
+it('asks the store for the public IP before it goes on with the backend of the file', async () => {
+  const old = {} as DataPaths
+  const { node, facts } = await forwarding(old)
+  const given = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
+  node.attrs = given
+  const manager = { amend: async () => given.publicIp }
+  const backend = { ...facts.backend }
+  const parts = { manager, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
+  await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.1.0-24') }, handover)
+  expect([node.ownership.dataPath === old, node.attrs]).toEqual([true, given])
 })
 
 it('keeps the facts of the file, and forwards with them again, if the data path for the facts of the store cannot be opened', async () => {
@@ -133,7 +152,7 @@ it('keeps the facts of the file, and forwards with them again, if the data path 
   const open = () => Promise.reject(refusal)
   const wanted = {
     ...facts,
-    backend: { name: 'udp', external: EXTERNAL, plan: planOf(open) } as unknown as Backend,
+    backend: { ...facts.backend, plan: planOf(open) },
     lease: leaseOf('10.5.2.0-24'),
   }
   const parts = {
@@ -171,10 +190,28 @@ it('has one loop for its data path, which continues with the data path that the 
   await over
 })
 
+it('checks the data path every five seconds while no loop but that of the data path runs', async () => {
+  vi.useFakeTimers()
+  try {
+    let checks = 0
+    const resync = async () => (checks++, [])
+    const old = { ...FAKE, watched: [], lacking: {}, gone: () => ({}), resync } as unknown as DataPaths
+    const { node, facts } = await forwarding(old)
+    node.pathLease = facts.lease
+    const over = keepDataPath(node).catch(() => {})
+    await vi.advanceTimersByTimeAsync(16_000)
+    expect(checks).toBe(3)
+    node.stopping.abort(new Error('enough'))
+    await over
+  } finally {
+    vi.useRealTimers()
+  }
+})
+
 it('opens the data path of the store although the last known one cannot be closed', async () => {
   const close = () => Promise.reject(new WeftError('COMMAND', 'no answer within 10 s'))
   const { node, facts, lines } = await forwarding({ close } as unknown as DataPaths)
-  const backend = { name: 'udp', external: EXTERNAL, plan: planOf(async () => FAKE) } as unknown as Backend
+  const backend = { ...facts.backend, plan: planOf(async () => FAKE) }
   const parts = { manager: {}, external: EXTERNAL, config: facts.config, backend } as unknown as NodeParts
   await openNode(node, parts, { ...facts, backend, lease: leaseOf('10.5.2.0-24') }, handover)
   expect([node.ownership.state.is, node.lease.key]).toEqual(['forwarding', '10.5.2.0-24'])

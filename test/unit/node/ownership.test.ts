@@ -183,6 +183,19 @@ describe('a data path that can be lent', () => {
     expect([ownership.state.is, calls]).toEqual(['closed', ['close']])
     expect(lines).toEqual(['The data path cannot be handed over: the engine is gone'])
   })
+
+  it('has its descriptors closed if it is released and cannot be stopped as a whole', async () => {
+    const { lines, log } = recorder()
+    const { calls, dataPath, areOpen } = lendable()
+    const ownership = new Ownership(log)
+    const leave = async () => {
+      throw new WeftError('FAULT', 'the engine is gone')
+    }
+    await ownership.open(async () => Object.assign(dataPath, { handover: { ...dataPath.handover, leave } }))
+    await ownership.release()
+    expect([ownership.state.is, calls, areOpen()]).toEqual(['released', ['close'], false])
+    expect(lines).toEqual(['Cannot close the data path: the engine is gone'])
+  })
 })
 
 it('one that cannot be closed is released nevertheless, and taken back when the successor goes away', async () => {

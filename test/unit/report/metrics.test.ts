@@ -20,7 +20,7 @@ it('reports the status in base units, and drops by reason', async () => {
   const { type, body } = await formatMetrics(status)
   expect(type).toMatch(/^text\/plain; version=0\.0\.4/)
   expect(body).toContain(
-    '# HELP weft_peers_stored The number of other nodes that have a lease in the store.\n# TYPE weft_peers_stored gauge\n',
+    '# HELP weft_peers_stored The number of other nodes that have a lease in the store (etcd, a lease directory or the Kubernetes API).\n# TYPE weft_peers_stored gauge\n',
   )
   expect(await linesOf(status)).toEqual(
     expect.arrayContaining([

@@ -89,6 +89,12 @@ it.each<[string, Partial<Snapshot>, string | undefined, string]>([
     `impaired by its peers: ${OF_ALL.replace('2 peers', '5 peers')}`,
   ],
   [
+    'whose only peer has no keys',
+    { peers: 1, keyless: 1 },
+    'charon has no keys for the only peer',
+    `impaired by its peers: ${OF_ALL.replace('2 peers', '1 peer')}`,
+  ],
+  [
     'whose only peer is silent while the path is down',
     { peers: 1, silent: 1, isOpen: false },
     'the data path is down',

@@ -47,7 +47,7 @@ export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
   const paths = ['charon', ...FOLDERS.map((folder) => join(folder, 'charon'))]
   throw new WeftError('COMMAND', `no valid charon executable found at paths [${paths.join(' ')}]`, {
     remedy:
-      'install strongSwan: on Debian the packages strongswan-charon, strongswan-swanctl and libstrongswan-standard-plugins',
+      'install strongSwan: on Debian the packages strongswan-charon, strongswan-swanctl, libstrongswan-standard-plugins and libcharon-extra-plugins',
   })
 }
 
@@ -128,9 +128,10 @@ export class Charon {
       return charon
     }
     await requirePorts()
-    const child = await startProcess(isUserspace, log)
+    const { child, folder } = await startProcess(isUserspace, log)
     try {
       const client = await untilAnswering(child, signal)
+      await removeFolder(folder, log) // charon has read its configuration
       const charon = new Charon(client, child, log)
       await charon.#checkPlugins(isUserspace, signal)
       log.info('Charon daemon started')
@@ -176,8 +177,11 @@ export class Charon {
   }
 }
 
-/** Starts charon with the host's configuration. The plugin kernel-libipsec is loaded only if `isUserspace` is true. */
-async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProcess> {
+/**
+ * Starts charon with the host's configuration, which charon reads from the returned folder. The plugin kernel-libipsec is loaded only if
+ * `isUserspace` is true.
+ */
+async function startProcess(isUserspace: boolean, log: Log): Promise<{ child: ChildProcess; folder: string }> {
   const program = findCharon()
   const folder = await mkdtemp(join(tmpdir(), 'weft-charon-'))
   const file = join(folder, 'strongswan.conf')
@@ -188,11 +192,13 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<ChildProces
     env: environmentOf(file),
   })
   child.once('error', (error) => log.error(`Error starting charon daemon: ${messageOf(error)}`))
-  child.once('close', () => {
-    rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
-  })
-  return child
+  child.once('close', () => void removeFolder(folder, log))
+  return { child, folder }
 }
+
+/** Removes the folder if it is there. */
+const removeFolder = (folder: string, log: Log): Promise<void> =>
+  rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
 
 function environmentOf(file: string): NodeJS.ProcessEnv {
   const whole = childEnvironment()
@@ -225,6 +231,13 @@ function configuration(isUserspace: boolean, given: string | undefined): string 
   return [
     ...(own === undefined ? [] : [`include ${own}`]),
     'charon {',
+    // By default charon buffers its lines, and sends them to syslog too.
+    '  filelog {',
+    '    stderr {',
+    '      default = 1',
+    '      flush_line = yes',
+    '    }',
+    '  }',
     '  plugins {',
     `    kernel-libipsec { load = ${isUserspace ? 'yes' : 'no'} }`,
     `    vici { socket = unix://${SOCKET} }`,

@@ -34,6 +34,10 @@ interface Charon {
   stop(): Promise<void>
 }
 
+/** The first and the longest pause before weftd has charon negotiate keys with a peer again. Each request doubles the pause. */
+const FIRST_NEGOTIATION_MS = 5_000
+const LONGEST_NEGOTIATION_MS = 40_000
+
 interface ConnectionOptions {
   readonly network: Net
   readonly own: PolicyPeer
@@ -63,6 +67,9 @@ interface Loaded {
   readonly hosts: Set<string>
 }
 
+/** The states of a child association that can encrypt packets. While its keys are being renewed, it has the earlier ones. */
+const WITH_KEYS = new Set<unknown>(['INSTALLED', 'REKEYING'])
+
 export class IpsecConnections {
   readonly #options: ConnectionOptions
   readonly #calm: Log
@@ -74,6 +81,10 @@ export class IpsecConnections {
   #loaded: Loaded | undefined
   /** The running charon; undefined while charon is being restarted. */
   #charon: Charon | undefined
+  /** The wanted connections that have no keys and for which charon negotiates none, as of the last `keys`. */
+  #idle: ReadonlySet<string> = new Set()
+  /** The last request to negotiate keys, or when keys were first missing, in ms of performance.now(), and the pause after it, by connection. */
+  readonly #asked = new Map<string, { readonly at: number; readonly ms: number }>()
   /** Called after charon has negotiated or deleted keys, or was started again. */
   #changed: () => void = () => {}
   /** The task that restarts charon; it ends after `close` was called. */
@@ -120,13 +131,45 @@ export class IpsecConnections {
    */
   async keys(): Promise<ReadonlyMap<string, PeerKeys>> {
     const found = new Map<string, PeerKeys>()
-    const associations = await this.#charon?.client.stream('list-sas', 'list-sa', { noblock: 'yes' }).catch(() => [])
+    const list = this.#charon?.client.stream('list-sas', 'list-sa', { noblock: 'yes' })
+    const associations = await list?.catch(() => undefined)
+    const idle = new Set(associations && this.#wanted?.keys())
     for (const each of associations ?? [])
       for (const [name, ike] of Object.entries(each)) {
         const peer = this.#wanted?.get(name)
-        if (peer) add(found, peer.subnet, ike as ViciSection)
+        if (!peer) continue
+        add(found, peer.subnet, ike as ViciSection)
+        if (!isIdle(ike as ViciSection)) idle.delete(name)
+        if (found.has(peer.subnet)) this.#asked.delete(name)
       }
+    this.#idle = idle
     return found
+  }
+
+  /**
+   * Has charon negotiate keys again with the peers of `#idle`. charon itself does not, if the peer refused, or if charon could not install
+   * the keys, such as while this host has no address in its subnet. The pause between two requests for a peer grows, but with `isChange`,
+   * after a change of this host, only the first pause counts.
+   */
+  async negotiate(isChange: boolean): Promise<void> {
+    const now = performance.now()
+    const client = this.#charon?.client
+    for (const name of this.#asked.keys()) if (!this.#wanted?.has(name)) this.#asked.delete(name)
+    for (const name of this.#idle) {
+      const { at, ms } = this.#asked.get(name) ?? { at: now, ms: FIRST_NEGOTIATION_MS }
+      const peer = this.#wanted?.get(name)
+      const isDue = now - at >= (isChange ? FIRST_NEGOTIATION_MS : ms)
+      this.#asked.set(name, isDue ? { at: now, ms: Math.min(2 * ms, LONGEST_NEGOTIATION_MS) } : { at, ms })
+      if (!isDue || !peer) continue
+      try {
+        // With this timeout charon answers before it negotiates.
+        await client?.request('initiate', { child: this.#childOf(peer), ike: name, timeout: '-1' })
+      } catch (error) {
+        // If the connection to charon has ended, `#run` logs that.
+        if (!client?.isOpen) return
+        this.#calm.error(`Cannot negotiate keys with ${peer.host}: ${describeError(error)}`)
+      }
+    }
   }
 
   /** Closes the connection to charon, and ends charon if weftd started it. */
@@ -285,7 +328,7 @@ export class IpsecConnections {
       local: { auth: 'psk' },
       remote: { auth: 'psk' },
       children: {
-        [`${own.subnet}-${subnet}`]: {
+        [this.#childOf({ subnet, host })]: {
           local_ts: [own.subnet],
           remote_ts: [subnet],
           esp_proposals: [espProposal],
@@ -299,6 +342,11 @@ export class IpsecConnections {
         },
       },
     }
+  }
+
+  /** Returns flanneld's name for the child of a connection. */
+  #childOf({ subnet }: PolicyPeer): string {
+    return `${this.#options.own.subnet}-${subnet}`
   }
 
   /** Returns flanneld's name for the connection to a peer. */
@@ -354,11 +402,18 @@ export async function unloadAll(client: ViciClient, network: Net): Promise<reado
   return names
 }
 
+/** True if the IKE association has no child, and charon negotiates nothing with the peer. */
+function isIdle(ike: ViciSection): boolean {
+  const tasks = ['tasks-queued', 'tasks-active', 'tasks-passive'].flatMap((name) => listOf(ike[name]))
+  const children = Object.keys((ike['child-sas'] ?? {}) as ViciSection)
+  return ike['state'] === 'ESTABLISHED' && tasks.length === 0 && children.length === 0
+}
+
 /** Adds the packet counts of the installed child associations of one IKE association. */
 function add(found: Map<string, PeerKeys>, subnet: string, ike: ViciSection): void {
   const children = Object.values((ike['child-sas'] ?? {}) as ViciSection) as ViciSection[]
   for (const child of children) {
-    if (child['state'] !== 'INSTALLED') continue
+    if (!WITH_KEYS.has(child['state'])) continue
     const before = found.get(subnet)
     found.set(subnet, {
       txBytes: (before?.txBytes ?? 0) + countOf(child['bytes-out']),

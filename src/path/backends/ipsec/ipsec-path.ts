@@ -21,6 +21,9 @@ const SETTLE_MS = 100
  */
 const AGAIN_MS = 5_000
 
+/** How long a peer must lack keys until weftd logs that, in ms. charon needs less to negotiate keys. */
+const MISSING_MS = 4_000
+
 interface FilterParts {
   readonly lease: OwnLease
   readonly network: Net
@@ -69,6 +72,8 @@ export class IpsecPath extends KernelPath implements Counting {
   #wide: ReadonlySet<string> = new Set()
   /** The packet counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
+  /** Since when the peers without keys lack them, in ms of performance.now(), and whether that is logged, by lease key. */
+  readonly #missing = new Map<string, { readonly since: number; isLogged: boolean }>()
   /** The timer until the keys are read again. */
   #timer: NodeJS.Timeout | undefined
   /** The time at which `#timer` ends, in ms of performance.now(). */
@@ -124,6 +129,7 @@ export class IpsecPath extends KernelPath implements Counting {
   protected async repair(): Promise<readonly string[]> {
     const repaired = [...(await this.#guard.resync()), ...(await this.#connections.resync())]
     await this.#readKeys()
+    await this.#connections.negotiate(true)
     return repaired
   }
 
@@ -147,6 +153,7 @@ export class IpsecPath extends KernelPath implements Counting {
       .keys()
       .then((keys) => {
         this.#keys = keys
+        this.#logMissing()
         if (this.#withoutKeys() > 0) this.#readSoon(AGAIN_MS)
       })
       .finally(() => (this.#reading = undefined))
@@ -161,8 +168,26 @@ export class IpsecPath extends KernelPath implements Counting {
     this.#readAt = at
     this.#timer = setTimeout(() => {
       this.#timer = undefined
-      void this.#readKeys()
+      void this.#readKeys().then(() => this.#connections.negotiate(false))
     }, ms)
+  }
+
+  /** Logs once for each peer that it has no keys, and that it has keys again. */
+  #logMissing(): void {
+    const now = performance.now()
+    for (const key of this.#missing.keys()) if (!this.#peers.has(key)) this.#missing.delete(key)
+    for (const [key, lease] of this.#peers) {
+      const { subnet, host } = policyPeer(lease)
+      const before = this.#missing.get(key)
+      if (this.#keys.has(subnet)) {
+        if (before?.isLogged) this.#log.info(`charon has keys again for ${subnet} at ${host}`)
+        this.#missing.delete(key)
+      } else if (!before) this.#missing.set(key, { since: now, isLogged: false })
+      else if (!before.isLogged && now - before.since >= MISSING_MS) {
+        before.isLogged = true
+        this.#log.warn(`charon has no keys for ${subnet} at ${host}: packets to and from this peer are dropped`)
+      }
+    }
   }
 
   #withoutKeys(): number {

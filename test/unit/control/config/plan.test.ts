@@ -6,6 +6,7 @@ import { planOf } from '../../../../src/control/config/plan.ts'
 
 const KEY = `${'A'.repeat(42)}A=`
 const OTHER = `${'B'.repeat(42)}A=`
+const LONG = 'only for tests. '.repeat(6)
 const config = (backend: object, head: object = {}) =>
   parseNetworkConfig(JSON.stringify({ Network: '10.5.0.0/16', ...head, Backend: backend }))
 
@@ -50,6 +51,30 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
     ['', ''],
     ['Backend.Type: udp -> alloc'],
     2,
+  ],
+  [
+    'the backend to one with a required key',
+    { Type: 'vxlan' },
+    { Type: 'ipsec', PSK: LONG },
+    ['vxlan'],
+    ['Backend.Type: vxlan -> ipsec', 'Backend.PSK: none -> <hidden>'],
+    1,
+  ],
+  [
+    'the backend from one with a required key',
+    { Type: 'ipsec', PSK: LONG },
+    { Type: 'vxlan' },
+    ['ipsec'],
+    ['Backend.Type: ipsec -> vxlan'],
+    1,
+  ],
+  [
+    'a required key',
+    { Type: 'ipsec', PSK: LONG },
+    { Type: 'ipsec', PSK: `${LONG}.` },
+    ['ipsec'],
+    ['Backend.PSK: <hidden> -> <hidden>'],
+    1,
   ],
   ['the port', { Type: 'udp' }, { Type: 'udp', Port: 9000 }, ['', ''], ['Backend.Port: 0 -> 9000'], 2],
   ['the VNI', { Type: 'vxlan' }, { Type: 'vxlan', VNI: 2 }, ['vxlan'], ['Backend.VNI: 1 -> 2'], 1],

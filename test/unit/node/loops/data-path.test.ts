@@ -397,6 +397,7 @@ describe('with an amendment that an operator made in the store of the leases', (
     const manager = { ...managerOf(store), amend: async (publicIp: Addresses) => ({ ...publicIp, ipv4: given }) }
     const prepare = async () => ({ publicIp: addresses.shift()!, backendType: '' })
     const node = amended({ ...backend, prepare }, manager, log)
+    expect(amended(node, manager, log)).toBe(node)
     const { signal } = new AbortController()
     expect((await node.prepare(signal)).publicIp).toEqual({ ipv4: given, ipv6: 1n })
     manager.amend = () => Promise.reject(new WeftError('STORE_UNAVAILABLE', 'away'))

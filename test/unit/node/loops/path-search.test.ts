@@ -11,6 +11,7 @@ import {
   lines,
   logged,
   nodeStatus,
+  ownership,
   ready,
   searchPaths,
   start,
@@ -89,6 +90,15 @@ it('raises the limit half a minute later if longer packets pass again, and only 
   expect(limits().at(-1)).toEqual([])
   expect(performance.now() - found).toBeGreaterThan(29_000)
   expect(logged(/I No packet is too long for the path to 10\.5\.0\.64-26 any more/)).toBe(true)
+})
+
+it('withdraws the limit when the search ends and the data path goes on', async () => {
+  passes = 1252
+  await open()
+  await until(() => limits().length > 0, 20_000)
+  vi.spyOn(ownership.dataPath!, 'probeSource', 'get').mockReturnValue({})
+  await vi.advanceTimersByTimeAsync(3_000)
+  expect(limits()).toEqual([[[PEER, 1252]], []])
 })
 
 it('lowers the limit when only shorter packets pass', async () => {

@@ -158,6 +158,14 @@ it('continues under a new name of the external interface, which a new device use
   expect(links()).toEqual([expect.stringContaining('dev lan0 ')])
 })
 
+it('creates a missing device at an external interface that was renamed at the same time', async () => {
+  const { run, state, links } = kernel()
+  const dataPath = await (await open(run)).open()
+  Object.assign(state, { nic: 'lan0', vxlan: undefined })
+  expect(await dataPath.resync()).toEqual(['flannel.1 was gone'])
+  expect(links()).toEqual([expect.stringContaining('dev lan0 ')])
+})
+
 it('continues with a renamed device: its peers, its entries and its name in the status', async () => {
   const { run, state, links } = kernel()
   const host = await open(run)

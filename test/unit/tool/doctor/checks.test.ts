@@ -15,6 +15,7 @@ import {
 import { CHECKS, diagnose, diagnoseStatus } from '../../../../src/tool/doctor/checks.ts'
 import type { Facts, Reach } from '../../../../src/tool/doctor/facts.ts'
 import { FINDINGS, grouped, type FindingName } from '../../../../src/tool/doctor/findings.ts'
+import { routeQueries } from '../../../../src/tool/doctor/route-queries.ts'
 import type { Answers } from '../../../../src/tool/doctor/sides.ts'
 import {
   dualPeer,
@@ -1227,6 +1228,16 @@ describe('a status without some of its parts', () => {
     const of = (...[first, second]: readonly [string, string]) =>
       look('handshakes', withDual(dualPeer(side(first), side(second))))?.length
     expect([of('192.0.2.2:51820', '192.0.2.2:51820'), of('192.0.2.2:51820', '[2001:db8::2]:51821')]).toEqual([1, 2])
+  })
+
+  it('does not expect routes and probes of the backend ipsec', () => {
+    const config = { ...status.config!, backendType: 'ipsec' }
+    const list = [{ ...peer, type: 'ipsec', lossPercent: null, state: 'programmed' as const, way: 'kernel' as const }]
+    const dataPath = { ...status.dataPath!, engine: 'kernel', devices: { ipv4: null, ipv6: null } }
+    const ipsec = { ...withStatus({ config, dataPath, peers: countPeers(list, null) }), routes: [] }
+    expect(look('peers', { ...ipsec, answers: new Map(), whyUnprobed: 'EPERM' })).toEqual([])
+    expect(found(ipsec)).not.toContain('no-route')
+    expect(routeQueries(ipsec.status!, sound.links, [])).toEqual([])
   })
 
   it('leaves out details that are not known', () => {

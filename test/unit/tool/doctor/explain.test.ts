@@ -524,6 +524,11 @@ it.each<[string, Parameters<typeof ask>, string]>([
   ],
 ])('explains for IPv6 %s', (_name, question, line) => expect(says(...question)).toContain(line))
 
+it('does not take packets of the other family as a sign that the silent family sends', () => {
+  const peer = { ...dualPeer({}, silentSide), state: 'programmed', heardSecondsAgo: 3, unansweredSeconds: 9 } as const
+  expect(stopped(HERE6, THERE6, by('flannel-v6.1'), dual({}, peer))).toEqual(['peer'])
+})
+
 it('reports that IPv6 packets do not reach other nodes if the backend carries only IPv4', () => {
   const dataPath = { ...soundDual.status.dataPath, families: ['ipv4'], engine: 'native' } as const
   const peer = { ...dualPeer(), families: { ipv4: dualPeer().families.ipv4, ipv6: null } }

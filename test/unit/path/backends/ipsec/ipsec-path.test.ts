@@ -1,12 +1,13 @@
 // ipsec-path.test.ts - which leases are peers of the backend ipsec, and which peers it lists. A mock of charon negotiates the keys.
 
-import { afterEach, beforeEach, expect, it } from 'vitest'
+import { afterEach, beforeEach, expect, it, vi } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
 import type { Lease, OwnLease } from '../../../../../src/control/lease/lease.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../../src/net/ipv4.ts'
 import { IpsecConnections } from '../../../../../src/path/backends/ipsec/connections.ts'
 import { createFilter, IpsecPath } from '../../../../../src/path/backends/ipsec/ipsec-path.ts'
 import { ViciClient } from '../../../../../src/path/backends/ipsec/vici-client.ts'
+import type { ViciSection } from '../../../../../src/path/backends/ipsec/vici-message.ts'
 import { IpsecPolicies } from '../../../../../src/path/device/ipsec-policies.ts'
 import { eventually } from '../../../../support/event.ts'
 import { FakeCharon } from '../../../../support/fake-charon.ts'
@@ -16,6 +17,7 @@ const network = parseIpv4Net('10.5.0.0/16')!
 
 let charon: FakeCharon
 let lines: string[]
+let infos: string[]
 let commands: string
 let path: IpsecPath
 
@@ -36,9 +38,10 @@ function negotiate(...peers: readonly (readonly [subnet: string, host: string])[
 beforeEach(async () => {
   charon = await new FakeCharon().listen()
   lines = []
+  infos = []
   commands = ''
   const add = (line: string): void => void lines.push(line)
-  const log = { info: () => {}, warn: add, error: add, v: () => false }
+  const log = { info: (line: string) => void infos.push(line), warn: add, error: add, v: () => false }
   const guard = new IpsecPolicies({
     network: '10.5.0.0/16',
     own: OWN,
@@ -66,6 +69,7 @@ beforeEach(async () => {
   path = new IpsecPath({ filter, guard, connections, isUserspace: false, log })
 })
 afterEach(async () => {
+  vi.restoreAllMocks()
   await path.close()
   charon.close()
 })
@@ -93,6 +97,54 @@ it('lists a peer as soon as charon reports its keys', async () => {
   negotiate(['10.5.2.0/24', '192.0.2.2'])
   charon.report()
   await eventually(() => expect(path.peers()).toHaveLength(1))
+})
+
+it('has charon negotiate keys again with a peer that has none, but not while charon negotiates', async () => {
+  const now = vi.spyOn(performance, 'now').mockReturnValue(0)
+  const after = async (ms: number): Promise<number> => {
+    now.mockReturnValue(ms)
+    await path.resync()
+    return charon.initiated.length
+  }
+  const withIke = (ike: ViciSection): void => {
+    charon.associations = [{ [nameOf('10.5.2.0/24', '192.0.2.2')]: ike }]
+  }
+  await apply(leaseOf('10.5.2.0/24', '192.0.2.2'))
+  expect(await after(0)).toBe(0)
+  expect(await after(4_999)).toBe(0)
+  expect(await after(5_000)).toBe(1)
+  expect(charon.initiated).toEqual([nameOf('10.5.2.0/24', '192.0.2.2')])
+  // charon has no association after a wrong PSK, and one without a child after it could not install the keys.
+  withIke({ state: 'CONNECTING', 'tasks-active': ['IKE_INIT'] })
+  expect(await after(20_000)).toBe(1)
+  withIke({ state: 'ESTABLISHED', 'child-sas': {}, 'tasks-active': ['CHILD_CREATE'] })
+  expect(await after(30_000)).toBe(1)
+  withIke({ state: 'ESTABLISHED', 'child-sas': {} })
+  expect(await after(40_000)).toBe(2)
+  expect(await after(44_999)).toBe(2)
+  expect(await after(45_000)).toBe(3)
+  negotiate(['10.5.2.0/24', '192.0.2.2'])
+  expect(await after(90_000)).toBe(3)
+})
+
+it('logs once that a peer has had no keys for some seconds, and that it has keys again', async () => {
+  const now = vi.spyOn(performance, 'now')
+  const after = (ms: number): Promise<unknown> => {
+    now.mockReturnValue(ms)
+    return path.resync()
+  }
+  now.mockReturnValue(0)
+  await apply(leaseOf('10.5.2.0/24', '192.0.2.2'))
+  await after(0)
+  await after(3_999)
+  expect(lines).toEqual([])
+  await after(4_000)
+  await after(9_000)
+  expect(lines).toEqual(['charon has no keys for 10.5.2.0/24 at 192.0.2.2: packets to and from this peer are dropped'])
+  negotiate(['10.5.2.0/24', '192.0.2.2'])
+  await after(10_000)
+  await after(15_000)
+  expect(infos.filter((line) => line.includes('again'))).toEqual(['charon has keys again for 10.5.2.0/24 at 192.0.2.2'])
 })
 
 it('reports the last known counts while charon hangs', async () => {
