@@ -19,6 +19,7 @@ const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
  */
 const STRICT = { ...PATIENT, WEFT_REQUIRE: '1' }
 const LONG = { ...STRICT, WEFT_LONG: '1' }
+const ARCHITECTURE_NAMES = ARCHITECTURES.map(({ debian }) => debian)
 
 /**
  * @typedef {object} Task
@@ -113,8 +114,8 @@ export const TASKS = {
     commands: [vitest('test/native/core.test.ts'), script('scripts/fuzz.mjs')],
   },
   'test:arch': {
-    usage: `[${ARCHITECTURES.map(({ debian }) => debian).join('|')}]...`,
-    accepts: new RegExp(`^(?:${ARCHITECTURES.map(({ debian }) => debian).join('|')})$`),
+    usage: `[${ARCHITECTURE_NAMES.join('|')}]...`,
+    accepts: new RegExp(`^(?:${ARCHITECTURE_NAMES.join('|')})$`),
     setup: ['arch'],
     commands: [script('scripts/test-arch.mjs')],
   },
@@ -148,7 +149,9 @@ export const TASKS = {
     commands: [vitest('--project', 'broken')],
   },
   release: {
-    ...NO_WORDS,
+    usage: `[--image REGISTRY/weft] [--arch ${ARCHITECTURE_NAMES.join(',')}]`,
+    // Each word is an option, the name of an image, or a list of architectures. The task's script checks them together.
+    accepts: new RegExp(`^--(?:image|arch)(?:=.*)?$|^[^-].*/|^(?:(?:${ARCHITECTURE_NAMES.join('|')})(?:,|$))+$`),
     setup: ['release'],
     // Two releases at the same time would write the same files, so flock makes the second wait for the first.
     commands: [['flock', '--no-fork', 'scripts/release', ...script('scripts/release/main.mjs')]],

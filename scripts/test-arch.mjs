@@ -5,9 +5,10 @@
 
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { basename, dirname, join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { createProgress, runAloud } from './progress.mjs'
+import { compileAll, mustRun } from './compile.mjs'
+import { createProgress } from './progress.mjs'
 import { ARCHITECTURES } from './release/architectures.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
@@ -17,38 +18,33 @@ const PROGRAMS = ['core_test', 'io_test', 'walk_test']
 const SOURCES = ['native/crypto', 'native/core', 'native/io'].flatMap((area) =>
   readdirSync(join(root, area))
     .filter((name) => name.endsWith('.cc'))
-    .map((name) => join(root, area, name)),
+    .map((name) => join(area, name)),
 )
 /** With -O1 the compiler takes half the time of -O2, and the emulated tests take as long. */
 const FLAGS = ['-std=c++20', '-O1', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', '-Wno-psabi']
 const DEFINES = ['-D_FILE_OFFSET_BITS=64', '-D_TIME_BITS=64'] // as in binding.gyp
 const ROUNDS = '4'
 
-async function run(...command) {
-  const end = await runAloud('nice', command).catch((error) => error.message)
-  if (end !== 0) throw new Error(`${command.join(' ')} failed${typeof end === 'string' ? `: ${end}` : ''}`)
-}
-
 /** Compiles and runs the tests for one architecture. The sources are compiled once for all programs. */
 async function testOn({ debian, gnu, qemu }, folder, progress) {
-  const compile = async (source) => {
-    const object = join(folder, `${debian}-${basename(dirname(source))}-${basename(source)}.o`)
-    await run(`${gnu}-g++`, ...FLAGS, ...DEFINES, '-c', source, '-o', object)
-    return object
-  }
   progress.now(`the sources for ${debian}`)
-  const objects = []
-  for (const source of SOURCES) objects.push(await compile(source))
-  for (const test of PROGRAMS) {
+  const objects = await compileAll({
+    command: ['nice', `${gnu}-g++`, ...FLAGS, ...DEFINES],
+    sources: [...PROGRAMS.map((test) => `test/native/${test}.cc`), ...SOURCES],
+    folder: join(folder, debian),
+    cwd: root,
+  })
+  const shared = objects.slice(PROGRAMS.length)
+  for (const [index, test] of PROGRAMS.entries()) {
     progress.now(`${test} on ${debian}`)
     const program = join(folder, `${debian}-${test}`)
-    const object = await compile(join(root, `test/native/${test}.cc`))
-    await run(`${gnu}-g++`, object, ...objects, '-o', program, '-lpthread')
+    await mustRun([`${gnu}-g++`, objects[index], ...shared, '-o', program, '-lpthread'], root)
     process.stdout.write(`${debian}, ${test}: `)
     // Leave out the tests of the control messages UDP_SEGMENT and IPV6_TCLASS on s390x, because qemu-user 7.2 does not convert the byte
     // order of their values.
     const without = debian === 's390x' ? ['without-control-numbers'] : []
-    await run(...(qemu ? [qemu, '-L', `/usr/${gnu}`] : []), program, String(Date.now() % 1_000_000), ROUNDS, ...without)
+    const emulator = qemu ? [qemu, '-L', `/usr/${gnu}`] : []
+    await mustRun(['nice', ...emulator, program, String(Date.now() % 1_000_000), ROUNDS, ...without], root)
   }
 }
 

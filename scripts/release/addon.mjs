@@ -2,7 +2,8 @@
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
+import { compileAll, mustRun } from '../compile.mjs'
 import { ARCHITECTURES } from './architectures.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
@@ -12,41 +13,37 @@ import { nodeRelease, sysroot } from './inputs.mjs'
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
 /** Compiles and links the addon, and writes it to `target`. Throws if the addon requires a newer glibc than the table of architectures allows. */
-export function buildAddon(root, architecture, target) {
+export async function buildAddon(root, architecture, target) {
   const { gnu, glibc } = architecture
   const system = sysroot(architecture)
   // Without --sysroot and -L the linker would find the compiler's newer libraries first.
   const libraries = system ? [`--sysroot=${system}`, `-L${system}/lib/${gnu}`, `-L${system}/usr/lib/${gnu}`] : []
   const { sources, defines, cflags, cflags_cc } = targetOf(root)
-  execFileSync(
+  const compiler = [
     `${gnu}-g++`,
-    [
-      ...cflags,
-      ...cflags_cc,
-      ...defines.map((each) => `-D${each}`),
-      '-DNODE_GYP_MODULE_NAME=weft',
-      '-fPIC',
-      '-fno-rtti',
-      '-pthread',
-      `-ffile-prefix-map=${root}=.`,
-      '-I',
-      // The headers are the same on every architecture.
-      join(nodeRelease(ARCHITECTURES[0]), 'include/node'),
-      '-I',
-      'node_modules/node-addon-api',
-      ...libraries,
-      '-shared',
-      '-static-libstdc++',
-      '-static-libgcc',
-      '-s',
-      '-Wl,--build-id=none,--exclude-libs,ALL',
-      ...sources,
-      'scripts/release/glibc_floor.cc',
-      '-o',
-      target,
-    ],
-    { cwd: root, stdio: ['ignore', 2, 'inherit'] },
-  )
+    ...cflags,
+    ...cflags_cc,
+    ...defines.map((each) => `-D${each}`),
+    '-DNODE_GYP_MODULE_NAME=weft',
+    '-fPIC',
+    '-fno-rtti',
+    '-pthread',
+    `-ffile-prefix-map=${root}=.`,
+    '-I',
+    // The headers are the same on every architecture.
+    join(nodeRelease(ARCHITECTURES[0]), 'include/node'),
+    '-I',
+    'node_modules/node-addon-api',
+    ...libraries,
+  ]
+  const objects = await compileAll({
+    command: compiler,
+    sources: [...sources, 'scripts/release/glibc_floor.cc'],
+    folder: join(dirname(target), 'objects'),
+    cwd: root,
+  })
+  const linker = ['-shared', '-static-libstdc++', '-static-libgcc', '-s', '-Wl,--build-id=none,--exclude-libs,ALL']
+  await mustRun([...compiler, ...linker, ...objects, '-o', target], root)
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
   for (const [, version = ''] of symbols.matchAll(/GLIBC_([\d.]+)/g)) {
     const [major = 0, minor = 0] = version.split('.').map(Number)

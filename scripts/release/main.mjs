@@ -7,7 +7,6 @@ import { execFileSync, spawnSync } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { parseArgs } from 'node:util'
 import { createProgress } from '../progress.mjs'
 import { TASKS } from '../tasks.mjs'
 import { buildAddon } from './addon.mjs'
@@ -17,12 +16,14 @@ import { bundle } from './bundle.mjs'
 import { buildDeb } from './deb.mjs'
 import { documents } from './documents.mjs'
 import { buildExecutable } from './executable.mjs'
+import { fetchInputs, partial } from './fetch.mjs'
 import { imageBase } from './image-base.mjs'
 import { buildImage } from './image.mjs'
 import { nodeRelease } from './inputs.mjs'
 import { buildKubernetes } from './kubernetes.mjs'
 import { compiled, debianPackages, library, runtime } from './materials.mjs'
 import { buildNpm, dependencies } from './npm.mjs'
+import { OptionError, readOptions } from './options.mjs'
 import { buildRpm } from './rpm.mjs'
 import { isVersion } from './version.mjs'
 
@@ -31,29 +32,21 @@ const release = join(root, 'release')
 /** The temporary folder in which the release is made. It replaces release/ only after all files are complete. */
 const out = join(root, 'build/release/new')
 const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
-const publisher = { ...JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8')), ...wanted() }
+const { image: imageName, architectures } = wanted()
+const ofFile = JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8'))
+const publisher = { ...ofFile, image: imageName ?? ofFile.image }
+const lacks = partial(architectures)
 const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
 
-/**
- * Reads the command line. `--image REGISTRY/weft` sets the image name in the manifest and the chart, in place of the one in publisher.json.
- */
+/** Reads the command line. Ends this process if an option is invalid. */
 function wanted() {
-  const fail = (message) => {
-    process.stderr.write(`release: ${message}; write --image REGISTRY/weft, such as --image ghcr.io/somebody/weft\n`)
+  try {
+    return readOptions(process.argv.slice(2))
+  } catch (error) {
+    if (!(error instanceof OptionError)) throw error
+    process.stderr.write(`release: ${error.message}\n`)
     process.exit(2)
   }
-  let image
-  try {
-    ;({ image } = parseArgs({ options: { image: { type: 'string' } } }).values)
-  } catch (error) {
-    fail(error.message)
-  }
-  if (image === undefined) return {}
-  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar of image names in
-  // the project distribution/reference.
-  if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
-    fail(`${JSON.stringify(image)} is not the name of an image without a tag`)
-  return { image }
 }
 
 function releaseNotes() {
@@ -62,7 +55,7 @@ function releaseNotes() {
       read('CHANGELOG.md'),
     ) ?? []
   if (!text) throw new Error(`CHANGELOG.md has no section about ${version}`)
-  return `# weft ${version}\n\n${text.trim()}\n`
+  return `# weft ${version}\n\n${lacks === undefined ? '' : `${lacks}\n\n`}${text.trim()}\n`
 }
 const read = (path) => readFileSync(join(root, path), 'utf8')
 
@@ -125,8 +118,8 @@ function time() {
   return seconds
 }
 
-const official = ARCHITECTURES.filter(({ integrity }) => integrity !== undefined)
-const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 2 + official.length * 2, pace: 'even' })
+const official = architectures.filter(({ integrity }) => integrity !== undefined)
+const progress = createProgress('release', { total: 6 + architectures.length * 3 + official.length * 2, pace: 'even' })
 try {
   process.umask(0o022) // the modes of the package's folders
   if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is not a version such as 0.2.0`)
@@ -152,12 +145,14 @@ try {
     'usr/share/doc/weft/changelog.gz': read('CHANGELOG.md'),
     ...documents(root),
   }
-  const addons = ARCHITECTURES.map((architecture) => {
+  fetchInputs(architectures, progress.now)
+  const addons = []
+  for (const architecture of architectures) {
     progress.now(`the addon for ${architecture.debian}`)
     const addon = join(below(architecture.name), 'weft.node')
-    buildAddon(root, architecture, addon)
-    return { architecture, addon }
-  })
+    await buildAddon(root, architecture, addon)
+    addons.push({ architecture, addon })
+  }
   progress.now('the npm package')
   const npm = buildNpm({
     root,
@@ -218,6 +213,7 @@ try {
     version,
     image: publisher.image,
     digest,
+    architectures: architectures.map(({ platform }) => platform.architecture),
     manifest: join(out, 'weft.yaml'),
     chart: join(out, `weft-chart-${version}.tgz`),
   })
@@ -230,6 +226,7 @@ try {
   publish()
   progress.end()
   process.stdout.write(said('ls', '-l', release))
+  if (lacks !== undefined) process.stderr.write(`release: ${lacks}\n`)
   if (changes)
     process.stderr.write(`release: do not publish it, because it contains uncommitted changes:\n${changes}\n`)
 } catch (error) {
