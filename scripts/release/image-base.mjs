@@ -17,7 +17,7 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
-import { made } from './inputs.mjs'
+import { made, mmdebstrap } from './inputs.mjs'
 
 /** The Debian release from which the images take programs and libraries. It gets security updates until 2030. */
 const DEBIAN = 'trixie'
@@ -123,10 +123,8 @@ export const imageBase = ({ debian, gnu, integrity }) => {
   return made(`${DEBIAN}-image-${debian}`, (folder) => {
     // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real paths.
     const root = realpathSync(folder)
-    const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
-    execFileSync('mmdebstrap', [...options, `--include=${[...PACKAGES, ...node.packages].join(',')}`, DEBIAN, root], {
-      stdio: ['ignore', 2, 'inherit'],
-    })
+    const options = ['--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
+    mmdebstrap(...options, `--include=${[...PACKAGES, ...node.packages].join(',')}`, DEBIAN, root)
     const packages = packagesIn(join(root, 'var/cache/apt/archives'))
     const programs = programsIn(root, gnu, [...PROGRAMS, ...node.programs])
     const authorities = readdirSync(join(root, AUTHORITIES)).toSorted()

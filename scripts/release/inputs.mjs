@@ -1,7 +1,7 @@
 // inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and the C library to
 // which the addons are linked. They are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a second release needs no network.
 
-import { execFileSync } from 'node:child_process'
+import { execFileSync, spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import {
   chmodSync,
@@ -74,6 +74,19 @@ export function nodeRelease({ name, integrity }) {
   })
 }
 
+/** Runs mmdebstrap. If it fails, throws an error with its error lines, in which apt names each file that it could not download. */
+export function mmdebstrap(...words) {
+  const { status, stderr, error } = spawnSync('mmdebstrap', words, {
+    encoding: 'utf8',
+    stdio: ['ignore', 2, 'pipe'],
+    maxBuffer: 2 ** 26,
+  })
+  if (error) throw error
+  if (status === 0) return
+  const lines = stderr.split('\n').filter((line) => line.startsWith('E: '))
+  throw new Error(lines.length > 0 ? lines.join('\n') : `mmdebstrap failed: ${stderr.trim()}`)
+}
+
 /** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
 function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
@@ -96,9 +109,7 @@ export function sysroot({ debian, integrity }) {
   if (integrity === undefined) return undefined
   return made(`${OLDEST}-${debian}`, (folder) => {
     const include = '--include=libc6-dev,libstdc++6,libgcc-s1'
-    execFileSync('mmdebstrap', ['--quiet', '--variant=extract', `--arch=${debian}`, include, OLDEST, folder, MIRROR], {
-      stdio: ['ignore', 2, 'inherit'],
-    })
+    mmdebstrap('--variant=extract', `--arch=${debian}`, include, OLDEST, folder, MIRROR)
     for (const name of ['lib', 'lib64', 'usr/lib'])
       if (existsSync(join(folder, name))) relinkAll(folder, join(folder, name))
   })
