@@ -1,4 +1,5 @@
-// addon.mjs - compiles the addon for one architecture, and links it to an old C library, so that it also runs on older systems.
+// addon.mjs - compiles the addon for one architecture, and links it to an old C library, so that the addon also runs on
+// older systems.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
@@ -8,7 +9,8 @@ import { ARCHITECTURES } from './architectures.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
 /**
- * Reads the build target from binding.gyp. The file must be plain JSON for this, although node-gyp also accepts comments and Python syntax.
+ * Reads the build target from binding.gyp, which must therefore be plain JSON, although node-gyp also accepts comments
+ * and Python syntax.
  */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 

@@ -23,8 +23,8 @@ const RECOMMENDS = 'iptables | nftables'
 const SCRIPTS = ['postinst', 'prerm', 'postrm']
 
 /**
- * Returns the installed size of a package in KiB for its control file. A folder counts as 1 KiB, as in dpkg-gencontrol, because its real
- * size depends on the file system.
+ * Returns the installed size of a package in KiB for the package's control file. A folder counts as 1 KiB, as in
+ * dpkg-gencontrol, because its real size depends on the file system.
  */
 const installedSize = (tree) =>
   readdirSync(tree, { recursive: true, withFileTypes: true })

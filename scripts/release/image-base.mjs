@@ -19,7 +19,9 @@ import {
 import { dirname, join, relative } from 'node:path'
 import { made, mmdebstrap } from './inputs.mjs'
 
-/** The Debian release from which the images take programs and libraries. It gets security updates until 2030. */
+/**
+ * The Debian release from which the images take programs and libraries. This release gets security updates until 2030.
+ */
 const DEBIAN = 'trixie'
 const PACKAGES = [
   'base-files',
@@ -50,11 +52,14 @@ const APPLETS = ['cat', 'cp', 'env', 'grep', 'head', 'id', 'ls', 'ps', 'sh', 'sl
 const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpthread.so.0', 'libstdc++.so.6']
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
-/** Matches additional names of iptables' two executables that the images do not need, such as arptables and iptables-translate. */
+/**
+ * Matches additional names of iptables' two executables that the images do not need, such as arptables and
+ * iptables-translate.
+ */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
 /**
- * Files from packages of which the image contains no program. They are included so that the image's package list names
- * these packages; gcc-14-base has the licenses of GCC's libraries.
+ * Files from packages of which the image contains no program. The image has these files so that its package list names
+ * their packages; gcc-14-base has the licenses of GCC's libraries.
  */
 const FOR_OWNERS = [
   'usr/lib/os-release',
@@ -103,7 +108,10 @@ const packagesIn = (archives) =>
       }
     })
 
-/** Deletes the files in `folder` for which `isKept` returns false, and then the folders that have become empty, except `root`. */
+/**
+ * Deletes the files in `folder` for which `isKept` returns false, and then the folders that have become empty, except
+ * `root`.
+ */
 function prune(root, folder, isKept) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)

@@ -1,8 +1,9 @@
-// image.mjs - builds a container image with the executable for each architecture, and a common index of the images, as one archive in the
-// OCI image layout (github.com/opencontainers/image-spec, image-layout.md).
+// image.mjs - builds a container image with the executable for each architecture, and a common index of the images, as
+// one archive in the OCI image layout (github.com/opencontainers/image-spec, image-layout.md).
 //
-// An image has two layers: Debian programs that weft runs, with their libraries (image-base.mjs), and weft itself at the path of flanneld.
-// The image detects the kind of iptables in the same way as the image that deploy/Dockerfile builds, so users can run either image.
+// An image has two layers: Debian programs that weft runs, with their libraries (image-base.mjs), and weft itself at
+// the path of flanneld. The image detects the kind of iptables in the same way as the image that deploy/Dockerfile
+// builds, so users can run either image.
 
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -42,7 +43,10 @@ function layTree({ root, tree, build }) {
   writeFileSync(at('usr/share/doc/weft/copyright'), build.licences)
 }
 
-/** Returns a function that stores bytes in the image layout under their digest and returns their OCI descriptor. */
+/**
+ * Returns a function that stores bytes in the image layout under their digest and returns an OCI descriptor of the
+ * bytes.
+ */
 function blobStore(layout) {
   rmSync(layout, { recursive: true, force: true })
   mkdirSync(join(layout, 'blobs/sha256'), { recursive: true })
@@ -62,8 +66,8 @@ function configOf({ version, publisher, architecture, digests }) {
     ...architecture.platform,
     os: 'linux',
     config: {
-      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs only CAP_NET_ADMIN,
-      // and the device /dev/net/tun.
+      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs
+      // only CAP_NET_ADMIN, and the device /dev/net/tun.
       Env: [
         'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',

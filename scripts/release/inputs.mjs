@@ -1,5 +1,6 @@
-// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and the C library to
-// which the addons are linked. They are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a second release needs no network.
+// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and
+// the C library to which the addons are linked. The downloads are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a
+// second release needs no network.
 
 import { execFileSync, spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -38,8 +39,8 @@ function removeUnfinished() {
 }
 
 /**
- * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is then renamed, so that
- * an incomplete folder is never used.
+ * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is
+ * then renamed, so that an incomplete folder is never used.
  */
 export function made(name, make) {
   const folder = join(cache, name)
@@ -60,8 +61,8 @@ export function made(name, make) {
 }
 
 /**
- * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads it if necessary. Throws if the
- * checksum of the npm package differs from `integrity`.
+ * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads Node.js if
+ * necessary. Throws if the checksum of the npm package differs from `integrity`.
  */
 export function nodeRelease({ name, integrity }) {
   return made(`node-${NODE_VERSION}-${name}`, (folder) => {
