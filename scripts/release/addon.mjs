@@ -14,7 +14,10 @@ import { nodeRelease, sysroot } from './inputs.mjs'
  */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 
-/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires a newer glibc than the table of architectures allows. */
+/** Matches the shared libraries that the addon may require: those of glibc, which every system has. */
+const OF_GLIBC = /^(?:lib(?:c|m|dl|pthread)\.so\.\d|ld[\w-]*\.so\.\d)$/
+
+/** Compiles and links the addon, and writes it to `target`. Throws if the addon requires another shared library or a newer glibc. */
 export async function buildAddon(root, architecture, target) {
   const { gnu, glibc } = architecture
   const system = sysroot(architecture)
@@ -45,7 +48,11 @@ export async function buildAddon(root, architecture, target) {
     cwd: root,
   })
   const linker = ['-shared', '-static-libstdc++', '-static-libgcc', '-s', '-Wl,--build-id=none,--exclude-libs,ALL']
-  await mustRun([...compiler, ...linker, ...objects, '-o', target], root)
+  // On riscv64 GCC calls functions of libatomic for atomic accesses to bytes. The images do not have the shared library libatomic.so.1.
+  await mustRun([...compiler, ...linker, ...objects, '-l:libatomic.a', '-o', target], root)
+  const needed = execFileSync(`${gnu}-objdump`, ['-p', target], { encoding: 'utf8' })
+  for (const [, library] of needed.matchAll(/^ +NEEDED +(\S+)$/gm))
+    if (!OF_GLIBC.test(library)) throw new Error(`${target} requires ${library}, which is not a library of glibc`)
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
   for (const [, version = ''] of symbols.matchAll(/GLIBC_([\d.]+)/g)) {
     const [major = 0, minor = 0] = version.split('.').map(Number)
