@@ -4,12 +4,15 @@
 // looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets to a peer
 // without keys would leave unencrypted by the default route.
 //
-// A rule drops incoming packets that the kernel would forward. Packets that charon decrypted come from charon's own
-// device. So a packet from the external interface whose source is in the network was not encrypted.
+// A rule drops incoming packets that the kernel would forward to containers. Packets that charon decrypted come from
+// charon's own device. So a packet from the external interface whose source and destination are in the network was not
+// encrypted. Other packets from the external interface must pass: this host may be the router of a node whose containers
+// send packets to the internet.
 
-import type { Run } from '../../host/command.ts'
+import { messageOf } from '../../base/errors.ts'
+import { isRefusal, type Run } from '../../host/command.ts'
 import { ipFlag, ipJson, routesWithin, type Route } from '../../host/links.ts'
-import { formatNet, type Net } from '../../net/address.ts'
+import { formatNet, isIpv4Net, type Net } from '../../net/address.ts'
 
 /** The highest metric, so that every other route is preferred, such as that of a bridge with this node's own subnet. */
 const METRIC = 0xff_ff_ff_ff
@@ -42,6 +45,8 @@ const ruleWordsFor = (verb: 'add' | 'del', network: Net, device: string): readon
   device,
   'from',
   formatNet(network),
+  'to',
+  formatNet(network),
   'blackhole',
 ]
 
@@ -49,16 +54,20 @@ interface JsonRule {
   readonly priority?: number
   readonly src?: string
   readonly srclen?: number
+  readonly dst?: string
+  readonly dstlen?: number
   readonly iif?: string
   readonly action?: string
 }
 
-/** Lists the devices for which a rule of this file drops packets from the network. */
+/** Lists the devices for which a rule of this file drops packets of the network. */
 async function ruleDevices(run: Run, network: Net): Promise<readonly string[]> {
   const rules = await ipJson<JsonRule>(run, [ipFlag(network), 'rule', 'show', 'priority', String(PRIORITY)])
-  return rules.flatMap(({ src = '', srclen = 32, iif, action }) =>
-    action === 'blackhole' && iif !== undefined && `${src}/${srclen}` === formatNet(network) ? [iif] : [],
-  )
+  const whole = formatNet(network)
+  return rules.flatMap(({ src = '', srclen = 32, dst = '', dstlen = 32, iif, action }) => {
+    const isOurs = action === 'blackhole' && `${src}/${srclen}` === whole && `${dst}/${dstlen}` === whole
+    return isOurs && iif !== undefined ? [iif] : []
+  })
 }
 
 export class UserspaceGuard {
@@ -110,19 +119,24 @@ export class UserspaceGuard {
 }
 
 /**
- * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to this network; nothing if `routes` lacks
- * the unreachable route. The unreachable route is the last, so that the rules are found again after an interruption.
+ * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to this network. `routes` has the routes
+ * of the host. The function finds rules without the route too, because an operator may have removed only the route.
  */
 export async function guardRemovals(
   run: Run,
   network: Net,
   routes: readonly Route[],
 ): Promise<readonly { readonly what: string; readonly command: readonly string[] }[]> {
-  if (!routes.some((route) => isUnreachableNetwork(route, network))) return []
-  const rules = (await ruleDevices(run, network)).map((device) => ({
+  if (!isIpv4Net(network)) return [] // the backend ipsec carries only IPv4
+  const devices = await ruleDevices(run, network).catch((error: unknown) => {
+    if (isRefusal(error) && /not supported/i.test(messageOf(error))) return [] // a kernel without policy routing
+    throw error
+  })
+  const rules = devices.map((device) => ({
     what: `the rule for unencrypted packets from ${device}`,
     command: ruleWordsFor('del', network, device),
   }))
+  if (!routes.some((route) => isUnreachableNetwork(route, network))) return rules
   return [...rules, { what: `the unreachable route to ${formatNet(network)}`, command: routeWordsFor('del', network) }]
 }
 
