@@ -64,7 +64,7 @@ export class AwsApi {
     const code = root ? textAt(root, 'Errors/Error/Code') : ''
     if (expected.includes(code)) return code
     const message = root ? textAt(root, 'Errors/Error/Message') : undefined
-    throw refusalOf(request, answer, `${action}: ${code}`, message, REMEDIES[code])
+    throw refusalOf(signed, answer, `${action}: ${code}`, message, REMEDIES[code])
   }
 
   /** Calls an action, and returns the items at `path` of all pages of the answer. */

@@ -69,11 +69,11 @@ export async function findMetadata(
 }
 
 /**
- * Returns a name from the metadata server that becomes a part of the host of a URL. Throws WeftError FABRIC if it is not a name, because
- * requests with credentials would then go to another host.
+ * Returns a name from the metadata server that becomes a part of the host of a URL. Throws WeftError FABRIC if it is not a name without
+ * dots, because requests with credentials would then go to another host, such as to a customer's bucket in the domain of the cloud.
  */
 export function requireHostName(what: string, name: string): string {
-  if (/^[a-z\d-]+(?:\.[a-z\d-]+)*$/i.test(name)) return name
+  if (/^[a-z\d-]+$/i.test(name)) return name
   throw new WeftError('FABRIC', `the metadata server names ${what} ${JSON.stringify(name.slice(0, 100))}`, {
     remedy: REMEDY,
   })
