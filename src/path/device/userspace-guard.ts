@@ -4,22 +4,24 @@
 // looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets to a peer
 // without keys would leave unencrypted by the default route.
 //
-// A rule drops incoming packets that the kernel would forward to containers. Packets that charon decrypted come from
-// charon's own device. So a packet from the external interface whose source and destination are in the network was not
-// encrypted. Other packets from the external interface must pass: this host may be the router of a node whose containers
-// send packets to the internet.
+// A routing rule drops incoming packets that the kernel would forward to containers. Packets that charon decrypted come
+// from charon's own device. So a packet from the external interface whose source and destination are in the network was
+// not encrypted. Packets to other destinations must pass, because this host may be the router of another node.
 
 import { messageOf } from '../../base/errors.ts'
 import { isRefusal, type Run } from '../../host/command.ts'
 import { ipFlag, ipJson, routesWithin, type Route } from '../../host/links.ts'
 import { formatNet, isIpv4Net, type Net } from '../../net/address.ts'
 
-/** The highest metric, so that every other route is preferred, such as that of a bridge with this node's own subnet. */
+/**
+ * The highest metric, so that the kernel prefers every other route, such as that of a bridge with this node's own
+ * subnet.
+ */
 const METRIC = 0xff_ff_ff_ff
 /** The priority of the rule. The kernel applies the rule before charon's rule, which has the priority 220. */
 const PRIORITY = 219
 
-/** True if the route is the unreachable route that this file makes to the network. */
+/** Returns true if the route is the unreachable route to the network, as `apply` makes it. */
 const isUnreachableNetwork = ({ type, destination, metric }: Route, network: Net): boolean =>
   type === 'unreachable' && destination === formatNet(network) && metric === METRIC
 
@@ -119,8 +121,9 @@ export class UserspaceGuard {
 }
 
 /**
- * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to this network. `routes` has the routes
- * of the host. The function finds rules without the route too, because an operator may have removed only the route.
+ * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to the given network.
+ * `routes` has the host's routes. An operator may have removed only the route, so the rules are found without the route
+ * too.
  */
 export async function guardRemovals(
   run: Run,
@@ -140,7 +143,7 @@ export async function guardRemovals(
   return [...rules, { what: `the unreachable route to ${formatNet(network)}`, command: routeWordsFor('del', network) }]
 }
 
-/** Removes the rules and the unreachable route to this network if the host has them. */
+/** Removes the rules and the unreachable route to the given network, if the host has them. */
 export async function removeUserspaceGuard(run: Run, network: Net): Promise<void> {
   for (const { command } of await guardRemovals(run, network, await routesWithin(run, network)))
     await run('ip', [...command])

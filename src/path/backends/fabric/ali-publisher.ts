@@ -1,9 +1,9 @@
 // ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as its next
 // hop.
 //
-// From flannel v0.13 (backend/alivpc) it takes the system route table of the VPC, the next hop type Instance, and the
-// log lines about routes that stay. flannel called an API that no longer exists; this publisher calls the version
-// 2016-04-28 of the product VPC.
+// Like flannel v0.13 (backend/alivpc), the publisher uses the system route table of the VPC and the next hop type
+// Instance, and logs flannel's lines about routes that stay. flannel called an API that no longer exists; this
+// publisher calls the version 2016-04-28 of the product VPC.
 
 import { randomUUID } from 'node:crypto'
 import { WeftError } from '../../../base/errors.ts'
@@ -15,13 +15,19 @@ import { readMetadata, requireHostName, tokenHeaders } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 
 const API_VERSION = '2016-04-28'
-/** The maximum number of custom entries of a route table, according to the documentation of CreateRouteEntry. */
+/**
+ * The maximum number of custom entries of a route table, according to Alibaba Cloud's documentation of
+ * CreateRouteEntry.
+ */
 const ROUTE_LIMIT = 200
-/** PAGE is the number of entries that one page of an answer has. MOST_PAGES is the maximum number of pages. */
+/** The number of entries that one page of an answer has. MOST_PAGES is the maximum number of pages that weftd reads. */
 const PAGE = 100
 const MOST_PAGES = 100
 
-/** The remedies for API error codes that an operator can correct. A code also matches with a suffix after a dot. */
+/**
+ * The remedies for the API's error codes that an operator can correct. An entry also applies to its code with a suffix
+ * after a dot.
+ */
 const REMEDIES: Readonly<Record<string, string>> = {
   NoPermission: 'give the keys the permissions in docs/cloud.md',
   Forbidden: 'give the keys the permissions in docs/cloud.md',
@@ -31,7 +37,7 @@ const REMEDIES: Readonly<Record<string, string>> = {
   QuotaExceeded: 'request a higher quota of custom route entries, or take a backend that has a tunnel',
 }
 
-/** The URLs of the cloud's servers; if `api` is left out, it is derived from the region. */
+/** The URLs of the cloud's servers. If `api` is left out, the publisher derives its URL from the region. */
 interface AliEndpoints {
   readonly api?: string
   readonly metadata: string
@@ -87,8 +93,8 @@ export class AliPublisher implements Publisher {
   }
 
   /**
-   * Returns the headers of requests to the metadata server. If the instance is in the security hardening mode, the server answers only
-   * requests with a token.
+   * Returns the headers of requests to the metadata server. If the instance is in the security hardening mode, the
+   * server answers only requests with a token.
    */
   async #metadataHeaders(signal: AbortSignal): Promise<Readonly<Record<string, string>>> {
     const { metadata } = this.#endpoints
@@ -145,8 +151,8 @@ export class AliPublisher implements Publisher {
   }
 
   /**
-   * Calls an action of the API. Returns undefined for an error whose code is expected. Throws WeftError FABRIC for
-   * every other error.
+   * Calls an action of the API. Returns undefined for an error whose code matches `expected`. Throws WeftError FABRIC
+   * for every other error.
    */
   async #call(
     action: string,

@@ -1,8 +1,8 @@
 // api-client.ts - sends one HTTP request to the API of a cloud or a switch, within limits of time and size.
 //
-// A redirect is an answer like any other, because following it would send credentials to an address that the operator
-// did not name. Messages contain the method, the host and the path of a request, but neither its query nor its headers
-// nor its body.
+// The client does not follow a redirect, because that would send credentials to an address that the operator did not
+// name. Messages contain the method, the host and the path of a request, but neither its query nor its headers nor its
+// body.
 
 import { request as requestHttp, type IncomingHttpHeaders, type IncomingMessage } from 'node:http'
 import { request as requestHttps } from 'node:https'
@@ -11,13 +11,13 @@ import { HIDDEN } from '../../../base/secret.ts'
 import { printable } from '../../../base/text.ts'
 import { limited } from '../../../host/bell.ts'
 
-/** The time limit in ms for a complete answer. */
+/** The time limit in ms for a complete answer of the API. */
 const ANSWER_MS = 10_000
-/** The maximum size of an answer in bytes. A page of a route table has less than 100 kB. */
+/** The maximum size of an answer in bytes. A usual page of a route table has less than 100 kB. */
 const ANSWER_BYTES = 4 * 1024 * 1024
-/** The longest pause in ms that a server can demand by Retry-After. */
+/** The longest pause in ms that a server can request by Retry-After. */
 const LONGEST_PAUSE_MS = 300_000
-/** The maximum number of characters of an answer that a message quotes. */
+/** The maximum number of characters of an answer that an error message quotes. */
 export const SHOWN = 200
 
 export interface ApiRequest {
@@ -25,7 +25,7 @@ export interface ApiRequest {
   readonly url: string
   readonly headers?: Readonly<Record<string, string>>
   readonly body?: string | undefined
-  /** The certificates, in PEM, of the authorities to trust instead of the usual ones. */
+  /** The certificates, in PEM, of the authorities to trust instead of the authorities built into Node.js. */
   readonly ca?: string | undefined
 }
 
@@ -43,7 +43,7 @@ interface ApiClientOptions {
 }
 
 export class ApiClient {
-  /** For each origin, the time by `now` before which its server accepts no request. */
+  /** For each origin, the time by `now` in ms before which its server accepts no request. */
   readonly #notBefore = new Map<string, number>()
   readonly #answerMs: number
   readonly #answerBytes: number
@@ -103,7 +103,7 @@ function open({ method, url, headers, body, ca }: ApiRequest, signal: AbortSigna
   const bytes = body === undefined ? undefined : Buffer.from(body)
   const options = {
     method,
-    // Open a connection for each request. There are few requests, so keeping a connection alive is not worthwhile.
+    // Open a connection for each request. Requests are rare, so keeping a connection alive is not worthwhile.
     agent: false as const,
     headers: { 'user-agent': 'weftd', ...headers, ...(bytes ? { 'content-length': String(bytes.length) } : {}) },
     signal,
@@ -122,7 +122,10 @@ export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): st
   return `${method} ${host}${pathname}`
 }
 
-/** Matches the names of headers whose values an error must not contain. Some APIs repeat headers if they refuse a signature. */
+/**
+ * Matches the names of headers whose values an error must not contain. Some APIs repeat the request's headers in their
+ * answer if they refuse its signature.
+ */
 const SECRET_HEADER = /authorization|token|credential|cookie|secret|key/i
 
 /** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets or wrote them as JSON. */
@@ -146,9 +149,9 @@ const secretsOf = (headers: Readonly<Record<string, string>>): readonly string[]
     .flatMap(([, value]) => [value, ...value.split(/[\s,]+/)])
 
 /**
- * Makes the error for an answer with which the API refused a request. `code` and `message` are those of the API;
- * without them the error quotes the text of the answer. The error contains no secret header of the request, even if the
- * API repeats the header.
+ * Makes the error for an answer with which the API refused a request. `code` and `message` come from the API; without
+ * them the error quotes the text of the answer. The error contains no secret header of the request, even if the API
+ * repeats the header.
  */
 export function refusalOf(
   request: Pick<ApiRequest, 'method' | 'url' | 'headers'>,
@@ -163,8 +166,8 @@ export function refusalOf(
 }
 
 /**
- * Returns the error for an action that the API refused with a code. Its remedy is that of the code, or of the part of
- * the code before its first dot.
+ * Returns the error for an action that the API refused with an error code. The remedy is that of the code, or of the
+ * part of the code before its first dot.
  */
 export function actionRefusal(
   request: Pick<ApiRequest, 'method' | 'url' | 'headers'>,
@@ -183,7 +186,7 @@ export function jsonOf(request: Pick<ApiRequest, 'method' | 'url'>, answer: ApiA
     const value: unknown = JSON.parse(answer.text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // Ignore the syntax error: the error below reports an answer that is not a JSON object.
+    // Ignore the syntax error: the WeftError below reports an answer that is not a JSON object.
   }
   throw new WeftError('FABRIC', `${whereOf(request)}: the answer with status ${answer.status} is not JSON`)
 }

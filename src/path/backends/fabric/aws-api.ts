@@ -7,7 +7,7 @@ import { signV4 } from './sigv4.ts'
 import { elementsAt, textAt, tryXml, type XmlElement } from './xml.ts'
 
 const API_VERSION = '2016-11-15'
-/** The maximum number of pages that are read of one answer. */
+/** The maximum number of pages of one answer that weftd reads. */
 const MOST_PAGES = 100
 
 /** The remedies for EC2's error codes that an operator can correct. */
@@ -25,11 +25,10 @@ interface AwsApiOptions {
   readonly client: ApiClient
   readonly environment: Readonly<Record<string, string | undefined>>
   readonly region: string
-  /** The URL of the EC2 API. */
   readonly endpoint: string
-  /** Returns the URL of STS, which gives keys to web identities. */
+  /** Returns the URL of AWS's Security Token Service (STS), which gives access keys for the token of a web identity. */
   readonly stsUrl: () => string
-  /** The URL of the metadata server. */
+  /** The URL of the EC2 instance metadata server. */
   readonly metadata: string
 }
 

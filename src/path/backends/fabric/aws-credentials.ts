@@ -12,16 +12,16 @@ import type { AwsKeys } from './sigv4.ts'
 
 type Environment = Readonly<Record<string, string | undefined>>
 
-/** weftd renews access keys this number of ms before they expire. */
+/** weftd renews access keys EARLY_MS milliseconds before they expire. */
 const EARLY_MS = 300_000
 
 export interface ExpiringKeys {
   readonly keys: AwsKeys
-  /** The time, in ms since 1970, from which the access keys must be read again. */
+  /** The time, in ms since 1970, from which weftd must read the access keys again. */
   readonly until: number
 }
 
-/** Requests a token of the metadata server, and returns the headers for further requests to it (IMDSv2). */
+/** Requests a token from the metadata server, and returns the headers for further requests to that server (IMDSv2). */
 export async function imdsHeaders(client: ApiClient, base: string, signal: AbortSignal) {
   const headers = await tokenHeaders(client, base, 'x-aws-ec2-metadata-token', signal)
   if (headers) return headers
@@ -30,13 +30,13 @@ export async function imdsHeaders(client: ApiClient, base: string, signal: Abort
   })
 }
 
-/** The places with access keys. */
+/** The places in which access keys are searched. */
 interface AwsKeyPlaces {
   readonly environment: Environment
   readonly client: ApiClient
-  /** Returns the URL of STS, which gives keys to web identities. */
+  /** Returns the URL of AWS's Security Token Service (STS), which gives access keys for the token of a web identity. */
   readonly stsUrl: () => string
-  /** The URL of the metadata server. */
+  /** The URL of the EC2 instance metadata server. */
   readonly metadata: string
 }
 
@@ -49,7 +49,7 @@ export async function awsKeys(
   signal: AbortSignal,
 ): Promise<ExpiringKeys> {
   const { AWS_ACCESS_KEY_ID: id = '', AWS_SECRET_ACCESS_KEY: secret = '' } = environment
-  // AWS_SECURITY_TOKEN is the older name of the variable, which flannel's documentation named.
+  // AWS_SECURITY_TOKEN is the older name of AWS_SESSION_TOKEN, which flannel's documentation named.
   const token = environment['AWS_SESSION_TOKEN'] ?? environment['AWS_SECURITY_TOKEN']
   if (id !== '' && secret !== '')
     return { keys: { accessKeyId: id, secretAccessKey: secret, sessionToken: token }, until: Infinity }

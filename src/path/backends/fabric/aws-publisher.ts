@@ -1,9 +1,9 @@
 // aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as its
 // target.
 //
-// Like flannel v0.13 (backend/awsvpc) it uses the interface that has the node's address, and switches the interface's
-// source/destination check off. It uses the route table of the interface's subnet, or else the main table of the VPC.
-// The log lines are flannel's too.
+// Like flannel v0.13 (backend/awsvpc), the publisher uses the interface that has the node's address, and switches off
+// the interface's source/destination check. It uses the route table of the interface's subnet, or else the main table
+// of the VPC. The log lines are flannel's too.
 
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
@@ -45,7 +45,7 @@ export class AwsPublisher implements Publisher {
     this.#tables = tables
     this.#place = place
     this.#destination = formatNet(place.subnet)
-    // AWS's own tools read the URLs of the servers from the same environment variables.
+    // AWS's own tools read the URLs of AWS's servers from the same environment variables.
     this.#metadata = place.environment['AWS_EC2_METADATA_SERVICE_ENDPOINT']?.replace(/\/$/, '') ?? METADATA
   }
 
@@ -106,7 +106,7 @@ export class AwsPublisher implements Publisher {
   async #findTable(api: AwsApi, { subnetId, vpcId }: Interface, signal: AbortSignal): Promise<string> {
     const filters = [
       filterOf([['association.subnet-id', subnetId]]),
-      // Read the main table of the VPC, which a subnet without an associated table uses.
+      // Read the main table of the VPC, which AWS uses for a subnet without an associated table.
       filterOf([
         ['association.main', 'true'],
         ['vpc-id', vpcId],
@@ -149,7 +149,10 @@ export class AwsPublisher implements Publisher {
   }
 }
 
-/** Throws WeftError FABRIC if the domain is not AWS's, because another server than AWS's then answered for the metadata server. */
+/**
+ * Throws WeftError FABRIC if the domain is not one of AWS's, because a server other than AWS's metadata server then
+ * answered.
+ */
 function requireDomain(domain: string): void {
   if (DOMAINS.has(domain)) return
   throw new WeftError('FABRIC', `the metadata server names the domain ${JSON.stringify(domain.slice(0, 100))}`, {
@@ -167,7 +170,8 @@ function filterOf(filters: readonly (readonly [name: string, value: string])[]):
 }
 
 function routeOf(route: XmlElement, interfaceId: string): FabricRoute[] {
-  // Routes to prefix lists and to IPv6 networks lack destinationCidrBlock. Such a route never belongs to this network.
+  // Routes to prefix lists and to IPv6 networks lack destinationCidrBlock. Skip them, because they never belong to this
+  // IPv4 network.
   const destination = textAt(route, 'destinationCidrBlock')
   if (destination === '') return []
   const names = [

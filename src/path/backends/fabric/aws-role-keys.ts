@@ -1,8 +1,8 @@
 // aws-role-keys.ts - gets the temporary access keys of an AWS role for a container: by a web identity (IRSA), or from
 // the credentials server of the container (EKS Pod Identity, ECS).
 //
-// Sources: "AssumeRoleWithWebIdentity" in the STS API Reference, and "Container credential provider" in the AWS SDKs and
-// Tools Reference Guide.
+// Sources: "AssumeRoleWithWebIdentity" in the STS API Reference, and "Container credential provider" in the AWS SDKs
+// and Tools Reference Guide.
 
 import { readFile } from 'node:fs/promises'
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
@@ -11,16 +11,21 @@ import { readMetadataJson } from './metadata.ts'
 import { elementsAt, textAt, tryXml } from './xml.ts'
 
 type Environment = Readonly<Record<string, string | undefined>>
-/** Keys as AWS's servers name them. */
+/** Access keys, with the member names of AWS's servers. */
 export type JsonKeys = Readonly<Record<string, unknown>>
 
 const STS_VERSION = '2011-06-15'
-/** The server of ECS. */
+/** The URL of the credentials server of Amazon ECS. */
 const CONTAINER_SERVER = 'http://169.254.170.2'
-/** The hosts besides this host to which the token of a container may be sent over http: the servers of ECS and of EKS. */
+/**
+ * The hosts, besides this host, to which weftd may send a container's token over http: the credentials servers of ECS
+ * and EKS.
+ */
 const CONTAINER_HOSTS = new Set(['169.254.170.2', '169.254.170.23', '[fd00:ec2::23]', 'localhost', '[::1]'])
 
-/** Exchanges the token of a web identity for keys; undefined if the environment names no web identity. */
+/**
+ * Exchanges the token of a web identity for access keys. Returns undefined if the environment names no web identity.
+ */
 export async function webIdentityKeys(
   environment: Environment,
   client: ApiClient,
@@ -62,7 +67,10 @@ export async function webIdentityKeys(
   )
 }
 
-/** Reads keys from the credentials server of the container; undefined if the environment names no such server. */
+/**
+ * Reads access keys from the credentials server of the container. Returns undefined if the environment names no such
+ * server.
+ */
 export async function containerKeys(
   environment: Environment,
   client: ApiClient,

@@ -1,8 +1,8 @@
 // gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as its
 // next hop.
 //
-// From flannel v0.13 (backend/gce) it takes the route's name, such as `flannel-10-5-1-0-24`, the route's priority, and
-// the polling of an operation until it is done.
+// The model is flannel v0.13 (backend/gce): the route has a name such as `flannel-10-5-1-0-24` and flannel's priority,
+// and the publisher polls an operation until the operation is done.
 
 import { WeftError } from '../../../base/errors.ts'
 import { printable } from '../../../base/text.ts'
@@ -53,7 +53,10 @@ interface Instance {
 
 export class GcePublisher implements Publisher {
   #token: GoogleToken | undefined
-  /** The number of routes of other networks in the project. They count against the project's quota too. */
+  /**
+   * The number of routes in the project that belong to other networks. These routes count against the project's quota
+   * too.
+   */
   #others = 0
   readonly #place: Place
   readonly #endpoints: GceEndpoints
@@ -124,7 +127,7 @@ export class GcePublisher implements Publisher {
     }
   }
 
-  /** Throws WeftError CONFIG if a route of another network of the project has the name. */
+  /** Throws WeftError CONFIG if a route of another network in the project has the name of this node's route. */
   async #requireName(base: string, network: string, name: string, signal: AbortSignal): Promise<void> {
     const url = `${base}/global/routes/${encodeURIComponent(name)}`
     const found: JsonRoute | undefined = await this.#call('GET', url, signal, [403, 404])
@@ -153,8 +156,8 @@ export class GcePublisher implements Publisher {
   }
 
   /**
-   * Waits until an operation is done. Returns `exists` if another operation made the route first. Throws WeftError
-   * FABRIC if the operation failed.
+   * Waits until an operation of the API is done. Returns `exists` if another operation made the route first. Throws
+   * WeftError FABRIC if the operation failed.
    */
   async #done(base: string, operation: object, signal: AbortSignal): Promise<'made' | 'exists'> {
     interface JsonOperation {
@@ -179,8 +182,8 @@ export class GcePublisher implements Publisher {
   }
 
   /**
-   * Sends a request. Returns undefined if the answer has a status that is expected. Throws WeftError FABRIC for every
-   * other error.
+   * Sends a request. Returns undefined if the answer has one of the expected statuses. Throws WeftError FABRIC for
+   * every other error.
    */
   async #call(
     method: string,
@@ -208,7 +211,7 @@ export class GcePublisher implements Publisher {
     try {
       message = (JSON.parse(answer.text) as { error?: { message?: string } }).error?.message
     } catch {
-      // Ignore the syntax error: the message then quotes the text of the answer.
+      // Ignore the syntax error: without a `message`, the WeftError quotes the text of the answer.
     }
     throw refusalOf(request, answer, '', message, REMEDIES[answer.status])
   }

@@ -1,5 +1,5 @@
-// http-publisher.ts - publishes the route by HTTP requests that the operator describes. It serves switches, and every
-// API that has no publisher of its own.
+// http-publisher.ts - publishes the route by HTTP requests that the operator describes, to a switch or to any API that
+// has no publisher of its own.
 
 import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../../../base/errors.ts'
@@ -24,8 +24,9 @@ export class HttpPublisher implements Publisher {
   readonly #variables: Variables
   readonly #canList: boolean
   /**
-   * The credentials by origin. `#ca` is the text of CAFile. `find` reads both files, so that a changed file has an
-   * effect after the next failure.
+   * The secrets of CredentialFile, by the origin (such as `https://example.com`) to which weftd sends them. `#ca` is
+   * the text of CAFile. The node calls `find`, which reads CredentialFile and CAFile, again after a failure, so that it
+   * notices changed files.
    */
   #credentials: ReadonlyMap<string, Secret> = new Map()
   #ca: string | undefined
@@ -88,8 +89,8 @@ export class HttpPublisher implements Publisher {
   async #put(signal: AbortSignal): Promise<'made' | 'exists'> {
     const request = this.#request('put', {})
     const answer = await this.#place.client.send(request, signal)
-    // Status 409: the API refuses a second route to the subnet. The list of routes shows where its route leads. Without
-    // a list that route counts as this node's.
+    // Status 409 means that the API refuses a second route to the subnet. The list of routes shows the target of the
+    // existing route. If the API has no list, the existing route counts as this node's.
     if (answer.status === 409) return 'exists'
     this.#check(request, answer)
     return 'made'
@@ -135,8 +136,8 @@ export class HttpPublisher implements Publisher {
 
   /**
    * Returns the value of {credential} for a URL. The credential file binds each credential to an origin. So a user who
-   * can write the network configuration cannot have a credential sent to another server, nor have another file sent.
-   * Throws WeftError CONFIG if the file has no credential for this origin.
+   * can write the network configuration can neither have a credential sent to another server nor have another file
+   * sent. Throws WeftError CONFIG if the credential file has no credential for this origin.
    */
   #credentialFor(url: string): { readonly credential?: string } {
     if (this.#settings.credentialFile === '') return {}
@@ -199,7 +200,8 @@ function credentialsOf(text: string): ReadonlyMap<string, Secret> {
 }
 
 /**
- * Reads a file, at most FILE_BYTES bytes. The network configuration names the file, so it may be a device without end.
+ * Reads a file, at most FILE_BYTES bytes. The limit is needed because the network configuration names the file, which
+ * may be a device without end.
  */
 async function read(option: string, path: string): Promise<string> {
   try {

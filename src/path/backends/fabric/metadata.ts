@@ -16,8 +16,8 @@ async function send(client: ApiClient, request: ApiRequest, signal: AbortSignal)
 }
 
 /**
- * Returns the text at a path of the metadata server. Throws WeftError FABRIC if the server does not answer, or has
- * nothing at this path.
+ * Returns the text at a path of the metadata server. Throws WeftError FABRIC if the server does not answer, or has no
+ * text at this path.
  */
 export async function readMetadata(
   client: ApiClient,
@@ -31,13 +31,13 @@ export async function readMetadata(
   return answer.text.trim()
 }
 
-/** How long a token of the metadata server is valid, in seconds. */
+/** How long a token from the metadata server is valid, in seconds. */
 const TOKEN_S = 300
 
 /**
- * Requests a token of the metadata server, and returns the headers for further requests to it. `name` is the name of the header with the
- * token. Returns undefined if the server gives no tokens. Source: AWS's IMDSv2, which Alibaba Cloud's metadata server has too ("security
- * hardening mode").
+ * Requests a token from the metadata server, and returns the headers for further requests to that server. `name` is the
+ * name of the header with the token. Returns undefined if the server gives no tokens. The source is AWS's IMDSv2, which
+ * Alibaba Cloud's metadata server has too ("security hardening mode").
  */
 export async function tokenHeaders(
   client: ApiClient,
@@ -51,8 +51,8 @@ export async function tokenHeaders(
 }
 
 /**
- * Returns the first line of the text at a path of the metadata server, such as the name of the instance's role; undefined if the server has
- * nothing at this path. Throws WeftError FABRIC if the server does not answer.
+ * Returns the first line of the text at a path of the metadata server, such as the name of the instance's role;
+ * undefined if the server has no text at this path. Throws WeftError FABRIC if the server does not answer.
  */
 export async function findMetadata(
   client: ApiClient,
@@ -69,8 +69,9 @@ export async function findMetadata(
 }
 
 /**
- * Returns a name from the metadata server that becomes a part of the host of a URL. Throws WeftError FABRIC if it is not a name without
- * dots, because requests with credentials would then go to another host, such as to a customer's bucket in the domain of the cloud.
+ * Checks a name from the metadata server, and returns the name, which becomes a part of a URL's host. Throws WeftError
+ * FABRIC if the text is not a name without dots, because requests with credentials would then go to another host, such as
+ * to a customer's bucket in the cloud's domain.
  */
 export function requireHostName(what: string, name: string): string {
   if (/^[a-z\d-]+$/i.test(name)) return name
@@ -79,7 +80,9 @@ export function requireHostName(what: string, name: string): string {
   })
 }
 
-/** Returns the JSON object at a path of the metadata server. Throws WeftError FABRIC if the answer is not a JSON object. */
+/**
+ * Returns the JSON object at a path of the metadata server. Throws WeftError FABRIC if the answer is not a JSON object.
+ */
 export async function readMetadataJson(
   client: ApiClient,
   url: string,
@@ -91,7 +94,7 @@ export async function readMetadataJson(
     const value: unknown = JSON.parse(text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // Ignore the syntax error. The error below reports it without quoting the text, which may contain a key.
+    // Do not quote the syntax error, because it contains a part of the text, which may be a key.
   }
   throw new WeftError('FABRIC', `GET ${new URL(url).host}: the metadata server's answer is not JSON`)
 }

@@ -1,4 +1,4 @@
-// xml.ts - reads the XML answers of EC2, which have only elements and text, and no attributes. Pure.
+// xml.ts - parses the XML answers of EC2, which have only elements and text, and no attributes. Pure.
 
 export interface XmlElement {
   readonly name: string
@@ -54,7 +54,7 @@ export function readXml(text: string): XmlElement {
   return first
 }
 
-/** Returns the root element; undefined if the text is not such XML. */
+/** Returns the root element; undefined if `readXml` would throw. */
 export function tryXml(text: string): XmlElement | undefined {
   try {
     return readXml(text)

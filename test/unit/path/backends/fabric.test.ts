@@ -52,7 +52,7 @@ function partsOf<T extends BackendType>(type: T, backend: object, network: objec
   }
 }
 
-it('publishes no type for a cloud, as flannel, and carries IPv4 alone', async () => {
+it('publishes no type for a cloud, like flannel, and carries only IPv4', async () => {
   const { parts, lines } = partsOf('aws-vpc', {}, BOTH)
   const backend = createAwsVpcBackend(parts)
   expect(await backend.prepare(signal)).toEqual({ publicIp: address, backendType: '' })

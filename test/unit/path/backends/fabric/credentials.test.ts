@@ -287,7 +287,7 @@ it('a route leaves each table that exists, although another table does not exist
   }
 })
 
-it('a node of AWS puts its route into each table that is named, and switches the source/destination check off', async () => {
+it('a node of AWS adds its route to each configured table, and switches the source/destination check off', async () => {
   const fabric = await new FakeAws(['rtb-2b', 'rtb-1a']).start()
   const { log, lines } = createLogged()
   const place = fabric.place(1, '10.5.1.0/24', log)

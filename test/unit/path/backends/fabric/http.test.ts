@@ -337,7 +337,7 @@ describe('a request', () => {
     )
   })
 
-  it('is put again regularly without a list', async () => {
+  it('is sent again regularly if the API has no list', async () => {
     const methods: string[] = []
     const url = await serve((request, response) => {
       methods.push(`${request.method} ${request.url}`)
