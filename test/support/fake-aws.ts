@@ -128,7 +128,7 @@ export class FakeAws extends FakeFabric {
     const keys = { accessKeyId: id, secretAccessKey: 'secret-of-aws', sessionToken: token }
     const { authorization } = signV4(request, keys, region, 'ec2', at)
     // The API repeats the headers that it signed.
-    const repeated = `not signed: x-amz-security-token:${String(token)} ${headers.authorization}`
+    const repeated = `not signed: x-amz-security-token:${token} ${headers.authorization}`
     return authorization === headers.authorization ? undefined : error(403, 'SignatureDoesNotMatch', repeated)
   }
 

@@ -176,7 +176,8 @@ export function actionRefusal(
   { code = '', message }: { readonly code?: string | undefined; readonly message?: string | undefined },
   remedies: Readonly<Record<string, string>>,
 ): WeftError {
-  const remedy = remedies[code] ?? remedies[code.split('.')[0] ?? '']
+  const known = [code, code.split('.')[0] ?? ''].find((each) => Object.hasOwn(remedies, each))
+  const remedy = known === undefined ? undefined : remedies[known]
   return refusalOf(request, answer, `${action}: ${code}`, message, remedy)
 }
 

@@ -56,7 +56,7 @@ export async function webIdentityKeys(
         ['Expiration', 'Expiration'],
       ].map(([name = '', element = '']) => [name, textAt(found, element)]),
     )
-  const code = root ? textAt(root, 'Error/Code') : ''
+  const code = hideIn(root ? textAt(root, 'Error/Code') : '', [token])
   const message = hideIn(root ? textAt(root, 'Error/Message') : answer.text.trim(), [token])
   throw refusalOf(
     request,

@@ -8,10 +8,11 @@ import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { Secret } from '../../../../../src/base/secret.ts'
 import { parseIpv4Net } from '../../../../../src/net/ipv4.ts'
-import { ApiClient, hideIn } from '../../../../../src/path/backends/fabric/api-client.ts'
+import { actionRefusal, ApiClient, hideIn } from '../../../../../src/path/backends/fabric/api-client.ts'
 import { awsKeys } from '../../../../../src/path/backends/fabric/aws-credentials.ts'
 import { cloudKeys, type CloudKeyPlaces } from '../../../../../src/path/backends/fabric/cloud-keys.ts'
 import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keeper.ts'
+import { readXml } from '../../../../../src/path/backends/fabric/xml.ts'
 import { FakeAli } from '../../../../support/fake-ali.ts'
 import { FakeAws } from '../../../../support/fake-aws.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
@@ -218,6 +219,15 @@ it.each([
   ['that contains another secret', 'abcd efgh-long', 'token abcd efgh-long', 'token <hidden>'],
 ])('a secret is hidden %s', (_how, secret, text, shown) => {
   expect(hideIn(text, ['efgh', secret])).toBe(shown)
+})
+
+it('a code of the API that is a name of JavaScript has no remedy', () => {
+  const answer = { status: 400, headers: {}, text: '' }
+  const request = { method: 'GET', url: NOWHERE }
+  for (const code of ['constructor', '__proto__', 'toString.NotFound'])
+    expect(actionRefusal(request, answer, 'List', { code }, { Other: 'a remedy' }).remedy).toBeUndefined()
+  expect(actionRefusal(request, answer, 'List', { code: 'Other.More' }, { Other: 'a remedy' }).remedy).toBe('a remedy')
+  expect(readXml('<a>&lt;&constructor;&toString;</a>').text).toBe('<&constructor;&toString;')
 })
 
 it('an error of the credentials server of a container shows neither its path nor its token', async () => {
