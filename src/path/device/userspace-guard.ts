@@ -8,7 +8,7 @@
 // from charon's own device. So a packet from the external interface whose source and destination are in the network was
 // not encrypted. Packets to other destinations must pass, because this host may be the router of another node.
 
-import { messageOf } from '../../base/errors.ts'
+import { isWeftError } from '../../base/errors.ts'
 import { isRefusal, type Run } from '../../host/command.ts'
 import { ipFlag, ipJson, routesWithin, type Route } from '../../host/links.ts'
 import { formatNet, isIpv4Net, type Net } from '../../net/address.ts'
@@ -132,7 +132,7 @@ export async function guardRemovals(
 ): Promise<readonly { readonly what: string; readonly command: readonly string[] }[]> {
   if (!isIpv4Net(network)) return [] // the backend ipsec carries only IPv4
   const devices = await ruleDevices(run, network).catch((error: unknown) => {
-    if (isRefusal(error) && /not supported/i.test(messageOf(error))) return [] // a kernel without policy routing
+    if (isWeftError(error, 'COMMAND') && isRefusal(error)) return [] // a kernel without policy routing
     throw error
   })
   const rules = devices.map((device) => ({

@@ -73,7 +73,8 @@ describe('the guard', () => {
     refusal = 'RTNETLINK answers: Operation not supported'
     expect(await guardRemovals(run, NETWORK, [])).toEqual([])
     expect(await guardRemovals(run, parseNet('fd00:5::/48')!, [])).toEqual([])
-    refusal = 'RTNETLINK answers: No buffer space available'
-    await expect(guardRemovals(run, NETWORK, [])).rejects.toThrow(/buffer space/)
+    refusal = undefined
+    rules = [ruleOf('eth0')]
+    expect(await guardRemovals(run, NETWORK, [])).toHaveLength(1)
   })
 })
