@@ -100,7 +100,8 @@ export const NETWORK_FINDINGS = {
   },
   'backend-differs': {
     level: 'failure',
-    means: 'some nodes run another backend than this node, so these nodes and this node do not reach each other',
+    means:
+      'some nodes run another backend than the node on which you run `weft network`, so packets between them do not arrive',
     fix: 'restart weftd on all nodes, so that each node runs the backend in the stored network configuration; see docs/change-the-backend.md',
   },
   'config-differs': {
