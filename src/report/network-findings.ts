@@ -100,8 +100,7 @@ export const NETWORK_FINDINGS = {
   },
   'backend-differs': {
     level: 'failure',
-    means:
-      'some nodes run another backend than the node on which you run `weft network`, so packets between them do not arrive',
+    means: 'some nodes run another backend than the node that reports this finding, so they do not reach that node',
     fix: 'restart weftd on all nodes, so that each node runs the backend in the stored network configuration; see docs/change-the-backend.md',
   },
   'config-differs': {
