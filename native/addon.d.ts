@@ -544,6 +544,9 @@ export function listPrograms(hook: Hook): {
 /** Returns the interface's features that are on (`ethtool -k`) as text; an empty text if there is no such interface. */
 export function activeFeatures(name: string): string
 
+/** Switches the joining of received packets (`gro`) or TCP superpackets (`tso`) of an interface, as `ethtool -K` does. */
+export function setOffload(name: string, offload: 'gro' | 'tso', isOn: boolean): void
+
 /**
  * Returns memory that malloc has freed to the kernel, and unmaps unmodified pages of the program's own files. Takes
  * some milliseconds.

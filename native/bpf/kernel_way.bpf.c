@@ -102,7 +102,7 @@ struct traffic {
 enum {
   kSent, kSentBytes, kReceived, kReceivedBytes,
   kLeftNoPeer, kLeftNotPromoted, kLeftKind, kLeftHops, kLeftLength, kLeftRoom,
-  kLeftUserspace, kLeftOuter, kLeftSender, kLeftDestination, kLost, kJoined
+  kLeftUserspace, kLeftOuter, kLeftSender, kLeftDestination, kLost, kJoined, kLong, kLone
 };
 
 struct key4 { u32 bits, address; };
@@ -207,6 +207,8 @@ INLINE u32 upper_bytes_of(u8 protocol, const u8 *at, const u8 *end) {
 
 /// The number of bytes of a packet that the programs read: an outer header, an inner IPv6 header and a TCP header.
 enum { kRead = 96 };
+/// A TCP packet that is longer has much payload, so joining it with others is worth while.
+enum { kFullBytes = 1000 };
 
 SECTION("tc/egress")
 int egress(struct packet *packet) {
@@ -360,7 +362,11 @@ int ingress(struct packet *packet) {
   if (segment != 0 && upper_bytes == 0) return leave(kLeftKind);
   const u64 packets = packets_in(packet, &inner, upper_bytes);
   const u32 slot = peer->slot;
-  const int is_joinable = now->join != 0 && inner.protocol == kTcp && segment == 0;
+  const int is_tcp = inner.protocol == kTcp;
+  const u32 join = now->join, tunnel = now->tunnel;
+  // All TCP packets of a link go one way, so that their order stays. TypeScript chooses the way by these two counters.
+  if (is_tcp && segment != 0) count(kLong, 1);
+  if (is_tcp && segment == 0 && inner.total > kFullBytes) count(kLone, 1);
 
   if (adjust_room(packet, -kOuterBytes, kRoomBehindMac, kFixedGso | (is_v6 ? kDecapIpv6 : 0))) return leave(kLeftRoom);
   data = (u8 *)(u64)packet->data, end = (u8 *)(u64)packet->data_end;
@@ -380,20 +386,27 @@ int ingress(struct packet *packet) {
     row->received_bytes += bytes;
     row->received_ns = coarse_ns();
   }
-  if (is_joinable) {
+  if (is_tcp && join != 0) {
     count(kJoined, 1);
-    return (int)redirect(now->join, 0);
+    return (int)redirect(join, 0);
   }
-  return (int)redirect(now->tunnel, kIngress);
+  return (int)redirect(tunnel, kIngress);
 lost:
   count(kLost, 1);
   return kDrop;
 }
 
-/// Runs behind the interface at which the kernel has joined segments, and hands the result to the TUN.
+/// Runs behind the interface at which the kernel has joined segments, and hands the result to the TUN. Only the program
+/// `ingress` sends TCP to this interface; the other packets are this host's own messages to the link.
 SECTION("tc/joined")
-int joined(__attribute__((unused)) struct packet *packet) {
+int joined(struct packet *packet) {
+  const u8 *data = (u8 *)(u64)packet->data, *end = (u8 *)(u64)packet->data_end;
+  if (data + kEthBytes + kIpv4Bytes > end) return kDrop;
+  const u8 *ip = data + kEthBytes;
+  const u8 protocol = packet->protocol == BE16(kEthIpv4)   ? ((const struct ipv4 *)ip)->protocol
+                      : packet->protocol == BE16(kEthIpv6) ? ((const struct ipv6 *)ip)->next
+                                                           : 0;
   u32 first = 0;
   struct config *now = map_lookup(&config, &first);
-  return now ? (int)redirect(now->tunnel, kIngress) : kDrop;
+  return now && protocol == kTcp ? (int)redirect(now->tunnel, kIngress) : kDrop;
 }

@@ -112,6 +112,16 @@ void each_attribute(rtattr* at, size_t bytes, Each each) {
   for (; RTA_OK(at, left); at = RTA_NEXT(at, left)) each(at);
 }
 
+Failure call_ethtool(const std::string& interface, void* command) {
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq request = {};
+  std::memcpy(request.ifr_name, interface.c_str(), std::min(interface.size(), sizeof request.ifr_name - 1));
+  request.ifr_data = static_cast<char*>(command);
+  if (!socket) return SystemError{"socket", errno};
+  if (ioctl(socket.get(), SIOCETHTOOL, &request) < 0) return SystemError{"ioctl SIOCETHTOOL", errno};
+  return {};
+}
+
 }  // namespace
 
 Failure attach_program(const Hook& hook, int program, const std::string& name) {
@@ -157,16 +167,12 @@ Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters) {
 
 std::string active_features(const std::string& interface) {
   constexpr size_t kMostBlocks = 16;
-  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   // The layout of struct ethtool_gfeatures, whose flexible array cannot have a size here.
   struct {
     uint32_t command, size;
     ethtool_get_features_block blocks[kMostBlocks];
   } features = {ETHTOOL_GFEATURES, kMostBlocks, {}};
-  ifreq request = {};
-  std::memcpy(request.ifr_name, interface.c_str(), std::min(interface.size(), sizeof request.ifr_name - 1));
-  request.ifr_data = reinterpret_cast<char*>(&features);
-  if (!socket || ioctl(socket.get(), SIOCETHTOOL, &request) < 0) return {};
+  if (call_ethtool(interface, &features)) return {};
   std::string text;
   for (size_t i = 0; i < std::min<size_t>(features.size, kMostBlocks); i++) {
     char block[9];
@@ -174,6 +180,11 @@ std::string active_features(const std::string& interface) {
     text += block;
   }
   return text;
+}
+
+Failure set_offload(const std::string& interface, Offload offload, bool is_on) {
+  ethtool_value value = {offload == Offload::kGro ? uint32_t{ETHTOOL_SGRO} : uint32_t{ETHTOOL_STSO}, is_on};
+  return call_ethtool(interface, &value);
 }
 
 }  // namespace weft

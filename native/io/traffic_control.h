@@ -30,5 +30,8 @@ Failure list_filters(const Hook& hook, std::vector<TcFilter>& filters);
 /// Returns the interface's features that are switched on (`ethtool -k`) as hexadecimal text; empty if the interface is
 /// gone.
 std::string active_features(const std::string& interface);
+/// The features that set_offload() can switch (`ethtool -K`): the joining of received packets, and superpackets of TCP.
+enum class Offload { kGro, kTso };
+Failure set_offload(const std::string& interface, Offload offload, bool is_on);
 
 }  // namespace weft

@@ -121,6 +121,12 @@ Napi::Value active_features_of(const Napi::CallbackInfo& info) {
   return Napi::String::New(info.Env(), active_features(info[0].As<Napi::String>()));
 }
 
+void set_offload_of(const Napi::CallbackInfo& info) {
+  const Offload offload = info[1].As<Napi::String>().Utf8Value() == "gro" ? Offload::kGro : Offload::kTso;
+  const Failure failure = set_offload(info[0].As<Napi::String>(), offload, info[2].As<Napi::Boolean>());
+  if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
+}
+
 Napi::Value kernel_way_object_of(const Napi::CallbackInfo& info) {
   const std::span<const uint8_t> object = kernel_way_object();
   if (object.empty()) return info.Env().Undefined();
@@ -141,6 +147,7 @@ void export_bpf(Napi::Env env, Napi::Object exports) {
   exports.Set("detachProgram", Napi::Function::New<detach_program_of>(env));
   exports.Set("listPrograms", Napi::Function::New<list_programs_of>(env));
   exports.Set("activeFeatures", Napi::Function::New<active_features_of>(env));
+  exports.Set("setOffload", Napi::Function::New<set_offload_of>(env));
 }
 
 }  // namespace weft

@@ -34,6 +34,8 @@ export const COUNTERS = [
   'leftDestination',
   'lost',
   'joined',
+  'long',
+  'lone',
 ] as const
 export type CounterName = (typeof COUNTERS)[number]
 

@@ -30,6 +30,7 @@ export type Bpf = Pick<
   | 'detachProgram'
   | 'listPrograms'
   | 'activeFeatures'
+  | 'setOffload'
 >
 
 type ProgramName = 'egress' | 'ingress' | 'joined'
@@ -97,6 +98,11 @@ export class KernelPrograms {
     // The programs that receive come first: once a peer's packets are sent, this host must understand the answers.
     this.#bpf.attachProgram({ index: uplink, isEgress: false }, this.#programs.ingress, `${NAME}ingress`)
     this.#bpf.attachProgram({ index: tunnel, isEgress: true }, this.#programs.egress, `${NAME}egress`)
+  }
+
+  /** Attaches the program that takes joined packets from the interface with this index. */
+  attachJoined(index: number): void {
+    this.#bpf.attachProgram({ index, isEgress: false }, this.#programs.joined, `${NAME}joined`)
   }
 
   detach({ uplink, tunnel }: Pick<ProgramConfig, 'uplink' | 'tunnel'>): void {

@@ -14,6 +14,7 @@ import type { FastPath } from '../contract.ts'
 import type { Engine } from '../engine/engine.ts'
 import type { Peer } from '../engine/peers.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
+import { closeJoin, JoinChoice, openJoin } from './kernel-way-join.ts'
 import { encodePeer, mapOf, peerKey, PROMOTED, TRIED } from './kernel-way-maps.ts'
 import { areAttached, KernelPrograms, programInFront, type Bpf } from './kernel-way-programs.ts'
 import { PROOF_BYTES, ProofConnection, ProofServer, type ProofFailure } from './kernel-way-proof.ts'
@@ -123,6 +124,9 @@ export class KernelWay {
   #reason: string | undefined = 'it is not open yet'
   #uplink: Uplink | undefined
   #features = ''
+  /** The choice whether TCP segments are joined, and the indices of the devices that join them; undefined until they exist. */
+  readonly #joinChoice = new JoinChoice()
+  #join: readonly [number, number] | undefined
   #proofs = 0
   #takenBack = 0
   #lastTakenBack: { readonly subnet: string; readonly reason: string } | undefined
@@ -190,6 +194,7 @@ export class KernelWay {
       this.#confirm()
       const problem = this.#problemNow()
       if (problem !== undefined) return void this.#end(problem)
+      this.#chooseJoin()
       const now = performance.now()
       const sent = this.#parts.engine.traffic()
       for (const each of this.#peers.values()) {
@@ -314,7 +319,10 @@ export class KernelWay {
     this.#reason = reason
     this.#parts.log.info(`FastPath: weftd carries all packets: ${reason}`)
     await new Promise((resolve) => setTimeout(resolve, FAREWELL_MS))
-    if (!this.#hooks) this.#programs?.detach(hooks)
+    if (this.#hooks) return
+    this.#programs?.detach(hooks)
+    if (this.#join) await closeJoin(this.#parts.run)
+    this.#join = undefined
   }
 
   async #readUplink(): Promise<Uplink> {
@@ -365,7 +373,7 @@ export class KernelWay {
     this.#programs?.setConfig({
       untilNs: process.hrtime.bigint() + BigInt(UNCONFIRMED_MS) * 1_000_000n,
       ...this.#hooks,
-      join: 0,
+      join: this.#joinChoice.isOn ? (this.#join?.[0] ?? 0) : 0,
       ownHost: host,
       port,
       proofPort: port,
@@ -374,6 +382,23 @@ export class KernelWay {
       leavesSyn: settings.clampMss,
       leavesProbes: hasTwoOuters,
     })
+  }
+
+  /** Lets the kernel join received TCP segments, or stops it, as the link needs. */
+  #chooseJoin(): void {
+    const programs = this.#programs
+    if (!programs || !this.#joinChoice.take(programs.counters())) return
+    if (this.#join || !this.#joinChoice.isOn) return this.#confirm()
+    const { run, bpf, log } = this.#parts
+    openJoin(run, bpf).then(
+      (indices) => {
+        if (!this.#hooks) return
+        programs.attachJoined(indices[1])
+        this.#join = indices
+        this.#confirm()
+      },
+      (error: unknown) => log.warn(`FastPath: received TCP segments are not joined: ${messageOf(error)}`),
+    )
   }
 
   /** Begins a proof to a peer to which the engine sends many packets. */
