@@ -532,14 +532,13 @@ export function attachProgram(hook: Hook, fd: number, name: string): void
 /** Detaches weft's program; does nothing if there is none. */
 export function detachProgram(hook: Hook): void
 
-/**
- * Lists the filters of tc in the order in which they run, and counts the programs that are attached with tcx, which run
- * before them.
- */
-export function listPrograms(hook: Hook): {
-  readonly filters: readonly { readonly priority: number; readonly kind: string; readonly name: string }[]
-  readonly tcx: number
-}
+/** Lists the filters of tc in the order in which they run. */
+export function listFilters(
+  hook: Hook,
+): readonly { readonly priority: number; readonly kind: string; readonly name: string }[]
+
+/** Counts the programs that are attached with tcx, which run before the filters of tc. */
+export function tcxPrograms(hook: Hook): number
 
 /** Returns the interface's features that are on (`ethtool -k`) as text; an empty text if there is no such interface. */
 export function activeFeatures(name: string): string

@@ -95,7 +95,7 @@ void detach_program_of(const Napi::CallbackInfo& info) {
   if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
-Napi::Value list_programs_of(const Napi::CallbackInfo& info) {
+Napi::Value list_filters_of(const Napi::CallbackInfo& info) {
   Napi::Env env = info.Env();
   const Hook hook = hook_of(info[0].As<Napi::Object>());
   std::vector<TcFilter> filters;
@@ -111,10 +111,12 @@ Napi::Value list_programs_of(const Napi::CallbackInfo& info) {
     filter.Set("name", each.name);
     list.Set(list.Length(), filter);
   }
-  Napi::Object result = Napi::Object::New(env);
-  result.Set("filters", list);
-  result.Set("tcx", tcx_programs(hook.index, hook.is_egress));
-  return result;
+  return list;
+}
+
+Napi::Value tcx_programs_of(const Napi::CallbackInfo& info) {
+  const Hook hook = hook_of(info[0].As<Napi::Object>());
+  return Napi::Number::New(info.Env(), tcx_programs(hook.index, hook.is_egress));
 }
 
 Napi::Value active_features_of(const Napi::CallbackInfo& info) {
@@ -145,7 +147,8 @@ void export_bpf(Napi::Env env, Napi::Object exports) {
   exports.Set("testProgram", Napi::Function::New<test_program_of>(env));
   exports.Set("attachProgram", Napi::Function::New<attach_program_of>(env));
   exports.Set("detachProgram", Napi::Function::New<detach_program_of>(env));
-  exports.Set("listPrograms", Napi::Function::New<list_programs_of>(env));
+  exports.Set("listFilters", Napi::Function::New<list_filters_of>(env));
+  exports.Set("tcxPrograms", Napi::Function::New<tcx_programs_of>(env));
   exports.Set("activeFeatures", Napi::Function::New<active_features_of>(env));
   exports.Set("setOffload", Napi::Function::New<set_offload_of>(env));
 }

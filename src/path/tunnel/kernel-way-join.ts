@@ -7,9 +7,8 @@
 import type { Run } from '../../host/command.ts'
 import { ipJson } from '../../host/links.ts'
 import type { Bpf } from './kernel-way-programs.ts'
+import { JOIN_DEVICES } from './kernel-way-remains.ts'
 
-/** Packets are sent into the first device of the pair, and arrive joined at the second. */
-export const JOIN_DEVICES = ['weft-join', 'weft-joined'] as const
 /** The number of long TCP packets between two checks from which joining is worth while. */
 const MANY = 1_000
 /** The number of checks without superpackets after which segments may be joined again. */
@@ -30,10 +29,6 @@ export async function openJoin(run: Run, bpf: Bpf): Promise<readonly [number, nu
   const found = [await indexOf(into), await indexOf(from)] as const
   if (found[0] === undefined || found[1] === undefined) throw new Error(`the devices ${into} and ${from} are gone`)
   return [found[0], found[1]]
-}
-
-export async function closeJoin(run: Run): Promise<void> {
-  await run('ip', ['link', 'del', 'dev', JOIN_DEVICES[0]]).catch(() => {})
 }
 
 /** Decides whether received TCP segments must be joined. Pure. */

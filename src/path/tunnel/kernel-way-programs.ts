@@ -4,6 +4,7 @@
 import { closeSync, readFileSync } from 'node:fs'
 import type { addon } from '../../host/addon.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
+import { isOwn, NAME } from './kernel-way-remains.ts'
 import { instructionsOf, programsIn } from './kernel-way-object.ts'
 import {
   COUNTERS,
@@ -28,15 +29,14 @@ export type Bpf = Pick<
   | 'loadProgram'
   | 'attachProgram'
   | 'detachProgram'
-  | 'listPrograms'
+  | 'listFilters'
+  | 'tcxPrograms'
   | 'activeFeatures'
   | 'setOffload'
 >
 
 type ProgramName = 'egress' | 'ingress' | 'joined'
 const PROGRAMS: readonly ProgramName[] = ['egress', 'ingress', 'joined']
-/** The name of each program of weft in the lists of tc begins with this text. */
-const NAME = 'weft-'
 
 /** Returns the number of CPUs that the kernel may ever have, because a map for each CPU has a value for all of them. */
 function possibleCpus(): number {
@@ -150,9 +150,9 @@ export class KernelPrograms {
  */
 export function programInFront(bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) {
   for (const hook of hooks) {
-    const { filters, tcx } = bpf.listPrograms(hook)
-    if (tcx > 0) return 'a tcx program'
-    const own = filters.findIndex(({ name }) => name.startsWith(NAME))
+    if (bpf.tcxPrograms(hook) > 0) return 'a tcx program'
+    const filters = bpf.listFilters(hook)
+    const own = filters.findIndex(isOwn)
     const before = filters.slice(0, own === -1 ? filters.length : own)
     // The list is in the order in which the kernel runs the filters.
     const [first] = own === -1 ? before.filter(({ priority }) => priority < OWN_PRIORITY) : before
@@ -165,4 +165,4 @@ const OWN_PRIORITY = 4096
 
 /** True if weft's programs are attached to all of these hooks. */
 export const areAttached = (bpf: Bpf, hooks: readonly { readonly index: number; readonly isEgress: boolean }[]) =>
-  hooks.every((hook) => bpf.listPrograms(hook).filters.some(({ name }) => name.startsWith(NAME)))
+  hooks.every((hook) => bpf.listFilters(hook).some(isOwn))

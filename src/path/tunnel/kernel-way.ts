@@ -14,10 +14,11 @@ import type { FastPath } from '../contract.ts'
 import type { Engine } from '../engine/engine.ts'
 import type { Peer } from '../engine/peers.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
-import { closeJoin, JoinChoice, openJoin } from './kernel-way-join.ts'
+import { JoinChoice, openJoin } from './kernel-way-join.ts'
 import { encodePeer, mapOf, peerKey, PROMOTED, TRIED } from './kernel-way-maps.ts'
 import { areAttached, KernelPrograms, programInFront, type Bpf } from './kernel-way-programs.ts'
 import { PROOF_BYTES, ProofConnection, ProofServer, type ProofFailure } from './kernel-way-proof.ts'
+import { closeJoin } from './kernel-way-remains.ts'
 
 /** The programs stop to carry packets if no process has confirmed their maps for this time, in ms. */
 const UNCONFIRMED_MS = 60_000

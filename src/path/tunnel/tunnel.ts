@@ -152,6 +152,15 @@ function engineConfig(
   }
 }
 
+/** The state of a FastPath whose programs are not loaded yet. */
+const NOT_OPEN: FastPath = {
+  isActive: false,
+  reason: 'the programs are not loaded yet',
+  promoted: 0,
+  takenBack: 0,
+  lastTakenBack: null,
+}
+
 export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /**
    * Resolves with the reason if the data path must be opened again: the engine can no longer forward, or the sockets of
@@ -382,7 +391,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   get fastPath(): FastPath | undefined {
-    return this.#kernelWay?.state
+    return this.#kernelWay?.state ?? (this.#kind.fastPath ? NOT_OPEN : undefined)
   }
 
   /** Describes how packets reach a peer: through the engine, through the kernel's programs, or by a direct route. */

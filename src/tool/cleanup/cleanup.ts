@@ -12,6 +12,7 @@ import { handoverLock, handoverSocket } from '../../node/restart/rendezvous.ts'
 import { eventsFile } from '../../options.ts'
 import { findIptablesRemains, findNftablesRemains } from '../../path/firewall/rule-remains.ts'
 import type { Remains } from '../../path/remains.ts'
+import { findKernelWayRemains } from '../../path/tunnel/kernel-way-remains.ts'
 import {
   findBlackholeRemains,
   findCharonRemains,
@@ -68,6 +69,7 @@ export async function removeRemains(
   const published = await findPublishedRoute(lastKnownFile(forFile))
   const remains = [
     ...published,
+    ...(await findKernelWayRemains(run)),
     ...(await findDeviceRemains(run)),
     ...(await findHostRouteRemains(run, networks, subnets)),
     ...(await findBlackholeRemains(run, subnets)),
