@@ -14,7 +14,16 @@
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
 import { join, resolve as absolute } from 'node:path'
 import { createInterface } from 'node:readline'
-import { createLab, subnetOfEnv, WIREGUARD_APART, type Daemon, type Host, type Lab, type Place, type Subnet } from '../lab/lab.ts'
+import {
+  createLab,
+  subnetOfEnv,
+  WIREGUARD_APART,
+  type Daemon,
+  type Host,
+  type Lab,
+  type Place,
+  type Subnet,
+} from '../lab/lab.ts'
 import { iperfServer, type IperfResult, reach } from '../lab/measure.ts'
 import { WeftError } from '../src/base/errors.ts'
 import { addon } from '../src/host/addon.ts'
@@ -122,9 +131,9 @@ function daemonsOf(
 }
 
 /** Sends packets until both daemons have promoted each other, because weftd promotes only peers with packets. */
-async function promoted(from: Host, daemons: readonly Daemon[], address: string): Promise<void> {
+async function promoted(from: Host, both: readonly Daemon[], address: string): Promise<void> {
   const pings = from.spawn(['ping', '-q', '-i', '0.05', address])
-  await Promise.all(daemons.map((daemon) => daemon.line(/FastPath: the kernel carries the packets to/)))
+  await Promise.all(both.map((daemon) => daemon.line(/FastPath: the kernel carries the packets to/)))
   pings.kill()
 }
 

@@ -19,7 +19,18 @@ function compiled(target, folder) {
   const object = join(folder, `${target}.o`)
   // Version 2 of the instruction set runs on each kernel since 4.14. The path of the source must not reach the object, so that two
   // builds are equal.
-  const flags = ['-target', target, '-mcpu=v2', '-O2', '-g0', '-Wall', '-Wextra', '-Werror', '-ffreestanding', '-nostdinc']
+  const flags = [
+    '-target',
+    target,
+    '-mcpu=v2',
+    '-O2',
+    '-g0',
+    '-Wall',
+    '-Wextra',
+    '-Werror',
+    '-ffreestanding',
+    '-nostdinc',
+  ]
   const { status, error, stderr } = spawnSync('clang', [...flags, '-c', SOURCE, '-o', object], { encoding: 'utf8' })
   if (error || /unable to create target|unknown target/.test(stderr)) return undefined
   if (status !== 0) throw new Error(`clang cannot compile ${SOURCE}:\n${stderr}`)
@@ -37,7 +48,9 @@ const folder = mkdtempSync(join(tmpdir(), 'weft-bpf-'))
 try {
   const [little, big] = ['bpfel', 'bpfeb'].map((target) => compiled(target, folder))
   if (!little || !big)
-    console.error('weft: without clang (with the target bpf) this build lacks the FastPath of the backend udp; all else works')
+    console.error(
+      'weft: without clang (with the target bpf) this build lacks the FastPath of the backend udp; all else works',
+    )
   const text =
     '// Written by native/bpf/build.mjs.\n#pragma once\n\n#include <cstdint>\n#include <span>\n\nnamespace weft {\n\n' +
     `${arrayOf('kKernelWayLittle', little ?? [])}${arrayOf('kKernelWayBig', big ?? [])}\n}  // namespace weft\n`

@@ -230,16 +230,22 @@ const BATCH = 60
 
 /** Makes packets to a container, of which most have something changed: bits of the header, or the whole of an address. */
 function randomPackets(count: number): Buffer[] {
-  const addresses = fc.constantFrom('10.5.2.7', '10.5.2.0', '10.5.3.7', '10.5.1.9', '192.0.2.9', '127.0.0.1').map(address)
+  const addresses = fc
+    .constantFrom('10.5.2.7', '10.5.2.0', '10.5.3.7', '10.5.1.9', '192.0.2.9', '127.0.0.1')
+    .map(address)
   const fields = fc.record({
     source: fc.oneof({ arbitrary: fc.constant(PEER), weight: 8 }, addresses),
     ttl: fc.constantFrom(1, 2, 3, 63, 64, 128, 254, 255),
     tos: fc.constantFrom(0, 1, 2, 3, 0xb8),
     fragment: fc.constantFrom(0, 0, 0, 0x4000, 0x4000, 0x4000, 0x2000, 0x0010),
     protocol: fc.constantFrom(6, 17, 17, 47, 253),
-    options: fc.constantFrom(...['', '', '', '', '', '', '01010100', '83030400', '44000000'].map((text) => Buffer.from(text, 'hex'))),
+    options: fc.constantFrom(
+      ...['', '', '', '', '', '', '01010100', '83030400', '44000000'].map((text) => Buffer.from(text, 'hex')),
+    ),
     payload: fc.uint8Array({ minLength: 8, maxLength: 64 }).map((bytes) => Buffer.from(bytes)),
-    flip: fc.option(fc.record({ at: fc.integer({ min: 0, max: 23 }), bit: fc.integer({ min: 0, max: 7 }) }), { freq: 1 }),
+    flip: fc.option(fc.record({ at: fc.integer({ min: 0, max: 23 }), bit: fc.integer({ min: 0, max: 7 }) }), {
+      freq: 1,
+    }),
     repaired: fc.boolean(),
   })
   return fc.sample(fields, { numRuns: count, seed: 7 }).map(({ flip, repaired, ...rest }, id) => {

@@ -124,7 +124,9 @@ it('a peer whose kernel refuses the programs is not promoted, and reached as bef
   const only = '-all,+net_admin'
   const without = ['setpriv', '--bounding-set', only, '--inh-caps', only, '--no-new-privs']
   const [first, second] = await start([a, b], { before: [[], without] })
-  await second!.line(/FastPath: weftd carries all packets: the kernel refuses eBPF programs: grant CAP_BPF and CAP_NET_ADMIN/)
+  await second!.line(
+    /FastPath: weftd carries all packets: the kernel refuses eBPF programs: grant CAP_BPF and CAP_NET_ADMIN/,
+  )
   const pings = a.spawn(['ping', '-q', '-i', '0.05', tunAddress(b)])
   // The second host's engine cannot finish the checksum of the proof's first packet, so no answer comes.
   await first!.line(/FastPath: weftd carries the packets to .*: the proof got no answer/)
@@ -155,7 +157,11 @@ it('what strangers and liars send is dropped for the same reasons as by the engi
   await promoted(a, tunAddress(b), daemons)
   const [own, its] = [parseIpv4(tunAddress(a))! + 2, parseIpv4(tunAddress(b))! + 7]
   const forged = (source: number, destination: number): string =>
-    ipv4Packet({ source, destination, payload: udpDatagram(source, destination, 1, 2, Buffer.from('forged')) }).toString('hex')
+    ipv4Packet({
+      source,
+      destination,
+      payload: udpDatagram(source, destination, 1, 2, Buffer.from('forged')),
+    }).toString('hex')
   const nobody = parseIpv4('192.0.2.77')!
   const datagrams = [forged(its, own), forged(nobody, own), forged(own + 1, own), forged(its, its)]
   // SO_NO_CHECK (11) sends datagrams without a checksum, as the kernel's programs do.
@@ -205,7 +211,10 @@ it('the configuration switches the way off', async () => {
   await eventually(async () => {
     for (const host of [a, b]) {
       expect((await statusOf(host)).dataPath?.fastPath).toBeNull()
-      for (const place of [['eth0', 'ingress'], ['flannel0', 'egress']])
+      for (const place of [
+        ['eth0', 'ingress'],
+        ['flannel0', 'egress'],
+      ])
         expect(await host.output(['tc', 'filter', 'show', 'dev', ...place])).not.toContain('weft')
     }
   })

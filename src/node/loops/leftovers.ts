@@ -7,6 +7,7 @@ import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
 import { limited } from '../../host/bell.ts'
 import { findLink } from '../../host/links.ts'
 import { publishersOf } from '../../path/catalog.ts'
+import { closeJoin, findPrograms } from '../../path/device/kernel-way-remains.ts'
 import {
   findDiverted,
   findLeftovers,
@@ -16,7 +17,6 @@ import {
   type Found,
   type Surroundings,
 } from '../../path/device/leftovers.ts'
-import { closeJoin, findPrograms } from '../../path/tunnel/kernel-way-remains.ts'
 import type { DataPaths } from '../data-paths.ts'
 import type { Node } from '../node.ts'
 import { handoverLock } from '../restart/rendezvous.ts'

@@ -6,8 +6,8 @@
 
 import type { Run } from '../../host/command.ts'
 import { ipJson } from '../../host/links.ts'
+import { JOIN_DEVICES } from '../device/kernel-way-remains.ts'
 import type { Bpf } from './kernel-way-programs.ts'
-import { JOIN_DEVICES } from './kernel-way-remains.ts'
 
 /** The number of long TCP packets between two checks from which joining is worth while. */
 const MANY = 1_000

@@ -3,9 +3,8 @@
 
 import { closeSync, readFileSync } from 'node:fs'
 import type { addon } from '../../host/addon.ts'
+import { isOwn, NAME } from '../device/kernel-way-remains.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
-import { isOwn, NAME } from './kernel-way-remains.ts'
-import { instructionsOf, programsIn } from './kernel-way-object.ts'
 import {
   COUNTERS,
   encodeConfig,
@@ -17,6 +16,7 @@ import {
   type MapName,
   type ProgramConfig,
 } from './kernel-way-maps.ts'
+import { instructionsOf, programsIn } from './kernel-way-object.ts'
 
 /** The functions of the addon that load programs and attach them. */
 export type Bpf = Pick<

@@ -11,6 +11,7 @@ import { ipJson, routeFor } from '../../host/links.ts'
 import { formatAddress, formatNet, listed, netContains, type Address, type Net, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { FastPath } from '../contract.ts'
+import { closeJoin } from '../device/kernel-way-remains.ts'
 import type { Engine } from '../engine/engine.ts'
 import type { Peer } from '../engine/peers.ts'
 import { SLOT_NUMBERS } from '../engine/traffic.ts'
@@ -18,7 +19,6 @@ import { JoinChoice, openJoin } from './kernel-way-join.ts'
 import { encodePeer, mapOf, peerKey, PROMOTED, TRIED } from './kernel-way-maps.ts'
 import { areAttached, KernelPrograms, programInFront, type Bpf } from './kernel-way-programs.ts'
 import { PROOF_BYTES, ProofConnection, ProofServer, type ProofFailure } from './kernel-way-proof.ts'
-import { closeJoin } from './kernel-way-remains.ts'
 
 /** The programs stop to carry packets if no process has confirmed their maps for this time, in ms. */
 const UNCONFIRMED_MS = 60_000

@@ -10,9 +10,9 @@ import { formatNet, parseNet } from '../../net/address.ts'
 import { lastKnownFile } from '../../node/restart/last-known.ts'
 import { handoverLock, handoverSocket } from '../../node/restart/rendezvous.ts'
 import { eventsFile } from '../../options.ts'
+import { findKernelWayRemains } from '../../path/device/kernel-way-remains.ts'
 import { findIptablesRemains, findNftablesRemains } from '../../path/firewall/rule-remains.ts'
 import type { Remains } from '../../path/remains.ts'
-import { findKernelWayRemains } from '../../path/tunnel/kernel-way-remains.ts'
 import {
   findBlackholeRemains,
   findCharonRemains,
