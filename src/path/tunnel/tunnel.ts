@@ -503,7 +503,11 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
-    await this.#kernelWay?.check().catch((error: unknown) => this.#parts.log.warn(`FastPath: ${messageOf(error)}`))
+    await this.#kernelWay
+      ?.check()
+      .catch((error: unknown) =>
+        this.#parts.log.warn(`FastPath: the interfaces cannot be checked: ${messageOf(error)}`),
+      )
     const repaired: string[] = []
     // Do not repair a missing device, because the engine reports it as a fault.
     await this.#innerFamilies.each(async (inner) => {

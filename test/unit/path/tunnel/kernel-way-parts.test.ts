@@ -15,7 +15,10 @@ describe('the maps', () => {
 
   it('have a peer by its subnet', () => {
     const key = Buffer.from(peerKey(peer.subnet))
-    expect([IS_LITTLE ? key.readUInt32LE(0) : key.readUInt32BE(0), key.subarray(4)]).toEqual([24, Buffer.from([10, 5, 2, 0])])
+    expect([IS_LITTLE ? key.readUInt32LE(0) : key.readUInt32BE(0), key.subarray(4)]).toEqual([
+      24,
+      Buffer.from([10, 5, 2, 0]),
+    ])
     expect(peerKey(parseIpv6Net('fd00:5::/64')!)).toHaveLength(20)
     expect([mapOf(peer), mapOf({ subnet: parseIpv6Net('fd00:5::/64')! })]).toEqual(['peers4', 'peers6'])
   })
@@ -43,7 +46,10 @@ describe('the object file', () => {
   })
 
   it('gets the descriptors of the maps', () => {
-    const program = { instructions: Buffer.from('1801000000000000'.padEnd(32, '0'), 'hex'), references: [[0, 'peers4']] } as const
+    const program = {
+      instructions: Buffer.from('1801000000000000'.padEnd(32, '0'), 'hex'),
+      references: [[0, 'peers4']],
+    } as const
     expect(instructionsOf(program, { peers4: 7 }, true).subarray(0, 8)).toEqual(Buffer.from('1811000007000000', 'hex'))
     expect(() => instructionsOf(program, {}, true)).toThrow('an unknown map peers4')
     expect(() => programsIn(Buffer.alloc(64), true)).toThrow('not an ELF file')

@@ -1,12 +1,12 @@
 import { openSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { afterEach, expect, it, vi } from 'vitest'
+import { addon } from '../../../../src/host/addon.ts'
 import { parseIpv4, parseIpv4Net } from '../../../../src/net/ipv4.ts'
 import type { Peer } from '../../../../src/path/engine/peers.ts'
 import { IS_LITTLE, TRAFFIC_BYTES } from '../../../../src/path/tunnel/kernel-way-maps.ts'
 import type { Bpf } from '../../../../src/path/tunnel/kernel-way-programs.ts'
 import { KernelWay, type KernelWayParts } from '../../../../src/path/tunnel/kernel-way.ts'
-import { addon } from '../../../../src/host/addon.ts'
 import { eventually } from '../../../support/event.ts'
 import { hostsAt } from '../../../support/peer-hosts.ts'
 
@@ -165,7 +165,9 @@ it('does not promote a peer if the kernel has not carried the proof', async () =
   far.bpf.step = 0
   near.send(100)
   near.way.look()
-  await eventually(() => expect(near.lines.at(-1)).toMatch(/the kernel of one of the two hosts did not carry the proof/))
+  await eventually(() =>
+    expect(near.lines.at(-1)).toMatch(/the kernel of one of the two hosts did not carry the proof/),
+  )
   expect(near.way.carries(PEER.subnet)).toBe(false)
 })
 
@@ -291,7 +293,9 @@ it.each([
 })
 
 it('does not begin beside IPsec policies, which the programs would bypass', async () => {
-  const { way } = rig({ run: async (_, args) => (args.includes('xfrm') ? 'src :: dst ::\n  dir out' : '[{"link_type":"ether"}]') })
+  const { way } = rig({
+    run: async (_, args) => (args.includes('xfrm') ? 'src :: dst ::\n  dir out' : '[{"link_type":"ether"}]'),
+  })
   await way.open()
   expect(way.state.reason).toBe('this host has IPsec policies')
 })
