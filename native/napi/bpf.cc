@@ -38,8 +38,7 @@ Napi::Value create_map_of(const Napi::CallbackInfo& info) {
 }
 
 void update_map_of(const Napi::CallbackInfo& info) {
-  const Failure failure =
-      update_map(info[0].As<Napi::Number>(), span_of(info[1]).data(), span_of(info[2]).data());
+  const Failure failure = update_map(info[0].As<Napi::Number>(), span_of(info[1]).data(), span_of(info[2]).data());
   if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
@@ -50,8 +49,7 @@ Napi::Value delete_from_map_of(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value look_up_in_map_of(const Napi::CallbackInfo& info) {
-  const Failure failure =
-      look_up_in_map(info[0].As<Napi::Number>(), span_of(info[1]).data(), span_of(info[2]).data());
+  const Failure failure = look_up_in_map(info[0].As<Napi::Number>(), span_of(info[1]).data(), span_of(info[2]).data());
   if (failure && failure->number != ENOENT) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
   return Napi::Boolean::New(info.Env(), !failure);
 }
@@ -85,8 +83,8 @@ Napi::Value test_program_of(const Napi::CallbackInfo& info) {
 Hook hook_of(const Napi::Object& hook) { return {number_in(hook, "index"), hook.Get("isEgress").As<Napi::Boolean>()}; }
 
 void attach_program_of(const Napi::CallbackInfo& info) {
-  const Failure failure = attach_program(hook_of(info[0].As<Napi::Object>()), info[1].As<Napi::Number>(),
-                                         info[2].As<Napi::String>());
+  const Failure failure =
+      attach_program(hook_of(info[0].As<Napi::Object>()), info[1].As<Napi::Number>(), info[2].As<Napi::String>());
   if (failure) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 

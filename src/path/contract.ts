@@ -390,7 +390,7 @@ export interface FastPath {
   readonly reason: string | null
   /** The number of peers' subnets to which the kernel carries the packets now. */
   readonly promoted: number
-  /** How often a subnet was given back to the engine, and the last such case. */
+  /** How often weftd took a subnet back, and the last such case. The engine carries the packets to such a subnet again. */
   readonly takenBack: number
   readonly lastTakenBack: { readonly subnet: string; readonly reason: string } | null
 }

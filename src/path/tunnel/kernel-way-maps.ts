@@ -12,8 +12,8 @@ const [HASH_PER_CPU, ARRAY, ARRAY_PER_CPU, LPM_TRIE] = [5, 2, 6, 11]
 const ALLOCATED_LATER = 1
 const MOST_PEERS = 65_536
 
-export const CONFIG_BYTES = 96
-export const PEER_BYTES = 16
+const CONFIG_BYTES = 96
+const PEER_BYTES = 16
 export const TRAFFIC_BYTES = 40
 
 /** The counters of the programs, in the order of native/bpf/kernel_way.bpf.c. */

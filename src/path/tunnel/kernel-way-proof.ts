@@ -16,8 +16,11 @@ import { createServer, connect, type Server, type Socket } from 'node:net'
 export const PROOF_BYTES = 256 << 10
 const MOST_BYTES = 1 << 20
 /** The time in ms in which a proof must be complete. */
-export const PROOF_MS = 5_000
+const PROOF_MS = 5_000
 const MOST_CONNECTIONS = 1_024
+/** The time in ms after which the server closes a connection on which the client asks nothing. */
+const UNASKED_MS = 60_000
+const QUESTION = '?'.codePointAt(0) ?? 0
 const HEAD = /^weft-proof 1 (\d{1,7})\n/
 const MOST_HEAD_BYTES = 32
 /** The maximum number of bytes that a peer may send between two lines. */
@@ -98,11 +101,14 @@ export class ProofServer {
         left -= data.length
         bytes = bytes.subarray(data.length)
         if (left > 0) return
-        socket.setTimeout(0)
+        socket.setTimeout(UNASKED_MS)
         const carried = this.#options.carriedFrom(address) - before
         socket.write(`${hash.digest('hex')} ${Math.max(carried, 0)}\n`)
       }
-      for (const byte of bytes) if (byte === 0x3f) socket.write('!\n')
+      // One answer for all questions of a chunk, so that a peer that does not read cannot fill memory.
+      if (!bytes.includes(QUESTION)) return
+      if (socket.writableLength > MOST_LINE_BYTES) return void socket.destroy()
+      socket.write('!\n')
     })
   }
 }
@@ -110,7 +116,7 @@ export class ProofServer {
 /** Why a proof failed. `refused`: no process listens. `silent`: no answer came in time. `wrong`: the bytes arrived damaged. */
 export type ProofFailure = 'refused' | 'silent' | 'wrong' | 'not-carried' | 'left'
 
-export interface ProofTarget {
+interface ProofTarget {
   readonly host: string
   readonly port: number
   readonly localAddress: string

@@ -4,10 +4,10 @@
 // The engine has every peer at all times. A peer is promoted by one update of a map, and taken back by another one, so no packet is lost in
 // between. `look` does all periodic work: the daemon calls it every two seconds.
 
-import { describeError, messageOf } from '../../base/errors.ts'
+import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
-import { ipJson, routeFor } from '../../host/links.ts'
+import { FollowedLink, ipJson, routeFor } from '../../host/links.ts'
 import { formatAddress, formatNet, listed, netContains, type Address, type Net, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { FastPath } from '../contract.ts'
@@ -118,6 +118,8 @@ export class KernelWay {
   /** The peers by their tunnel address as text, from which their proofs come. */
   readonly #byAddress = new Map<string, WayPeer>()
   readonly #server: ProofServer
+  /** The external interface, which another program may rename. */
+  readonly #link: FollowedLink
   #programs: KernelPrograms | undefined
   /** The hooks of the attached programs; undefined while the programs are not attached. */
   #hooks: Hooks | undefined
@@ -138,6 +140,7 @@ export class KernelWay {
 
   constructor(parts: KernelWayParts) {
     this.#parts = parts
+    this.#link = new FollowedLink(parts.uplink)
     this.#server = new ProofServer({
       isPeer: (address) => this.#byAddress.has(plain(address)),
       carriedFrom: (address) => this.#received(this.#byAddress.get(plain(address))),
@@ -146,28 +149,24 @@ export class KernelWay {
 
   /** The state for reports. */
   get state(): FastPath {
-    const promoted = [...this.#peers.values()].filter(({ state }) => state === 'kernel')
     return {
       isActive: this.#hooks !== undefined,
       reason: this.#reason ?? null,
-      promoted: promoted.length,
+      promoted: this.#promoted,
       takenBack: this.#takenBack,
       lastTakenBack: this.#lastTakenBack ?? null,
     }
   }
 
+  get #promoted(): number {
+    let count = 0
+    for (const { state } of this.#peers.values()) if (state === 'kernel') count++
+    return count
+  }
+
   /** True if the kernel carries the packets to this subnet. */
   carries(subnet: Net): boolean {
     return this.#peers.get(formatNet(subnet))?.state === 'kernel'
-  }
-
-  /** Loads and attaches the programs. Does not throw: if the kernel refuses, the engine carries all packets. */
-  async open(): Promise<void> {
-    try {
-      await this.check()
-    } catch (error) {
-      this.#refuse(describeError(error))
-    }
   }
 
   /** Makes the peers equal to these records. */
@@ -207,18 +206,20 @@ export class KernelWay {
     }
   }
 
-  /** Checks the interfaces, and attaches or detaches the programs. The daemon calls it with each check of the data path. */
+  /**
+   * Checks the interfaces, and loads, attaches or detaches the programs. The tunnel calls it first when it is open, and then with each check
+   * of the data path. Does not reject: if the kernel refuses, the engine carries all packets.
+   */
   async check(): Promise<void> {
     if (this.#isPaused || this.#isFinal) return
-    const uplink = await this.#readUplink()
-    const problem = await this.#problemWith(uplink)
-    if (problem !== undefined) return this.#hooks ? this.#end(problem) : this.#refuse(problem)
-    const before = this.#uplink
-    this.#uplink = uplink
-    if (!this.#hooks) return this.#begin(uplink)
-    if (JSON.stringify(before) === JSON.stringify(uplink)) return
-    if (before?.index !== uplink.index) await this.#end('the external interface was replaced')
-    else this.#takeBackAll(`${this.#parts.uplink} has changed`)
+    try {
+      const uplink = await this.#readUplink()
+      const problem = uplink ? await this.#problemWith(uplink) : `${this.#link.name} is gone`
+      if (!uplink || problem !== undefined) await this.#stop(problem ?? '')
+      else await this.#follow(uplink)
+    } catch (error) {
+      await this.#stop(messageOf(error))
+    }
   }
 
   /** The counters of the engine to which the packets of the kernel's way are added. */
@@ -261,7 +262,7 @@ export class KernelWay {
     this.#isPaused = false
     this.#hooks = undefined
     for (const each of this.#peers.values()) this.#setState(each, 'engine')
-    await this.open()
+    await this.check()
   }
 
   /** Takes all peers back, and detaches the programs. */
@@ -271,6 +272,20 @@ export class KernelWay {
     this.#server.close()
     this.#programs?.close()
     this.#programs = undefined
+  }
+
+  /** Attaches the programs, or continues with the attached programs after a change of the uplink. */
+  async #follow(uplink: Uplink): Promise<void> {
+    const before = this.#uplink
+    this.#uplink = uplink
+    if (!this.#hooks) return this.#begin(uplink)
+    if (JSON.stringify(before) === JSON.stringify(uplink)) return
+    if (before?.index !== uplink.index) await this.#end('the external interface was replaced')
+    else this.#takeBackAll(`${this.#link.name} has changed`)
+  }
+
+  #stop(reason: string): Promise<void> | void {
+    return this.#hooks ? this.#end(reason) : this.#refuse(reason)
   }
 
   async #begin(uplink: Uplink): Promise<void> {
@@ -287,7 +302,7 @@ export class KernelWay {
     }
     const [tun] = await ipJson<{ ifindex?: number }>(run, ['link', 'show', 'dev', engine.tunName])
     const hooks = { uplink: uplink.index, tunnel: tun?.ifindex ?? 0 }
-    this.#features = bpf.activeFeatures(this.#parts.uplink)
+    this.#features = bpf.activeFeatures(this.#link.name)
     this.#hooks = hooks
     this.#confirm()
     this.#programs.attach(hooks)
@@ -296,7 +311,7 @@ export class KernelWay {
       await this.#server.listen(formatAddress(subnet.address), port).catch((error: unknown) => {
         log.warn(`FastPath: peers cannot prove their way to this node: ${messageOf(error)}`)
       })
-    log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#parts.uplink}`)
+    log.info(`FastPath: the kernel can carry packets between ${engine.tunName} and ${this.#link.name}`)
   }
 
   #refuse(reason: string): void {
@@ -321,26 +336,35 @@ export class KernelWay {
     this.#parts.log.info(`FastPath: weftd carries all packets: ${reason}`)
     await new Promise((resolve) => setTimeout(resolve, FAREWELL_MS))
     if (this.#hooks) return
-    this.#programs?.detach(hooks)
+    try {
+      this.#programs?.detach(hooks)
+    } catch (error) {
+      // The interfaces may be gone. Programs that stay carry nothing after a minute.
+      this.#refuse(messageOf(error))
+    }
     if (this.#join) await closeJoin(this.#parts.run)
     this.#join = undefined
   }
 
-  async #readUplink(): Promise<Uplink> {
+  /** Reads the external interface, which may have a new name. Returns undefined if it is gone. */
+  async #readUplink(): Promise<Uplink | undefined> {
     interface JsonLink {
       readonly ifindex?: number
       readonly mtu?: number
       readonly qdisc?: string
       readonly link_type?: string
     }
-    const [link] = await ipJson<JsonLink>(this.#parts.run, ['link', 'show', 'dev', this.#parts.uplink])
+    const { run } = this.#parts
+    if (!(await this.#link.find(run))) return undefined
+    const [link] = await ipJson<JsonLink>(run, ['link', 'show', 'dev', this.#link.name])
     const { ifindex: index = 0, mtu = 0, qdisc = '', link_type: type } = link ?? {}
     return { index, mtu, qdisc, isEthernet: type === 'ether' }
   }
 
   /** Returns why the kernel must not carry packets; undefined if it may. */
   async #problemWith(uplink: Uplink): Promise<string | undefined> {
-    const { run, settings, uplink: name, bpf, ownHost } = this.#parts
+    const { run, settings, bpf, ownHost } = this.#parts
+    const { name } = this.#link
     if (settings.verifySource === 'off') return 'VerifySource is "off"'
     if (ownHost() === undefined) return 'the datagrams between the hosts are IPv6'
     if (!uplink.isEthernet) return `${name} is no Ethernet interface`
@@ -353,7 +377,8 @@ export class KernelWay {
 
   /** Returns why the attached programs must end now; undefined if they may continue. Takes all peers back after a change of offloads. */
   #problemNow(): string | undefined {
-    const { bpf, uplink } = this.#parts
+    const { bpf } = this.#parts
+    const { name: uplink } = this.#link
     if (!this.#hooks) return undefined
     const hooks = hooksOf(this.#hooks)
     if (!areAttached(bpf, hooks)) return 'another program has detached the programs of weft'
@@ -410,7 +435,7 @@ export class KernelWay {
     each.sentBefore = packets
     const host = each.peer.outer === 'ipv4' ? each.peer.hosts.ipv4 : undefined
     if (!isBusy || slot === 0 || host === undefined || each.isProving || now < each.retryAt) return
-    if (this.#proofs >= MOST_PROOFS || this.state.promoted >= MOST_PROMOTED) return
+    if (this.#proofs >= MOST_PROOFS || this.#promoted >= MOST_PROMOTED) return
     // Datagrams to an address inside the tunnel could come back for ever, which only the engine notices (native/core/circle.h).
     if (listed(this.#parts.networks).some((network) => netContains(network, host))) return
     void this.#prove(each, host)
@@ -418,7 +443,8 @@ export class KernelWay {
 
   /** Proves the kernel's way to a peer, and promotes the peer. For a promoted peer a failed proof changes nothing. */
   async #prove(each: WayPeer, host: Address): Promise<void> {
-    const { log, port, run, subnets, uplink } = this.#parts
+    const { log, port, run, subnets } = this.#parts
+    const { name: uplink } = this.#link
     each.isProving = true
     this.#proofs++
     try {

@@ -300,7 +300,10 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
       throw error
     }
     tunnel.#logStart()
-    if (kind.fastPath) void tunnel.#inTurn(() => tunnel.#openKernelWay())
+    if (kind.fastPath)
+      tunnel.#inTurn(() => tunnel.#openKernelWay()).catch((error: unknown) =>
+        parts.log.error(`FastPath: the kernel's programs cannot be used: ${messageOf(error)}`),
+      )
     return tunnel
   }
 
@@ -423,7 +426,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     })
     this.#peers.followKernelWay(way)
     this.#kernelWay = way
-    await way.open()
+    await way.check()
   }
 
   /** Begins the work with the running engine. */
@@ -503,11 +506,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.#followName()
     await this.#kind.check?.()
     this.#followSwitches()
-    await this.#kernelWay
-      ?.check()
-      .catch((error: unknown) =>
-        this.#parts.log.warn(`FastPath: the interfaces cannot be checked: ${messageOf(error)}`),
-      )
+    await this.#kernelWay?.check()
     const repaired: string[] = []
     // Do not repair a missing device, because the engine reports it as a fault.
     await this.#innerFamilies.each(async (inner) => {

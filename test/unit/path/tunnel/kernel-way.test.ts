@@ -103,8 +103,9 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const run = async (_command: string, args: readonly string[]): Promise<string> => {
     if (args.includes('xfrm')) return ''
     if (args.includes('get')) return JSON.stringify([{ dst: '192.0.2.2', dev: 'eth0' }])
-    const index = args.includes('eth0') ? UPLINK : TUN
-    return JSON.stringify([{ ifindex: index, mtu: 1500, qdisc: 'fq', link_type: 'ether' }])
+    const name = args.at(-1) ?? ''
+    const index = name.startsWith('eth') ? UPLINK : TUN
+    return JSON.stringify([{ ifname: name, ifindex: index, mtu: 1500, qdisc: 'fq', link_type: 'ether' }])
   }
   const way = new KernelWay({
     bpf,
@@ -130,10 +131,10 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
 async function pair(): Promise<readonly [Rig, Rig]> {
   const far = rig({ subnets: { ipv4: parseIpv4Net('127.5.2.0/24')! } })
   far.way.setPeers([{ ...PEER, subnet: parseIpv4Net('127.5.1.0/24')! }])
-  await far.way.open()
+  await far.way.check()
   const near = rig()
   near.way.setPeers([PEER])
-  await near.way.open()
+  await near.way.check()
   return [near, far]
 }
 
@@ -174,7 +175,7 @@ it('does not promote a peer if the kernel has not carried the proof', async () =
 it('does not promote a peer that has no FastPath', async () => {
   const near = rig()
   near.way.setPeers([PEER])
-  await near.way.open()
+  await near.way.check()
   near.send(100)
   near.way.look()
   await eventually(() => expect(near.lines.at(-1)).toMatch(/127\.5\.2\.0\/24: no weftd with a FastPath answers there/))
@@ -183,7 +184,7 @@ it('does not promote a peer that has no FastPath', async () => {
 it('does not promote a peer whose host is reached through another interface', async () => {
   const near = rig({ uplink: 'eth1' })
   near.way.setPeers([PEER])
-  await near.way.open()
+  await near.way.check()
   near.send(100)
   near.way.look()
   await eventually(() => expect(near.lines.at(-1)).toMatch(/its host is not reached through eth1/))
@@ -192,7 +193,7 @@ it('does not promote a peer whose host is reached through another interface', as
 it('does not promote a peer whose host is inside the network, because its datagrams could circle', async () => {
   const near = rig({ networks: { ipv4: parseIpv4Net('192.0.2.0/24')! } })
   near.way.setPeers([PEER])
-  await near.way.open()
+  await near.way.check()
   near.send(100)
   near.way.look()
   expect(near.bpf.flags).not.toContain(2)
@@ -267,7 +268,7 @@ it.each([
   const bpf = new FakeBpf()
   bpf.refusal = Object.assign(new Error('bpf BPF_MAP_CREATE: Invalid argument'), { code })
   const { way, lines } = rig({}, bpf)
-  await way.open()
+  await way.check()
   await way.check()
   way.look()
   expect(lines).toEqual([`FastPath: weftd carries all packets: ${reason}`])
@@ -278,7 +279,7 @@ it('says that weft was built without clang', async () => {
   const bpf = new FakeBpf()
   bpf.kernelWayObject = () => undefined
   const { way } = rig({}, bpf)
-  await way.open()
+  await way.check()
   expect(way.state.reason).toBe('this weft was built without clang')
 })
 
@@ -287,16 +288,17 @@ it.each([
   [{ ownHost: () => undefined }, 'the datagrams between the hosts are IPv6'],
 ] as const)('does not begin with %j', async (changed, reason) => {
   const { way, bpf } = rig(changed)
-  await way.open()
+  await way.check()
   expect(way.state).toMatchObject({ isActive: false, reason })
   expect(bpf.calls).toEqual([])
 })
 
 it('does not begin beside IPsec policies, which the programs would bypass', async () => {
   const { way } = rig({
-    run: async (_, args) => (args.includes('xfrm') ? 'src :: dst ::\n  dir out' : '[{"link_type":"ether"}]'),
+    run: async (_, args) =>
+      args.includes('xfrm') ? 'src :: dst ::\n  dir out' : '[{"ifname":"eth0","ifindex":7,"link_type":"ether"}]',
   })
-  await way.open()
+  await way.check()
   expect(way.state.reason).toBe('this host has IPsec policies')
 })
 
@@ -314,7 +316,7 @@ it('continues if another program has the port of the proofs', async () => {
   await new Promise<void>((resolve) => taken.listen({ host: '127.5.1.0', port: PORT }, resolve))
   open.push({ close: () => taken.close() })
   const { way, lines } = rig()
-  await way.open()
+  await way.check()
   expect(way.state.isActive).toBe(true)
   expect(lines.join()).toMatch(/peers cannot prove their way to this node: listen EADDRINUSE/)
 })
