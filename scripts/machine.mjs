@@ -106,7 +106,7 @@ export const NEEDS = [
   { name: 'dpkg-deb', package: 'dpkg', for: ['test', 'release'] },
   { name: 'rpmbuild', package: 'rpm', for: ['test', 'release'] },
   { name: 'g++', package: 'g++', for: ['release'] },
-  { name: 'clang++', package: 'clang', for: ['lint', 'fuzz'] },
+  { name: 'clang++', package: 'clang', for: ['lint', 'fuzz', 'release'] },
   { name: 'clang-format', package: 'clang-format', for: ['lint'] },
   { name: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
   { name: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch', 'release'] },

@@ -1,7 +1,8 @@
 // addon.mjs - compiles the addon for one architecture, and links it to an old C library, so that it also runs on older systems.
 
 import { execFileSync } from 'node:child_process'
-import { readFileSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
@@ -18,37 +19,45 @@ export function buildAddon(root, architecture, target) {
   const { gnu } = architecture
   const system = sysroot(architecture)
   const { sources, defines, cflags, cflags_cc } = targetOf(root)
-  execFileSync(
-    `${gnu}-g++`,
-    [
-      ...cflags,
-      ...cflags_cc,
-      ...defines.map((each) => `-D${each}`),
-      '-DNODE_GYP_MODULE_NAME=weft',
-      '-fPIC',
-      '-fno-rtti',
-      '-pthread',
-      `-ffile-prefix-map=${root}=.`,
-      '-I',
-      join(nodeRelease(architecture), 'include/node'),
-      '-I',
-      'node_modules/node-addon-api',
-      // Without --sysroot and -L the linker would find this machine's newer libraries first.
-      `--sysroot=${system}`,
-      `-L${system}/lib/${gnu}`,
-      `-L${system}/usr/lib/${gnu}`,
-      '-shared',
-      '-static-libstdc++',
-      '-static-libgcc',
-      '-s',
-      '-Wl,--build-id=none,--exclude-libs,ALL',
-      ...sources,
-      'scripts/release/glibc_floor.cc',
-      '-o',
-      target,
-    ],
-    { cwd: root, stdio: ['ignore', 2, 'inherit'] },
-  )
+  const generated = mkdtempSync(join(tmpdir(), 'weft-addon-'))
+  try {
+    execFileSync(process.execPath, ['native/bpf/build.mjs', join(generated, 'kernel_way_object.h')], { cwd: root })
+    execFileSync(
+      `${gnu}-g++`,
+      [
+        ...cflags,
+        ...cflags_cc,
+        ...defines.map((each) => `-D${each}`),
+        '-DNODE_GYP_MODULE_NAME=weft',
+        '-fPIC',
+        '-fno-rtti',
+        '-pthread',
+        `-ffile-prefix-map=${root}=.`,
+        '-I',
+        join(nodeRelease(architecture), 'include/node'),
+        '-I',
+        'node_modules/node-addon-api',
+        '-I',
+        generated,
+        // Without --sysroot and -L the linker would find this machine's newer libraries first.
+        `--sysroot=${system}`,
+        `-L${system}/lib/${gnu}`,
+        `-L${system}/usr/lib/${gnu}`,
+        '-shared',
+        '-static-libstdc++',
+        '-static-libgcc',
+        '-s',
+        '-Wl,--build-id=none,--exclude-libs,ALL',
+        ...sources,
+        'scripts/release/glibc_floor.cc',
+        '-o',
+        target,
+      ],
+      { cwd: root, stdio: ['ignore', 2, 'inherit'] },
+    )
+  } finally {
+    rmSync(generated, { recursive: true, force: true })
+  }
   const symbols = execFileSync('objdump', ['-T', target], { encoding: 'utf8' })
   for (const [, version = ''] of symbols.matchAll(/GLIBC_([\d.]+)/g)) {
     const [major = 0, minor = 0] = version.split('.').map(Number)
