@@ -233,3 +233,16 @@ it('a tc program in front ends the way', async () => {
   await transfer(b, a, tunAddress(a), 4)
   await a.output(['tc', 'filter', 'del', 'dev', 'eth0', 'ingress', 'prio', '10'])
 })
+
+it('a hand-over to another weftd loses no packet', async () => {
+  lab = await createLab({ hosts: 2 })
+  const [a, b] = lab.hosts as [Host, Host]
+  const daemons = await start([a, b])
+  const [podA, podB] = [await a.startPod(), await b.startPod()]
+  await promoted(podA, podB.address, daemons)
+  const flows = numberedFlows(podA, podB, [{ to: podB.address, port: 7001, sizes: [200] }], 100_000)
+  const [next] = await start([b])
+  await promoted(podB, podA.address, [next!])
+  expect(await flows).toMatchObject([{ received: 100_000, twice: 0 }])
+  expect(daemons[0]!.lines.filter((each) => /carries the packets to .* again/.test(each))).toEqual([])
+})

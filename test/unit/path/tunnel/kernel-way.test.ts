@@ -110,7 +110,7 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const way = new KernelWay({
     bpf,
     run,
-    log: { info: say, warn: say, error: say, v: () => true } as unknown as KernelWayParts['log'],
+    log: { info: say, warn: say, error: say, v: () => true },
     engine: { tunName: 'flannel0', traffic },
     uplink: 'eth0',
     ownHost: () => parseIpv4('192.0.2.1')!,
