@@ -40,6 +40,7 @@ struct packet {
 static void* (*const map_lookup)(void* map, const void* key) = (void*)1;
 static long (*const map_update)(void* map, const void* key, const void* value, u64 flags) = (void*)2;
 static long (*const redirect)(u32 ifindex, u64 flags) = (void*)23;
+static long (*const load_bytes)(const struct packet* packet, u32 at, void* to, u32 bytes) = (void*)26;
 static long (*const pull_data)(struct packet* packet, u32 len) = (void*)39;
 static long (*const change_head)(struct packet* packet, u32 len, u64 flags) = (void*)43;
 static long (*const adjust_room)(struct packet* packet, int bytes, u32 mode, u64 flags) = (void*)50;
@@ -219,16 +220,23 @@ INLINE u64 packets_in(const struct packet* packet, const struct inner* inner, u3
   return (inner->total - headers + size - 1) / size;
 }
 
+/// The number of bytes of a TCP or UDP header that the programs read.
+enum { kUpperBytes = 14 };
+
 /// Returns the length of the TCP or UDP header at `at`; 0 if the header is not in the packet or is not sound.
 INLINE u32 upper_bytes_of(u8 protocol, const u8* at, const u8* end) {
   if (protocol == kUdp) return at + kUdpBytes <= end ? kUdpBytes : 0;
-  if (at + 14 > end) return 0;
+  if (at + kUpperBytes > end) return 0;
   const u32 bytes = (at[12] >> 4) * 4;
   return bytes >= 20 ? bytes : 0;
 }
 
-/// The number of bytes of a packet that the programs read: an outer header, an inner IPv6 header and a TCP header.
-enum { kRead = 96 };
+/// Makes the first bytes of a packet readable. The programs ask for their headers only: payload that is pulled leaves
+/// its page, and splitting and joining such packets costs half as much again.
+INLINE void make_readable(struct packet* packet, u32 bytes) {
+  const u32 len = packet->len, readable = packet->data_end - packet->data;
+  if (readable < bytes && readable < len) pull_data(packet, len < bytes ? len : bytes);
+}
 /// A TCP packet that is longer has much payload, so joining it with others is worth while.
 enum { kFullBytes = 1000 };
 
@@ -237,11 +245,11 @@ int egress(struct packet* packet) {
   struct config* now = current();
   if (!now) return kNext;
   const u32 len = packet->len;
-  if (packet->data_end - packet->data < kRead) pull_data(packet, len < kRead ? len : kRead);
+  const int is_v6 = packet->protocol == BE16(kEthIpv6);
+  make_readable(packet, (is_v6 ? kIpv6Bytes : kIpv4Bytes) + kUpperBytes);
   u8 *data = (u8*)(u64)packet->data, *end = (u8*)(u64)packet->data_end;
   struct inner inner = {};
   struct peer* peer;
-  const int is_v6 = packet->protocol == BE16(kEthIpv6);
   int is_own;  // true if the packet comes from the TUN's own address
   if (is_v6) {
     const struct ipv6* ip = (void*)data;
@@ -276,7 +284,8 @@ int egress(struct packet* packet) {
   if (is_tcp || inner.protocol == kUdp) {
     upper_bytes = upper_bytes_of(inner.protocol, upper, end);
     if (upper_bytes == 0) return leave(kLeftKind);
-    if (is_tcp && (now->flags & kLeavesSyn) && upper + 14 <= end && (upper[13] & kSyn)) return leave(kLeftKind);
+    if (is_tcp && (now->flags & kLeavesSyn) && upper + kUpperBytes <= end && (upper[13] & kSyn))
+      return leave(kLeftKind);
   } else if (is_own && (now->flags & kLeavesProbes) && (inner.protocol == kIcmp || inner.protocol == kIcmpv6)) {
     return leave(kLeftKind);
   }
@@ -322,7 +331,7 @@ int ingress(struct packet* packet) {
   // Most packets of an uplink are not for the tunnel, so the cheapest checks come first.
   if (packet->protocol != BE16(kEthIpv4) || packet->pkt_type != 0 || packet->vlan_present) return kNext;
   const u32 len = packet->len;
-  if (packet->data_end - packet->data < kEthBytes + kOuterBytes) pull_data(packet, len < kRead ? len : kRead);
+  make_readable(packet, kEthBytes + kOuterBytes);
   u8 *data = (u8*)(u64)packet->data, *end = (u8*)(u64)packet->data_end;
   const struct ipv4* outer = (void*)(data + kEthBytes);
   const struct udp* udp = (void*)(outer + 1);
@@ -338,15 +347,14 @@ int ingress(struct packet* packet) {
   }
   const u32 from = outer->source;
 
-  if (end - data < kRead && end - data < len) {
-    if (pull_data(packet, len < kRead ? len : kRead)) return leave(kLeftRoom);
-    data = (u8*)(u64)packet->data, end = (u8*)(u64)packet->data_end;
-  }
+  u8 version;
+  if (load_bytes(packet, kEthBytes + kOuterBytes, &version, 1)) return leave(kLeftKind);
+  const int is_v6 = version >> 4 == 6;
+  make_readable(packet, kEthBytes + kOuterBytes + (is_v6 ? kIpv6Bytes : kIpv4Bytes) + kUpperBytes);
+  data = (u8*)(u64)packet->data, end = (u8*)(u64)packet->data_end;
   u8* at = data + kEthBytes + kOuterBytes;
   struct inner inner = {};
   struct peer* peer;
-  if (at + 1 > end) return leave(kLeftKind);
-  const int is_v6 = *at >> 4 == 6;
   if (is_v6) {
     const struct ipv6* ip = (void*)at;
     if ((u8*)(ip + 1) > end) return leave(kLeftKind);
@@ -376,7 +384,7 @@ int ingress(struct packet* packet) {
   if (inner.protocol == kTcp || inner.protocol == kUdp) {
     upper_bytes = upper_bytes_of(inner.protocol, upper, end);
     if (upper_bytes == 0) return leave(kLeftKind);
-    if (inner.protocol == kTcp && (now->flags & kLeavesSyn) && upper + 14 <= end && (upper[13] & kSyn)) {
+    if (inner.protocol == kTcp && (now->flags & kLeavesSyn) && upper + kUpperBytes <= end && (upper[13] & kSyn)) {
       return leave(kLeftKind);
     }
   }
