@@ -7,7 +7,7 @@
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
 import type { Run } from '../../host/command.ts'
-import { FollowedLink, ipJson, routeFor } from '../../host/links.ts'
+import { FollowedLink, ipJson, routeFor, routesFor } from '../../host/links.ts'
 import { formatAddress, formatNet, listed, netContains, type Address, type Net, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
 import type { FastPath } from '../contract.ts'
@@ -279,9 +279,19 @@ export class KernelWay {
     const before = this.#uplink
     this.#uplink = uplink
     if (!this.#hooks) return this.#begin(uplink)
-    if (JSON.stringify(before) === JSON.stringify(uplink)) return
-    if (before?.index !== uplink.index) await this.#end('the external interface was replaced')
-    else this.#takeBackAll(`${this.#link.name} has changed`)
+    if (before?.index !== uplink.index) return this.#end('the external interface was replaced')
+    if (JSON.stringify(before) !== JSON.stringify(uplink)) this.#takeBackAll(`${this.#link.name} has changed`)
+    await this.#checkRoutes()
+  }
+
+  /** Takes back the peers whose hosts the kernel now reaches through another interface, because the programs send only through the uplink. */
+  async #checkRoutes(): Promise<void> {
+    const promoted = [...this.#peers.values()].filter(({ state }) => state === 'kernel')
+    const hostOf = ({ peer }: WayPeer): string => formatAddress(peer.hosts.ipv4 ?? 0)
+    const routes = await routesFor(this.#parts.run, 'ipv4', promoted.map(hostOf))
+    for (const each of promoted)
+      if (each.state === 'kernel' && routes.get(hostOf(each))?.device !== this.#link.name)
+        this.#takeBack(each, `its host is no longer reached through ${this.#link.name}`)
   }
 
   #stop(reason: string): Promise<void> | void {

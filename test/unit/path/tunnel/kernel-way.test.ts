@@ -82,6 +82,8 @@ interface Rig {
   readonly way: KernelWay
   readonly bpf: FakeBpf
   readonly lines: string[]
+  /** The route to the peer's host, and whether the external interface is gone. */
+  readonly route: { device: string; isGone: boolean }
   /** Adds packets that the engine has sent to the peer. */
   send(packets: number): void
 }
@@ -94,6 +96,7 @@ afterEach(async () => {
 function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   const lines: string[] = []
   const say = (text: string): void => void lines.push(text)
+  const route = { device: 'eth0', isGone: false }
   let sent = 0
   const traffic = (): Float64Array => {
     const numbers = new Float64Array(5 * (SLOT + 1))
@@ -102,7 +105,9 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
   }
   const run = async (_command: string, args: readonly string[]): Promise<string> => {
     if (args.includes('xfrm')) return ''
-    if (args.includes('get')) return JSON.stringify([{ dst: '192.0.2.2', dev: 'eth0' }])
+    const hosts = JSON.stringify([{ dst: '192.0.2.2', dev: route.device }])
+    if (args.includes('get') || args.includes('-batch')) return hosts
+    if (route.isGone) return '[]'
     const name = args.at(-1) ?? ''
     const index = name.startsWith('eth') ? UPLINK : TUN
     return JSON.stringify([{ ifname: name, ifindex: index, mtu: 1500, qdisc: 'fq', link_type: 'ether' }])
@@ -124,7 +129,7 @@ function rig(changed: Partial<KernelWayParts> = {}, bpf = new FakeBpf()): Rig {
     ...changed,
   })
   open.push({ close: () => way.close().catch(() => {}) })
-  return { way, bpf, lines, send: (packets) => (sent += packets) }
+  return { way, bpf, lines, route, send: (packets) => (sent += packets) }
 }
 
 /** Two nodes on this machine. The first one has the second one as its peer, and the other way round. */
@@ -244,6 +249,20 @@ it('takes all peers back after a change of offloads, and proves them again', asy
   near.send(100)
   near.way.look()
   await eventually(() => expect(near.way.carries(PEER.subnet)).toBe(true))
+})
+
+it('takes a peer back whose host is reached through another interface', async () => {
+  const [near] = await promoted()
+  near.route.device = 'eth1'
+  await near.way.check()
+  expect(near.way.state.lastTakenBack?.reason).toBe('its host is no longer reached through eth0')
+})
+
+it('ends if the external interface is gone', async () => {
+  const [near] = await promoted()
+  near.route.isGone = true
+  await near.way.check()
+  expect(near.way.state).toMatchObject({ isActive: false, promoted: 0, reason: 'eth0 is gone' })
 })
 
 it.each([
