@@ -1,6 +1,7 @@
 // test-arch.mjs - runs the native core's tests on other, emulated architectures: `npm run test:arch`.
 //
-// The architectures are arm64, and s390x because it is big-endian. Debian's cross compilers build the tests and qemu-user runs them.
+// The architectures are arm64, and s390x because it is big-endian. Debian's cross compilers build the tests and
+// qemu-user runs them.
 
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -36,8 +37,8 @@ try {
       const flags = ['-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', '-fno-exceptions', '-static']
       await run(compiler, [...flags, join(root, `test/native/${test}.cc`), ...SOURCES, '-o', program, '-lpthread'])
       process.stdout.write(`${name}, ${test}: `)
-      // Leave out the tests of the control messages UDP_SEGMENT and IPV6_TCLASS on s390x, because qemu-user 7.2 does not convert the byte
-      // order of their values.
+      // Leave out the tests of the control messages UDP_SEGMENT and IPV6_TCLASS on s390x, because qemu-user 7.2 does
+      // not convert the byte order of their values.
       const without = name === 's390x' ? ['without-control-numbers'] : []
       await run(qemu, [program, String(Date.now() % 1_000_000), ROUNDS, ...without])
     }

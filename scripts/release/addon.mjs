@@ -1,4 +1,5 @@
-// addon.mjs - compiles the addon for one architecture, and links it to an old C library, so that it also runs on older systems.
+// addon.mjs - compiles the addon for one architecture, and links it to an old C library, so that the addon also runs on
+// older systems.
 
 import { execFileSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
@@ -6,11 +7,12 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
-/** The newest version of glibc that the finished addon may require. It is the version that Node.js itself requires. */
+/** The newest version of glibc that the finished addon may require: the version that Node.js itself requires. */
 const GLIBC = [2, 28]
 
 /**
- * Reads the build target from binding.gyp. The file must be plain JSON for this, although node-gyp also accepts comments and Python syntax.
+ * Reads the build target from binding.gyp, which must therefore be plain JSON, although node-gyp also accepts comments
+ * and Python syntax.
  */
 const targetOf = (root) => JSON.parse(readFileSync(join(root, 'binding.gyp'), 'utf8')).targets[0]
 

@@ -17,21 +17,27 @@ import { gzipSync } from 'node:zlib'
 import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
-/** The Debian packages that the executable needs: libraries of Node.js and the addon, and `ip`, with which weft makes network devices. */
+/**
+ * The Debian packages that the executable needs: libraries of Node.js and the addon, and `ip`, with which weft makes
+ * network devices.
+ */
 const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
 const RECOMMENDS = 'iptables | nftables'
 const SCRIPTS = ['postinst', 'prerm', 'postrm']
 
 /**
- * Returns the installed size of a package in KiB for its control file. A folder counts as 1 KiB, as in dpkg-gencontrol, because its real
- * size depends on the file system.
+ * Returns the installed size of a package in KiB for the package's control file. A folder counts as 1 KiB, as in
+ * dpkg-gencontrol, because its real size depends on the file system.
  */
 const installedSize = (tree) =>
   readdirSync(tree, { recursive: true, withFileTypes: true })
     .map((each) => (each.isFile() ? Math.ceil(statSync(join(each.parentPath, each.name)).size / 1024) : 1))
     .reduce((sum, size) => sum + size, 0)
 
-/** Writes the Debian package to the file `target`. `texts` are the contents of additional files, by their paths in the package. */
+/**
+ * Writes the Debian package to the file `target`. `texts` has the contents of additional files, by their paths in the
+ * package.
+ */
 export function buildDeb({ root, work, architecture, version, publisher, executable, texts, target }) {
   const tree = join(work, 'deb')
   rmSync(tree, { recursive: true, force: true })
@@ -44,7 +50,7 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
   copyFileSync(executable, join(tree, 'usr/bin/weftd'))
   chmodSync(join(tree, 'usr/bin/weftd'), 0o755)
   symlinkSync('weftd', join(tree, 'usr/bin/weft'))
-  // Put the systemd unit into /lib, because Debian 11 may have separate / and /usr, and systemd then does not search /usr/lib.
+  // Put the systemd unit into /lib. On Debian 11 / and /usr may be separate, and systemd then does not search /usr/lib.
   put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
   put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')))
   for (const [path, text] of Object.entries(texts))

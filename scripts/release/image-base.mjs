@@ -1,5 +1,6 @@
-// image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries, and the trusted
-// certificate authorities. The images have no package manager, because nobody installs packages in a container of weft.
+// image-base.mjs - collects the files of Debian for the container images: the programs that weft runs, their libraries,
+// and the trusted certificate authorities. The images have no package manager, because users do not install packages in
+// a container of weft.
 
 import { execFileSync } from 'node:child_process'
 import {
@@ -18,7 +19,9 @@ import {
 import { dirname, join, relative } from 'node:path'
 import { made } from './inputs.mjs'
 
-/** The Debian release from which the images take programs and libraries. It gets security updates until 2030. */
+/**
+ * The Debian release from which the images take programs and libraries. This release gets security updates until 2030.
+ */
 const DEBIAN = 'trixie'
 const PACKAGES = [
   'base-files',
@@ -42,11 +45,14 @@ const APPLETS = ['cat', 'cp', 'env', 'grep', 'head', 'id', 'ls', 'ps', 'sh', 'sl
 const OF_NODE = ['libc.so.6', 'libdl.so.2', 'libgcc_s.so.1', 'libm.so.6', 'libpthread.so.0', 'libstdc++.so.6']
 const TEXTS =
   /^(?:etc\/(?:debian_version|ethertypes|protocols|services|os-release)|usr\/lib\/os-release|usr\/share\/common-licenses\/.*|usr\/share\/doc\/[^/]+\/copyright|s?bin|lib(?:64)?)$/
-/** Matches additional names of iptables' two executables that the images do not need, such as arptables and iptables-translate. */
+/**
+ * Matches additional names of iptables' two executables that the images do not need, such as arptables and
+ * iptables-translate.
+ */
 const OTHER_NAMES = /\/(?:arptables|ebtables|iptables-xml|ip6?tables(?:-\w+)?-translate|ip6?tables-apply)/
 /**
- * Files from packages of which the image contains no program. They are included so that the image's package list names
- * these packages; gcc-14-base has the licenses of GCC's libraries.
+ * Files from packages of which the image contains no program. The image has these files so that its package list names
+ * their packages; gcc-14-base has the licenses of GCC's libraries.
  */
 const FOR_OWNERS = [
   'usr/lib/os-release',
@@ -62,7 +68,10 @@ const librariesOf = (path) =>
     ([, name]) => name,
   )
 
-/** Returns the real paths below `root` of all programs, of iptables' extensions, and of the shared libraries that they need. */
+/**
+ * Returns the real paths under `root` of all programs, of iptables' extensions, and of the shared libraries that these
+ * need.
+ */
 function programsIn(root, gnu) {
   const libraries = join(root, 'usr/lib', gnu)
   const extensions = join(libraries, 'xtables')
@@ -95,7 +104,10 @@ const packagesIn = (archives) =>
       }
     })
 
-/** Deletes the files in `folder` for which `isKept` returns false, and then the folders that have become empty, except `root`. */
+/**
+ * Deletes the files in `folder` for which `isKept` returns false, and then the folders that have become empty, except
+ * `root`.
+ */
 function prune(root, folder, isKept) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -106,13 +118,14 @@ function prune(root, folder, isKept) {
 }
 
 /**
- * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian packages of these
- * files, for programs that scan images for vulnerabilities.
+ * Returns a folder with Debian's files for the image of one architecture. Its `var/lib/dpkg/status.d` lists the Debian
+ * packages of these files, for programs that scan images for vulnerabilities.
  * @param {import('./inputs.mjs').Architecture} architecture
  */
 export const imageBase = ({ debian, gnu }) =>
   made(`${DEBIAN}-image-${debian}`, (folder) => {
-    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real paths.
+    // Resolve symbolic links in the folder's own path, because the targets of links inside it are compared as real
+    // paths.
     const root = realpathSync(folder)
     const options = ['--quiet', '--variant=extract', `--arch=${debian}`, '--skip=cleanup/apt/cache']
     execFileSync('mmdebstrap', [...options, `--include=${PACKAGES.join(',')}`, DEBIAN, root], {

@@ -1,8 +1,9 @@
-// image.mjs - builds a container image with the executable for each architecture, and a common index of the images, as one archive in the
-// OCI image layout (github.com/opencontainers/image-spec, image-layout.md).
+// image.mjs - builds a container image with the executable for each architecture, and a common index of the images, as
+// one archive in the OCI image layout (github.com/opencontainers/image-spec, image-layout.md).
 //
-// An image has two layers: Debian programs that weft runs, with their libraries (image-base.mjs), and weft itself at the path of flanneld.
-// The image detects the kind of iptables in the same way as the image that deploy/Dockerfile builds, so users can run either image.
+// An image has two layers: Debian programs that weft runs, with their libraries (image-base.mjs), and weft itself at
+// the path of flanneld. The image detects the kind of iptables in the same way as the image that deploy/Dockerfile
+// builds, so users can run either image.
 
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -13,7 +14,10 @@ const TYPE = 'application/vnd.oci.image'
 const FAMILIES = ['iptables', 'ip6tables']
 const TOOLS = { 'install-conf': 'install-conf', 'mk-docker-opts.sh': 'docker-opts' }
 
-/** Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and licenses. */
+/**
+ * Empties the folder `tree` and puts the files of the image's second layer into it: weft, its addon, scripts and
+ * licenses.
+ */
 function layTree({ root, tree, executable, addon, licences }) {
   rmSync(tree, { recursive: true, force: true })
   const at = (path) => {
@@ -25,8 +29,8 @@ function layTree({ root, tree, executable, addon, licences }) {
     chmodSync(join(tree, path), 0o755)
   }
   program(executable, 'opt/weft/bin/weftd')
-  // The addon is a separate file. If it were inside the executable, the container would need a writable folder from which code may be
-  // loaded.
+  // The addon is a file outside the executable. If the executable contained the addon, the container would need a
+  // writable folder from which code may be loaded.
   program(addon, 'opt/weft/bin/weft.node')
   for (const name of ['weft', 'flanneld']) symlinkSync('weftd', at(`opt/weft/bin/${name}`))
   for (const name of ['weft', 'weftd']) symlinkSync(`../../../opt/weft/bin/${name}`, at(`usr/local/bin/${name}`))
@@ -42,7 +46,10 @@ function layTree({ root, tree, executable, addon, licences }) {
   writeFileSync(at('usr/share/doc/weft/copyright'), licences)
 }
 
-/** Returns a function that stores bytes in the image layout under their digest and returns their OCI descriptor. */
+/**
+ * Returns a function that stores bytes in the image layout under their digest and returns an OCI descriptor of the
+ * bytes.
+ */
 function blobStore(layout) {
   rmSync(layout, { recursive: true, force: true })
   mkdirSync(join(layout, 'blobs/sha256'), { recursive: true })
@@ -62,8 +69,8 @@ function configOf({ version, publisher, architecture, digests }) {
     architecture: architecture.debian,
     os: 'linux',
     config: {
-      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs only CAP_NET_ADMIN,
-      // and the device /dev/net/tun.
+      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs
+      // only CAP_NET_ADMIN, and the device /dev/net/tun.
       Env: [
         'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',
@@ -90,8 +97,9 @@ const json = (value) => Buffer.from(JSON.stringify(value))
 
 /**
  * Writes the archive with the images to the file `target`.
- * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences: string, builds: readonly {
- *   architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[], target: string }} from
+ * @param {{ root: string, work: string, version: string, publisher: typeof import('./publisher.json'), licences:
+ * string, builds: readonly { architecture: import('./inputs.mjs').Architecture, executable: string, addon: string }[],
+ * target: string }} from
  * @returns {string} The digest of the common index, by which users can refer to the image on every architecture.
  */
 export function buildImage({ root, work, version, publisher, licences, builds, target }) {

@@ -1,5 +1,6 @@
-// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and the C library to
-// which the addons are linked. They are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a second release needs no network.
+// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and
+// the C library to which the addons are linked. The downloads are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a
+// second release needs no network.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -19,12 +20,12 @@ import {
 import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
 
-/** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
+/** The version of Node.js in weft's executables. The script takes Node.js from packages of the npm registry. */
 export const NODE_VERSION = '24.21.0'
 
 /**
- * An architecture of a release: its name in Node.js (`name`), in Debian (`debian`) and in the compiler (`gnu`), the emulator that runs its
- * programs (`qemu`), and npm's checksum of the Node.js package (`integrity`).
+ * An architecture of a release: its name in Node.js (`name`), in Debian (`debian`) and in the compiler (`gnu`), the
+ * emulator that runs its programs (`qemu`), and npm's checksum of the Node.js package (`integrity`).
  * @typedef {{ name: string, debian: string, gnu: string, qemu?: string, integrity: string }} Architecture
  * @type {readonly Architecture[]}
  */
@@ -46,7 +47,9 @@ export const ARCHITECTURES = [
 
 /** The oldest Debian release on which the addon must run; it has glibc 2.31. Node.js needs glibc 2.28. */
 const DEBIAN = 'bullseye'
-/** Debian's mirrors have deleted the updates of this old release, so only the packages of the release itself are used. */
+/**
+ * Debian's mirrors have deleted the updates of the release DEBIAN, so only the packages of the release itself are used.
+ */
 const MIRROR = 'http://deb.debian.org/debian'
 
 /** Ignore XDG_CACHE_HOME if it is a relative path, as the XDG Base Directory Specification requires. */
@@ -62,8 +65,8 @@ function removeUnfinished() {
 }
 
 /**
- * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is then renamed, so that
- * an incomplete folder is never used.
+ * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is
+ * then renamed, so that an incomplete folder is never used.
  */
 export function made(name, make) {
   const folder = join(cache, name)
@@ -84,8 +87,8 @@ export function made(name, make) {
 }
 
 /**
- * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads it if necessary. Throws if the
- * checksum of the npm package differs from `integrity`.
+ * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads Node.js if
+ * necessary. Throws if the checksum of the npm package differs from `integrity`.
  */
 export function nodeRelease({ name, integrity }) {
   return made(`node-${NODE_VERSION}-${name}`, (folder) => {
@@ -98,7 +101,10 @@ export function nodeRelease({ name, integrity }) {
   })
 }
 
-/** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
+/**
+ * Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files
+ * in the folder.
+ */
 function relinkAll(root, folder) {
   for (const name of readdirSync(folder)) {
     const path = join(folder, name)
@@ -112,8 +118,8 @@ function relinkAll(root, folder) {
 }
 
 /**
- * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that runs foreign
- * programs.
+ * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that
+ * runs foreign programs.
  */
 export function sysroot({ debian }) {
   return made(`${DEBIAN}-${debian}`, (folder) => {

@@ -1,5 +1,5 @@
-// kubernetes.mjs - writes the Kubernetes manifest and the Helm chart of a release, both of which refer to the container image of this
-// release by its digest.
+// kubernetes.mjs - writes the Kubernetes manifest and the Helm chart of a release. Each refers to the container image
+// of the release by the image's digest.
 
 import { execFileSync } from 'node:child_process'
 import { cpSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -14,9 +14,11 @@ function replaced(text, from, to, times) {
 }
 
 /**
- * Writes the manifest weft.yaml to the file `manifest`, and the packed Helm chart to the file `chart`. The chart's setting for the tag
- * includes the digest, so that a user who sets another tag does not keep the digest of this release.
- * @param {{ root: string, work: string, version: string, image: string, digest: string, manifest: string, chart: string }} from
+ * Writes the manifest weft.yaml to the file `manifest`, and the packed Helm chart to the file `chart`. The chart's
+ * setting for the tag includes the digest, so that a user who sets another tag does not keep the digest of this
+ * release.
+ * @param {{ root: string, work: string, version: string, image: string, digest: string, manifest: string, chart: string
+ * }} from
  */
 export function buildKubernetes({ root, work, version, image, digest, manifest, chart }) {
   const source = readFileSync(join(root, 'deploy/kubernetes/weft.yaml'), 'utf8')

@@ -1,5 +1,5 @@
-// main.mjs - `npm run release`: makes the files to publish in the folder release/: executables, packages, container images, files for
-// Kubernetes, checksums and lists of components.
+// main.mjs - `npm run release`: makes the files to publish in the folder release/: executables, packages, container
+// images, files for Kubernetes, checksums and lists of components.
 //
 // The release is reproducible: the same commit gives the same bytes, in any folder and for any user.
 
@@ -27,14 +27,17 @@ import { isVersion } from './version.mjs'
 
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 const release = join(root, 'release')
-/** The temporary folder in which the release is made. It replaces release/ only after all files are complete. */
+/**
+ * The temporary folder in which the release is made. The folder replaces release/ only after all files are complete.
+ */
 const out = join(root, 'build/release/new')
 const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
 const publisher = { ...JSON.parse(readFileSync(join(root, 'scripts/release/publisher.json'), 'utf8')), ...wanted() }
 const said = (file, ...args) => execFileSync(file, args, { cwd: root, encoding: 'utf8' })
 
 /**
- * Reads the command line. `--image REGISTRY/weft` sets the image name in the manifest and the chart, in place of the one in publisher.json.
+ * Reads the command line. `--image REGISTRY/weft` sets the image name in the manifest and the chart, in place of the
+ * name in publisher.json.
  */
 function wanted() {
   const fail = (message) => {
@@ -48,8 +51,8 @@ function wanted() {
     fail(error.message)
   }
   if (image === undefined) return {}
-  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar of image names in
-  // the project distribution/reference.
+  // The image name must contain no tag, because weft's version is appended as the tag. The pattern follows the grammar
+  // of image names in the project distribution/reference.
   if (!/^[a-z\d](?:[a-z\d.-]*[a-z\d])?(?::\d+)?(?:\/[a-z\d]+(?:(?:[._]|__|-+)[a-z\d]+)*)+$/.test(image))
     fail(`${JSON.stringify(image)} is not the name of an image without a tag`)
   return { image }
@@ -92,8 +95,8 @@ function writeMaterials(name, description, components) {
 }
 
 /**
- * Replaces the folder release/ by the new release. The old folder is first renamed, and deleted only after the new one is in place, so that
- * release/ is never incomplete.
+ * Replaces the folder release/ by the new release. The old folder is renamed first, and deleted only after the new
+ * folder is in place, so that release/ is never incomplete.
  */
 function publish() {
   const before = join(root, 'build/release/before')
@@ -106,8 +109,8 @@ function publish() {
 const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' })
 
 /**
- * Returns the time that all files of the release get, in seconds since 1970: SOURCE_DATE_EPOCH if it is set (reproducible-builds.org), else
- * the time of the commit.
+ * Returns the time that all files of the release get, in seconds since 1970: SOURCE_DATE_EPOCH if it is set
+ * (reproducible-builds.org), else the time of the commit.
  */
 function time() {
   const { stdout, stderr } = git('log', '-1', '--format=%ct')

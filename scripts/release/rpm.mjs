@@ -1,5 +1,5 @@
-// rpm.mjs - builds the RPM package of one architecture for Fedora, RHEL, openSUSE and similar distributions: the executable, the service and
-// the documents.
+// rpm.mjs - builds the RPM package of one architecture for Fedora, RHEL, openSUSE and similar distributions: the
+// executable, the service and the documents.
 
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -9,7 +9,7 @@ import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
 const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
-/** The paths at which the RPM package installs files that the Debian package has elsewhere. */
+/** The folders of the Debian package whose files the RPM package installs in other folders. */
 const PLACES = [
   ['usr/share/zsh/vendor-completions/', 'usr/share/zsh/site-functions/'],
   ['usr/share/doc/weft/copyright', 'usr/share/licenses/weft/LICENCES'],
@@ -17,8 +17,8 @@ const PLACES = [
 const placeOf = (path) => PLACES.reduce((at, [from, to]) => at.replace(from, to), path)
 
 /**
- * Returns the scripts that rpm runs at installation and removal, made from those of the Debian package. dpkg passes a word such as `remove`
- * as the argument; rpm passes the number of versions that will remain installed.
+ * Returns the scripts that rpm runs at installation and removal, made from those of the Debian package. dpkg passes a
+ * word such as `remove` as the argument; rpm passes the number of versions that will remain installed.
  */
 const scriptsOf = (prerm) => `
 %post
@@ -37,8 +37,8 @@ if [ "$1" -eq 0 ]; then rm -rf /run/weft; fi
 `
 
 /**
- * Writes the RPM package into the folder `out` and returns its file name. `texts` are the contents of additional files, by their paths in
- * the Debian package.
+ * Writes the RPM package into the folder `out` and returns its file name. `texts` has the contents of additional files,
+ * by their paths in the Debian package.
  */
 export function buildRpm({ root, work, architecture, version, publisher, executable, texts, out }) {
   const top = join(work, 'rpm')

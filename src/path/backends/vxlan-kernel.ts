@@ -1,5 +1,5 @@
-// vxlan-kernel.ts - VXLAN carried by the kernel: one device for each family; for each peer a neighbour entry, a forwarding entry and a
-// route.
+// vxlan-kernel.ts - VXLAN carried by the kernel: one device for each family; for each peer a neighbour entry, a
+// forwarding entry and a route.
 //
 // The devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 

@@ -1,4 +1,4 @@
-// weft.ts - the program `weft`: has the table of its subcommands, and runs one of them.
+// weft.ts - the program `weft`: its table of subcommands, and the code that runs one subcommand.
 
 import { version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -15,7 +15,7 @@ interface OldCommand {
   readonly does: string
   readonly load: () => Promise<{
     readonly help: string
-    /** Runs the command and returns its exit code. If it throws an error, weft prints the error's message. */
+    /** Runs the command and returns its exit code. If `run` throws an error, weft prints the error's message. */
     readonly run: (args: readonly string[], screen: Screen) => Promise<number>
   }>
 }
@@ -54,8 +54,8 @@ const OLD: readonly OldCommand[] = [
 ]
 
 /**
- * All other commands of `weft`, in the order of the help. weft loads only the code of the command that it runs, because
- * scripts run `weft status` every second.
+ * The commands of `weft` that use the common parser, in the order of the help. weft loads only the code of the command
+ * that it runs, because scripts run `weft status` every second.
  */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,
@@ -247,8 +247,8 @@ async function runOld({ name, load }: OldCommand, rest: readonly string[], scree
     return await run(rest, { ...screen, warn })
   } catch (error) {
     warn(describeError(error))
-    // Only `weft cleanup` has an exit code for wrong usage. The other commands that this function handles replace flannel's programs, which
-    // exit with 1 for every error.
+    // Only `weft cleanup` has an exit code for wrong usage. All other commands that parse their command line themselves
+    // replace flannel's programs, which exit with 1 for every error.
     return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }
 }
