@@ -272,6 +272,8 @@ export const KINDS = {
        * have different values, because every node accepts packets over both families.
        */
       underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
+      /** Whether eBPF programs may carry the packets to peers to which they were proven to work. */
+      fastPath: { name: 'FastPath', kind: 'word', words: ['auto', 'off'], default: 'off' },
       tunnel: TUNNEL,
     },
     overhead: 28, // IPv4, UDP

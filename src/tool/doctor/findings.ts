@@ -72,6 +72,13 @@ export const FINDINGS = {
     means: 'a route table of the cloud or the switch is full, or nearly full: further nodes get no route',
     fix: 'request a higher limit of routes for each table, or change to a backend that has a tunnel',
   },
+  'fast-path-off': {
+    check: 'daemon',
+    level: 'warning',
+    means:
+      'the network configuration allows a FastPath, but the eBPF programs do not carry packets on this host: weftd carries all packets, which is slower',
+    fix: 'remove the cause that this finding names (docs/fast-path.md lists the causes), or set "FastPath": "off" in `Backend`',
+  },
   'peers-without-keys': {
     check: 'daemon',
     level: 'failure',
