@@ -14,14 +14,14 @@ declare const require: (name: string) => unknown
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
 /**
- * The folders in which weftd tries to write the native addon to a file, in this order. There are several, because /tmp,
- * and in containers /dev/shm, may be mounted noexec, which forbids to load the addon from there.
+ * The folders in which weftd tries to write the native addon to a file, in this order. Some of them may be mounted
+ * noexec, and the kernel loads no library from a noexec mount: for example /tmp, or /dev/shm in containers.
  */
 const FOLDERS = [tmpdir(), '/tmp', '/dev/shm', '/run', '/var/tmp']
 
 /**
- * Writes the native addon to a file in the folder `parent` and loads the file. The file is unlinked before it is
- * loaded, so that no other program can replace the file and no file is left behind.
+ * Writes the native addon to a file in the folder `parent`, unlinks the file, and loads it through its open descriptor.
+ * So no other program can replace the file, and no file is left behind.
  */
 function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
   const folder = mkdtempSync(join(parent, '.weft-'))
@@ -42,9 +42,9 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
 }
 
 /**
- * Returns the path of the native addon's file next to the executable; undefined if there is no valid file, as
- * everywhere except in the container image. The image has the file, because a container's kernel may refuse to load a
- * file that weftd wrote itself.
+ * Returns the path of the native addon's file next to the executable; undefined if the file is missing or differs from
+ * `addon`. Only the container image has this file, because a container's kernel may refuse to load a file that weftd
+ * wrote itself.
  */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')

@@ -39,8 +39,8 @@ export function formatLogLine(level: Level, atUs: number, pid: number, caller: s
 }
 
 /**
- * Returns the file and line that logged a message, in the format of klog with -add_dir_header. `stack` is the stack of
- * that call.
+ * Returns the file and line that logged a message, in the format of klog with -add_dir_header. `stack` is the stack
+ * trace of the call that logged the message.
  */
 function callerOf(stack: string | undefined): string {
   for (const frame of (stack ?? '').split('\n').slice(1)) {

@@ -60,7 +60,7 @@ export interface RunOptions {
 }
 
 /**
- * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the kernel refused with EPERM, and
+ * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the program failed with EPERM, and
  * COMMAND for any other failure.
  */
 export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>

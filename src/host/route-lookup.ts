@@ -57,8 +57,8 @@ const toRoute = ({ dev = '', gateway, type = 'unicast', table }: JsonAnswer): Ke
 })
 
 /**
- * Looks up the routes of these packets by one command, and returns the answers in the same order. If the kernel refuses
- * a packet, looks up the packet's route again, alone, to get the reason.
+ * Looks up the routes of these packets by one command, and returns the answers in the same order. If the kernel has no
+ * route for a packet, or rejects the packet, looks up its route again, alone, to get the reason.
  */
 export async function lookUpRoutes(
   run: Run,

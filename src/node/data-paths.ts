@@ -67,8 +67,8 @@ class PathPart {
   /** The families of this planned data path in which the node has a subnet. */
   readonly families: readonly Family[]
   /**
-   * The text before error messages and names of threads, which names the data path; empty if the node has only one data
-   * path.
+   * The text that names the data path at the beginning of its error messages and thread names; empty if the node has
+   * only one data path.
    */
   readonly prefix: string
   /**
@@ -80,7 +80,7 @@ class PathPart {
   external: ExternalInterface | undefined
   /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The number of entries that this data path has in the list `next` of `drops`. */
+  /** The number of positions that this data path takes in the list `next` of the report that `drops` returns. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
@@ -175,7 +175,7 @@ type Drops = ReturnType<Engine['drops']>
 const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffic>> =>
   (await path.counting?.traffic()) ?? new Map()
 
-/** Returns the families of the external interface's addresses to which the planned data path is bound. */
+/** Returns the families in which the planned data path is bound to an address of the external interface. */
 const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
 
 export class DataPaths {
@@ -221,7 +221,10 @@ export class DataPaths {
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
-  /** The path MTUs that the search set last, by family. A data path that is opened again needs them too. */
+  /**
+   * The path MTUs that the search for the longest packet (loops/path-search.ts) set last, by family. A data path that
+   * is opened again needs them too.
+   */
   readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
   #applied: Applied | undefined
   /**
@@ -344,20 +347,20 @@ export class DataPaths {
   }
 
   /**
-   * The families that the network has but no data path carries, each with the reason. At least one other family is
-   * carried.
+   * The families that the network has but no data path carries, each with the reason. At least one family is carried.
    */
   get lacking(): ByFamily<string> {
     const ours = this.#parts.flatMap(({ families, lacking }) =>
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
     )
-    // Each data path that carries both families reports a missing family in its own `lacking`.
+    // A data path for both families reports the family that it cannot carry now in its own `lacking`.
     return { ...Object.assign({}, ...this.#paths().map((path) => path.adapting?.lacking)), ...Object.fromEntries(ours) }
   }
 
   /**
    * Returns the families whose address was missing from the external interface at the last `resync`, each with the
-   * reason. Their sockets stay open, because the family works again when the interface has its address again.
+   * reason. The sockets of these families stay open, because a family works again as soon as the interface has its
+   * address again.
    */
   gone(): ByFamily<string> {
     return this.#gone
@@ -490,9 +493,9 @@ export class DataPaths {
   }
 
   /**
-   * Adapts the open data paths to the backend's last `prepare`; `attrs` are the attributes that the lease now
-   * publishes. Opens missing data paths and leaves open data paths unchanged. If a data path cannot be opened, logs the
-   * reason; it stays missing.
+   * Adapts the open data paths to the result of the backend's last `prepare`; `attrs` are the attributes that the lease
+   * now publishes. Opens missing data paths and leaves open data paths unchanged. If a data path cannot be opened, logs
+   * the reason; it stays missing.
    */
   renew(attrs: LeaseAttrs): Promise<void> {
     return this.#next(async () => {
@@ -669,7 +672,10 @@ export class DataPaths {
     for (const [, observing] of this.#observed()) observing.look()
   }
 
-  /** Passes the open data paths on to the next process; undefined if `close` keeps the devices too. */
+  /**
+   * Passes the open data paths on to the next process; undefined if that is not necessary, because `close` leaves the
+   * devices in place.
+   */
   get handover(): HandoverSide | undefined {
     if (!this.#can('handover')) return undefined
     return {

@@ -1,5 +1,5 @@
-// data-path.ts - the loop that repairs the device of the data path, and opens missing families. It opens the whole data
-// path again if the data path died or if the node got another lease.
+// data-path.ts - the loop that repairs the device of the data path, and opens the data paths of families that have
+// none. It opens the whole data path again if the data path died or if the node got another lease.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -172,10 +172,11 @@ async function lookAfter(
       renewing = renew(node, dataPath, calm).finally(() => (renewing = undefined))
       renewing.catch(() => {}) // it rejects only if the process stops, and then this function ends too
     }
-    // Wait only a limited time, so that a family that opens slowly does not delay the checks of the family that is
-    // open.
+    // Wait only a limited time: if opening the data path of one family takes long, the open data path must still be
+    // checked.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    // Before all loops run, weftd may not watch the host, because the watch begins with the first query of the store.
+    // While not all loops run, changes of the host may go unnoticed, because weftd watches the host only from its first
+    // query of the store on.
     isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Search for leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the
     // time.
@@ -212,8 +213,8 @@ function createGoneLog(log: Log): GoneLog {
 }
 
 /**
- * Adapts the data path to the host's present addresses: opens missing families, and does not change the families that
- * are open.
+ * Adapts the data path to the host's present addresses: opens the data paths of missing families, and does not change
+ * the open data paths.
  */
 async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promise<void> {
   try {

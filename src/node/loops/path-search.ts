@@ -30,7 +30,7 @@ function searchedOf(peer: PathPeer | undefined, family: Family): Omit<SearchedPe
 interface Searching {
   readonly family: Family
   isForbidden: boolean
-  /** The running search, and the facts with which it was started. */
+  /** The running search, with the data path, the source address and the MTU for which it was started. */
   running:
     | {
         readonly dataPath: DataPaths
