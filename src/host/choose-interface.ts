@@ -160,7 +160,7 @@ async function addressToStartWith(
 
 /**
  * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it
- * was not chosen. `otherwise` is the reason for an interface that has no fault but does not match the flags.
+ * was not chosen. `otherwise` is the reason that the message gives for an interface without a fault.
  */
 async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
   const faultOf = async (link: Link, family: Family): Promise<string[]> => {

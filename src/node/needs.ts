@@ -83,7 +83,10 @@ async function requirePart(
   if (sides.length > 0 && failures.length === sides.length) throw failures[0]
 }
 
-/** Checks that a program is installed. A program that starts but refuses the option `--version` counts as installed. */
+/**
+ * Checks that a program is installed. A program that starts but does not know the option `--version` counts as
+ * installed.
+ */
 async function requireProgram(program: string, { run }: NeedsHost): Promise<void> {
   await run(program, ['--version']).catch((error: unknown) => {
     if (notInstalled(error) !== undefined) throw error

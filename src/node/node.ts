@@ -122,8 +122,8 @@ interface NodeState {
   known: LastKnown | undefined
   view: PeerView
   /**
-   * Says which peers the next check must apply again: `all` if the data path refused the peers, `rest` if a part of the
-   * data path lacks some peers.
+   * Says which peers the next check must apply again: `all` if setting the peers of the data path failed, `rest` if a
+   * part of the data path lacks some peers.
    */
   unapplied: 'all' | 'rest' | undefined
   /** The key of this node's own lease when weftd last applied peers; undefined before the first time. */

@@ -315,7 +315,7 @@ const probedOf = ({ probes }: Node): AllProbed => ({ ipv4: probes?.ipv4?.results
 
 /**
  * Returns the status of each peer. Reads path MTUs from the kernel only if the number of peers is at most `mostPaths`,
- * or for peers with a narrow path.
+ * or for peers that full-size packets do not reach.
  */
 function peersOf(
   node: Node,

@@ -79,7 +79,7 @@ interface About {
 
 /**
  * How long weftd caches a status, as a multiple of the time that computing it took, so that requests cannot keep weftd
- * busy. weftd does not cache a status that took less than QUICK_MS, as with up to some thousands of peers.
+ * busy. weftd does not cache a status that took less than QUICK_MS, which is usual with up to some thousands of peers.
  */
 const REST = 10
 const QUICK_MS = 20

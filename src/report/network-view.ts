@@ -46,8 +46,8 @@ export interface NetworkReport {
 }
 
 /**
- * Says which fraction of all pairs of nodes reach each other. Nodes with different backends cannot use each other's
- * leases, and do not probe each other.
+ * Says which fraction of the probed pairs of nodes reach each other. Nodes with different backends do not probe each
+ * other, so their pairs do not count.
  */
 export const wholeText = (
   { nodes, matrix, whole }: Pick<NetworkReport, 'nodes' | 'matrix' | 'whole'>,
@@ -159,7 +159,8 @@ const ANSWERS: Readonly<Record<AnswerKind, string>> = {
 }
 
 /**
- * Returns a node's state in one or two words, and a tone: `good` or `dim` if the node has no problem, otherwise `bad`.
+ * Returns a node's state in one or two words, and how it is coloured: `good` or `dim` if the node has no problem,
+ * otherwise `bad`.
  */
 export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: NetworkNode): readonly [Tone, string] {
   if (answer === 'told') {

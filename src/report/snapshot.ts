@@ -6,8 +6,8 @@ import { readingOf, type Impairment, type State } from './states.ts'
 import { hungThread, type Threads } from './threads.ts'
 
 /**
- * How many seconds after the last comparison with the store leases count as possibly out of date: three times the usual
- * interval of comparisons.
+ * The time in seconds after which leases that were not compared with the store count as possibly out of date: three
+ * times the usual interval of comparisons.
  */
 const UNFOLLOWED_S = 180
 

@@ -32,8 +32,8 @@ const RENEW_JITTER = 0.1
  */
 const UNWRITTEN_MS = 3_600_000
 /**
- * If the lease in the store differs from what this node wrote, twice within DISPUTE_MS milliseconds, weftd pauses before
- * it writes the lease again. The pause doubles from DISPUTE_PAUSE_MIN_MS to DISPUTE_PAUSE_MAX_MS.
+ * If the lease in the store differs from what this node wrote, twice within DISPUTE_MS milliseconds, weftd pauses
+ * before it writes the lease again. The pause doubles from DISPUTE_PAUSE_MIN_MS to DISPUTE_PAUSE_MAX_MS.
  */
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
@@ -201,8 +201,8 @@ function renewalWaitMs({ options, lease }: Node): number | undefined {
 }
 
 /**
- * Waits until the lease in the store differs from what this node wrote, or until `waitMs` milliseconds have passed by the
- * wall clock or by the monotonic clock. Both clocks are needed: the monotonic clock and timers stop while the host is
+ * Waits until the lease in the store differs from what this node wrote, or until `waitMs` ms have passed by the wall
+ * clock or by the monotonic clock. Both clocks are needed: the monotonic clock and timers stop while the host is
  * suspended, and the wall clock can be set back. Returns true if the lease in the store differs.
  */
 async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {

@@ -117,7 +117,8 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     const { dataPath } = ownership
     await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
-    // If the data path refused the complete set of peers before, this call with a part of the set does not complete it.
+    // If the last complete set of peers could not be set, this call, which sets only a part of the peers, does not make
+    // the set complete.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
     if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where

@@ -143,8 +143,8 @@ const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
 /**
- * Returns true if a family has answered every probe since `since`, and the silent family lost probes before and after
- * that time.
+ * Returns true if the peer certainly answers over one family but not over the other: since the time `since` it has
+ * answered every probe over the first, and a probe over the silent family was lost in this time.
  */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&

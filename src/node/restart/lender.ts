@@ -31,9 +31,9 @@ export interface Lender {
   release(): Promise<void>
   /** Forwards again after `lend` or `release`. `why` is the end of a sentence that begins with "the successor". */
   takeBack(why: string): Promise<void>
-  /** Returns the descriptor of the lock; undefined if this process has no lock file. */
+  /** Returns the descriptor of the subnet file's lock; undefined if this process has no lock file. */
   lock(): number | undefined
-  /** Kills a process that hangs. Returns false if this process cannot reach it. */
+  /** Kills the hanging process with the id `pid`. Returns false if the process cannot be killed from here. */
   kill(pid: number): boolean
 }
 
@@ -211,7 +211,7 @@ class Conversations {
       try {
         connection.send(messageFor({ takenBack: true }))
       } catch {
-        // Sending fails if the successor has ended, and then nobody needs the message.
+        // Ignore the error: sending fails if the successor has ended, and then no process needs the message.
       }
     }
     connection.close()
@@ -255,7 +255,7 @@ function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
       const { isLeaseBack } = reason
       connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
     } catch {
-      // Sending fails if the other process has ended, and then nobody needs the message.
+      // Ignore the error: sending fails if the other process has ended, and then no process needs the message.
     }
     connection.close()
   })

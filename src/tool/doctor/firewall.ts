@@ -301,8 +301,8 @@ const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined
 const hasRules = (side: OwnSide, facts: Facts): boolean => rulesShown.some((isShown) => isShown(side, facts) === true)
 
 /**
- * Finds a family whose rules of weft are missing in the output of a tool, although the output shows weft's rules of the
- * second family.
+ * Finds a family for which a tool's output lacks weft's rules, although the output shows weft's rules for the second
+ * family.
  */
 function missingRules(sides: readonly OwnSide[], facts: Facts): Finding[] {
   return sides

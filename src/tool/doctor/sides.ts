@@ -1,4 +1,4 @@
-// sides.ts - splits the nodes of a network by family. Joins weftd's status of each peer with the answers to weft
+// sides.ts - splits the nodes of a network by family. Combines weftd's status of each peer with the results of weft
 // doctor's own probes. Pure.
 
 import type { Link } from '../../host/links.ts'
