@@ -10,8 +10,8 @@ import { printable } from './text.ts'
 export interface Log {
   info(message: string): void
   /**
-   * Logs a warning. `normal` marks a warning that flanneld logs too and that means no fault; the status report does not
-   * list a warning with this mark.
+   * Logs a warning. `normal` marks a warning that means no fault, and that flanneld logs in the same case. The status
+   * report does not list a warning with this mark.
    */
   warn(message: string, what?: 'normal'): void
   error(message: string): void

@@ -55,8 +55,8 @@ const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 export interface InterfaceWishes {
   /**
-   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`,
-   * means the interface of the default route.
+   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text means the interface
+   * of the default route; so does an empty text in `patterns`.
    */
   readonly ifaces: readonly string[]
   /**

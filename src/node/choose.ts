@@ -1,5 +1,5 @@
 // choose.ts - creates the subnet manager, the backend and the engine that the flags and the network configuration name.
-// It loads only the code of these three.
+// It loads no code of other subnet managers, backends and engines.
 
 import { WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'

@@ -121,7 +121,7 @@ class PathPart {
 
   /**
    * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`, or undefined after
-   * `close`. A call during a running transfer makes another transfer follow.
+   * `close`. A call while a transfer runs starts a second transfer after it.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -381,7 +381,7 @@ export class DataPaths {
 
   /**
    * True while a data path lacks peers that were applied, because the data path is slow or has failed. The next `apply`
-   * gives it the missing peers too.
+   * also gives the missing peers to this data path.
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)
@@ -594,7 +594,7 @@ export class DataPaths {
 
   /**
    * Returns the length in bytes of the longest packet of a family that reaches this peer's host without fragmentation.
-   * Returns undefined unless the known path MTU makes this length less than `mtu`.
+   * Returns undefined if the path MTU is not known, or if this length is not less than `mtu`.
    */
   pathMtu(peer: Lease, family: Family): number | undefined {
     return this.#pathOf(family)?.observing?.pathMtu(peer, family)

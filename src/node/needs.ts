@@ -231,7 +231,7 @@ async function requirePort(
   const listens =
     wireguard && (await run('wg', ['show', wireguard.ifname ?? '', 'listen-port']).catch(() => String(port)))
   // Without the program `wg` the port of the WireGuard device is not known, and the device may have this port. A
-  // predecessor in another container may have the port too, but is not visible from this container.
+  // predecessor that has the port may run in another container, where this process cannot see it.
   if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
 }
 

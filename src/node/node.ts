@@ -91,7 +91,7 @@ interface Membership {
   readonly health?: Health
 }
 
-/** The facts that the start finds before the node acquires its lease. */
+/** The parts of a node that weftd determines at its start before the node acquires its lease. */
 export type NodeParts = Membership & Omit<PathFacts, 'lease' | 'attrs'>
 
 /**
@@ -201,7 +201,7 @@ interface NodeState {
   readonly cameAt: Map<string, number>
 }
 
-/** A node that may not know all facts yet. */
+/** A node that may still lack its network configuration, lease and store. */
 export interface NewNode extends NodeBase, NodeState, Partial<PathFacts>, Partial<Membership> {}
 
 /** A node that knows enough to forward. */
@@ -212,7 +212,7 @@ export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
 
 export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
 
-/** Creates the node of this process, which knows no facts yet. */
+/** Creates the node of this process, without network configuration and lease. */
 export function createNode(base: NodeBase, ownership = new Ownership(base.log)): NewNode {
   return {
     ...base,

@@ -114,7 +114,7 @@ function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefine
   return signal.aborted || state.is === 'ended' ? 'it stops' : undefined
 }
 
-/** Returns the facts from which all reports about the node are made. */
+/** Returns the state of the node at this moment, from which weftd makes all reports about the node. */
 export function snapshotOf(node: Node, peers = peersSeen(node)): Snapshot {
   const { lease, view, ownership, threads, following, manager, options } = node
   return {

@@ -103,7 +103,9 @@ export class PeerWatch {
     }
   }
 
-  /** Creates the state of a new peer from the last events, which an earlier process may have written. */
+  /**
+   * Creates the state of a new peer from the peer's last recorded events, which an earlier process may have written.
+   */
   #begin(looked: Looked): State {
     const { publicIp } = looked
     const sinceOf = (kinds: readonly PeerEventKind[], kind: PeerEventKind): Since | undefined => {

@@ -71,8 +71,8 @@ export async function probePeers(node: Node): Promise<never> {
       await lively(open)
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
-      // If a peer loses probes over one family, probe the peer over its second family too, so that a host that is down
-      // is not reported as a fault of only one family.
+      // If a peer loses probes over one family, also probe the peer over its second family: if the peer's host is down,
+      // the report must not show a fault of one family only.
       for (const { family, probes } of open)
         for (const key of probes.takeDoubted())
           for (const other of open) if (other.family !== family) other.probes.soon(key, now)

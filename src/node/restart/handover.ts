@@ -193,7 +193,7 @@ export class Handover {
     const before = this.predecessorNow
     if (!before) return
     before.end()
-    // The predecessor has the lent paths open too. So the device and the port belong to this process alone only after
+    // The predecessor still has the lent paths open. So the device and the port belong to this process alone only after
     // the predecessor has ended.
     const late = setTimeout(() => {
       if (before.pid > 0 && this.parts.rendezvous.kill(before.pid))

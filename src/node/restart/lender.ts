@@ -262,7 +262,7 @@ function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
   return reason
 }
 
-/** Waits until a killed process has ended. Skips the messages that this process sent before it was killed. */
+/** Waits until a killed process has ended. Skips the messages that the killed process sent before its end. */
 async function untilGone(connection: Connection, stopping: AbortSignal): Promise<void> {
   const until = performance.now() + KILL_MS
   for (let leftMs = KILL_MS; leftMs > 0; leftMs = until - performance.now()) {

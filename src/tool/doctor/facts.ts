@@ -41,7 +41,8 @@ export interface Facts {
    */
   readonly tunProblem: string | undefined
   /**
-   * True if this process is root but lacks CAP_NET_ADMIN. A weftd in the same container then lacks the capability too.
+   * True if this process is root but lacks CAP_NET_ADMIN. Then a weftd in the same container lacks the capability as
+   * well.
    */
   readonly lacksNetAdmin: boolean
   readonly isForwarding: boolean

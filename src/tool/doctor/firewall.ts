@@ -50,7 +50,10 @@ export const keepsFromLeaving = (facts: Facts): boolean => {
 
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
-  /** The packet that the firewall drops. `base` is the nftables chain that drops it. The remedy names both. */
+  /**
+   * The packet that the firewall drops. `base` is the nftables chain that drops it. The remedy names the packet and the
+   * chain.
+   */
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
   readonly side: OwnSide
