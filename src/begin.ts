@@ -106,8 +106,8 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
 /**
  * Forwards with the lease, peers and device of the previous process, before weftd queries the store. Returns `nothing`
  * if weftd must wait for the store, because no state is known, or the state has expired or is from another store or
- * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason for both. Returns `forwards` if
- * the node forwards: then the node has the facts from the file of the last known state, and the loop in
+ * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason in both cases. Returns
+ * `forwards` if the node forwards: then the node has the facts from the file of the last known state, and the loop in
  * loops/data-path.ts keeps its data path open and repaired.
  */
 async function resume(

@@ -135,8 +135,8 @@ export async function startManager(
 }
 
 /**
- * Finds the network configuration, the external interface and the lease in the same order as flanneld, and then runs
- * the node. Always rejects, as `runDaemon` does.
+ * Finds the network configuration and the external interface in the same order as flanneld, creates the backend, and
+ * then runs the node. Always rejects, as `runDaemon` does.
  */
 async function startNode(
   node: NewNode,

@@ -14,8 +14,8 @@ declare const require: (name: string) => unknown
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
 /**
- * The folders in which weftd tries to write the native addon to a file, in this order. Some of them may be mounted
- * noexec, and the kernel loads no library from a noexec mount: for example /tmp, or /dev/shm in containers.
+ * The folders in which weftd tries to write the native addon to a file, in this order. Some of these folders may be
+ * mounted noexec, such as /tmp, or /dev/shm in containers, and the kernel loads no library from a noexec mount.
  */
 const FOLDERS = [tmpdir(), '/tmp', '/dev/shm', '/run', '/var/tmp']
 

@@ -7,8 +7,8 @@ import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
 /**
- * The value of a flag. A given value of a flag whose default is a Secret becomes a Secret too, and is printed as the
- * default is.
+ * The value of a flag. A value that is given for a flag whose default is a Secret becomes a Secret, which is printed in
+ * the form of the default.
  */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 

@@ -89,8 +89,8 @@ export class AddressHold {
   }
 
   /**
-   * Makes `address` the address to which the node returns after it had to use another one. `address` is better than the
-   * address with which the node started.
+   * Makes `address` the address to which the node returns after it had to use another address. `address` is better than
+   * the address with which the node started.
    */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address

@@ -464,8 +464,8 @@ export class DataPaths {
   }
 
   /**
-   * Describes a change after which all data paths must be opened again: another MTU, or the external interface's first
-   * address in a family of which the node lacked a subnet.
+   * Describes a change after which all data paths must be opened again: another MTU of the external interface, or the
+   * interface's first address in a family in which the node has no subnet yet.
    */
   #changeForAll(now: ExternalInterface): string | undefined {
     const before = this.#plannedFor

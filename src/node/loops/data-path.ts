@@ -175,7 +175,7 @@ async function lookAfter(
     // Wait only a limited time: if opening the data path of one family takes long, the open data path must still be
     // checked.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    // While not all loops run, changes of the host may go unnoticed, because weftd watches the host only from its first
+    // Until all loops run, changes of the host may go unnoticed, because weftd watches the host only from its first
     // query of the store on.
     isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
     // Search for leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the

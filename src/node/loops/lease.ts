@@ -202,9 +202,9 @@ function renewalWaitMs({ options, lease }: Node): number | undefined {
 }
 
 /**
- * Waits until another process has changed or deleted this node's lease in the store, or until `waitMs` ms have passed by
- * the wall clock or by the monotonic clock. Both clocks are needed: the monotonic clock and timers stop while the host
- * is suspended, and the wall clock can be set back. Returns true if the lease was changed or deleted.
+ * Waits until another process has changed or deleted this node's lease in the store, or until `waitMs` milliseconds
+ * have passed by the wall clock or by the monotonic clock. Both clocks are needed: the monotonic clock and timers stop
+ * while the host is suspended, and the wall clock can be set back. Returns true if the lease was changed or deleted.
  */
 async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {
   if (waitMs === undefined) return leaseDoubt.wait(signal)

@@ -143,8 +143,8 @@ const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
 /**
- * Returns true if the peer certainly answers over one family but not over the other: since the time `since` it has
- * answered every probe over the first, and a probe over the silent family was lost in this time.
+ * Returns true if the peer certainly answers over one family but not over the other: since the time `since` the peer
+ * has answered every probe over the working family, but not every probe over the silent family.
  */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&

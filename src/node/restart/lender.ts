@@ -33,7 +33,7 @@ export interface Lender {
   takeBack(why: string): Promise<void>
   /** Returns the descriptor of the subnet file's lock; undefined if this process has no lock file. */
   lock(): number | undefined
-  /** Kills the hanging process with the id `pid`. Returns false if the process cannot be killed from here. */
+  /** Kills the hanging process with the id `pid`. Returns false if this process may not kill it. */
   kill(pid: number): boolean
 }
 

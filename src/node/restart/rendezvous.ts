@@ -107,7 +107,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
     }
   }
   /**
-   * Returns the error for a lock file that cannot be opened. The error tells two cases apart: this user may not write
+   * Returns the error for a lock file that cannot be opened. The error distinguishes two cases: this user may not write
    * to the file's folder, or another user's weftd made the file.
    */
   function forbidden(error: unknown): WeftError {

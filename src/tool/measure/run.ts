@@ -72,8 +72,8 @@ export class Run {
   readonly #echoes = new Map<PathName, Socket>()
   readonly #filling = randomBytes(WRITE_BYTES)
   /**
-   * The sum of the limits of this run's UDP samples so far, which no sample can exceed. The datagrams of the next
-   * sample are numbered from this sum on.
+   * The sum of the maximum numbers of datagrams of this run's UDP samples so far. The next sample numbers its datagrams
+   * from this sum on.
    */
   #sentEver = 0
 

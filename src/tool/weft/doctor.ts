@@ -148,7 +148,7 @@ async function lookInStore(
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
     // True if a failure of the store is a finding. It is not a finding if the store is only the default store, which
-    // may not be weftd's, or if the store denied this user the access, because it may be healthy then.
+    // may not be weftd's, or if the store denied this user the access. In both cases the store may be healthy.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
