@@ -584,8 +584,8 @@ export class DataPaths {
   }
 
   /**
-   * Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see
-   * handshakes.
+   * Returns a sample of the public keys that other hosts used in handshakes, but that belong to no peer; undefined if
+   * the data paths do not see handshakes.
    */
   get unknownKeys(): (() => readonly UnknownKey[]) | undefined {
     if (!this.#can('handshakes')) return undefined
@@ -606,8 +606,8 @@ export class DataPaths {
     if (!first || !this.#can('observing')) return undefined
     const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.observing?.pathSearch
     return {
-      // If each family has its own data path, each has its own overhead. In that case the caller takes the overhead
-      // from the table of backends.
+      // If each family has its own data path, each data path has its own overhead. In that case the caller takes the
+      // overhead from the table of backends.
       ...(this.#parts.length === 1 && first.overhead !== undefined ? { overhead: first.overhead } : {}),
       knownMtu: (key, family) => {
         const bytes = searchOf(family)?.knownMtu(key, family)

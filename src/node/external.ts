@@ -103,8 +103,8 @@ export async function waitForInterface(
       const same = await asBefore(before, families, found)
       if (same === undefined || (same === 'gone' && now >= end)) return found
       if (same !== 'gone') {
-        // Log the chosen interface if it is not `found`, the interface that weftd would choose without knowledge of
-        // earlier runs, because chooseExternalInterface has logged only `found`.
+        // chooseExternalInterface has logged only `found`, the interface that weftd would choose without knowledge of
+        // earlier runs. So log the chosen interface if it is a different one.
         if (!isDeepStrictEqual(same.address, found.address))
           once(`Going on with ${textOf(same)}, as this node did before`)
         return same

@@ -39,7 +39,8 @@ export interface NetworkReport {
   readonly nodes: readonly NetworkNode[]
   /**
    * A row for each querying node, with a cell for each probed node. A row is null if its node did not return its state,
-   * and a cell is null if nothing is known about its pair. The whole matrix is null if there are too many nodes.
+   * and a cell is null if nothing is known about its pair of nodes. The whole matrix is null if there are too many
+   * nodes.
    */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]

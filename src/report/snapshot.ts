@@ -40,8 +40,8 @@ export interface Snapshot {
   /** The number of peers for which strongSwan's charon has no keys. `unusable` does not count these peers. */
   readonly keyless: number
   /**
-   * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the
-   * senders of long packets.
+   * The number of peers that answer short packets but not long ones, while the senders of long packets get no ICMP
+   * error.
    */
   readonly narrow: number
   /** The number of peers that weftd keeps although the store no longer has their leases. */

@@ -87,7 +87,9 @@ interface State {
   backAt: number
 }
 
-/** `intervalMs` returns the interval between probes of a peer. */
+/**
+ * Creates the choices of the underlay families. `intervalMs` returns the interval in ms between the probes of a peer.
+ */
 export function createUnderlayChoices(intervalMs: () => number): UnderlayChoices {
   const states = new Map<string, State>()
 

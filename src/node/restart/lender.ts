@@ -121,7 +121,7 @@ class Conversations {
         }
         closeAll(received.fds)
         const reply = await this.answer(received.text, connection)
-        // If this process is stopping, do not send the path, because the path ends with this process.
+        // If this process is stopping, do not send the data path, because the data path ends with this process.
         if (this.stopping.aborted) return
         if (reply instanceof Superseded) {
           isOver = true

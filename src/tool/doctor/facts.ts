@@ -67,7 +67,7 @@ export interface Facts {
   readonly storeAheadMs: number | undefined
   /** Which peers answered the probes that weft doctor has just sent, by lease and family. */
   readonly answers: AllAnswers
-  /** Why weft doctor could not probe any peer; undefined if it could. */
+  /** Why weft doctor could not probe any peer; undefined if it could probe at least one. */
   readonly whyUnprobed: string | undefined
   /** The result of an attempt to reach a silent peer's host without the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>

@@ -79,7 +79,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
   const known = reported ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
   const { seen, why, stored, place } = await lookInStore(options, reported, known, signal)
-  // Reconstruct the status only if no weftd runs. If this user may not query weftd, it may still run.
+  // Reconstruct the status only if no weftd runs. If this user may not query weftd, weftd may still run.
   const status = reported ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const probing = status && probingOf(status)
   try {

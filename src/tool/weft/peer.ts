@@ -76,8 +76,8 @@ export interface Probe<A extends Address = Address> {
 }
 
 /**
- * Returns a probe of the peer over each family that both nodes have. Returns an empty list if the backend has no
- * address that answers.
+ * Returns a probe of the peer over each family that both nodes have. Returns an empty list if the backend gives the
+ * peer no address that answers echo requests.
  */
 export function probesOf({ node, config }: Status, peer: PeerStatus): readonly Probe[] {
   const target = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
