@@ -46,7 +46,7 @@ export async function runDaemon(
   kept: readonly number[] = [],
   events: Events = createEvents(),
 ): Promise<never> {
-  setMaxListeners(0, stopping.signal) // each loop adds a listener, and so does each command that it runs
+  setMaxListeners(0, stopping.signal) // each loop, and each command that a loop runs, adds a listener
   // If a successor has taken over, do not report to the service manager that weftd stops, because this process then
   // keeps running until the service manager stops the unit of weftd.
   stopping.signal.addEventListener('abort', () => {

@@ -79,7 +79,7 @@ const ESSENTIAL: readonly Loop[] = [
 const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP
   keepNames, // reads the names of other hosts, which they store next to their leases
-  watchConfig, // reports that the network configuration differs from the one in use
+  watchConfig, // reports a network configuration in the store that differs from the one in use
   keepSubnetEnv, // writes and repairs subnet.env
   watchForwarding, // reports a kernel that does not forward packets
   keepReady, // informs the subnet manager when the node is in the network
@@ -92,7 +92,7 @@ const OBSERVING: readonly Loop[] = [
   serveWatchdog, // sends the service manager's keep-alive messages
   serveNetworkStatus, // answers the status queries of other nodes
   keepLastKnown, // writes the state that the next process starts with
-  giveBack, // returns memory to the kernel that only the start needed
+  giveBack, // returns to the kernel the memory that only the start needed
 ]
 
 /** flanneld's log prefix for errors of the lease and of the device at the start. */

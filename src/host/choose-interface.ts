@@ -204,7 +204,7 @@ export async function chooseExternalInterface(
 ): Promise<ExternalInterface> {
   const asked = byFamily(readPublicIp(wishes).filter((address) => families.includes(familyOf(address))))
   const ipv6OffBy = async ({ name }: Link): Promise<string | undefined> => {
-    const { dotted, getSysctl } = await import('./sysctl.ts') // few hosts need it
+    const { dotted, getSysctl } = await import('./sysctl.ts') // few hosts need this module
     const setting = `net/ipv6/conf/${name}/disable_ipv6`
     return (await (readSysctl ?? getSysctl)(setting)) === '1' ? dotted(setting) : undefined
   }

@@ -296,7 +296,7 @@ export const mtuChange = (before: ExternalInterface, now: ExternalInterface): st
  * search takes linear time.
  */
 export async function compile(pattern: string): Promise<(text: string) => boolean> {
-  const { RE2JS } = await import('re2js') // few hosts need it
+  const { RE2JS } = await import('re2js') // few hosts need this package
   try {
     const expression = RE2JS.compile(pattern)
     return (text) => expression.matcher(text).find()

@@ -141,7 +141,7 @@ class PathPart {
         if (applied) await path?.apply(applied.leases, applied.ownKey, touched)
       }
     } catch (error) {
-      if (this.path === path) this.#pending = 'all' // it is not known which peers the path has
+      if (this.path === path) this.#pending = 'all' // weftd does not know which peers the path has
       throw error
     } finally {
       if (this.path === path) this.#transfer = undefined

@@ -86,7 +86,7 @@ export async function openNode(
     if (canForward(node) && node.lease !== facts.lease)
       log.warn('The last known state is out of date; the data path is opened again')
     await ownership.replace(open).catch((error: unknown) => {
-      ownership.recheck.ring() // the loop of the data path opens the last known one again, instead of none
+      ownership.recheck.ring() // the loop of the data path opens the last known data path again
       throw error
     })
   }

@@ -179,7 +179,7 @@ async function answerInFull(
     }
     case '/metrics': {
       if (!isRead(method)) return NOT_ALLOWED
-      const { formatMetrics } = await import('./metrics.ts') // a daemon that is not scraped does not load it
+      const { formatMetrics } = await import('./metrics.ts') // a daemon that is not scraped does not load metrics.ts
       return { status: 200, ...(await formatMetrics(await health.status())) }
     }
     case '/network.json':

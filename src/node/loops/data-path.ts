@@ -55,7 +55,7 @@ async function keep(node: ForwardingNode): Promise<never> {
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const calm = seldom(log)
     await ownership.untilOurs(signal)
-    if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start opened one for the facts of the store
+    if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start has opened another data path
     // Only log a failure to close the data path, because the code that opens the next data path removes the objects
     // that are left.
     const notClosed = (error: unknown): void => calm.error(`Cannot close the data path: ${describeError(error)}`)
@@ -89,12 +89,12 @@ async function prepareAgain(node: ForwardingNode): Promise<void> {
   const { backend } = node
   const before = backend.external.name
   const attrs = await backend.prepare(node.signal)
-  if (node.backend !== backend) return // the store had other facts meanwhile
+  if (node.backend !== backend) return // the node got another backend meanwhile
   node.attrs = attrs
   const now = backend.external.name
   if (before !== now) {
     node.log.info(renamed(before, now))
-    node.learnt.ring() // the file for the next process has the name too
+    node.learnt.ring() // the last known state has this name
   }
   if (!leasesEqual(node.lease, { ...node.lease, attrs })) node.leaseDoubt.ring() // to publish the new attributes
 }
@@ -137,7 +137,7 @@ async function lookAfter(
   let renewing: Promise<void> | undefined
   for (;;) {
     const rang = await ownership.recheck.wait(signal, isCalm ? CALM_MS : RESYNC_MS)
-    if (ownership.dataPath !== dataPath) return // another process made this one close it
+    if (ownership.dataPath !== dataPath) return // another process made this process close the data path
     if (ownership.state.is === 'lent') continue // the successor owns the device
     if (fault) {
       log.error(`The data path stopped: ${messageOf(fault)}. Opening it again.`)
@@ -148,7 +148,7 @@ async function lookAfter(
     isCalm = false
     try {
       const repaired = await withLatePromise(LATE_MS, (late) => dataPath.resync(late))
-      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the file for the next process names the TUN
+      if (tunNames !== dataPath.tunNames?.join()) node.learnt.ring() // the last known state names the TUN devices
       tunNames = dataPath.tunNames?.join()
       const gone = dataPath.gone()
       logGone(gone)
