@@ -13,6 +13,8 @@ declare const require: (name: string) => unknown
 
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
+export const runtime: typeof beside.runtime = () => process.execPath
+
 /**
  * The folders in which weftd tries to write the native addon to a file, in this order. Some of these folders may be
  * mounted noexec, such as /tmp, or /dev/shm in containers, and the kernel loads no library from a noexec mount.

@@ -2,7 +2,7 @@
 // Pure.
 //
 // The configuration check, the doctor, the cleanup and the status page read this table. The file imports only modules
-// that also run in a browser. choose.ts has the code of each backend, which it loads when the backend is chosen.
+// that also run in a browser. The code of a backend is loaded by choose.ts when the backend is chosen.
 
 import type { Secret } from '../base/secret.ts'
 
@@ -353,7 +353,8 @@ export const KINDS = {
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /**
        * `separate` creates one device for each family. All other modes create one device for both families, whose
-       * datagrams have the family IPv4 (`ipv4`), IPv6 (`ipv6`), or the better family for each peer (`auto`).
+       * datagrams have the family IPv4 (`ipv4`), IPv6 (`ipv6`), or the family that weftd chooses for each peer
+       * (`auto`).
        */
       mode: {
         name: MODE,
@@ -493,8 +494,8 @@ export function underlaysOf(
 }
 
 /**
- * The packets that firewalls between the nodes must accept, in words. A backend with a UDP port of its own also names
- * the port.
+ * The packets that firewalls between the nodes must accept, in words. The text for a backend with its own UDP port
+ * names the port.
  */
 export const PROTOCOL_TEXTS = {
   udp: 'UDP',

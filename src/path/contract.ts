@@ -75,7 +75,7 @@ export interface Backend {
   /**
    * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if
    * the families are opened separately. The node opens each data path. If a data path fails, the node opens it again,
-   * while the other data path continues.
+   * while any other data path continues.
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**
@@ -244,7 +244,7 @@ export interface PeerSession {
   readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
   /**
    * The number of initiations from the peer that this host refused as replays, because their timestamp was not newer
-   * than an earlier one.
+   * than that of an earlier initiation.
    */
   readonly stale?: number | undefined
   /**
@@ -275,8 +275,8 @@ export interface UnknownKey {
 
 interface Carrier {
   /**
-   * The device's name; if each family has a device, the name of the first family's. Left out if the backend creates no
-   * device.
+   * The device's name. If each family has a device, the name of the first family's device. Left out if the backend
+   * creates no device.
    */
   readonly device?: string
   /** The device's name for each family; left out if all families share one device. */
@@ -290,7 +290,7 @@ interface Carrier {
   readonly features: readonly string[]
 }
 
-/** The part of a data path for the search for the longest packet that reaches a peer (docs/path-mtu.md). */
+/** The part of a data path that serves the search for the longest packet to a peer (docs/path-mtu.md). */
 export interface PathSearching {
   /**
    * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the search uses the
@@ -310,8 +310,8 @@ export interface PathSearching {
 }
 
 /**
- * Chooses over which family of the underlay packets are sent to each peer, whatever the family of the inner packets.
- * Packets from peers are accepted over both families.
+ * Chooses, for each peer, the family of the underlay over which packets are sent, whatever the family of the inner
+ * packets. Packets from peers are accepted over both families.
  */
 export interface Underlays {
   /** The outer family that is used by default; `other` is the second outer family. */

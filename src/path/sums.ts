@@ -1,10 +1,10 @@
-// sums.ts - joins the peers, the traffic and the counters that several data paths, or several parts of one data path,
-// report.
+// sums.ts - combines the peers, the traffic and the counters that several data paths, or several parts of one data
+// path, report.
 
 import type { PathPeer, PathTraffic } from './contract.ts'
 
 /**
- * Joins the peers that each data path lists, by lease key. A data path lists a peer only with the families that this
+ * Combines the peers that each data path lists, by lease key. A data path lists a peer only with the families that this
  * data path carries.
  */
 export function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly PathPeer[] {

@@ -1,5 +1,5 @@
-// backend-options.ts - reads the options of the `Backend` object of the network configuration by the table of backends
-// (path/catalog.ts). The case of an option's name does not matter. An invalid value is refused, with a remedy.
+// backend-options.ts - reads the options of the `Backend` object of the network configuration according to the table of
+// backends (path/catalog.ts). The case of an option's name does not matter. An invalid value is refused, with a remedy.
 
 import { WeftError } from '../../base/errors.ts'
 import { Secret } from '../../base/secret.ts'

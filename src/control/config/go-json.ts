@@ -1,5 +1,5 @@
 // go-json.ts - reads JSON objects as Go's encoding/json reads them into a struct: the case of a key does not matter,
-// and the last of equal keys counts.
+// and if a key occurs twice, its last value applies.
 
 import { parseJson } from './hidden.ts'
 

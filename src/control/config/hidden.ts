@@ -1,5 +1,5 @@
-// hidden.ts - hides the secret parts of a network configuration, and parses JSON with error messages that quote none of
-// the text.
+// hidden.ts - hides the secret parts of a network configuration, and parses JSON. The error messages quote none of the
+// text.
 
 import { messageOf } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
@@ -18,7 +18,7 @@ const programOf = (command: string): string => {
 
 /**
  * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Secrets are all values of members with
- * a secret name, the words of commands after the program, and texts that contain a URL with a user name.
+ * a secret name, the words that follow the program in a command, and texts that contain a URL with a user name.
  */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value
@@ -72,7 +72,7 @@ const isQuoting = (error: unknown): boolean => messageOf(error).endsWith(' is no
 
 /**
  * Returns line and column of the first character that JSON does not allow. Finds the character by a binary search over
- * beginnings of the text.
+ * prefixes of the text.
  */
 function placeOf(text: string): string {
   const isWrong = (beginning: string): boolean => {

@@ -80,7 +80,7 @@ const has = (names: readonly string[], key: string): boolean =>
 const shown = (key: string): string => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}...` : key)
 
 /**
- * Lists the keys of a configuration that neither flannel nor weft reads. Each result is half a sentence that also names
+ * Lists the keys of a configuration that neither flannel nor weft reads. Each result is a clause for a warning, with
  * the key that was probably meant: `the network configuration has "Bakcend", which nothing reads; did you mean
  * Backend?`. Returns an empty list if the text is not a JSON object; parseNetworkConfig refuses a text that is not a
  * JSON object.
@@ -101,7 +101,7 @@ export function unknownKeys(text: string): readonly string[] {
   return [...unknown, ...unknownOptions(backend)]
 }
 
-/** Returns a hint for an unknown top-level key of the configuration, such as that the key belongs in `Backend`. */
+/** Returns a hint for an unknown top-level key of the configuration, for example that the key belongs in `Backend`. */
 function meantBy(key: string): string {
   const inside = Object.keys(KINDS).some((type) => has(namesOf(type as BackendType), key))
   return inside ? '; it belongs into Backend' : meant(key, Object.keys(HEAD))
@@ -175,8 +175,8 @@ function requiredOf(type: BackendType): object {
 }
 
 /**
- * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts only
- * the usual upper and lower case of each key, although the daemon ignores case.
+ * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts each
+ * key only as documented (`SubnetLen`), although the daemon ignores case.
  */
 export function configSchema(): object {
   const types = Object.keys(KINDS) as BackendType[]

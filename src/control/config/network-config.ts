@@ -43,7 +43,7 @@ type Members = ReadonlyMap<string, unknown>
 
 /**
  * Returns a member of the configuration, or `fallback` if the member is absent or null; Go treats null as absent too.
- * Throws WeftError CONFIG, which quotes `example`, if the member has another type than `fallback`.
+ * Throws WeftError CONFIG, which quotes `example`, if the member's type differs from that of `fallback`.
  */
 function member<T>(
   members: Members,
@@ -101,8 +101,8 @@ export function requireFamily({ ipv4, ipv6 }: NetworkConfig): void {
 }
 
 /**
- * Returns the IPv4 member of a pair, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the
- * backend `who`, if there is no IPv4 member.
+ * Returns the IPv4 value, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the backend
+ * `who`, if there is no IPv4 value.
  */
 export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
@@ -114,8 +114,8 @@ export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
 }
 
 /**
- * Logs a warning if a backend that supports only IPv4 runs in a dual-stack network, because it does not carry IPv6
- * packets. Throws WeftError CONFIG in an IPv6-only network. `who` is the backend's name.
+ * Logs a warning if a backend that supports only IPv4 runs in a dual-stack network, because the backend does not carry
+ * IPv6 packets. Throws WeftError CONFIG in an IPv6-only network. `who` is the backend's name.
  */
 export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   ipv4For(who, config)
@@ -160,7 +160,7 @@ interface Rules<N extends Net> {
    * network is in one of these ranges.
    */
   readonly useless: readonly (readonly [range: string, what: string])[]
-  /** The subject of flannel's error message about a network that is too small for four subnets. */
+  /** The name of the network with which flannel's error message about a network too small for four subnets begins. */
   readonly tooSmall: string
   /** The default prefix length of a node's subnet, if the network's prefix length is at most `usualUpTo`. */
   readonly usual: number

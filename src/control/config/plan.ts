@@ -1,5 +1,5 @@
 // plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that are
-// cut off from the rest of the nodes until weftd has restarted on all nodes.
+// unreachable until weftd has restarted on all nodes.
 
 import { Secret } from '../../base/secret.ts'
 import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
@@ -15,7 +15,9 @@ interface Plan {
    * The number of nodes that cannot exchange packets with the rest of the nodes until weftd has restarted on all nodes.
    */
   readonly cut: number
-  /** Further consequences for an operator, such as another MTU of the containers or another port to open. */
+  /**
+   * Consequences for an operator besides the changed keys, such as a different MTU of the containers or a port to open.
+   */
   readonly effects: readonly string[]
 }
 

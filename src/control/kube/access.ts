@@ -161,8 +161,8 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
     throw refuse(`${path}: the cluster of the context has no server`, 'correct the kubeconfig, or give --kube-api-url')
 
   /**
-   * Returns a certificate, key or authority of a kubeconfig. The kubeconfig has it in base64 as NAME-data, or names a
-   * file, whose path is relative to the kubeconfig.
+   * Returns the certificate, key or authority called `name` of a kubeconfig's section. The member `NAME-data` has it in
+   * base64; the member `NAME` has the path of its file, relative to the kubeconfig.
    */
   const material = async (section: Section | undefined, name: string): Promise<string | undefined> => {
     const inline = section?.[`${name}-data`]

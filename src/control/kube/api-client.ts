@@ -1,7 +1,8 @@
 // api-client.ts - a client of the Kubernetes API: requests and watches. Failures become a WeftError.
 //
-// The client uses HTTP/1.1 of Node.js. A daemon has one open watch and sends few requests, so a second connection costs
-// little. Callers decide about retries; the client itself only obeys a server's Retry-After.
+// The client uses HTTP/1.1 of Node.js, in which an open watch occupies a connection and requests need a second one. A
+// daemon sends few requests, so the second connection costs little. Callers decide about retries; the client itself
+// only obeys a server's Retry-After.
 
 import { request as requestHttp, Agent as HttpAgent, type ClientRequest, type IncomingMessage } from 'node:http'
 import { request as requestHttps, Agent as HttpsAgent } from 'node:https'

@@ -3,7 +3,7 @@
 // The subnet is the podCIDR that a controller assigned to the node, and never changes in the life of a node
 // (ValidateNodeUpdate of the API server). A lease's other data are annotations with flannel's names and bytes
 // (pkg/subnet/kube/annotations.go, kube.go). weftd removes the annotations of an address family without a public IP,
-// because peers would send packets to an address that the node no longer has.
+// because with the old annotations peers would send packets to an address that the node no longer has.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import {
@@ -129,7 +129,7 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
   const subnet = netsOf(cidrs.flatMap((cidr) => parseNet(cidr) ?? []))
   const key = leaseKey(subnet)
-  // A podCIDR that is not a valid subnet, or is not expressible as a lease key, is refused.
+  // Refuse a podCIDR that is not a valid subnet, or that no lease key can express.
   if (!parseLeaseKey(key)) return `node ${name} has no pod cidr that can be a subnet: ${cidrs.join(', ')}`
   return { key, subnet }
 }

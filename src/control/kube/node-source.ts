@@ -2,8 +2,8 @@
 //
 // weftd does not need most of a Node object (images, conditions, capacity), and every heartbeat writes the object
 // again. So weftd watches only the metadata of nodes, which include the annotations but not the podCIDR. The podCIDR
-// never changes in a node's life. A listing has the podCIDRs of all nodes, and weftd reads a node that was created
-// after the listing once.
+// never changes in a node's life. A listing has the podCIDRs of all nodes. For each node that was created after the
+// listing, weftd sends one request.
 
 import { WeftError } from '../../base/errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'
@@ -88,7 +88,8 @@ export class NodeSource implements LeaseSource<bigint> {
       try {
         page = nodeListOf(await this.#client.ask({ method: 'GET', path: NODES, query }, signal))
       } catch (error) {
-        // The API server no longer has the revision of the listing's first page, so the listing must start again.
+        // GAP means that the API server no longer has the revision of the listing's first page, so the listing must
+        // start again.
         if (!(error instanceof WeftError) || error.code !== 'GAP') throw error
         throw new WeftError('STORE_UNAVAILABLE', error.message)
       }

@@ -1,7 +1,8 @@
 // own-node.ts - this node in the Kubernetes API: its subnet, its annotations, its condition and its Events.
 //
-// Only weftd writes these annotations, so weftd patches the differences and compares no version. weftd waits until a
-// controller assigns the subnet. If the node is deleted and created again with another subnet, the lease is lost.
+// Only weftd writes these annotations, so weftd patches the differences without a check of the resourceVersion. weftd
+// waits until a controller assigns the subnet. If the node is deleted and created again with another subnet, the lease
+// is lost.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'

@@ -3,7 +3,7 @@
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'
 
-/** The number of free subnets, the lowest of the network, from which flannel draws a new subnet at random. */
+/** The maximum number of free subnets, the lowest of the network, among which flannel draws a new subnet at random. */
 export const CANDIDATES = 100
 
 /**

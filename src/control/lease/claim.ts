@@ -31,8 +31,8 @@ export const overlapText = ({ key, subnet }: Across): string =>
   `Subnet ${formatNet(subnet)} overlaps ${key}, which another node took first; picking another`
 
 /**
- * Creates a lease for this node unless it overlaps a lease of another node. The store may miss an overlap, so the
- * leases are listed again after the write.
+ * Creates a lease for this node unless it overlaps a lease of another node. Some stores do not check for an overlap, so
+ * the leases are listed again after the write.
  */
 export async function createAlone(
   store: Store,
@@ -47,8 +47,8 @@ export async function createAlone(
   const written = await store.create(key, value, signal, isAcross)
   if (!written) return { across: undefined }
   const { entries } = await store.list(signal)
-  // The key is missing if a node with an older lease of the subnet has overwritten and then deleted it. In that case
-  // the listing shows no overlap.
+  // If the key is missing, a node with an older lease of the subnet has overwritten and then deleted the key. In that
+  // case the listing shows no overlap.
   if (!entries.some((entry) => entry.key === key && entry.value === value)) return { across: undefined }
   const across = firstAcross(entries, claim)
   if (!across) return { written }

@@ -62,8 +62,8 @@ export function decodeLease(key: string, value: string): Lease {
   } catch (error) {
     throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
   }
-  // A value without PublicIP means 0.0.0.0 to flannel, which writes 0.0.0.0 for a node without IPv4. flannel refuses
-  // the value null.
+  // A value without PublicIP means 0.0.0.0 to flannel, which writes 0.0.0.0 for a node without IPv4. flannel refuses a
+  // PublicIP that is null.
   const ipv4 = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
   if (ipv4 === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
   const v6 = members.get('publicipv6') ?? undefined

@@ -4,9 +4,9 @@
 // If the value of a key cannot be read, the key keeps its previous lease. If most peers vanish at the same time,
 // usually the store lost their leases, because the store was restored or wiped, or its name now leads to another
 // cluster; the hosts still run. So if more than half of the known leases, and more than two, vanish within the hold
-// time, the node keeps these leases. The node drops them when a listing at least the hold time later still lacks them.
-// A smaller loss takes effect immediately. With few peers the node's own key decides: if that key vanishes together
-// with more than half of the peers, the store lost them.
+// time (`holdMs`), the node keeps these leases. The node drops them when a listing at least the hold time later still
+// lacks them. A smaller loss takes effect immediately. With few peers the node's own key decides: if that key vanishes
+// together with more than half of the peers, the store lost them.
 
 import type { Log } from '../../base/log.ts'
 import { listed, type Address } from '../../net/address.ts'
@@ -160,7 +160,8 @@ export class LeaseView {
 
   /**
    * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of the
-   * entry's key: from `last`, the earlier changes of the same batch, or else from the current leases.
+   * entry's key. The lease comes from `last`, the earlier changes of the same batch, if it has the key, and otherwise
+   * from the current leases.
    */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
     const { key } = entry

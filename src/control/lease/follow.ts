@@ -41,8 +41,8 @@ const systemClock: Clock = {
 /** The state of followLeases, for the status report and the metrics. */
 export interface FollowState {
   /**
-   * The time, in ms of `Clock.now`, when the leases last agreed with the source: after a complete listing, and whenever
-   * an advancing watch makes a listing unnecessary. Undefined before the first listing.
+   * The time, in ms of `Clock.now`, of the last complete listing, or the last time when an advancing watch made a
+   * listing unnecessary. Undefined before the first listing.
    */
   listedAt: number | undefined
   /** True if the last request to the source of leases failed. */
@@ -73,7 +73,7 @@ interface FollowOptions {
   readonly clock?: Clock
 }
 
-/** One result of followLeases: the changes by a listing or by a batch of the watch. */
+/** One result of followLeases: the changes that a listing or a batch of the watch made. */
 interface Followed extends ViewChange {
   /** All current leases by key. The map is not a copy: followLeases modifies the map later. */
   readonly leases: PeerView
@@ -102,7 +102,10 @@ interface Task<T> {
   end(): void
 }
 
-/** Makes functions that start concurrent requests, and that sleep until one of these requests has a result or ends. */
+/**
+ * Returns functions for concurrent requests: `start` starts a request, and `sleep` sleeps until a request has a result
+ * or ends.
+ */
 function createTasks(signal: AbortSignal, clock: Clock) {
   let alarm = new AbortController()
   const running = new Set<AbortController>()

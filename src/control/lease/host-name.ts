@@ -1,5 +1,5 @@
-// host-name.ts - encodes and decodes a host's name, which weftd stores beside its lease under its public IP:
-// `{"Hostname":"host1","ID":"..."}`. flanneld does not store a name. Pure.
+// host-name.ts - encodes and decodes a host's name, which the host's weftd stores next to the leases, under the host's
+// public IP: `{"Hostname":"host1","ID":"..."}`. flanneld does not store a name. Pure.
 //
 // The name comes from another host, so a caller that prints the name must escape it (base/text.ts).
 
@@ -9,8 +9,8 @@
  */
 const LONGEST_NAME = 253
 /**
- * The maximum number of characters of the JSON text that has a host's name. A longer text is ignored, because it is
- * untrusted input.
+ * The maximum number of characters of the JSON text that has a host's name. weftd ignores a longer text, because any
+ * host can write a text of any length.
  */
 const LONGEST_TEXT = 65_536
 

@@ -57,8 +57,8 @@ export interface OwnLease extends Lease {
    */
   readonly revision: bigint
   /**
-   * Why the store refused to write the last renewal, although it extended the lease; a full store does so. Undefined if
-   * the renewal was written.
+   * Why the last renewal only extended the lease and did not write the lease's value, for example because the store is
+   * full. Undefined if the value was written.
    */
   readonly unwritten?: string | undefined
   /** True if `obtain` created this lease because the node had none. */

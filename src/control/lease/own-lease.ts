@@ -81,9 +81,9 @@ async function releaseLease(store: Store, { key, attrs }: OwnLease, signal: Abor
 
 /**
  * Acquires a lease for this node, with a subnet of each family that the configuration enables and for which the node
- * has an address. For each family `acquireLease` prefers the subnet of the node's existing lease, then the free subnet
- * of the earlier run, then a random free subnet. Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or
- * STORE_UNAVAILABLE.
+ * has an address. For each family `acquireLease` prefers the subnet of the node's existing lease, then the subnet of
+ * weftd's previous run if that subnet is free, then a random free subnet. Rejects with WeftError OUT_OF_SUBNETS,
+ * CONFIG, STORE or STORE_UNAVAILABLE.
  */
 export async function acquireLease(
   store: Store,
@@ -229,7 +229,7 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   const there = entries.find((entry) => entry.key === key)
   if (there) {
     // The overlapping key of the other node is not settled, so it loses against this node's older lease. The other node
-    // may have crashed before it noticed.
+    // may have crashed before it deleted that key.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -339,7 +339,7 @@ function ownLeases(
   return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
 }
 
-/** Returns true if the subnet fits one of the configured ranges from which this node needs a subnet. */
+/** Returns true if the subnet fits one of `ranges`, from each of which this node needs a subnet. */
 const isWanted = (net: Net, { ranges }: Acquiring): boolean => {
   const range = ranges.find(({ network }) => familyOf(network) === familyOf(net))
   return range !== undefined && isCompatible(net, range)
@@ -429,7 +429,7 @@ const hasOwner = (lease: Lease | undefined): boolean =>
 /**
  * Renews this node's lease and publishes `attrs` in the lease. Rejects with WeftError LEASE_LOST if the key is gone or
  * belongs to another node. If the stored value is not a lease, as after an operator's typo, overwrites the value and
- * writes that to `log`.
+ * logs the overwritten value to `log`.
  */
 export async function renewLease(
   store: Store,
@@ -456,7 +456,7 @@ export async function renewLease(
         throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
       // A key without an etcd lease is usually a reservation. But if the key's value was unreadable, an operator may
-      // have made a mistake, so the previous state decides.
+      // have made a mistake, so the key stays a reservation only if it was one before.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }

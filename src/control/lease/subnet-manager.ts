@@ -39,9 +39,9 @@ export interface LeaseSource<Cursor> {
   /** Returns true if cursor `a` marks a later position than cursor `b` in the history of the leases. */
   isAfter(a: Cursor, b: Cursor): boolean
   /**
-   * Returns for how long, in ms, weftd may postpone the periodic listing after a listing with `leases` leases, while
-   * the watch makes progress at least once a minute. Only a source whose listings are expensive has this method. For a
-   * source without this method weftd lists all leases every minute.
+   * Returns how long, in ms, weftd may postpone the periodic listing if there are `leases` leases and the watch makes
+   * progress at least once a minute. Only a source whose listings are expensive has this method. For a source without
+   * this method weftd lists all leases every minute.
    */
   trustedMs?(leases: number): number
 }
@@ -59,8 +59,8 @@ export interface LeaseHolder {
   obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal, isMine?: IsMine): Promise<OwnLease>
   /**
    * Writes this node's lease again with `attrs`, which postpones the lease's expiry. If the stored value is not a
-   * lease, overwrites the value and writes that to `log`. Rejects with LEASE_LOST if the lease is gone or belongs to
-   * another node.
+   * lease, overwrites the value and logs the overwritten value to `log`. Rejects with LEASE_LOST if the lease is gone
+   * or belongs to another node.
    */
   renew(lease: OwnLease, attrs: LeaseAttrs, log: Log, signal: AbortSignal): Promise<OwnLease>
   /**

@@ -114,8 +114,8 @@ export interface Store {
   ): Promise<Written | undefined>
   /**
    * Writes a key if its revision and value are still `expected`; returns undefined if they are not. The value is
-   * compared too, because a restored store uses the same revisions again. A reservation stays a reservation. A full
-   * store may only extend the life of the key if the value is already `value`.
+   * compared too, because a restored store uses the same revisions again. A reservation stays a reservation. If the
+   * stored value already is `value`, a full store may extend the key's life and write nothing.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
   /** Deletes a key if its revision and value are still `expected`, and returns true. Returns false otherwise. */

@@ -1,5 +1,5 @@
 // alloc.ts - the alloc backend, which only acquires a lease. Another program, such as a cloud's route controller,
-// carries the packets. It behaves like flanneld's alloc (pkg/backend/alloc).
+// carries the packets. The backend behaves like flanneld's alloc (pkg/backend/alloc).
 
 import type { Lease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'

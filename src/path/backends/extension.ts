@@ -73,7 +73,7 @@ export function createExtensionBackend({
     async prepare(signal): Promise<LeaseAttrs> {
       const { name, address } = external
       external = await currentExternal(run, external)
-      // If only the interface's name has changed, the data path stays open, so the command must not run again.
+      // If only the interface's name has changed, the data path stays open, so PreStartupCommand must not run again.
       if (attrs && external.name !== name && isDeepStrictEqual(external.address, address)) return attrs
       const output = settings.PreStartupCommand.isEmpty
         ? undefined

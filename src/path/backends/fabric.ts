@@ -2,7 +2,7 @@
 // the node.
 //
 // flannel's cloud backends changed nothing on the host, and only wrote subnet.env with the MTU of the external
-// interface (v0.13, backend/simple_network.go); this backend does the same. Backend types differ only in their
+// interface (v0.13, backend/simple_network.go); this backend does the same. The fabric backends differ only in their
 // publisher (fabric/publisher.ts). An outage of the API does not end a data path, because existing routes stay.
 
 import { hostname } from 'node:os'
@@ -100,7 +100,7 @@ class FabricPath implements DataPath {
   readonly fault: Promise<Error> = new Promise(() => {})
   readonly #keepers: readonly RouteKeeper[]
   readonly #filters: ReadonlyMap<Family, PeerFilter>
-  /** The running check for which the last `resync` did not wait. */
+  /** The running check of the routes for which the last `resync` did not wait. */
   #running: Promise<readonly string[]> | undefined
 
   constructor(keepers: readonly RouteKeeper[], filters: ReadonlyMap<Family, PeerFilter>) {
@@ -127,7 +127,10 @@ class FabricPath implements DataPath {
     for (const filter of this.#filters.values()) filter.take(leases, ownKey, touched)
   }
 
-  /** Waits for the running check, or starts a check. Returns the repairs if the check ends before `late` resolves. */
+  /**
+   * Waits for the running check of the routes, or starts one. Returns the repairs if the check ends before `late`
+   * resolves.
+   */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
     const checking = (this.#running ??= this.#check())
     const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)

@@ -1,5 +1,5 @@
-// http.ts - the backend whose routes are in a switch, or in any other system with an HTTP API, which it changes by
-// requests that the operator describes.
+// http.ts - the backend whose routes are in a switch, or in any other system with an HTTP API. The operator describes
+// the HTTP requests that change the routes.
 
 import type { Backend, BackendParts } from '../contract.ts'
 import { createFabricBackend } from './fabric.ts'

@@ -106,7 +106,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       log,
     })
     // Set the guard first, so that no packet leaves unencrypted. Then remove the guard of the other carrier (kernel or
-    // charon) that an earlier run may have left, because it would block all packets.
+    // charon) that an earlier run may have left, because that guard would block all packets.
     await guard.block()
     await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(run, network))
     await connections.open(signal)
@@ -117,8 +117,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
 
 /**
  * Returns true if charon carries the packets, and false if the kernel does. Uses the configured choice; without one,
- * the kernel if it supports ESP, otherwise charon. If a charon runs already, weftd does not check the kernel for
- * `"DataPath": "kernel"`.
+ * the kernel if it supports ESP, otherwise charon. With `"DataPath": "kernel"` and a running charon, weftd does not
+ * check that the kernel supports ESP.
  */
 async function doesCharonCarry(
   dataPath: 'kernel' | 'userspace' | undefined,
@@ -143,8 +143,8 @@ async function doesCharonCarry(
 }
 
 /**
- * Removes this network's connections and shared keys from the charon that runs on this host. Returns the removed
- * objects in words. Logs a failure.
+ * Removes this network's connections and shared keys from the charon that runs on this host. Returns a description of
+ * each removed object. Logs a failure.
  */
 async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<readonly string[]> {
   try {
@@ -158,7 +158,7 @@ async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<re
 
 /**
  * Warns if this host's address is within the network. Throws WeftError CONFIG instead if charon carries the packets,
- * because the unreachable route would then cut off the hosts.
+ * because the guard's unreachable route for the network would cut off the hosts.
  */
 function checkHost(host: string, isUserspace: boolean, log: Log): void {
   if (isUserspace)

@@ -28,8 +28,8 @@ export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
   readonly probing: Probing
   /**
-   * Never resolves unless a backend replaces it, because weftd can repair objects in the kernel without opening the
-   * data path again.
+   * Never resolves unless a backend replaces this promise, because weftd can repair objects in the kernel without
+   * opening the data path again.
    */
   readonly fault: Promise<Error> = new Promise(() => {})
   protected readonly filters: readonly PeerFilter[]

@@ -36,7 +36,7 @@ export abstract class RoutedPath extends KernelPath {
   /** The next hops of the peers on the same link; undefined without direct routing. */
   readonly #direct: DirectHops | undefined
   #hops: NextHops = new Map()
-  /** The peers whose packets use the tunnel because they have no direct route, by subnet. */
+  /** The peers without a direct route, whose packets use the tunnel, by subnet. */
   protected tunnelled: ReadonlyMap<string, Lease> = new Map()
 
   constructor({ family, network, device, probeSource, filter, directRouting, run, log }: RoutedParts) {
@@ -98,8 +98,8 @@ export abstract class RoutedPath extends KernelPath {
   }
 
   /**
-   * Makes the routes to the destinations `subnets` equal the wanted next hops; all routes if `subnets` is left out.
-   * `before` has the peers that were in `tunnelled` before the change.
+   * Gives the wanted next hops to the routes to `subnets`, or to all routes if `subnets` is left out. `before` has the
+   * peers that were in `tunnelled` before the change.
    */
   protected async setRoutes(
     subnets: ReadonlySet<string> | undefined,

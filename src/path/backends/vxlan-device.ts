@@ -149,8 +149,7 @@ export class VxlanDevice {
   }
 
   /**
-   * Returns the device state `of` with better error messages: if configuring the device fails, they name the program
-   * that uses the device's name or port.
+   * Wraps the device state `of`: if `configure` fails, the error names the program that uses the device's name or port.
    */
   #withReasons(of: DeviceState): DeviceState {
     const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }

@@ -120,7 +120,7 @@ export class VxlanEntryTable {
 
   /**
    * Returns the device's forwarding entries, as a map from MAC to the address of the host. The device has no entry for
-   * the MAC 00:00:00:00:00:00, because flannel floods no packets.
+   * the MAC 00:00:00:00:00:00, which would flood packets for unknown MACs.
    */
   async #forwarding(): Promise<Map<string, string>> {
     const text = await this.#run('bridge', ['-j', 'fdb', 'show', 'dev', this.#device.name])

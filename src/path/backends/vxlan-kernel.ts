@@ -57,8 +57,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     plan() {
       const open: { [F in Family]?: VxlanPath } = {}
       const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
-      // Ignore reports about changes that this process made itself, because every other report starts a check of all
-      // entries.
+      // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
+      // of all entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))
       const shared = { ...watched, matters: isNews }

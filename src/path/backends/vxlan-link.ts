@@ -51,7 +51,7 @@ export function randomMac(): string {
   return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
 }
 
-/** Describes how the existing device differs from the wanted options; undefined if it equals them. */
+/** Describes how the existing device differs from the wanted options; undefined if it does not differ. */
 export function differenceOf({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
   if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
   const { id, local, local6, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}

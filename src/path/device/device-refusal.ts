@@ -27,8 +27,8 @@ interface MadeDevice {
 }
 
 /**
- * Runs `work`, which creates the device. If the kernel refuses because the port, the name or an equal device exists,
- * throws a WeftError that lists the conflicting devices.
+ * Runs `work`, which creates the device. If the kernel refuses because the port or the name is in use or an equal
+ * device exists, throws a WeftError that lists the conflicting devices.
  */
 export async function sayingWhoHasIt<T>(run: Run, device: MadeDevice, work: () => Promise<T>): Promise<T> {
   try {

@@ -93,8 +93,8 @@ export async function findRenamed(run: Run, type: string, networks: Nets, vni?: 
 
 /**
  * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. The addresses
- * ensure that the device is not another program's, because the caller may delete it. Logs a new name. If there is no
- * such device, `device.index` is undefined afterwards.
+ * ensure that the device is not another program's, because the caller may delete it. Logs the device's new name. If
+ * there is no such device, `device.index` is undefined afterwards.
  */
 export async function findEarlier(
   device: FollowedLink,

@@ -1,4 +1,4 @@
-// ipsec-policies.ts - maintains the kernel's IPsec policies, which encrypt the packets to peers and refuse unencrypted
+// ipsec-policies.ts - maintains the kernel's IPsec policies, which encrypt the packets to peers and drop unencrypted
 // packets of the network.
 //
 // flanneld makes three policies for each peer (pkg/backend/ipsec/handle_xfrm.go). weftd adds policies that block all

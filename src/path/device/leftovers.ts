@@ -296,7 +296,7 @@ function ownerOf(
 
 /**
  * Returns a running daemon that may have made the route to a host; undefined if no daemon may have made it. A daemon
- * whose networks are unknown counts only if no lease of this network has the route's destination as its subnet.
+ * whose networks are unknown is returned only if no lease of this network has the route's destination as its subnet.
  */
 function routeOwnerOf(
   { destination }: Route,
@@ -319,8 +319,8 @@ const MAX_PEERS = 100
 const MAX_BRIDGES = 4
 
 /**
- * Finds the peers for which policy routing makes packets bypass this node's devices, by looking up the kernel's routes:
- * for packets from this host, and for packets of its containers from each bridge with an address in this node's subnet.
+ * Finds the peers for which policy routing makes packets bypass this node's devices. Looks up the kernel's routes for
+ * packets from this host, and for packets of its containers from each bridge with an address in this node's subnet.
  * Returns an empty list if the host has no policy rules.
  */
 export async function findDiverted(run: Run, surroundings: Surroundings): Promise<readonly Bypass[]> {
@@ -379,8 +379,8 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   const { network, subnet, peers, hosts, addresses, family } = side
   const net = parseNet(route.destination)
   if (!net || route.type !== 'unicast' || here.routesByOthers) return 'right'
-  // Packets to a bridge stay within this host, because containers or virtual machines are behind the bridge, unless it
-  // is the external interface.
+  // Packets to a bridge other than the external interface stay within this host, because containers or virtual machines
+  // are behind the bridge.
   const isInner = here.bridges.has(route.device) && route.device !== here.external
   if (route.protocol === 'kernel' && (isInner || route.gateway !== undefined)) return 'right'
   // The kernel uses the route with the lowest metric. So a route to the whole network with a higher metric than weftd's

@@ -21,7 +21,7 @@ import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /**
  * The maximum number of refused routes that weftd tries again one by one to get the kernel's reason. Also the maximum
- * number of unknown routes that one log line names.
+ * number of routes that weftd names in log lines about other programs' routes.
  */
 const NAMED = 5
 

@@ -310,8 +310,9 @@ export function createTunDevice(options: TunOptions): TunDevice {
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
-    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram, because the
-    // kernel splits larger superpackets of containers in software (gso_features_check in net/core/dev.c).
+    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. With a smaller
+    // value the kernel would split longer superpackets of containers in software (gso_features_check in
+    // net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
     // Give the scope for IPv4, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2,
@@ -321,8 +322,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
 
   /**
    * Logs routes to parts of the network that do not use the device, because the kernel prefers them to weftd's route to
-   * the whole network. Does not log routes to this node's containers, which are needed. weftd only logs the rest,
-   * because an operator may want their packets to bypass the tunnel.
+   * the whole network. Does not log routes to this node's containers, which are needed. weftd does not remove the
+   * logged routes, because an operator may want their packets to bypass the tunnel.
    */
   function logBypassing(routes: readonly Route[]): void {
     const hiding = new Set<string>()
@@ -347,8 +348,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // Read the routes before the device. If the device goes down between these two commands, its route is gone too,
-      // but only the device is reported.
+      // Read the routes before the device. If the device goes down between these two commands, weft then reports only
+      // the device, and not the route that went with it.
       const within = await routesWithin(run, network)
       const link = await findLink(run, device.name)
       if (!link) return []

@@ -1,8 +1,8 @@
 // userspace-guard.ts - makes the kernel drop unencrypted packets of the network, if charon carries the ESP packets.
 //
-// A route drops outgoing packets. charon routes each peer's subnet to its own device in table 220, which the kernel
-// looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets to a peer
-// without keys would leave unencrypted by the default route.
+// An unreachable route drops outgoing packets. charon routes each peer's subnet to its own device in table 220, which
+// the kernel looks up before the main table (strongSwan: charon.routing_table). Without the unreachable route packets
+// to a peer without keys would leave unencrypted by the default route.
 //
 // A routing rule drops incoming packets that the kernel would forward. Packets that charon decrypted come from charon's
 // own device. So a packet from the external interface whose source is in the network was not encrypted.
@@ -56,7 +56,7 @@ interface JsonRule {
   readonly action?: string
 }
 
-/** Lists the devices for which a rule of this file drops packets from the network. */
+/** Lists the devices for which a rule that this file made drops packets from the network. */
 async function ruleDevices(run: Run, network: Net): Promise<readonly string[]> {
   const rules = await ipJson<JsonRule>(run, [ipFlag(network), 'rule', 'show', 'priority', String(PRIORITY)])
   return rules.flatMap(({ src = '', srclen = 32, iif, action }) =>
@@ -100,7 +100,7 @@ export class UserspaceGuard {
       await this.#run('ip', [...ruleWordsFor('add', this.#network, wanted)])
       repaired.push(`the rule for unencrypted packets from ${wanted} was gone`)
     }
-    // The external interface had another name earlier, or another program added the rule twice.
+    // Delete the rule for an earlier name of the external interface, and any duplicate that another program added.
     for (const device of there.filter((name, at) => name !== wanted || there.indexOf(name) !== at))
       await this.#run('ip', [...ruleWordsFor('del', this.#network, device)])
     return repaired
@@ -113,9 +113,9 @@ export class UserspaceGuard {
 }
 
 /**
- * Returns, in words and as arguments of `ip`, how to remove the rules and the unreachable route to the given network;
- * an empty list if `routes` lacks the unreachable route. The unreachable route is the last element, so that weft finds
- * the rules again if the removal is interrupted.
+ * Returns the steps that remove the rules and the unreachable route to the given network, each as a description and as
+ * arguments of `ip`. Returns an empty list if `routes` lacks the unreachable route. The unreachable route is the last
+ * element, so that weft finds the rules again if the removal is interrupted.
  */
 export async function guardRemovals(
   run: Run,

@@ -108,8 +108,8 @@ export interface OpenPath extends Descriptors {
 export interface Engine {
   readonly kind: 'native' | 'dgram'
   /**
-   * The name that the TUN has now, because another program may rename it. If the TUN was deleted, the last name that
-   * the TUN had.
+   * The present name of the TUN, which another program may rename. If the TUN was deleted, the last name that the TUN
+   * had.
    */
   readonly tunName: string
   readonly offloads: readonly string[]

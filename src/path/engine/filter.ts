@@ -50,7 +50,7 @@ export function reasonToDrop(
   const peer = peers.find(source)
   if (peer && verifySource === 'strict' && peer.hosts[familyOf(from)] !== from) return 'rx_drop_spoofed_source'
   // A source address outside the network may be that of a peer's host that does not masquerade its own packets. If the
-  // network has no subnet of the source's family, that cannot be decided, and the packet is dropped.
+  // network has no subnet of the source's family, weft cannot tell what is outside the network, and drops the packet.
   const family = familyOf(source)
   const mayBeAHost = !provesSender && network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'

@@ -23,8 +23,8 @@ interface NativeOptions {
 }
 
 /**
- * The kernel features that are set on each UDP socket separately (native/io/udp.cc), so that some sockets may have a
- * feature that others lack.
+ * The kernel features that are set on each UDP socket separately (native/io/udp.cc), so some sockets may have a feature
+ * that others lack.
  */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
 /** The kernel feature that `runEngine` requests; all other features are requested when the descriptors are opened. */
@@ -292,7 +292,10 @@ export class NativeEngine implements Engine {
       this.notes.push(`the kernel does not offer ${refused.join(', ')}: forwarding works, but is slower`)
   }
 
-  /** Adds details for the log if the kernel refused the steering program or the priority of the threads. */
+  /**
+   * Adds details for the log if the kernel refused the program that steers flows to TUN queues, or the priority of the
+   * threads.
+   */
   #detailRefusals(): void {
     const { steeringRefused, priorityRefused } = this.#native
     if (steeringRefused !== undefined) {
@@ -324,8 +327,7 @@ export class NativeEngine implements Engine {
 }
 
 /**
- * Returns the options of the threads that follow from the configuration. `steers` is true if the TUN must steer flows
- * to queues.
+ * Returns the thread options that the configuration determines. `steers` is true if the TUN must steer flows to queues.
  */
 function pathOf(config: EngineConfig, steers: boolean) {
   const {

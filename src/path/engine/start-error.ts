@@ -20,7 +20,7 @@ export function noTun(error: NodeJS.ErrnoException): WeftError {
 
 /**
  * Returns the error for the missing capability CAP_NET_ADMIN. root lacks this capability only in a container or a
- * restricted unit, so root gets a different remedy than other users.
+ * restricted systemd unit, so root gets a different remedy than other users.
  */
 export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   new WeftError('PERMISSION', what, {

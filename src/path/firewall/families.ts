@@ -9,8 +9,8 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * Throws WeftError if `raise` would throw, as far as iptables or nft shows that without changing the rules. Does not
-   * throw if the tool does not answer in time. Left out if `raise` never throws.
+   * Throws WeftError if iptables or nft shows, without changing the rules, that `raise` would throw. Does not throw if
+   * the tool does not answer in time. Left out if `raise` never throws.
    */
   check?(): Promise<void>
   /**

@@ -130,8 +130,8 @@ function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
 }
 
 /**
- * Returns true if the chain FLANNEL contains exactly the two rules of flannel 0.5, so that no other program made the
- * chain.
+ * Returns true if the chain FLANNEL contains exactly the two rules of flannel 0.5, which shows that no other program
+ * made the chain.
  */
 function hasChainOf05(lines: readonly string[]): boolean {
   const rules = lines.filter((line) => line.startsWith('-A FLANNEL ')).join('\n')

@@ -281,9 +281,9 @@ function logRecycling(log: Log, none: string, now: readonly Net[], before: reado
 }
 
 /**
- * Warns if the kernel module br_netfilter is not loaded. Only with this module does the kernel pass packets between two
- * ports of a bridge to iptables. flanneld exits without the module. weft continues, because only containers on the same
- * bridge are affected.
+ * Warns if the kernel module br_netfilter is not loaded. Without this module, packets between two ports of a bridge
+ * bypass iptables. flanneld exits without the module. weft continues, because only containers on the same bridge are
+ * affected.
  */
 async function checkBridgeNetfilter(family: Family, log: Log): Promise<void> {
   const file = `/proc/sys/net/bridge/bridge-nf-call-${WORDS[family].iptables}`

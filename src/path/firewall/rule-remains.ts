@@ -48,7 +48,7 @@ export async function findIptablesRemains(run: Run, networks: ReadonlySet<string
   const unseen: string[] = []
   for (const { nft: family, iptables: command } of Object.values(WORDS)) {
     // Since version 1.8 there are separate commands for legacy iptables and iptables-nft, and `iptables --version`
-    // prints which of these two it is. Older versions are always legacy iptables.
+    // prints which of these two the command `iptables` is. Older versions are always legacy iptables.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
     const isNft = isNfTables(version)

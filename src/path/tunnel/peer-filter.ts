@@ -28,8 +28,7 @@ import {
 } from '../../net/address.ts'
 
 /**
- * Returns why the address that the lease publishes in this family cannot be the address of a host other than this one;
- * undefined if it can be.
+ * Returns why the address that the lease publishes in this family cannot belong to another host; undefined if it can.
  */
 export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family): string | undefined {
   const address = attrs.publicIp[family] ?? (family === 'ipv4' ? 0 : 0n)
@@ -320,8 +319,8 @@ export class PeerFilter<N extends Net = Net> {
         ? undefined
         : (this.#options.otherType?.(lease) ??
             `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`)
-    // While a successor with more or fewer families is about to take over, this node has a second lease under another
-    // key. Skip this second lease without a log line.
+    // While a successor process with more or fewer families is about to take over, this node has a second lease under
+    // another key. Skip this second lease without a log line.
     if (isOfOneNode(attrs, own.attrs) && this.#isOwnSubnet(lease)) return undefined
     const reason = this.#whyUnusable(lease)
     return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`

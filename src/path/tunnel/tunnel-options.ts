@@ -84,7 +84,7 @@ export interface TunnelKind {
   readonly scope?: 'link'
   /** The object that negotiates keys with peers; left out if the encapsulation has no keys. */
   readonly sessionManager?: SessionManager
-  /** Checks objects that only the backend knows, such as a key file. Called with each check of the device. */
+  /** Checks objects that only the backend knows, such as a key file. Called at each check of the device. */
   readonly check?: () => Promise<void>
   /**
    * Removes a device of the kernel that carried the packets under the name of the TUN device. Called only when no other

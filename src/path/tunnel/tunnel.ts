@@ -82,8 +82,8 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // Warn, because such a network works only if all peers are on links of this host: only the route of a link has a
-    // longer prefix than the network's route.
+    // Warn, because such a network works only if all peers are on links of this host: the kernel prefers a link's route
+    // to the network's route, because the link's prefix is longer.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -225,8 +225,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
-    // If the tunnel encrypts, the object that negotiates keys chooses the outer family instead. The probes by which
-    // weftd would choose it are sent unencrypted, and peers would not accept them.
+    // If the tunnel encrypts, the object that negotiates keys chooses the outer family, and weftd does not probe the
+    // families: weftd sends its probes unencrypted, and peers would not accept them.
     if (kind.other && engine.outers.length > 1 && !sessionManager)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (sessionManager) this.handshakes = sessionManager

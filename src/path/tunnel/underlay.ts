@@ -88,8 +88,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the addresses from which the peer's datagrams may come. In the outer family that this host uses, it is the
-   * destination of this host's datagrams; in the second outer family it is the address in the peer's lease.
+   * Returns the addresses from which the peer's datagrams may come. In the outer family that this host uses, the
+   * address is the destination of this host's datagrams; in the second outer family, the address in the peer's lease.
    */
   hostsOf(peer: Lease): Addresses {
     const { address } = this.endpointOf(peer)
@@ -171,8 +171,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the smallest path MTU in bytes that counts for inner packets of a family. This MTU is 1280 for IPv6,
-   * because hosts ignore smaller values in ICMPv6 errors; if the path carries less, the kernel fragments the datagrams.
+   * Returns the smallest path MTU in bytes that weftd uses for inner packets of a family: at most 1280 for IPv6,
+   * because hosts ignore smaller values in ICMPv6 errors. If the path carries less, the kernel fragments the datagrams.
    */
   #leastMtu(inner: Family): number {
     return inner === 'ipv6' ? Math.min(LEAST_MTU, this.#kind.mtu) : 0

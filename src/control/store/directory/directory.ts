@@ -37,14 +37,14 @@ const RESCAN_SHARE = 0.05
  */
 const STALE_LEASE_MS = 24 * 3_600_000
 /**
- * The number of files that one listing requests simultaneously. lease-files.ts limits further how many files are read
- * simultaneously.
+ * The number of files that one listing requests simultaneously. lease-files.ts has a lower limit for simultaneous
+ * reads.
  */
 const READS_ASKED = 64
 
 interface Scan {
   readonly live: Map<string, LeaseFile>
-  /** All lease files, including expired ones. The next scan reads only files that have changed since. */
+  /** All lease files, including expired ones. The next scan reads only the files that have changed since this scan. */
   readonly files: ReadonlyMap<string, LeaseFile>
 }
 
@@ -76,7 +76,7 @@ export class DirectoryStore implements Store {
     // from the watch.
     const view = new Map(this.#listed.live)
     let known = this.#listed.files
-    // inotify is started before the scan, so a change in between is noticed by inotify or by the scan.
+    // Start inotify before the scan, so that inotify or the scan notices every change.
     const news = await listen(this.#files, signal)
     const everyMs = news.hasInotify ? this.#rescanMs : Math.min(this.#rescanMs, RESCAN_UNTOLD_MS)
     try {
@@ -256,7 +256,7 @@ export class DirectoryStore implements Store {
 const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
   present?.revision === revision && present.value === value
 
-/** Compares the leases `keys` of `view` and `found`, updates `view` to `found`, and returns the changes. */
+/** Compares `view` with `found` at the lease keys `keys`, updates `view` to `found` there, and returns the changes. */
 function differences(
   view: Map<string, LeaseFile>,
   found: ReadonlyMap<string, LeaseFile>,

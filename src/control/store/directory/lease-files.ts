@@ -7,8 +7,8 @@
 // - DIR/lock: locked while a process changes a file
 //
 // A reader never sees an incomplete file, because a lease appears by link(2) or rename(2). On a full disk a renewal
-// overwrites the same bytes. The lock is the kernel's open file description lock (over NFS version 4 the server's),
-// which ends with the process that holds the lock.
+// overwrites the same bytes. The lock is an open file description lock, which the kernel (over NFS version 4 the file
+// server) releases when the process ends.
 
 import { randomBytes } from 'node:crypto'
 import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
@@ -213,8 +213,8 @@ export class LeaseFiles {
       return watchDirectory(this.#subnets, (_event, name) => onChange(name)).on('error', onError)
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
-      // The kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share
-      // these small limits, so weftd continues without inotify.
+      // These errors mean that the kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All
+      // containers of a host share these small limits, so weftd continues without inotify.
       if (code === 'EMFILE' || code === 'ENOSPC') return undefined
       throw error
     }

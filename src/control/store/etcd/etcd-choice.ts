@@ -4,7 +4,7 @@
 // check every quarter of a second (as RFC 8305 does with addresses), and uses the first endpoint that answers, so that
 // a dead endpoint costs only this pause. While a call waits for its answer, weftd checks the call's endpoint too. It
 // sends the call to another endpoint only if the first endpoint does not answer the check and the other endpoint does.
-// So a slow call is not abandoned, and a call may reach etcd twice.
+// So a slow call is not abandoned. But a call may reach etcd twice.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -20,7 +20,7 @@ const { Metadata, status } = loadGrpc()
  * dead connection earlier.
  */
 export const CALL_TIMEOUT_MS = 6_000
-/** The pause in ms before weftd checks the next endpoint too, while earlier checks have not been answered. */
+/** The pause in ms between the starts of two checks, while no earlier check has been answered. */
 const STAGGER_MS = 250
 /**
  * After SILENT_MS milliseconds without an answer to a call, weftd checks the endpoint of the call. SILENT_MS is also
@@ -57,8 +57,8 @@ function shuffled<T>(all: readonly T[]): T[] {
 }
 
 /**
- * Returns the gRPC metadata of a call: the user's token, and the request that etcd ends the call if its member has no
- * leader (clientv3 WithRequireLeader).
+ * Returns the gRPC metadata of a call: the user's token, and the field that makes etcd end the call if its member has
+ * no leader (clientv3 WithRequireLeader).
  */
 export function metadataWith(token?: string): grpc.Metadata {
   const metadata = new Metadata()

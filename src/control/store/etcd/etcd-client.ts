@@ -66,7 +66,7 @@ function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpti
  */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
 /**
- * The error for a watch that etcd denied. Some versions of etcd deny a watch also because of an expired token
+ * The error for a watch that etcd denied. Some versions of etcd also deny a watch if the token has expired
  * (server/etcdserver/api/v3rpc/watch.go).
  */
 class WatchDenied extends EndpointError {}

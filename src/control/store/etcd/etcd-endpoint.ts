@@ -2,7 +2,7 @@
 //
 // The gRPC services come from the package etcd3. weft does not use etcd3's connection pool for four reasons: the pool
 // picks any host for a call, has no deadline for a single attempt, closes all connections of a host (with the open
-// watch) when one call fails, and requests a user's token over a connection that ignores the options.
+// watch) when one call fails, and requests a user's token over a connection that ignores the gRPC options.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
@@ -43,8 +43,8 @@ export interface Endpoint {
   /** Returns the gRPC client with which the caller opens streams. */
   client(service: Service): grpc.Client
   /**
-   * True after the server has refused our keepalive pings. New connections to this server ping only every SELDOM_MS,
-   * which every gRPC server accepts.
+   * True after the server has refused weftd's keepalive pings. New connections to this server ping only every
+   * SELDOM_MS, which every gRPC server accepts.
    */
   readonly isPingedSeldom: boolean
   /** Makes a new connection, which sends keepalive pings only every SELDOM_MS. */
@@ -229,8 +229,8 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
         try {
           return await once(service, method, payload, options)
         } catch (error) {
-          // A connection that pings only every SELDOM_MS would not be recognised as dead soon enough, so a timeout
-          // makes a new connection.
+          // A connection that pings only every SELDOM_MS would not be recognised as dead soon enough, so weftd makes a
+          // new connection after a call that timed out.
           if (isPingedSeldom && !closed && codeOf(error) === status.DEADLINE_EXCEEDED) reconnect()
           // The call waited for a connection that reconnect() has closed, so it is sent again over the new connection.
           if (closed || !/Channel closed before call started/.test(messageOf(error))) throw error

@@ -7,7 +7,7 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 
 const { status } = loadGrpc()
 
-/** A failure of an endpoint that has no gRPC status, such as a watch that was not confirmed in time. */
+/** A failure without a gRPC status, such as a watch that an endpoint did not confirm in time. */
 export class EndpointError extends Error {}
 
 /** Returns the gRPC status of a failed call; undefined if the error is not from gRPC. */
@@ -25,7 +25,7 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.OUT_OF_RANGE,
 ])
 /**
- * Matches rejections by which all etcd members would answer the request. The gRPC statuses of these rejections do not
+ * Matches rejections that every etcd member would give to the request. The gRPC statuses of these rejections do not
  * show that, because a single member uses the same statuses for its own faults, such as being a learner or lagging
  * behind.
  */
@@ -34,7 +34,7 @@ const DECIDED = /authentication is not enabled|lease already exists|database spa
 /**
  * Returns true if etcd rejected the request, or if the error is not from a call; in these cases weftd tries no other
  * endpoint. Returns false for a failure that another endpoint may not have. Only messages of etcd itself count as
- * rejections, because a proxy uses the same statuses.
+ * rejections, because a proxy uses the same statuses for its own failures.
  */
 export function isDecision(error: unknown): boolean {
   if (error instanceof EndpointError) return false
@@ -80,8 +80,8 @@ const PLAIN: readonly (readonly [RegExp, string])[] = [
 ]
 
 /**
- * Rewrites an error message of @grpc/grpc-js for an operator: removes the leading status, the quoted earlier error and
- * a time. Keeps only the reason of a message about name resolution.
+ * Rewrites an error message of @grpc/grpc-js for an operator: removes the leading status, the words before a quoted
+ * error, and a time in parentheses at the end. Keeps only the reason of a message about name resolution.
  */
 export function plainly(message: string): string {
   const [, what = '', note = ''] = /^(.*?)\.? Resolution note: ?(.*)$/s.exec(message) ?? [undefined, message]

@@ -21,8 +21,8 @@ const LIST_TIMEOUT_MS = 20_000
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
 /**
- * If a write fails, weftd may use the etcd lease that was granted for that write for a later write, until this fraction
- * of the lease's lifetime has passed: one hour of 24.
+ * The etcd lease that was granted for a failed write may serve a later write until this fraction of the lease's
+ * lifetime has passed: one hour of 24.
  */
 const SPARE_SHARE = 1 / 24
 
@@ -58,7 +58,7 @@ export class EtcdStore implements Store {
   readonly #client: EtcdClient
   readonly #ttlS: number
   readonly #configKey: Buffer<ArrayBuffer>
-  /** The common beginning of the keys of leases; it ends with a slash. */
+  /** The common prefix of the keys of leases, with a slash at its end. */
   readonly #directory: string
   /** The first key of the range that holds all leases. */
   readonly #from: Buffer<ArrayBuffer>
@@ -344,8 +344,8 @@ export class EtcdStore implements Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: this.#revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // weftd repeats a call whose answer is lost. So the conditions may fail only because this call, or an earlier one
-    // with the same etcd lease and another value, has already written the key.
+    // weftd repeats a call whose answer is lost. So the conditions can also fail because this process has already
+    // written the key with the same etcd lease: by the same call, or by an earlier call with another value.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await this.#revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }

@@ -1,5 +1,5 @@
-// ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as its next
-// hop.
+// ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as the route's
+// next hop.
 //
 // Like flannel v0.13 (backend/alivpc), the publisher uses the system route table of the VPC and the next hop type
 // Instance, and logs flannel's lines about routes that stay. flannel called an API that no longer exists; this

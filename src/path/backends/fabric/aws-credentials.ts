@@ -49,7 +49,7 @@ export async function awsKeys(
   signal: AbortSignal,
 ): Promise<ExpiringKeys> {
   const { AWS_ACCESS_KEY_ID: id = '', AWS_SECRET_ACCESS_KEY: secret = '' } = environment
-  // AWS_SECURITY_TOKEN is the older name of AWS_SESSION_TOKEN, which flannel's documentation named.
+  // flannel's documentation named AWS_SECURITY_TOKEN, the older name of AWS_SESSION_TOKEN.
   const token = environment['AWS_SESSION_TOKEN'] ?? environment['AWS_SECURITY_TOKEN']
   if (id !== '' && secret !== '')
     return { keys: { accessKeyId: id, secretAccessKey: secret, sessionToken: token }, until: Infinity }

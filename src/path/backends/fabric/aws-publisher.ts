@@ -1,5 +1,5 @@
-// aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as its
-// target.
+// aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as the
+// route's target.
 //
 // Like flannel v0.13 (backend/awsvpc), the publisher uses the interface that has the node's address, and switches off
 // the interface's source/destination check. It uses the route table of the interface's subnet, or else the main table

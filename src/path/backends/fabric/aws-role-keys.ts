@@ -18,8 +18,8 @@ const STS_VERSION = '2011-06-15'
 /** The URL of the credentials server of Amazon ECS. */
 const CONTAINER_SERVER = 'http://169.254.170.2'
 /**
- * The hosts, besides this host, to which weftd may send a container's token over http: the credentials servers of ECS
- * and EKS.
+ * The hosts to which weftd may send a container's token over http: the credentials servers of ECS and EKS, and this
+ * host.
  */
 const CONTAINER_HOSTS = new Set(['169.254.170.2', '169.254.170.23', '[fd00:ec2::23]', 'localhost', '[::1]'])
 

@@ -1,5 +1,5 @@
-// gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as its
-// next hop.
+// gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as the
+// route's next hop.
 //
 // The model is flannel v0.13 (backend/gce): the route has a name such as `flannel-10-5-1-0-24` and flannel's priority,
 // and the publisher polls an operation until the operation is done.
@@ -45,7 +45,7 @@ interface JsonInstance {
   readonly networkInterfaces?: readonly { readonly network?: string; readonly networkIP?: string }[]
 }
 
-/** This instance, with the names that the API uses. */
+/** The URLs by which the API names this instance and its network. */
 interface Instance {
   readonly link: string
   readonly network: string

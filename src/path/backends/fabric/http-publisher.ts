@@ -58,7 +58,8 @@ export class HttpPublisher implements Publisher {
       const destination = formatNet(this.#place.subnet)
       return [{ destination, target: formatAddress(this.#place.publicIp), isOwn: true, state: 'active' }]
     }
-    // Without the instance's name this node cannot recognise its route, and `weft cleanup` would leave the route.
+    // Without the instance's name this node cannot recognise its route, and `weft cleanup` would leave the route. So
+    // throw now if the request that adds the route needs the name.
     if (this.#variables['instance'] === undefined) this.#request('put', {})
     const { listRoutes, listDestination, listGateway, listId } = this.#settings
     const request = this.#request('list', {})
@@ -201,7 +202,7 @@ function credentialsOf(text: string): ReadonlyMap<string, Secret> {
 
 /**
  * Reads a file, at most FILE_BYTES bytes. The limit is needed because the network configuration names the file, which
- * may be a device without end.
+ * may be an endless device such as /dev/zero.
  */
 async function read(option: string, path: string): Promise<string> {
   try {

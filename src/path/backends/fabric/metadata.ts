@@ -36,8 +36,8 @@ const TOKEN_S = 300
 
 /**
  * Requests a token from the metadata server, and returns the headers for further requests to that server. `name` is the
- * name of the header with the token. Returns undefined if the server gives no tokens. The source is AWS's IMDSv2, which
- * Alibaba Cloud's metadata server has too ("security hardening mode").
+ * name of the header with the token. Returns undefined if the server gives no tokens. The protocol is AWS's IMDSv2,
+ * which Alibaba Cloud's metadata server also supports ("security hardening mode").
  */
 export async function tokenHeaders(
   client: ApiClient,

@@ -30,8 +30,8 @@ export interface RouteTable {
   /** Lists all routes of the table, from all pages of the answer. */
   list(signal: AbortSignal): Promise<readonly FabricRoute[]>
   /**
-   * Adds the route to this node's subnet. Returns `exists` if the API refused that because it has another route to the
-   * same destination.
+   * Adds the route to this node's subnet. Returns `exists` if the API refused the route because it has another route to
+   * the same destination.
    */
   put(signal: AbortSignal): Promise<'made' | 'exists'>
   /** Removes one route of the table. Succeeds if the route does not exist. */

@@ -20,8 +20,8 @@ const LONGEST_RETRY_MS = 120_000
 /** The time limit in ms for all requests of one check together. */
 const WHOLE_MS = 90_000
 /**
- * The time in ms within which the list of routes must show a change. The pause between two queries of the list grows
- * from FIRST_LOOK_MS to LONGEST_LOOK_MS.
+ * The time in ms within which the list of routes must show a change that weftd made. The pause between two queries of
+ * the list grows from FIRST_LOOK_MS to LONGEST_LOOK_MS.
  */
 const READ_BACK_MS = 30_000
 const FIRST_LOOK_MS = 250

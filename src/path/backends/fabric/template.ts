@@ -64,8 +64,8 @@ function fill(template: string, variables: Variables, what: string, escape: (val
 /** Replaces the variables in a URL. Throws WeftError CONFIG if a value would change the path. */
 export const fillUrl = (template: string, variables: Variables, what: string): string =>
   fill(template, variables, what, (value) => {
-    // The segments `.` and `..` remove parts of the path, also if they are percent-encoded (RFC 3986 section 5.2.4). A
-    // surrogate without its pair has no percent-encoding.
+    // A value must not be `.` or `..`: these segments remove parts of the path, also if they are percent-encoded (RFC
+    // 3986 section 5.2.4). A surrogate without its pair has no percent-encoding.
     if (!/^\.{1,2}$|\p{Surrogate}/u.test(value)) return encodeURIComponent(value)
     throw new WeftError('CONFIG', `Backend.${what} gets the value ${JSON.stringify(value)}, which no URL can have`, {
       remedy: 'give the route another id, or the node another name',
@@ -96,8 +96,8 @@ function fillDeep(value: unknown, variables: Variables, what: string): unknown {
 }
 
 /**
- * The names of headers that a template may not set: headers that weft's HTTP client sets itself, and headers that would
- * change the meaning of the connection.
+ * The names of headers that a template may not set: headers that weft's HTTP client sets itself, and headers that apply
+ * to the connection instead of the request.
  */
 const OWN_HEADERS = new Set(['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade', 'te', 'trailer'])
 
@@ -122,8 +122,8 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
 }
 
 /**
- * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret: the file of the
- * last known state has no secrets, and a node must wait for its store instead of sending the placeholder.
+ * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret. The file of the
+ * last known state has such placeholders; a node that starts from this file must wait for its store.
  */
 function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()

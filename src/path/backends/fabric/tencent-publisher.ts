@@ -1,5 +1,5 @@
 // tencent-publisher.ts - publishes the route in route tables of Tencent Cloud's VPC, with this instance's address as
-// its gateway.
+// the route's gateway.
 //
 // The model is flannel v0.28.9 (pkg/backend/tencentvpc): the gateway type is NORMAL_CVM, the route type is USER, and a
 // disabled route to this node is made again. flannel uses the first table of the VPC. This publisher uses the table of

@@ -35,8 +35,8 @@ const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf
 const START_MS = 30_000
 const LOOK_MS = 50
 /**
- * The time in ms for which weftd waits until another charon has ended, because after a restart of weftd the charon of
- * the earlier run ends. AGAIN_MS is the pause between two attempts to start charon.
+ * The time in ms for which weftd waits until another charon has ended, because just after a restart of weftd the charon
+ * of the earlier run may still be ending. AGAIN_MS is the pause between two attempts to start charon.
  */
 const PREDECESSOR_MS = 5_000
 const AGAIN_MS = 500

@@ -1,4 +1,4 @@
-// connections.ts - keeps charon's connections and shared keys equal to the peers, and restarts charon when it ends.
+// connections.ts - gives charon a connection and a shared key for each peer, and restarts charon when it ends.
 //
 // The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd and
 // a node with flanneld can negotiate keys.
@@ -93,8 +93,8 @@ export class IpsecConnections {
   /** The wanted connections that, at the last call of `keys`, had no keys and for which charon negotiated none. */
   #idle: ReadonlySet<string> = new Set()
   /**
-   * For each connection the time of the last request to negotiate keys, or the time since when keys are missing, in ms
-   * of performance.now(), and the pause after that time.
+   * For each connection, the start of the pause before the next request to negotiate keys (the last request, or the
+   * loss of the keys, in ms of performance.now()), and the length of the pause in ms.
    */
   readonly #asked = new Map<string, { readonly at: number; readonly ms: number }>()
   /** Called after charon has negotiated or deleted keys, or was started again. */
@@ -125,7 +125,10 @@ export class IpsecConnections {
     this.#changed = changed
   }
 
-  /** Makes charon's connections equal to `peers`. Logs a failure; `resync` then tries again. */
+  /**
+   * Loads a connection into charon for each of `peers`, and removes all others. Logs a failure; `resync` then tries
+   * again.
+   */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
     const isFirst = this.#wanted === undefined
     this.#wanted = new Map(peers.map((peer) => [this.#nameFor(peer), peer]))
@@ -161,8 +164,8 @@ export class IpsecConnections {
   /**
    * Has charon negotiate keys again with the peers of `#idle`. charon does not try again by itself if the peer refused,
    * or if charon could not install the keys, for example while this host had no address in its subnet. The pause
-   * between two requests for a peer grows. `isChange` is true after a change of this host; then only the first pause
-   * counts.
+   * between two requests for a peer grows. `isChange` is true after a change of this host; then each pause is as short
+   * as the first.
    */
   async negotiate(isChange: boolean): Promise<void> {
     const now = performance.now()
@@ -370,8 +373,8 @@ export class IpsecConnections {
 }
 
 /**
- * The common beginning of the ids of the shared keys for the network. It is needed because another weftd on this host
- * may have a key for the same hosts.
+ * The common prefix of the ids of the shared keys for the network. It is needed because another weftd on this host may
+ * have a key for the same hosts.
  */
 const keyPrefixOf = (network: Net): string => `weft-${formatNet(network)}-`
 const keyNameOf = (network: Net, host: string): string => `${keyPrefixOf(network)}${host}`

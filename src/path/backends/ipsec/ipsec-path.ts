@@ -1,5 +1,5 @@
-// ipsec-path.ts - the data path of the backend ipsec: the policies, or the guard that replaces them if charon carries
-// the packets, charon's connections, and the state of the peers.
+// ipsec-path.ts - the data path of the backend ipsec: the kernel's policies, charon's connections, and the state of the
+// peers. If charon carries the packets, a guard (userspace-guard.ts) replaces the policies.
 
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
@@ -12,7 +12,7 @@ import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import type { IpsecConnections, PeerKeys } from './connections.ts'
 
-/** How long, in ms, the status waits for charon's counts. After that it shows the last known counts. */
+/** How long, in ms, the status waits for charon's packet counts. After that the status shows the last known counts. */
 const COUNT_MS = 500
 /** The pause in ms before weftd handles charon's reports of changed keys, because such reports come in bursts. */
 const SETTLE_MS = 100
@@ -167,7 +167,7 @@ export class IpsecPath extends KernelPath implements Counting {
     return this.#reading
   }
 
-  /** Reads the keys in `ms` milliseconds, or earlier if an earlier time is already planned. */
+  /** Reads the keys after `ms` milliseconds, or earlier if an earlier time is already planned. */
   #readSoon(ms: number): void {
     const at = performance.now() + ms
     if (this.#isClosed || (this.#timer && this.#readAt <= at)) return

@@ -8,8 +8,8 @@ import { createHandshakeLimiter } from './handshake-limiter.ts'
 
 export interface AdmissionCounters {
   /**
-   * The number of messages that were dropped as invalid: wrong length, type or mac1, unknown sender, no matching
-   * message of this node, or not decryptable.
+   * The number of messages that were dropped as invalid: a wrong length, type or mac1; an unknown sender; no message of
+   * this node that they answer; or a failed decryption.
    */
   junk: number
   /**
@@ -26,8 +26,8 @@ export class Admission {
   readonly #own: MacKeys
   readonly #cookies: Cookies
   /**
-   * The rate limits, separate for each type of message. A forged response rarely has an index for which a response is
-   * expected.
+   * The rate limits, separate for each type of message. Responses have a higher limit, because a forged response rarely
+   * has an index for which a response is expected.
    */
   readonly #limiters
   readonly #send: (to: Endpoint, message: Uint8Array) => void

@@ -60,8 +60,8 @@ export function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family
 
 /**
  * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks either. A node with
- * one device for both families listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. In
- * that case the IPv6 port in a lease of flanneld is not used.
+ * one device for both families listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. So
+ * if a lease of flanneld has both ports, its IPv6 port is not used.
  */
 export function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): PublishedPeer | undefined {
   const address = lease.attrs.publicIp[outer]

@@ -24,12 +24,15 @@ interface HandshakeLimiter {
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
 /**
- * Returns the key by which messages are limited as messages of one sender: an IPv4 address, or the /64 prefix of an
- * IPv6 address, because one host may have a whole /64.
+ * Returns the sender to which the rate limit of one sender applies: an IPv4 address, or the /64 prefix of an IPv6
+ * address, because one host may have a whole /64.
  */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
-/** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
+/**
+ * Returns a limiter. `through` names the rate for messages without proof of the sender's address. Times are in ms of a
+ * monotonic clock.
+ */
 export function createHandshakeLimiter(
   cookies: Pick<Cookies, 'isProved'>,
   through: keyof typeof RATES = 'free',

@@ -51,16 +51,16 @@ export interface HandshakeMemory {
   /** The greatest timestamp in the peer's accepted initiations; -1 if there was none. */
   readonly greatest: bigint
   /**
-   * The low bits of the index in this node's last message to the peer. The next process counts on from this value, so
-   * that it does not reuse an index of a continued session.
+   * The low bits of the index in this node's last message to the peer. The next process continues to count from this
+   * value, so that it does not reuse an index of a continued session.
    */
   readonly low: number
   /**
-   * The time of the last handshake that made keys in use, in ms of the session clock; undefined if there was none, or
-   * if the keys are lost.
+   * The time of the last handshake whose keys came into use, in ms of the session clock; undefined if there was none,
+   * or if the keys are lost.
    */
   readonly completedAt: number | undefined
-  /** The time, in ms since 1970, of the last handshake that made keys in use; undefined if there was none. */
+  /** The time, in ms since 1970, of the last handshake whose keys came into use; undefined if there was none. */
   readonly at: number | undefined
   /**
    * The time of an initiation that the peer has not answered yet, in ms of the session clock; undefined if there is

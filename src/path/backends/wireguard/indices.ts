@@ -2,8 +2,8 @@
 // native/core/index_code.h implements the same permutation and explains it.
 
 /**
- * The number of low bits of an index before the permutation. The low bits count the handshakes of a peer; the higher
- * bits are the peer's number.
+ * The number of low bits of an unpermuted index. These bits count the handshakes of a peer; the higher bits are the
+ * peer's number.
  */
 export const LOW_BITS = 12
 export const LOW_MASK = (1 << LOW_BITS) - 1

@@ -32,10 +32,15 @@ export class Initiator {
   readonly #admission: Admission
   /** The source of timestamps for initiations. */
   readonly stamps: Stamps
-  /** The peers to which an initiation must be sent, in this order, as soon as `#mayInitiate` allows it. */
+  /**
+   * The peers to which an initiation must be sent, the longest-waiting peer first, as soon as `#mayInitiate` allows it.
+   */
   readonly #waiting = new Set<Peer>()
   readonly #mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
-  /** The time, in ms of the session clock, at which this node tries the peers in `#waiting` again. */
+  /**
+   * The time, in ms of the session clock, at which this node tries again to send initiations to the peers in
+   * `#waiting`.
+   */
   #turnAt = -Infinity
   /** The peers, grouped by `dueAt`, the time of each peer's next action. */
   readonly #deadlines = createDeadlines<Peer>()
@@ -55,8 +60,8 @@ export class Initiator {
     // Ignore the report: the engine sent it before it got the new keys, so no further handshake is needed.
     if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
     peer.wantedAt = now
-    // If an initiation was sent a short time ago, do not send another now: `#due` sends the next one when its deadline
-    // passes.
+    // If an initiation was sent a short time ago, do not send another now: `#due` sends the next one when the peer's
+    // deadline passes.
     if (peer.dueAt <= now) this.#waiting.add(peer)
     this.#sendWaiting(now)
   }
@@ -127,8 +132,8 @@ export class Initiator {
   /** Handles a peer whose deadline has passed: makes the peer wait for the next initiation, or makes it idle. */
   #due(peer: Peer, now: number): void {
     if (peer.dueAt > now || this.#node.peers.get(peer.number) !== peer) return
-    // If the engine no longer wants keys, a handshake that the peer began has made them meanwhile, so do not count this
-    // handshake as failed.
+    // If the engine no longer wants keys, a handshake that the peer began has meanwhile made keys, so do not count this
+    // node's handshake as failed.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forgetPending()
     if (peer.wantedAt === undefined) return

@@ -1,5 +1,5 @@
-// kernel.ts - WireGuard carried by the kernel: one device for the families, whose peers weftd sets, and a route of each
-// network to the device.
+// kernel.ts - WireGuard carried by the kernel: one device for one or both families, its peers, and a route to each
+// family's network through the device.
 
 import { describeError, messageOf } from '../../../base/errors.ts'
 import type { OwnLease } from '../../../control/lease/lease.ts'

@@ -8,9 +8,9 @@
 /** The minimum interval in ms between two initiations to one peer (Rekey-Timeout; paper, section 6.1). */
 export const REKEY_TIMEOUT_MS = 5_000
 /**
- * The maximum random time in ms that this node adds to REKEY_TIMEOUT_MS. It prevents that two nodes which began
- * simultaneously always repeat their initiations simultaneously (paper, section 6.1; kernel, messages.h: a third of a
- * second).
+ * The maximum random time in ms that this node adds to REKEY_TIMEOUT_MS. Without it, two nodes that began
+ * simultaneously would always repeat their initiations simultaneously (paper, section 6.1; kernel, messages.h: a third
+ * of a second).
  */
 export const JITTER_MS = 333
 /**
@@ -56,19 +56,19 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of addresses whose share of the rate `proved` this node remembers. RATES lets fewer addresses
- * through at a time; messages from further addresses are dropped.
+ * The maximum number of addresses whose share of the rate `proved` this node remembers. At this maximum, messages from
+ * further addresses are dropped. RATES admits fewer addresses than the maximum at a time.
  */
 export const MAX_SOURCES = 1_024
 /** The maximum number of unknown public keys that this node remembers; it keeps the latest ones. */
 export const MOST_UNKNOWN = 16
 
-/** The maximum number of messages from hosts that are not peers that this node processes before the next pause. */
+/** The maximum number of messages that this node processes before the next pause if their senders are not peers. */
 export const MOST_OF_OTHERS = 64
 /**
- * The pauses in which weftd reads no control messages after it has processed some, so that a flood of messages uses
- * only a small part of a core. The pause is `times` times as long as the processing took, but at least `leastMs` and at
- * most `mostMs` per message or moved peer.
+ * The pauses in which weftd reads no control messages, so that a flood of messages uses only a small part of a core. A
+ * pause is `times` times as long as the processing before it. For each processed message or moved peer it is at least
+ * `leastMs` and at most `mostMs` long.
  */
 export const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */

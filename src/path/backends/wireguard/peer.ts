@@ -95,8 +95,8 @@ export class Peer extends Remote {
   /** Why the last initiation made no keys; undefined if it made keys. */
   failure: Failure | undefined
   /**
-   * The number of initiations from the peer with a timestamp older than an earlier one, since the last handshake that
-   * made keys.
+   * The number of initiations from the peer with a timestamp older than that of an earlier initiation, since the last
+   * handshake that made keys.
    */
   stale = 0
   /**

@@ -68,7 +68,7 @@ interface SessionOptions {
 }
 
 /**
- * The session with one peer, which is identified by its public key. The class Peer (peer.ts) has the session's
+ * The session with one peer. The peer's public key identifies the session. The class Peer (peer.ts) has the session's
  * handshakes and the peer's current endpoint.
  */
 interface Session {
@@ -111,7 +111,7 @@ export class WireguardSessionManager implements SessionManager {
   #engine: EngineSessions | undefined
   /** Called with a lease's key when this node begins to send the peer's datagrams to another endpoint. */
   #moved: (key: string) => void = () => {}
-  /** Calls `#work` when a handshake is due, or when the pause ends. */
+  /** Calls `#work` when a handshake is due, or when the pause after messages ends. */
   #timer: NodeJS.Timeout | undefined
   /** The time, in ms of the session clock, at which the pause after messages ends; 0 if there is no pause. */
   #pausedUntil = 0
@@ -349,8 +349,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Starts handshakes with the peers at this address that have no keys. Ignores the message for a peer with keys,
-   * because the message may be forged.
+   * Starts handshakes with the peers at `address` that have no keys. Does nothing for a peer with keys, because the
+   * message that led to this call may be forged.
    */
   #renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     this.#byAddress ??= this.#groupByAddress()
@@ -377,8 +377,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Continues from the state that an earlier process passed on. Numbers without a session stay unused for a while,
-   * because the engine may still refer to them.
+   * Continues from the state that an earlier process passed on. Session numbers that no session has stay unused for a
+   * while, because the engine may still refer to them.
    */
   #resume({ indexSecret, indexKey, lastNumber, lastTick, sessions }: HandoverHead): void {
     this.#indexSecret = indexSecret

@@ -11,8 +11,8 @@
 // nanoseconds. The lower 24 bits are zero, to reveal little about the clock, as in other implementations of WireGuard.
 
 /**
- * The TAI64N seconds of 1970-01-01 (https://cr.yp.to/libtai/tai64.html). All implementations of WireGuard add these ten
- * seconds.
+ * The TAI64N seconds of 1970-01-01 (https://cr.yp.to/libtai/tai64.html): 2^62 and ten seconds, which all
+ * implementations of WireGuard add.
  */
 const EPOCH = 2n ** 62n + 10n
 const TICKS_PER_SECOND = 60

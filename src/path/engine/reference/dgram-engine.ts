@@ -46,8 +46,9 @@ const RECEIVE_BUFFER_BYTES = 4 << 20
 const UNKNOWN_SENDERS = 64
 const PATHS = 4096
 /**
- * How long, in ms, the engine caches a path MTU. The rest are the packet length that always fits, the smallest
- * plausible path MTU (below it the kernel fragments datagrams), and the length of the outer headers, all in bytes.
+ * `askEveryMs` is how long, in ms, the engine caches a path MTU. The other values are in bytes: the packet length that
+ * always fits, the smallest plausible path MTU (the kernel fragments datagrams for smaller ones), and the length of the
+ * outer headers.
  */
 const {
   askEveryMs: ASK_PATH_EVERY_MS,
@@ -61,8 +62,8 @@ interface Endpoint {
   readonly port: number
   readonly limit: number
   /**
-   * True if the endpoint's own address is in a peer's subnet, because the kernel then routes datagrams to the endpoint
-   * back into the TUN.
+   * True if the endpoint's own address is in a peer's subnet. The kernel then routes datagrams to the endpoint back
+   * into the TUN.
    */
   readonly leadsInside: boolean
   readonly traffic: Traffic
@@ -386,8 +387,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Writes an ICMP error about a packet from the TUN into the TUN, and counts the error, unless the rate limit `may`
-   * refuses it.
+   * Writes into the TUN an ICMP error about a packet that came from the TUN, and counts the error, unless the rate
+   * limit `may` refuses it.
    */
   #answer(about: IcmpError, packet: Buffer, counter: string, may = this.#mayAnswer): void {
     const error = icmpError(about, this.#ipv4.networkAddress, packet)
@@ -450,7 +451,7 @@ export class DgramEngine implements Engine {
     }
   }
 
-  /** Counts a dropped packet, and keeps its headers for weft's commands. */
+  /** Counts a dropped packet, and keeps its headers for `drops`. */
   #drop(reason: string, bytes: Buffer, details?: DropDetails): void {
     this.#count(reason)
     this.#dropLog.add(reason, bytes, details)
