@@ -1,5 +1,5 @@
-// address.ts - the types and functions for addresses and networks of IPv4 and IPv6. An IPv4 address is a number, an
-// IPv6 address a bigint.
+// address.ts - the types and functions for IPv4 and IPv6 addresses and networks. An IPv4 address is a number, an IPv6
+// address a bigint.
 
 import {
   formatIpv4,

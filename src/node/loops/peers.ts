@@ -20,7 +20,7 @@ export async function keepPeers(node: Node): Promise<never> {
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
   log.info('Watching for new subnet leases')
-  signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // flanneld logs this line at its end
+  signal.addEventListener('abort', () => log.info('evts chan closed'), { once: true }) // flanneld logs this at its end
   const following = followLeases(manager.source, {
     log,
     signal,
