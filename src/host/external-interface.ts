@@ -313,8 +313,8 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
 }
 
 /**
- * The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` refuses any other name with
- * an error.
+ * The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` returns an error for any
+ * other name.
  */
 const LINK_NAME = /^(?!\.{1,2}$)[^\s/:]{1,15}$/
 

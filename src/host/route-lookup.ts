@@ -26,7 +26,7 @@ export interface KernelRoute {
   readonly table: string | undefined
 }
 
-/** The kernel's answer to a route lookup: a route, or the reason why the kernel refuses the packet. */
+/** The kernel's answer to a route lookup: a route, or the reason why the kernel rejects the packet. */
 export type RouteAnswer = { readonly route: KernelRoute } | { readonly refused: string }
 
 interface JsonAnswer {

@@ -99,7 +99,7 @@ async function requireSide(
   { run, isForwarding, tunNames }: NeedsHost,
 ): Promise<void> {
   checkMtu(family, mtu, external)
-  // A route through a TUN that this process inherited from its earlier run is this node's own route.
+  // A route through a TUN device that this process inherited from its earlier run is this node's own route.
   const isOwn = (name: string): boolean =>
     tunNames.includes(name) || (device !== undefined && !device.name.includes('%d') && name === device.name)
   if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)

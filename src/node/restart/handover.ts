@@ -413,7 +413,8 @@ export class Handover {
       this.untaken = this.untaken.filter((each) => each !== path)
       return path
     }
-    // The backend opens a new path, so close each path that has the new path's device or port, in both processes.
+    // The backend opens a new path. So close each path that has the new path's device or port, in this process and in
+    // the predecessor.
     closeAll(fdsOf(this.untaken.filter((each) => isInTheWay(each, wanted))))
     this.untaken = this.untaken.filter((each) => !isInTheWay(each, wanted))
     await this.releasePredecessor()

@@ -47,7 +47,9 @@ export const CHECKS: readonly Check[] = [
 const CLOCK_MS = 60_000
 /** The lifetime of a new lease in ms: 24 hours, as in flanneld. */
 const LEASE_MS = 24 * 3_600_000
-/** The age in seconds of the last comparison with the store above which the doctor reports stale leases. */
+/**
+ * If the last comparison of the leases with the store is older than STALE_S seconds, the doctor reports stale leases.
+ */
 const STALE_S = 180
 
 function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Finding[] {
