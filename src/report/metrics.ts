@@ -174,7 +174,7 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_peers_narrow',
-    'The number of peers that short packets reach but long packets do not, although the senders of long packets get no ICMP error. Absent if weftd sends no probes.',
+    'The number of peers that short packets reach but long packets do not, without any ICMP error to the senders of long packets. Absent if weftd sends no probes.',
     ({ peers }) => one(peers?.narrow),
   ),
   gauge(
