@@ -17,6 +17,7 @@ import {
   readdirSync,
   readFileSync,
   rmSync,
+  writeFileSync,
 } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
@@ -183,6 +184,11 @@ export interface Lab {
   readonly folder: string
   /** Returns a command prefix that a user can type in front of a command to run it in this namespace of the lab. */
   enter(namespace: string): string
+  /**
+   * Names a network namespace that another program made, such as a container runtime, so that the lab can run commands in it. `path` is the
+   * namespace's file. The lab removes the name when it is closed.
+   */
+  adopt(name: string, path: string): Promise<Place>
   /** Makes a folder in the lab and mounts a tmpfs with a limited size, such as '1m', on it. Returns the folder's path. */
   mountMemory(name: string, size: string): Promise<string>
   /** Returns a text that helps to explain a failure: each host's links, addresses and routes, and the end of each daemon's log. */
@@ -443,6 +449,14 @@ export async function createLab({
         process.env['WEFT_UNPRIVILEGED']
           ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ip netns exec ${namespace}`
           : `ip netns exec ${namespace}`,
+      async adopt(name, path) {
+        const namespace = `${id}-${name}`
+        const file = join(NAMESPACE_FOLDER, namespace)
+        writeFileSync(file, '')
+        namespaces.push(namespace)
+        await output(['mount', '--bind', path, file])
+        return placeOf(namespace)
+      },
       async mountMemory(name, size) {
         const point = join(folder, name)
         mkdirSync(point)
