@@ -11,6 +11,7 @@ import { spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import {
   chmodSync,
+  cpSync,
   existsSync,
   mkdirSync,
   mkdtempSync,
@@ -245,6 +246,13 @@ async function programs(kubernetes) {
   }
   sources.flanneld = existsSync(FLANNELD) ? `the cache: ${FLANNELD}` : `the Go module ${FLANNEL} ${FLANNEL_VERSION}`
   await flanneld()
+  const manifests = join(cache, `flannel-${FLANNEL_VERSION}`)
+  if (!existsSync(manifests)) {
+    cpSync(downloadOf({ module: FLANNEL, version: FLANNEL_VERSION }, cache).Dir, `${manifests}.part`, {
+      recursive: true,
+    })
+    renameSync(`${manifests}.part`, manifests)
+  }
   progress.end()
   const folder = join(cache, `cluster-${kubernetes}`)
   rmSync(folder, { recursive: true, force: true })
@@ -253,6 +261,7 @@ async function programs(kubernetes) {
     for (const name of Object.keys(set.programs))
       symlinkSync(join('..', basename(cached(name, set))), join(folder, name))
   symlinkSync(join('..', basename(FLANNELD)), join(folder, 'flanneld'))
+  symlinkSync(join('..', basename(manifests)), join(folder, 'flannel-source'))
   const lines = Object.entries(sources).map(([name, source]) => `${name}: ${source}`)
   writeFileSync(join(folder, 'SOURCES'), `${lines.join('\n')}\n`)
   process.stderr.write(`${lines.join('\n')}\n`)

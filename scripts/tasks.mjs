@@ -133,7 +133,11 @@ export const TASKS = {
     setup: ['test', 'cluster'],
     makesHosts: true,
     env: { ...STRICT, WEFT_CLUSTER: '1' },
-    made: { WEFT_CLUSTER_PROGRAMS: 'scripts/cluster-programs.mjs', WEFT_CLUSTER_IMAGE: 'scripts/cluster-image.mjs' },
+    made: {
+      WEFT_CLUSTER_PROGRAMS: 'scripts/cluster-programs.mjs',
+      WEFT_CLUSTER_IMAGE: 'scripts/cluster-image.mjs',
+      WEFT_HELM: 'scripts/helm.mjs',
+    },
     commands: [vitest('--project', 'cluster')],
   },
   'test:mutants': {

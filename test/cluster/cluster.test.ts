@@ -13,11 +13,9 @@ import { iperfServer, reach } from '../../lab/measure.ts'
 import {
   corednsObjects,
   FLANNEL_IMAGES,
-  isReady,
   nodesAre,
   PODS,
   startCluster,
-  TEST_IMAGE,
   webObjects,
   type KubeCluster,
   type PodObject,
@@ -25,11 +23,13 @@ import {
 import type { KubeNode } from '../support/kube-node.ts'
 import { soon } from '../support/kubelet.ts'
 import { printStep } from '../support/long-step.ts'
+import { manualLines } from '../support/manual.ts'
 import { HOSTS, needs, NODE } from '../support/needs.ts'
 import { pinging } from '../support/pinging.ts'
 
 const MINUTE = 60_000
 const PROGRAMS = process.env['WEFT_CLUSTER_PROGRAMS'] ?? ''
+const HELM = process.env['WEFT_HELM'] ?? ''
 const IMAGE_ARCHIVE = process.env['WEFT_CLUSTER_IMAGE'] ?? ''
 const { version } = JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }
 const publisher = JSON.parse(readFileSync(join(packageRoot, 'scripts/release/publisher.json'), 'utf8')) as {
@@ -320,6 +320,155 @@ describe('a node', { timeout: 15 * MINUTE }, () => {
   })
 })
 
-void isReady
-void FLANNEL_IMAGES
-void TEST_IMAGE
+describe('IPv6', { timeout: 10 * MINUTE }, () => {
+  it('is added to the network, and new pods reach each other over both families', async () => {
+    await setBackend({ Type: 'vxlan' }, { EnableIPv6: true, IPv6Network: PODS.ipv6 })
+    for (const node of cluster.nodes) {
+      const { spec, metadata } = await nodeObject(node)
+      expect(spec.podCIDRs).toHaveLength(2)
+      expect(subnetEnv(node)['FLANNEL_IPV6_SUBNET']?.replace(/::1\/64$/, '::/64')).toBe(spec.podCIDRs![1])
+      expect(metadata.annotations[`${P}/public-ipv6`]).toBe(node.host.ipv6)
+    }
+    await cluster.sh('kubectl delete pod -l app=web')
+    const pods = await webPods()
+    const places = await Promise.all(pods.map((pod) => cluster.enter(pod)))
+    for (const from of places)
+      for (const to of places)
+        if (from !== to) {
+          expect(to.ipv6).toMatch(/^fd00:244:/)
+          await reach(from.namespace, to.ipv6!)
+          await reach(from.namespace, to.address)
+        }
+    await everythingTalks()
+  })
+})
+
+/** The devices of weft and flannel, and the chains of their firewall rules, on a node. */
+async function leftOn(node: KubeNode) {
+  const devices = (await node.host.output(['ip', '-br', 'link'])).match(/^flannel[\w.-]*/gm) ?? []
+  const rules = await node.host.output(['sh', '-c', 'iptables-save; ip6tables-save; nft list tables'])
+  return { devices, chains: [...new Set(rules.match(/FLANNEL-\w+|flannel\S*/g))] }
+}
+
+describe('weft, removed as docs/kubernetes.md says,', { timeout: 10 * MINUTE }, () => {
+  it('leaves no device and no rule after weft cleanup', async () => {
+    await cluster.sh('kubectl delete -k deploy/kubernetes --timeout=5m')
+    for (const node of cluster.nodes) expect((await leftOn(node)).chains).toContain('FLANNEL-POSTRTG')
+    for (const node of cluster.nodes) {
+      await cluster.sh(
+        `kubectl debug node/$NODE --profile=sysadmin --image=$IMAGE -- weft cleanup -f /host/run/flannel/subnet.env`,
+        { NODE: node.name, IMAGE },
+      )
+    }
+    await soon(async () => {
+      const { items } = await cluster.get<{ items: { status: { phase: string } }[] }>(
+        ...'pods -n default -l app.kubernetes.io/managed-by=kubectl-debug'.split(' '),
+      )
+      expect(items.map(({ status }) => status.phase)).toEqual(['Succeeded', 'Succeeded', 'Succeeded'])
+    })
+    for (const node of cluster.nodes) expect(await leftOn(node)).toEqual({ devices: [], chains: [] })
+    await cluster.sh('kubectl delete pod -l app.kubernetes.io/managed-by=kubectl-debug')
+  })
+})
+
+describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
+  const [hold, replace, inspect, release, , back] = manualLines(
+    'docs/kubernetes/from-flannel.md',
+    '## From flannel to weft',
+    '## And back',
+  )
+  const images = async (): Promise<readonly (string | undefined)[]> =>
+    (await weftPods()).map(({ status }) => status.containerStatuses?.[0]?.image)
+
+  it('has flannel by its own manifest', async () => {
+    cpSync(join(PROGRAMS, 'flannel-source/Documentation/kube-flannel.yml'), join(cluster.work, 'kube-flannel.yml'))
+    await cluster.sh('kubectl apply -f kube-flannel.yml')
+    await rollout()
+    expect(await images()).toEqual(Array(3).fill(FLANNEL_IMAGES.flannel))
+    await everythingTalks()
+  })
+
+  it('moves to weft a node at a time and loses no packet', async () => {
+    const before = await subnets()
+    const published = await Promise.all(cluster.nodes.map(nodeObject))
+    const { lost, errors, sent } = await whilePinging(async () => {
+      await cluster.sh(hold!, { IMAGE })
+      for (const node of cluster.nodes) {
+        await cluster.sh(replace!, { NODE: node.name })
+        expect(await cluster.sh(inspect!, { NODE: node.name })).toContain(node.host.address)
+        await everythingTalks()
+      }
+    })
+    report(`from flannel to weft: ${lost} of ${sent} pings lost`)
+    expect({ lost, errors }).toEqual(NO_PACKET_LOST)
+    expect(await images()).toEqual(Array(3).fill(IMAGE))
+    expect(await subnets()).toEqual(before)
+    const now = await Promise.all(cluster.nodes.map(nodeObject))
+    expect(now.map(({ metadata }) => metadata.annotations)).toEqual(
+      published.map(({ metadata }) => metadata.annotations),
+    )
+  })
+
+  it('takes the manifest of weft although its selector differs', async () => {
+    const { lost, errors } = await whilePinging(async () => {
+      await cluster.sh(release!)
+      await rollout()
+      await expect(cluster.sh('kubectl apply -k deploy/kubernetes')).rejects.toThrow(/field is immutable/)
+      const old = (await weftPods()).map(({ metadata }) => metadata.name)
+      await cluster.sh('kubectl -n kube-flannel delete daemonset kube-flannel-ds --cascade=orphan')
+      await cluster.sh('kubectl apply -k deploy/kubernetes')
+      await rollout()
+      for (const name of old) await cluster.sh(`kubectl -n kube-flannel delete pod ${name}`)
+      await weftPods()
+    })
+    expect({ lost, errors }).toEqual(NO_PACKET_LOST)
+    await everythingTalks()
+  })
+
+  it('moves back to flannel a node at a time', async () => {
+    const before = await subnets()
+    await cluster.sh('kubectl -n kube-flannel delete daemonset kube-flannel-ds --cascade=orphan')
+    await cluster.sh(back!)
+    for (const node of cluster.nodes) {
+      await cluster.sh(replace!, { NODE: node.name })
+      await everythingTalks()
+    }
+    expect(await images()).toEqual(Array(3).fill(FLANNEL_IMAGES.flannel))
+    expect(await subnets()).toEqual(before)
+    await cluster.sh('kubectl delete -f kube-flannel.yml --timeout=5m')
+  })
+})
+
+describe('weft by its chart', { timeout: 10 * MINUTE }, () => {
+  const helm = (words: string): Promise<string> =>
+    cluster.sh(`$HELM ${words}`, {
+      HELM,
+      HELM_CACHE_HOME: cluster.work,
+      HELM_CONFIG_HOME: cluster.work,
+      HELM_DATA_HOME: cluster.work,
+    })
+  const chart = join(packageRoot, 'deploy/charts/weft')
+
+  it('is installed as docs/kubernetes.md says', async () => {
+    await cluster.sh('kubectl create namespace kube-flannel')
+    await cluster.sh('kubectl label namespace kube-flannel pod-security.kubernetes.io/enforce=privileged')
+    await helm(
+      `install flannel ${chart} --namespace kube-flannel --set podCidr=${PODS.ipv4}` +
+        ` --set flannel.image.repository=${publisher.image} --set flannel.backend=udp`,
+    )
+    await rollout()
+    await weftPods()
+    await everythingTalks()
+  })
+
+  it('is upgraded without a lost packet, and uninstalled', async () => {
+    const { sent, lost, errors } = await whilePinging(async () => {
+      await helm(`upgrade flannel ${chart} --namespace kube-flannel --reuse-values --set flannel.image.tag=next`)
+      await rollout()
+    })
+    report(`helm upgrade: ${lost} of ${sent} pings lost`)
+    expect({ lost, errors }).toEqual(NO_PACKET_LOST)
+    await helm('uninstall flannel --namespace kube-flannel --wait')
+    expect(await cluster.pods(...WEFT)).toEqual([])
+  })
+})
