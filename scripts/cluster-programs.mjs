@@ -184,7 +184,7 @@ async function build(set, names) {
     const target = set.main ? '.' : join(set.module, set.programs[name])
     const flags = ['-mod=mod', '-trimpath', '-buildvcs=false', `-ldflags=-s -w ${set.ldflags ?? ''}`]
     const args = ['build', ...flags, ...(set.tags ? [`-tags=${set.tags}`] : []), '-o', join(work, name), target]
-    const code = await runAloud('nice', ['-n', '5', 'go', ...args], {
+    const code = await runAloud('go', args, {
       cwd: work,
       stdout: process.stderr,
       env: { ...process.env, CGO_ENABLED: set.needsC ? '1' : '0' },
