@@ -169,8 +169,8 @@ function downloadOf({ module, version }, cwd) {
 }
 
 /**
- * Builds the programs of a set, and puts them into the cache. All of them are built by one command, because they share most of their
- * packages.
+ * Builds the programs of a set one after another, and puts each into the cache of weft. Go's own cache keeps the packages that the programs
+ * share.
  * @param {GoSet} set
  * @param {readonly string[]} names
  */

@@ -14,11 +14,10 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { join } from 'node:path'
-import { ended, execute, output } from '../../lab/command.ts'
+import { ended, output } from '../../lab/command.ts'
 import { createLab, EVENT_MS, SWITCH_ADDRESS, type Lab, type Pod } from '../../lab/lab.ts'
 import { imageBase } from '../../scripts/release/image-base.mjs'
 import { ARCHITECTURES } from '../../scripts/release/inputs.mjs'
-import { eventually } from './event.ts'
 import { writeImage, writePause } from './image-archive.ts'
 import { createKubeNode, type KubeNode, type ProxyMode } from './kube-node.ts'
 import { makeAuthority, type Authority, type Certificate } from './kube-pki.ts'
@@ -81,6 +80,8 @@ export interface KubeCluster {
   enter(pod: PodObject): Promise<Pod>
   /** Returns the end of the logs of all programs, for the report of a failure. */
   logs(): string
+  /** Returns the state of the pods, the last events and the logs of weft's pods. */
+  describe(): Promise<string>
   close(): Promise<void>
 }
 
@@ -252,10 +253,11 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
         })
       }),
     async enter(pod) {
-      const known = places.get(pod.metadata.uid)
-      if (known) return known
       const node = nodes.find(({ name }) => name === pod.spec.nodeName)!
-      const place = await lab.adopt(`pod-${pod.metadata.uid.slice(0, 8)}`, await node.networkOf(pod.metadata.uid))
+      const file = await node.networkOf(pod.metadata.uid)
+      const known = places.get(file)
+      if (known) return known
+      const place = await lab.adopt(`pod${places.size}`, file)
       const addresses = (pod.status.podIPs ?? []).map(({ ip }) => ip)
       const ipv6 = addresses.find((address) => address.includes(':'))
       const entered = {
@@ -263,7 +265,7 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
         address: addresses.find((address) => !address.includes(':')) ?? '',
         ...(ipv6 === undefined ? {} : { ipv6 }),
       }
-      places.set(pod.metadata.uid, entered)
+      places.set(file, entered)
       return entered
     },
     logs() {
@@ -277,6 +279,13 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
         .filter(existsSync)
         .map((file) => `${file}:\n${endOf(file, 15)}`)
         .join('\n')
+    },
+    async describe() {
+      const show =
+        'kubectl get nodes,pods -A -o wide; kubectl get events -A --sort-by=.lastTimestamp | tail -25;' +
+        ' for each in $(kubectl -n kube-flannel get pods -o name); do echo "$each"; kubectl -n kube-flannel logs --all-containers --tail=25 "$each"; done'
+      const { stdout, stderr } = await lab.switch.run([...env(), 'sh', '-c', show], { timeoutMs: EVENT_MS })
+      return `${stdout}\n${stderr}`
     },
     async close() {
       for (const node of nodes) await node.close()
@@ -503,6 +512,3 @@ export const nodesAre = ({ get, nodes }: KubeCluster, isReadyNode: boolean): Pro
       if ((ready?.status === 'True') !== isReadyNode) throw new Error(`${name}: ${ready?.message}`)
     }
   })
-
-void execute
-void eventually

@@ -4,7 +4,7 @@
 // paths have their usual names. All of its processes end when the first one ends, as at a power failure.
 
 import { spawn, type ChildProcess } from 'node:child_process'
-import { appendFileSync, copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { appendFileSync, copyFileSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { ended, execute, output, type Finished } from '../../lab/command.ts'
 import type { Host } from '../../lab/lab.ts'
@@ -80,12 +80,13 @@ trap '' CHLD
 echo booted
 exec sleep infinity`
 
-/** Removes what a power failure removes from a host's network: all devices except eth0, its routes, and the firewall rules. */
+/** Removes from a host's network all devices except eth0, the routes except the default route, and the firewall rules. */
 const FORGET = `
 for each in $(ip -br link | cut -d' ' -f1 | cut -d@ -f1 | grep -vx -e lo -e eth0); do ip link del "$each" 2>/dev/null; done
 nft flush ruleset
-ip -4 route flush proto boot dev eth0 scope global
-ip -6 route flush proto boot dev eth0
+for family in -4 -6; do
+  ip $family route show dev eth0 proto boot | grep -v '^default' | while read -r each; do ip $family route del $each dev eth0; done
+done
 true`
 
 export function createKubeNode(parts: NodeParts): KubeNode {
@@ -183,13 +184,16 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     tag: async (image, name) => void (await ctr('images', 'tag', image, name)),
     async networkOf(podUid) {
       const labels = `labels."io.kubernetes.pod.uid"==${podUid},labels."io.cri-containerd.kind"==sandbox`
-      const id = (await ctr('containers', 'list', '--quiet', labels)).trim()
-      const { Spec } = JSON.parse(await ctr('containers', 'info', id)) as {
-        Spec: { linux: { namespaces: { type: string; path?: string }[] } }
+      for (const id of (await ctr('containers', 'list', '--quiet', labels)).split('\n').filter(Boolean)) {
+        const { Spec } = JSON.parse(await ctr('containers', 'info', id)) as {
+          Spec: { linux: { namespaces: { type: string; path?: string }[] } }
+        }
+        const network = Spec.linux.namespaces.find(({ type }) => type === 'network')?.path ?? ''
+        const file = node.path(network.replace(/^\/var\/run\//, '/run/'))
+        // After a boot a pod may still have its earlier sandbox, whose namespace is gone.
+        if (network !== '' && existsSync(file)) return file
       }
-      const network = Spec.linux.namespaces.find(({ type }) => type === 'network')?.path
-      if (network === undefined) throw new Error(`the pod ${podUid} on ${name} has no network namespace`)
-      return node.path(network.replace(/^\/var\/run\//, '/run/'))
+      throw new Error(`the pod ${podUid} on ${name} has no network namespace`)
     },
     async close() {
       if (machine !== undefined) {
