@@ -11,6 +11,7 @@ import {
   lines,
   ours,
   own,
+  ownership,
   ready,
   refuseToOpen,
   restart,
@@ -99,6 +100,24 @@ describe('a lease that is new', () => {
     restart()
     start({}, undefined, { handover: { ...ALONE, isOnLoan: true } })
     await ended
+    expect(await keys()).toHaveLength(1)
+  })
+
+  it('is kept if a successor has connected before the data path or the rules fail', async () => {
+    refuseToOpen(new WeftError('PORT_IN_USE', 'a program took the port'))
+    start()
+    ownership.hasSuccessor = true
+    expect(await ended).toMatchObject({ message: 'Error registering network: a program took the port' })
+    expect(await keys()).toHaveLength(1)
+    store.remove(own())
+    refuseToOpen()
+    restart()
+    const raise = async () => {
+      ownership.hasSuccessor = true
+      throw new WeftError('COMMAND', 'no rules')
+    }
+    start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 1000 } })
+    expect(await ended).toMatchObject({ message: 'no rules' })
     expect(await keys()).toHaveLength(1)
   })
 })
