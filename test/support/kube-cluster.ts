@@ -99,7 +99,7 @@ const kubeconfig = (server: string, caFile: string, { cert, key }: Certificate):
   })
 
 /** Makes the images of the tests' pods, of CoreDNS, and of flannel. Returns their archives. */
-async function makeImages(programs: string, folder: string): Promise<string[]> {
+export async function makeImages(programs: string, folder: string): Promise<string[]> {
   mkdirSync(folder, { recursive: true })
   const layer = (name: string, files: Readonly<Record<string, string>>): string => {
     const tree = join(folder, `${name}-layer`)
@@ -112,9 +112,13 @@ async function makeImages(programs: string, folder: string): Promise<string[]> {
     return tree
   }
   const busybox = '/bin/busybox'
-  const tools = layer('tools', { 'bin/busybox': busybox })
-  for (const each of ['sh', 'cp', 'cat', 'ls', 'sleep', 'httpd', 'wget', 'nslookup', 'ping', 'hostname', 'mkdir', 'ip'])
-    symlinkSync('busybox', join(tools, 'bin', each))
+  const copying = layer('copying', { 'bin/busybox': busybox })
+  symlinkSync('busybox', join(copying, 'bin/cp'))
+  // The base has the programs of weft's and flannel's images: ip, iptables, nft, wg, and a busybox that can resolve names.
+  const base = imageBase(ARCHITECTURES.find(({ name }) => name === process.arch)!)
+  const web = join(folder, 'web-layer')
+  mkdirSync(join(web, 'usr/bin'), { recursive: true })
+  for (const each of ['httpd', 'wget', 'mkdir']) symlinkSync('busybox', join(web, 'usr/bin', each))
   const program = (name: string): string => join(programs, name)
   const image = (
     file: string,
@@ -124,19 +128,17 @@ async function makeImages(programs: string, folder: string): Promise<string[]> {
   ): Promise<string> =>
     writeImage(join(folder, file), { name, layers, entrypoint, env: ['PATH=/usr/sbin:/usr/bin:/sbin:/bin'] })
   const plugin = layer('plugin', { flannel: program('flannel-cni') })
-  // flannel's image has the programs that weft's image has: ip, iptables, nft and wg.
-  const base = imageBase(ARCHITECTURES.find(({ name }) => name === process.arch)!)
   const flannel = layer('flannel', {
     'opt/bin/flanneld': program('flanneld'),
     'opt/bin/install-conf': program('flannel-install-conf'),
   })
   return [
     await writePause(join(folder, 'pause')),
-    await image('test', TEST_IMAGE, [tools], ['/bin/sh']),
+    await image('test', TEST_IMAGE, [base, web], ['/bin/sh']),
     await image('coredns', COREDNS_IMAGE, [layer('coredns', { coredns: program('coredns') })], ['/coredns']),
     await image('flannel', FLANNEL_IMAGES.flannel, [base, flannel], ['/opt/bin/flanneld']),
     ...(await Promise.all(
-      FLANNEL_IMAGES.plugin.map((name, index) => image(`plugin${index}`, name, [tools, plugin], ['/flannel'])),
+      FLANNEL_IMAGES.plugin.map((name, index) => image(`plugin${index}`, name, [copying, plugin], ['/flannel'])),
     )),
   ]
 }
@@ -232,7 +234,7 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
     sh: (script, more) => lab.switch.output([...env(more), 'bash', '-ec', script], { timeoutMs: 10 * EVENT_MS }),
     kubectl,
     async apply(...objects) {
-      const text = objects.map((object) => JSON.stringify(object)).join('\n---\n')
+      const text = JSON.stringify({ apiVersion: 'v1', kind: 'List', items: objects })
       await lab.switch.output([...env(), 'kubectl', 'apply', '-f', '-'], { input: text, timeoutMs: EVENT_MS })
     },
     get: async <T>(...words: string[]) => JSON.parse(await kubectl('get', '-o', 'json', ...words)) as T,

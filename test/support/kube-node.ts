@@ -73,9 +73,12 @@ mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/lock
 mount --bind "$1/opt" /opt
 mount -t overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/etc-work" overlay /etc
+test -e "$1/booted" || rm -rf /etc/cni  # this machine's podman may have a network
+touch "$1/booted"
 mount -t overlay -o "lowerdir=/var,upperdir=$1/var,workdir=$1/var-work" overlay /var
 for each in lib/containerd lib/kubelet log; do mkdir -p "/var/$each"; mount --bind "$1/$each" "/var/$each"; done
 (cd "$1/settings" && find . -type f) | while read -r each; do mount --bind "$1/settings/$each" "/proc/sys/$each"; done
+echo '0 2147483647' > /proc/sys/net/ipv4/ping_group_range # systemd sets it, too
 trap '' CHLD
 echo booted
 exec sleep infinity`
