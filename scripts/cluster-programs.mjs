@@ -114,7 +114,7 @@ export function goSets(kubernetes) {
       version: 'v1.15.0',
       programs: { coredns: '.' },
       seconds: 120,
-      main: corednsMain(['cache', 'errors', 'health', 'kubernetes', 'loadbalance', 'loop', 'ready', 'reload']),
+      main: corednsMain(['cache', 'errors', 'health', 'kubernetes', 'loadbalance', 'ready', 'reload']),
     },
     {
       module: 'go.etcd.io/etcd/server/v3',

@@ -120,13 +120,19 @@ const report = (line: string): void => void process.stdout.write(`  ${line}\n`)
 const rollout = (): Promise<string> =>
   cluster.kubectl('-n', 'kube-flannel', 'rollout', 'status', 'daemonset/kube-flannel-ds', '--timeout=10m')
 
-/** Sets the backend as docs/change-the-backend.md says. */
+/** Sets the backend as docs/change-the-backend.md says, on all nodes together. */
 async function setBackend(backend: object, more: object = {}): Promise<void> {
   const config = JSON.stringify({ Network: PODS.ipv4, ...more, Backend: backend })
   const patch = JSON.stringify({ data: { 'net-conf.json': config } })
   await cluster.kubectl('-n', 'kube-flannel', 'patch', 'configmap', 'kube-flannel-cfg', '--patch', patch)
+  const setSurge = (maxSurge: number): Promise<string> => {
+    const spec = JSON.stringify({ spec: { updateStrategy: { rollingUpdate: { maxSurge } } } })
+    return cluster.kubectl('-n', 'kube-flannel', 'patch', 'daemonset', 'kube-flannel-ds', '--patch', spec)
+  }
+  await setSurge(cluster.nodes.length)
   await cluster.kubectl('-n', 'kube-flannel', 'rollout', 'restart', 'daemonset/kube-flannel-ds')
   await rollout()
+  await setSurge(1)
   await weftPods()
 }
 
@@ -144,7 +150,9 @@ beforeAll(async () => {
   await cluster.apply(...corednsObjects(), ...webObjects())
 }, 30 * MINUTE)
 afterEach(async ({ task }) => {
-  if (task.result?.state === 'fail') process.stdout.write(`${await cluster?.describe()}\n${cluster?.logs()}\n`)
+  if (task.result?.state !== 'fail') return
+  const errors = task.result.errors?.map(({ message }) => message).join('\n')
+  process.stdout.write(`${errors}\n${await cluster?.describe()}\n${cluster?.logs()}\n`)
 })
 afterAll(async () => await cluster?.close(), 5 * MINUTE)
 
@@ -175,7 +183,7 @@ describe('weft by its manifest', { timeout: 10 * MINUTE }, () => {
   it('lets pods, Services and DNS work', async () => {
     await cluster.kubectl('-n', 'kube-system', 'rollout', 'status', 'deployment/coredns', '--timeout=5m')
     await everythingTalks()
-    for (const pod of await weftPods()) expect(await weft(pod, 'status')).toMatch(/working/)
+    for (const pod of await weftPods()) await soon(async () => expect(await weft(pod, 'status')).toMatch(/working/))
   })
 })
 

@@ -403,7 +403,7 @@ export function corednsObjects(): object[] {
   const metadata = { name: 'coredns', namespace: 'kube-system' }
   const labels = { 'k8s-app': 'kube-dns' }
   const corefile =
-    '.:53 {\n errors\n health\n ready\n kubernetes cluster.local in-addr.arpa ip6.arpa\n cache 5\n loop\n reload\n loadbalance\n}\n'
+    '.:53 {\n errors\n health\n ready\n kubernetes cluster.local in-addr.arpa ip6.arpa\n cache 5\n reload\n loadbalance\n}\n'
   const read = ['list', 'watch']
   return [
     { apiVersion: 'v1', kind: 'ServiceAccount', metadata },
