@@ -138,7 +138,7 @@ async function setBackend(backend: object, more: object = {}): Promise<void> {
 
 beforeAll(async () => {
   if (lacks !== undefined) return
-  expect(PROGRAMS, 'WEFT_CLUSTER_PROGRAMS; `npm run test:cluster` sets it').not.toBe('')
+  if (PROGRAMS === '') throw new Error('WEFT_CLUSTER_PROGRAMS is not set; run `npm run test:cluster`')
   printStep('a cluster of three nodes')
   cluster = await startCluster({
     programs: PROGRAMS,

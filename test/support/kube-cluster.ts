@@ -224,10 +224,10 @@ export async function startCluster({ programs, images, proxies }: ClusterOptions
     nodes,
     work,
     versions: [
-      `${(await output([program('kubelet'), '--version'])).trim()}`,
-      `${(await output([program('containerd'), '--version'])).trim()}`,
-      `${(await output([program('runc'), '--version'])).split('\n')[0]}`,
-      `${(await output([program('etcd'), '--version'])).split('\n')[0]}`,
+      (await output([program('kubelet'), '--version'])).trim(),
+      (await output([program('containerd'), '--version'])).trim(),
+      (await output([program('runc'), '--version'])).split('\n')[0],
+      (await output([program('etcd'), '--version'])).split('\n')[0],
     ].join(', '),
     api: servers.api,
     manager: servers.manager,
@@ -503,13 +503,12 @@ export function webObjects(): object[] {
 }
 
 /** Waits until the condition of each node is as given. */
-export const nodesAre = ({ get, nodes }: KubeCluster, isReadyNode: boolean): Promise<void> =>
+export const nodesAre = (cluster: KubeCluster, isReadyNode: boolean): Promise<void> =>
   soon(async () => {
-    for (const { name } of nodes) {
-      const { status } = await get<{ status: { conditions: { type: string; status: string; message: string }[] } }>(
-        'node',
-        name,
-      )
+    for (const { name } of cluster.nodes) {
+      const { status } = await cluster.get<{
+        status: { conditions: { type: string; status: string; message: string }[] }
+      }>('node', name)
       const ready = status.conditions.find(({ type }) => type === 'Ready')
       if ((ready?.status === 'True') !== isReadyNode) throw new Error(`${name}: ${ready?.message}`)
     }

@@ -29,7 +29,7 @@ export interface KubeNode {
   /** Imports images into containerd. */
   load(archives: readonly string[]): Promise<void>
   /** Gives an image another name. */
-  tag(image: string, name: string): Promise<void>
+  tag(image: string, other: string): Promise<void>
   /** Returns the file of a pod's network namespace, as this machine sees it. */
   networkOf(podUid: string): Promise<string>
   close(): Promise<void>
@@ -104,7 +104,6 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     mkdirSync(join(at('settings'), setting, '..'), { recursive: true })
     writeFileSync(join(at('settings'), setting), `${value}\n`)
   }
-  const cgroup = `/${host.namespace}`
   writeFileSync(at('containerd.toml'), containerdConfig(programs))
   writeFileSync(at('kubelet.json'), JSON.stringify(kubeletConfig(parts)))
   writeFileSync(at('proxy.json'), JSON.stringify(proxyConfig(parts)))
@@ -136,6 +135,16 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     output([...enter(), program('ctr'), '--address', CONTAINERD, '--namespace', 'k8s.io', ...words], {
       timeoutMs: 600_000,
     })
+  /** Kills all processes, and removes the containers' cgroups, which the kernel keeps. */
+  async function end(): Promise<void> {
+    if (machine === undefined) return
+    const containers = (await ctr('containers', 'list', '--quiet').catch(() => '')).split('\n').filter(Boolean)
+    process.kill(first, 'SIGKILL')
+    await ended(machine)
+    machine = undefined
+    const script = 'for each; do rmdir /sys/fs/cgroup/*/k8s.io/"$each" /sys/fs/cgroup/k8s.io/"$each"; done 2>/dev/null'
+    await execute(['sh', '-c', script, 'sh', ...containers])
+  }
   const node: KubeNode = {
     name,
     host,
@@ -165,17 +174,12 @@ export function createKubeNode(parts: NodeParts): KubeNode {
         name,
         '--node-ip',
         parts.nodeIp,
-        '--cgroup-root',
-        cgroup,
         '--v',
         '2',
       ])
     },
     async powerOff() {
-      if (machine === undefined) return
-      process.kill(first, 'SIGKILL')
-      await ended(machine)
-      machine = undefined
+      await end()
       await host.output(['sh', '-c', FORGET])
     },
     run: (command) => execute([...enter(), ...command]),
@@ -184,7 +188,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
     async load(archives) {
       for (const archive of archives) await ctr('images', 'import', archive)
     },
-    tag: async (image, name) => void (await ctr('images', 'tag', image, name)),
+    tag: async (image, other) => void (await ctr('images', 'tag', image, other)),
     async networkOf(podUid) {
       const labels = `labels."io.kubernetes.pod.uid"==${podUid},labels."io.cri-containerd.kind"==sandbox`
       for (const id of (await ctr('containers', 'list', '--quiet', labels)).split('\n').filter(Boolean)) {
@@ -199,17 +203,7 @@ export function createKubeNode(parts: NodeParts): KubeNode {
       throw new Error(`the pod ${podUid} on ${name} has no network namespace`)
     },
     async close() {
-      if (machine !== undefined) {
-        process.kill(first, 'SIGKILL')
-        await ended(machine)
-        machine = undefined
-      }
-      // The kernel keeps the cgroups of containers that were killed.
-      await execute([
-        'sh',
-        '-c',
-        `find /sys/fs/cgroup/*${cgroup} /sys/fs/cgroup${cgroup} -depth -type d -exec rmdir {} + 2>&1`,
-      ])
+      await end()
       rmSync(folder, { recursive: true, force: true })
     },
   }
