@@ -125,14 +125,14 @@ async function setBackend(backend: object, more: object = {}): Promise<void> {
   const config = JSON.stringify({ Network: PODS.ipv4, ...more, Backend: backend })
   const patch = JSON.stringify({ data: { 'net-conf.json': config } })
   await cluster.kubectl('-n', 'kube-flannel', 'patch', 'configmap', 'kube-flannel-cfg', '--patch', patch)
-  const setSurge = (maxSurge: number): Promise<string> => {
-    const spec = JSON.stringify({ spec: { updateStrategy: { rollingUpdate: { maxSurge } } } })
+  const update = (maxSurge: number, maxUnavailable: number): Promise<string> => {
+    const spec = JSON.stringify({ spec: { updateStrategy: { rollingUpdate: { maxSurge, maxUnavailable } } } })
     return cluster.kubectl('-n', 'kube-flannel', 'patch', 'daemonset', 'kube-flannel-ds', '--patch', spec)
   }
-  await setSurge(cluster.nodes.length)
+  await update(0, cluster.nodes.length)
   await cluster.kubectl('-n', 'kube-flannel', 'rollout', 'restart', 'daemonset/kube-flannel-ds')
   await rollout()
-  await setSurge(1)
+  await update(1, 0)
   await weftPods()
 }
 
