@@ -373,6 +373,7 @@ async function controlPlane({ lab, authority, server, kubectl, config }: PlanePa
         'service-cluster-ip-range': SERVICES,
         'authorization-mode': 'Node,RBAC',
         'enable-admission-plugins': 'NodeRestriction',
+        'allow-privileged': 'true', // as kubeadm sets it; `kubectl debug --profile=sysadmin` needs it
         'shutdown-delay-duration': '0s',
       }),
       async () => {
