@@ -445,6 +445,7 @@ describe('a cluster with flannel', { timeout: 20 * MINUTE }, () => {
     }
     expect(await images()).toEqual(Array(3).fill(FLANNEL_IMAGES.flannel))
     expect(await subnets()).toEqual(before)
+    await cluster.sh('kubectl -n default delete role/flannel-events rolebinding/flannel-events')
     await cluster.sh('kubectl delete -f kube-flannel.yml --timeout=5m')
   })
 })
