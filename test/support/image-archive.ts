@@ -5,7 +5,7 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { output } from '../../lab/command.ts'
 
-export interface ImageContents {
+interface ImageContents {
   /** The name with a tag, such as `localhost/pause:1`. */
   readonly name: string
   /** The folders with the files of the layers; a later layer covers earlier ones. */

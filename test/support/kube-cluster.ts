@@ -27,9 +27,9 @@ import { soon } from './kubelet.ts'
 export const PODS = { ipv4: '10.244.0.0/16', ipv6: 'fd00:244::/56' } as const
 const SERVICES = '10.96.0.0/16,fd00:96::/112'
 const API_SERVICE = '10.96.0.1'
-export const DNS_SERVICE = '10.96.0.10'
+const DNS_SERVICE = '10.96.0.10'
 const API = `https://${SWITCH_ADDRESS}:6443`
-export const TEST_IMAGE = 'localhost/test:1'
+const TEST_IMAGE = 'localhost/test:1'
 const COREDNS_IMAGE = 'localhost/coredns:1'
 
 /** The names of the images in flannel's and in weft's manifests. */
@@ -85,7 +85,7 @@ export interface KubeCluster {
   close(): Promise<void>
 }
 
-export const isReady = ({ status }: PodObject): boolean =>
+const isReady = ({ status }: PodObject): boolean =>
   status.conditions?.some(({ type, status: is }) => type === 'Ready' && is === 'True') ?? false
 
 const kubeconfig = (server: string, caFile: string, { cert, key }: Certificate): string =>
@@ -99,7 +99,7 @@ const kubeconfig = (server: string, caFile: string, { cert, key }: Certificate):
   })
 
 /** Makes the images of the tests' pods, of CoreDNS, and of flannel. Returns their archives. */
-export async function makeImages(programs: string, folder: string): Promise<string[]> {
+async function makeImages(programs: string, folder: string): Promise<string[]> {
   mkdirSync(folder, { recursive: true })
   const layer = (name: string, files: Readonly<Record<string, string>>): string => {
     const tree = join(folder, `${name}-layer`)

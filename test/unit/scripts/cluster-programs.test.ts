@@ -1,4 +1,4 @@
-// cluster-programs.test.ts - how the programs of a cluster are had: the go.mod of a build, and a release server's files with their checksums.
+// cluster-programs.test.ts - where the programs of a cluster come from: the go.mod of a build, and a release server with checksums.
 
 import { createHash } from 'node:crypto'
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, statSync } from 'node:fs'
