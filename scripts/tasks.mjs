@@ -131,7 +131,6 @@ export const TASKS = {
   },
   'test:cluster': {
     setup: ['test', 'cluster'],
-    makesHosts: true,
     env: { ...STRICT, WEFT_CLUSTER: '1' },
     made: {
       WEFT_CLUSTER_PROGRAMS: 'scripts/cluster-programs.mjs',
