@@ -1,5 +1,5 @@
-// cases.ts - defines the measurements (cases) that compare paths between two hosts. A case takes one sample on one path; measure.ts repeats
-// the cases and interleaves the paths.
+// cases.ts - defines the measurements (cases) that compare paths between two hosts. A case takes one sample on one
+// path; measure.ts repeats the cases and alternates between the paths.
 
 import { readFileSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -25,8 +25,9 @@ export interface Case {
 const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
 /**
- * Returns a function that returns how many CPU seconds this machine has been busy since `busyClock` was called. Idle time, waiting for I/O
- * and steal time do not count as busy (proc_stat(5)); in steal time other virtual machines used the CPU.
+ * Returns a function that returns how many CPU seconds this machine has been busy since `busyClock` was called. Idle
+ * time, waiting for I/O and steal time do not count as busy (proc_stat(5)); in steal time other virtual machines used
+ * the CPU.
  */
 function busyClock(): () => number {
   const idleSeconds = (): number => {
@@ -39,7 +40,10 @@ function busyClock(): () => number {
   return () => Math.max(0, ((performance.now() - start) / 1000) * cores - (idleSeconds() - idle))
 }
 
-/** Returns the name of the TCP congestion control for the cases: BBR if the kernel has loaded it, else the system's default. */
+/**
+ * Returns the name of the TCP congestion control for the cases: BBR if the kernel has loaded it, else the system's
+ * default.
+ */
 function usual(): string {
   const folder = '/proc/sys/net/ipv4'
   const hasBbr = system(`${folder}/tcp_available_congestion_control`).split(' ').includes('bbr')
@@ -68,7 +72,8 @@ interface UdpTrial extends Trial {
   /** The CPU time that the whole machine spent per received datagram, in microseconds. */
   readonly cpu: number
   /**
-   * The part of `cpu` that the sending and the receiving program used, in %. It includes the time in the kernel's system calls for them.
+   * The part of `cpu` that the sending and the receiving program used, in %, including the time in the kernel's system
+   * calls for them.
    */
   readonly ends: number
 }
@@ -77,8 +82,8 @@ interface UdpTrial extends Trial {
 type Receiver = 'udp' | 'udp-polled'
 
 /**
- * Sends datagrams of `bytes` bytes for `seconds` seconds and counts them. `rate` is in datagrams per second; 0 means as fast as the sender
- * can.
+ * Sends datagrams of `bytes` bytes for `seconds` seconds and counts them. `rate` is in datagrams per second; 0 means as
+ * fast as the sender can.
  */
 async function udp(to: Receiver, path: Path, bytes: number, seconds: number, rate: number): Promise<UdpTrial> {
   const busy = busyClock()
@@ -187,15 +192,18 @@ const pingIdle: Case = {
 }
 
 /**
- * Settings of samples that are taken during a bulk TCP transfer: the duration, the interval of pings, and the delay from the start of the
- * transfer to the start of the sample. All are in seconds.
+ * Settings of samples that are taken during a bulk TCP transfer: the duration, the interval of pings, and the delay
+ * from the start of the transfer to the start of the sample, all in seconds.
  */
 const LOADED = { seconds: 3, pingIntervalS: 0.0015, startS: 0.3 }
 const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 
 const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
 
-/** Takes a sample during a bulk TCP transfer over the same path. Returns the sample and the throughput of the transfer in Gbit/s. */
+/**
+ * Takes a sample during a bulk TCP transfer over the same path. Returns the sample and the throughput of the transfer
+ * in Gbit/s.
+ */
 async function beside<Sample>(
   { iperf }: Path,
   streams: number,

@@ -1,9 +1,10 @@
-// chart.ts - draws a benchmark result as an SVG chart, which shows how many times faster a path is than the reference paths. This file does
-// no I/O.
+// chart.ts - draws a benchmark result as an SVG chart, which shows how many times faster a path is than the reference
+// paths. Does no I/O.
 //
-// Bars start at 1 x (equally fast) on a logarithmic axis, so a path that is twice as fast and one that is half as fast have equally long
-// bars. A bar to the right means that the path is faster; ratios of latencies are inverted for this. A thin line on a bar shows the
-// confidence interval of the median. The colours follow the light or dark scheme of the reader's browser.
+// Bars start at 1 x (equally fast) on a logarithmic axis, so the bar of a path that is twice as fast is as long as that
+// of a path that is half as fast. A bar to the right means that the path is faster; for this the chart inverts ratios
+// of latencies. A thin line on a bar shows the confidence interval of the median. The colours follow the light or dark
+// scheme of the reader's browser.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, interval, ratios, type Part, type Series } from './result.ts'
@@ -14,7 +15,9 @@ interface Chart {
   readonly path: string
   /** The rows of the chart from top to bottom. Each row is a measurement, as `case metric`. */
   readonly rows: readonly string[]
-  /** The panels of the chart: for each, the path that the ratios refer to, and its name in the chart. */
+  /**
+   * The panels of the chart: for each panel, the path that the ratios refer to, and the name of this path in the chart.
+   */
   readonly references: readonly (readonly [path: string, words: string])[]
 }
 
@@ -29,7 +32,10 @@ const ROW = 34
 const VALUE_SPACE = 38
 const COLOURS = ['#3b7dd8', '#e08a1e']
 const TICKS = [-3, -2, -1, 0, 1, 2].flatMap((decade) => [1, 2, 5].map((digit) => Number(`${digit}e${decade}`)))
-/** The minimum distance between the axis ticks 1 and 2, in pixels. If they are closer, only powers of ten get ticks. */
+/**
+ * The minimum distance between the axis ticks 1 and 2, in pixels. If these ticks would be closer, only powers of ten
+ * get ticks.
+ */
 const TICK_SPACE = 27
 
 const STYLE = `text{font:12px system-ui,sans-serif;fill:#24292f}
@@ -51,8 +57,8 @@ const label = (value: number): string =>
   value >= 10 ? value.toFixed(0) : value.toFixed(value >= 1 ? 1 : value >= 0.095 ? 2 : 3)
 
 /**
- * Returns how many times better a path is than the path `reference`, with the confidence interval. Returns undefined if one of the two
- * paths was not measured.
+ * Returns how many times better a path is than the path `reference`, with the confidence interval. Returns undefined if
+ * one of the two paths was not measured.
  */
 function bar(series: Series | undefined, path: string, reference: string): Bar | undefined {
   const [of, to] = [series?.values[path], series?.values[reference]]

@@ -1,9 +1,9 @@
-// families.ts - `npm run bench -- families`: measures what a dual-stack network costs one of thousands of nodes, compared with an IPv4
-// network. The backend is the kernel's vxlan.
+// families.ts - `npm run bench -- families`: measures what a dual-stack network costs a node in a network of thousands
+// of nodes, compared with an IPv4 network. The backend is the kernel's vxlan.
 //
-// The other nodes exist only as files in a lease directory. Each round measures an IPv4 network and a dual-stack network. To count the
-// calls of `ip` and `bridge`, the daemon's PATH begins with a folder of programs with these names, which log the call and run the real
-// program.
+// All nodes but one exist only as files in a lease directory. Each round measures an IPv4 network and a dual-stack
+// network. To count the calls of `ip` and `bridge`, weftd's PATH begins with a folder of programs with these names,
+// which log the call and run the real program.
 
 import { chmodSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -45,8 +45,8 @@ const macOf = (first: string, number: number): string =>
     .join(':')
 
 /**
- * Returns the file name and the text of a node's lease. `changed` is the number of changes so far; each change gives the node another MAC
- * address.
+ * Returns the file name and the text of a node's lease. `changed` is the number of changes so far; each change gives
+ * the node another MAC address.
  */
 function lease(families: readonly Family[], number: number, changed = 0): readonly [key: string, text: string] {
   const [ipv4, ipv6] = [`10.${1 + (number >> 8)}.${number & 255}.0-24`, `fd00:5:0:${hex(0x1000 + number)}::-64`]
@@ -63,8 +63,8 @@ function lease(families: readonly Family[], number: number, changed = 0): readon
 }
 
 /**
- * Counts the log lines of a daemon that contain `text`, from this call on. `until(count)` resolves when the number of lines reaches
- * `count`.
+ * Counts the log lines of a weftd that contain `text`, from this call on. `until(count)` resolves when the number of
+ * lines reaches `count`.
  */
 export function countLines(daemon: Daemon, text: string): { readonly until: (count: number) => Promise<void> } {
   let number = 0
@@ -84,7 +84,10 @@ export function countLines(daemon: Daemon, text: string): { readonly until: (cou
   }
 }
 
-/** Makes a folder with programs named `ip` and `bridge`. Each appends its arguments to the file `calls` and then runs the real program. */
+/**
+ * Makes a folder with programs named `ip` and `bridge`. Each program appends its arguments to the file `calls` and then
+ * runs the real program.
+ */
 async function counting(folder: string): Promise<string> {
   mkdirSync(folder)
   for (const name of ['ip', 'bridge']) {
@@ -95,7 +98,9 @@ async function counting(folder: string): Promise<string> {
   return folder
 }
 
-/** Returns the CPU seconds that a process and its ended child processes have used (proc_pid_stat(5): utime to cstime). */
+/**
+ * Returns the CPU seconds that a process and its ended child processes have used (proc_pid_stat(5): utime to cstime).
+ */
 export function cpuSeconds(pid: number): number {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
   const fields = stat.slice(stat.lastIndexOf(')')).split(' ')
@@ -116,7 +121,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
     writeFileSync(join(leases, 'config'), JSON.stringify({ ...config, Backend: { Type: 'vxlan', DataPath: 'kernel' } }))
     const write = (number: number, changed = 0): void => {
       const [key, text] = lease(families, number, changed)
-      // Write a new file and rename it, as daemons do, so that readers never see an incomplete lease.
+      // Write a new file and rename it, as weftd does, so that readers never see an incomplete lease.
       writeFileSync(join(lab.folder, 'new'), text)
       renameSync(join(lab.folder, 'new'), join(subnets, key))
     }
@@ -134,7 +139,7 @@ async function sample(families: readonly Family[], nodes: number): Promise<Sampl
     const full = { start, cpu: cpuSeconds(pid), rss: rssMiB(pid) }
     const calls = readFileSync(join(folder, 'calls'), 'utf8').trim().split('\n')
     const ran = { commands: calls.length, batches: calls.filter((each) => /-force .*-batch/.test(each)).length }
-    // Remove the programs that count calls, because they would slow the changes that are timed next.
+    // Remove the programs that count calls, because they would slow down the changes that are timed next.
     for (const name of ['ip', 'bridge']) rmSync(join(folder, name))
     const times: number[] = []
     for (let change = 1; change <= CHANGES; change++) {

@@ -1,8 +1,8 @@
-// figures.ts - renders the figures of a benchmark result for README.md and bench/README.md: tables and lists between markers, and the
-// chart. This file does no I/O.
+// figures.ts - renders the numbers of a benchmark result for README.md and bench/README.md: tables and lists between
+// markers, and the chart. Does no I/O.
 //
-// A block is the text between `<!-- figures: NAME -->` and `<!-- end -->`. `npm run bench -- report` writes all blocks from the saved
-// result. A test fails if a block differs from that result, which prevents edits by hand.
+// A block is the text between `<!-- figures: NAME -->` and `<!-- end -->`. `npm run bench -- report` writes all blocks
+// from the saved result. A test fails if a block differs from that result, which prevents edits by hand.
 
 import { median } from '../lab/measure.ts'
 import { chart } from './chart.ts'
@@ -38,8 +38,8 @@ const SUMMARY: Summary = {
 }
 
 /**
- * The four figures in README.md: for each the part of the result, its case and metric, the name of the figure, and an
- * explanation.
+ * The four numbers that README.md shows. Each entry names a part of the benchmark result, a case and a metric in that
+ * part, the name of the number in README.md, and an explanation.
  */
 const FOUR = [
   {
@@ -101,7 +101,8 @@ export function figureBlocks(result: Result): Readonly<Record<string, string>> {
 }
 
 /**
- * Returns the text of a document with its blocks replaced. Throws a RangeError if the document has a block whose name is not in `blocks`.
+ * Returns the text of a document with its blocks replaced. Throws a RangeError if the document has a block whose name
+ * is not in `blocks`.
  */
 export function fillFigures(text: string, blocks: Readonly<Record<string, string>>): string {
   return text.replaceAll(

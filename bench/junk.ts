@@ -1,9 +1,9 @@
-// junk.ts - `npm run bench -- junk`: measures how much CPU time weftd spends on a flood of packets that it refuses, and how much the flood
-// delays weftd's other work.
+// junk.ts - `npm run bench -- junk`: measures how much CPU time weftd spends on a flood of packets that it refuses, and
+// how much the flood delays weftd's other work.
 //
-// A host without a lease sends datagrams at a fixed rate. weftd refuses each datagram, because its inner source address belongs to no peer.
-// The source port of a datagram decides which forwarding thread receives it, so the number of ports decides whether one thread or all
-// threads are loaded.
+// A host without a lease sends datagrams at a fixed rate. weftd refuses each datagram, because its inner source address
+// belongs to no peer. The source port of a datagram decides which forwarding thread receives it, so the number of ports
+// decides whether one thread or all threads are loaded.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
@@ -19,8 +19,8 @@ export const JUNK_SECONDS_A_ROUND = 25
 const SAMPLE_MS = 3_000
 const SETTLE_MS = 500
 /**
- * The rows of the result: for each the rate in datagrams per second, and the number of source ports, which spread the
- * datagrams over the same number of forwarding threads or fewer.
+ * The rows of the result: for each row the rate in datagrams per second, and the number of source ports, which spread
+ * the datagrams over at most as many forwarding threads.
  */
 const RATES = {
   'none, idle': [0, 8],
@@ -28,7 +28,10 @@ const RATES = {
   '100,000 to one lane': [100_000, 1],
   '100,000 to all': [100_000, 8],
 } as const
-/** The number of times that each sample forces weftd to renew its lease. After more renewals in a short time weftd delays the next ones. */
+/**
+ * The number of times that each sample forces weftd to renew its lease. After more renewals in a short time weftd
+ * delays further renewals.
+ */
 const RENEWALS = 3
 
 const METHOD =
@@ -46,8 +49,8 @@ const METRICS = {
 type Sample = Record<keyof typeof METRICS, number>
 
 /**
- * Returns the CPU time that a daemon has used since its start, in nanoseconds: that of its forwarding threads (`lanes`) and that of the
- * thread of Node.js (`node`). The source is schedstat of the kernel (sched-stats.rst).
+ * Returns the CPU time that a weftd has used since its start, in nanoseconds: that of its forwarding threads (`lanes`)
+ * and that of the thread of Node.js (`node`). The source is schedstat of the kernel (sched-stats.rst).
  */
 export function cpuOf({ process: { pid } }: Daemon): { readonly lanes: number; readonly node: number } {
   const tasks = `/proc/${pid}/task`

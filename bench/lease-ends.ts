@@ -1,9 +1,10 @@
-// lease-ends.ts - the sender and the receiver for bench/leases.ts. Each runs as a program in the network namespace of a host.
+// lease-ends.ts - the sender and the receiver for bench/leases.ts. Each runs as a program in the network namespace of a
+// host.
 //
-// `listen` takes the place of a daemon and receives the overlay's datagrams on UDP port 8285. It prints the arrival time of the first
-// packet for each inner subnet (/24). For each line on stdin it prints the longest pause between two packets so far. `send` reads lines
-// from stdin: `ADDRESS` makes it send a packet each millisecond to an inner address, and `-ADDRESS` stops that. Times are in ms of
-// CLOCK_MONOTONIC, which all network namespaces share.
+// `listen` takes the place of a weftd and receives the overlay's datagrams on UDP port 8285. It prints the arrival time
+// of the first packet for each inner subnet (/24). For each line on stdin it prints the longest pause between two
+// packets so far. `send` reads lines from stdin: `ADDRESS` makes it send a packet each millisecond to an inner address,
+// and `-ADDRESS` makes it stop. Times are in ms of CLOCK_MONOTONIC, which all network namespaces share.
 
 import { createSocket } from 'node:dgram'
 import { createInterface } from 'node:readline'

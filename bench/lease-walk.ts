@@ -1,8 +1,9 @@
-// lease-walk.ts - measures the CPU time that weftd's TypeScript code spends on one changed lease in a network of COUNT leases: from the
-// store's event until the engine gets the new peers. All loops that use peers run; the store, the engine and the kernel's commands are
-// replaced by stubs. `lease-walk.js COUNT` prints one line of JSON.
+// lease-walk.ts - measures the CPU time that weftd's TypeScript code spends on one changed lease in a network of COUNT
+// leases: from the store's event until the engine gets the new peers. All loops that use peers run; stubs replace the
+// store, the engine and the kernel's commands. `lease-walk.js COUNT` prints one line of JSON.
 //
-// The result is the CPU time of the process, including garbage collection, so other programs on the machine do not affect it.
+// The result is the CPU time of the process, including garbage collection, so other programs on the machine do not
+// affect it.
 
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -30,7 +31,10 @@ import { createUdpBackend } from '../src/path/backends/udp.ts'
 import type { Engine } from '../src/path/engine/engine.ts'
 
 const CHANGES = 60
-/** The load with frequent changes: its duration in seconds, and the number of leases that change in each second, one at a time. */
+/**
+ * The duration in seconds of the load with frequent changes. CHURNED_A_SECOND is the number of leases that change in
+ * each second, one at a time.
+ */
 const CHURN_S = 5
 const CHURNED_A_SECOND = 10
 const PREFIX_LENGTH = 28
@@ -61,7 +65,7 @@ function lease(index: number, publicIp: number): Lease {
 }
 const entryOf = (each: Lease): Entry => ({ key: each.key, lease: each })
 
-/** Returns a lease source that lists these leases, and a function that reports a change to the source's watchers. */
+/** Returns a lease source that lists `entries`, and a function that reports a change to the source's watchers. */
 function createSource(entries: readonly Entry[]) {
   const bell = createBell()
   const waiting: Change[] = []
@@ -85,7 +89,7 @@ function createSource(entries: readonly Entry[]) {
   }
 }
 
-/** A stub for running commands. It answers `ip -j` as a kernel without routes and devices does. */
+/** A stub for running commands, which answers `ip -j` as a kernel without routes and devices does. */
 const run: Run = async (_file, args) => (args.includes('-j') ? '[]' : '')
 
 async function openNode(count: number, onPeers: () => void, stopping: AbortController, folder: string) {

@@ -1,7 +1,8 @@
-// leases.ts - `npm run bench -- leases`: measures the time from a lease's change in a real etcd until weftd forwards packets accordingly.
+// leases.ts - `npm run bench -- leases`: measures the time from a lease's change in a real etcd until weftd forwards
+// packets accordingly.
 //
-// One host runs weftd and sends packets. A second host runs lease-ends.ts on the overlay's port in place of weftd, so any number of leases
-// may name the second host's address. The programs on both hosts use the same clock.
+// One host runs weftd and sends packets. A second host runs lease-ends.ts on the overlay's port in place of weftd, so
+// any number of leases may name the second host's address. The programs on the two hosts use the same clock.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
@@ -27,8 +28,8 @@ const DAEMONS = 50
 const CHURN_S = 20
 const CHURN_TICK_MS = 100
 /**
- * An address (RFC 5737) that no host has. When a lease is changed under load, its address alternates between NO_HOST and the address of the
- * receiving host.
+ * An address (RFC 5737) that no host has. When a lease is changed under load, its address alternates between NO_HOST
+ * and the address of the receiving host.
  */
 const NO_HOST = '198.51.100.1'
 const TXN_OPERATIONS = 128
@@ -56,8 +57,8 @@ const linesOf = (stream: Readable | null): Interface => createInterface({ input:
 
 interface Writer {
   /**
-   * Writes `count` leases that name this host address to etcd, beginning with lease number `from`. Resolves when etcd
-   * has stored all of them, with the time before the first write in ms of CLOCK_MONOTONIC.
+   * Writes `count` leases that name the host address `address` to etcd, beginning with lease number `from`. Resolves
+   * when etcd has stored all of them, with the time before the first write in ms of CLOCK_MONOTONIC.
    */
   put(from: number, count: number, address: string): Promise<number>
   close(): Promise<void>
@@ -87,7 +88,7 @@ async function openBed(hosts: number): Promise<Bed> {
   }
 }
 
-/** Runs this file with the argument `put` in the network namespace of the switch, from which etcd can be reached. */
+/** Runs leases.ts with the argument `put` in the network namespace of the switch, from which etcd can be reached. */
 async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Writer> {
   const program = join(packageRoot, 'dist/bench/leases.js')
   const child = spawn('ip', ['netns', 'exec', `${lab.id}-switch`, process.execPath, program, 'put', etcd.endpoint], {
@@ -114,8 +115,8 @@ async function openWriter({ lab, etcd }: Pick<Bed, 'lab' | 'etcd'>): Promise<Wri
 }
 
 /**
- * Reads lines `FROM COUNT ADDRESS` from stdin. For each line it writes these leases to etcd and prints the time before the first write, in
- * ms.
+ * Reads lines `FROM COUNT ADDRESS` from stdin. For each line writes these leases to etcd and prints the time before the
+ * first write, in ms.
  */
 async function putHere(endpoint: string): Promise<void> {
   const client = new Etcd3({ hosts: endpoint })
@@ -138,7 +139,10 @@ async function putHere(endpoint: string): Promise<void> {
 
 interface Ends {
   send(line: string): void
-  /** Resolves with the arrival time, in ms, of the first packet for an inner subnet such as `10.1.2` (its first three bytes). */
+  /**
+   * Resolves with the arrival time, in ms, of the first packet for an inner subnet such as `10.1.2` (its first three
+   * bytes).
+   */
   arrival(subnet: string): Promise<number>
   gap(): Promise<number>
 }
@@ -176,8 +180,8 @@ async function openEnds(from: Host, to: Host): Promise<Ends> {
 }
 
 /**
- * Writes `count` new leases to etcd one at a time, from number `from`. Returns the milliseconds from each write to the first packet that
- * was forwarded because of it.
+ * Writes `count` new leases to etcd one at a time, from number `from`. Returns the milliseconds from each write to the
+ * first packet that weftd forwarded because of the write.
  */
 async function changes(bed: Bed, ends: Ends, from: number, count: number, address: string): Promise<number[]> {
   const times: number[] = []
@@ -201,8 +205,8 @@ function percentile(values: readonly number[], part: number): number {
 }
 
 /**
- * Resolves when the daemon has logged `count` added peers. The result is the time in seconds since the daemon logged that it had opened the
- * store.
+ * Resolves when weftd has logged `count` added peers. The result is the time in seconds since weftd logged that it had
+ * opened the store.
  */
 function filled(daemon: Daemon, count: number): Promise<number> {
   return new Promise((resolve, reject) => {
@@ -217,8 +221,8 @@ function filled(daemon: Daemon, count: number): Promise<number> {
 }
 
 /**
- * Returns the CPU seconds that a daemon has used, without its forwarding threads, so mainly those of Node.js (proc_pid_stat(5): utime,
- * stime).
+ * Returns the CPU seconds that a weftd has used, without its forwarding threads, so mainly those of Node.js
+ * (proc_pid_stat(5): utime, stime).
  */
 function cpuSeconds({ process: { pid } }: Daemon): number {
   const threads = readdirSync(`/proc/${pid}/task`).map((task) => readFileSync(`/proc/${pid}/task/${task}/stat`, 'utf8'))
@@ -230,7 +234,8 @@ function cpuSeconds({ process: { pid } }: Daemon): number {
 }
 
 /**
- * Changes 1% of all leases per second. Meanwhile it writes new leases, numbered from `leases`, and measures the time until each is in use.
+ * Changes 1% of all leases per second. At the same time writes new leases, numbered from `leases`, and measures the
+ * time until each new lease is in use.
  */
 async function churn(bed: Bed, ends: Ends, daemon: Daemon, leases: number, address: string) {
   const part = leases / (100 * (1000 / CHURN_TICK_MS))

@@ -92,8 +92,8 @@ function readResult(file: string | undefined): Result {
 }
 
 /**
- * The benchmarks other than comparisons of paths. Each has a function that estimates its duration in seconds for a number of rounds, and
- * the function that measures.
+ * The benchmarks other than comparisons of paths. Each has a function that estimates its duration in seconds for a
+ * number of rounds, and the function that measures.
  */
 const OTHERS: Readonly<
   Record<
@@ -116,8 +116,8 @@ const OTHERS: Readonly<
 }
 
 /**
- * The benchmarks that compare paths between containers over two kinds of links, with the cases that are measured if the command line names
- * none.
+ * The benchmarks that compare paths between containers over two kinds of links, each with the cases that it measures if
+ * the command line names none.
  */
 const BESIDE: Readonly<
   Record<
@@ -235,7 +235,7 @@ const SUITE_FILE = join(packageRoot, 'bench/results/suite.json')
 
 /**
  * Returns the parts of an earlier result that stay in the result file next to newly measured parts. A part gets a field
- * `commit` if it was measured at another commit than `now`.
+ * `commit` if it was measured at a commit other than `now`.
  */
 function partsBeside({ parts, commit }: Result, now: string): Part[] {
   return parts.map((part) => (commit === now ? part : { commit, ...part }))
@@ -277,7 +277,10 @@ async function main(): Promise<void> {
   mkdirSync(dirname(file), { recursive: true })
   const before = words[0] === 'suite' && words.length > 1 && existsSync(file) ? readResult(file) : undefined
   let result: Result = { ...start, parts: before ? partsBeside(before, start.commit) : [] }
-  /** Adds a measured part to the result and writes the result file immediately, so that a later failure does not lose the part. */
+  /**
+   * Adds a measured part to the result and writes the result file immediately, so that a later failure does not lose
+   * the part.
+   */
   const add = (part: Part): void => {
     result = { ...result, parts: [...result.parts.filter(({ name }) => name !== part.name), part] }
     writeFileSync(file, `${JSON.stringify(result, undefined, 2)}\n`)

@@ -1,8 +1,8 @@
-// measure.ts - measures every case on every path, and interleaves the paths.
+// measure.ts - measures every case on every path, and alternates between the paths.
 //
-// All paths exist during the whole run, and only one carries traffic at a time. In each round a case is measured on all paths before the
-// next case begins, and each round begins with another path. So if a shared machine becomes slower during the run, all paths are affected
-// alike.
+// All paths exist during the whole run, and only one path carries traffic at a time. In each round a case is measured
+// on all paths before the next case begins, and each round begins with another path. So if a shared machine becomes
+// slower during the run, all paths are affected alike.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
@@ -24,7 +24,9 @@ function machine(): Machine {
   }
 }
 
-/** Returns the current git commit, with `+` if files have uncommitted changes, or `unknown` outside a git repository. */
+/**
+ * Returns the current git commit, with `+` if files have uncommitted changes, or `unknown` outside a git repository.
+ */
 function commit(): string {
   try {
     const git = (...args: string[]): string =>
@@ -60,7 +62,10 @@ export function estimate({ cases, paths, rounds, seconds }: Plan): number {
   return paths.length * (SETUP_SECONDS + rounds * round)
 }
 
-/** Measures all cases of a plan and returns the results as one part. Removes all simulated hosts before it returns or throws. */
+/**
+ * Measures all cases of a plan and returns the results as one part. Removes all simulated hosts before it returns or
+ * throws.
+ */
 export async function measure(plan: Plan, progress: Progress): Promise<Part> {
   const { name: part, cases, paths: names, rounds, seconds, references, ...options } = plan
   const open: Path[] = []

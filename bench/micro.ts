@@ -30,8 +30,8 @@ export const MICRO_SECONDS = 2
 const CLOCKS = { cycles: 'bytes/cycle', tsc: 'bytes/tick of the time-stamp counter' }
 
 /**
- * Converts the output of several runs of micro.cc into series of values: nanoseconds per call and, if the CPU's cycles could be counted,
- * bytes per cycle.
+ * Converts the output of several runs of micro.cc into series of values: nanoseconds per call and, if the CPU's cycles
+ * could be counted, bytes per cycle.
  */
 export function microSeries(rounds: readonly (readonly Line[])[]): Series[] {
   const lines = rounds.flat()

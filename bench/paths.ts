@@ -1,15 +1,15 @@
-// paths.ts - makes the paths between two hosts that the benchmark compares, such as weft's udp backend and the kernel's vxlan.
+// paths.ts - makes the paths between two hosts that the benchmark compares, such as weft's udp backend and the kernel's
+// vxlan.
 //
-// The link below a path is a veth in one of three states:
+// The link of a path is a veth in one of three states:
+// - plain: the veth passes whole superpackets, even inside vxlan. No real network does that.
+// - wire: the veth passes only frames of at most the MTU, like a network card without segmentation. The kernel cuts
+//   superpackets in software, for TCP, vxlan and UDP_SEGMENT alike, and GRO joins frames at the receiver. Checksums
+//   stay offloaded, because every card can do that and UDP_SEGMENT needs it.
+// - shaped: a wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the path.
 //
-//   plain   The veth passes whole superpackets, even inside vxlan. No real network does that.
-//   wire    The veth passes only frames of at most the MTU, like a network card without segmentation. The kernel cuts superpackets
-//           in software, for TCP, vxlan and UDP_SEGMENT alike, and GRO joins frames at the receiver. Checksums stay offloaded,
-//           because every card can do that and UDP_SEGMENT needs it.
-//   shaped  A wire with 1 Gbit/s and a queue of 20 ms (tc-tbf), so that packets queue in the link and not in the path.
-//
-// The ends are the hosts, or a container on each host. A container's packets go through its veth, a bridge and the path. bench/README.md
-// explains `--peer` and `--old`.
+// The ends of a path are the hosts, or a container on each host. A container's packets go through its veth, a bridge
+// and the path. bench/README.md explains `--peer` and `--old`.
 
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs'
 import { join, resolve as absolute } from 'node:path'
@@ -29,7 +29,10 @@ export interface Path {
   /** The number of bytes of TCP payload in a full packet; undefined if containers cannot use the path. */
   readonly payloadBytes?: number | undefined
   readonly iperf: (seconds: number, args: readonly string[]) => Promise<IperfResult>
-  /** Runs bench/native/traffic.cc on the first host against its server on the second host. Returns the figures that it prints, by name. */
+  /**
+   * Runs bench/native/traffic.cc on the first host against its server on the second host. Returns the numbers that it
+   * prints, by name.
+   */
   traffic(...args: readonly (string | number)[]): Promise<Readonly<Record<string, number>>>
   close(): Promise<void>
 }
@@ -45,8 +48,8 @@ interface Reach {
 type Setup = (from: Host, to: Host, lab: Lab) => Promise<Reach>
 
 /**
- * Prepares two hosts that run no daemon: sets routes to the other host's container subnet through the addresses in `via`, and returns the
- * two subnets.
+ * Prepares two hosts that run no weftd: sets routes between the hosts' container subnets through the addresses in
+ * `via`, and returns the two subnets.
  */
 async function subnetsBy(hosts: readonly [Host, Host], via: readonly [string, string], mtu: number): Promise<Reach> {
   const [from, to] = hosts
@@ -62,13 +65,16 @@ const weft = (engine: string, ...flags: string[]): Setup => daemons({ Type: 'udp
 
 const daemons = (backend: object, ...flags: string[]): Setup => daemonsOf({ Backend: backend }, { flags })
 
-/** Returns a setup with a daemon on each of two hosts, in a dual-stack network whose containers send packets of the family `inner`. */
+/**
+ * Returns a setup with a weftd on each of two hosts, in a dual-stack network whose containers send packets of the
+ * family `inner`.
+ */
 const daemonsOfBoth = (backend: object, inner: Family): Setup =>
   daemonsOf({ EnableIPv6: true, IPv6Network: 'fd00:5::/48', Backend: backend }, { inner })
 
 /**
- * Returns a setup with a daemon on each of two hosts, with this network configuration. If `checkout` is given, the daemons run from that
- * folder, which has another version of weft.
+ * Returns a setup with a weftd on each of two hosts, with the network configuration `config`. If `checkout` is given,
+ * the weftds run from that folder, which has another version of weft.
  */
 function daemonsOf(
   config: object,
@@ -109,8 +115,8 @@ function daemonsOf(
       await Promise.all(started.map((daemon) => daemon.line(/Received UDP packets are joined/)))
     }
     const [near, far] = [from, to].map((host) => subnetOfEnv(host.subnetEnv())) as [Subnet, Subnet]
-    // The first address of a subnet (.0) belongs to weft's tunnel device on that host, so it answers without containers. host-gw has no
-    // tunnel device, so its far end must be a container.
+    // The first address of a subnet (.0) belongs to weft's tunnel device on that host, so the address answers without
+    // containers. host-gw has no tunnel device, so its far end must be a container.
     const address =
       inner === 'ipv4' ? far.gateway.replace(/\.1\/\d+$/, '.0') : (far.ipv6Gateway ?? '').replace(/::1\/\d+$/, '::')
     return { address, subnets: [near, far], inner }
@@ -118,8 +124,8 @@ function daemonsOf(
 }
 
 /**
- * Makes a path with the kernel's vxlan as flannel's vxlan backend configures it: no MAC learning, and static neighbour and forwarding
- * entries.
+ * Makes a path with the kernel's vxlan as flannel's vxlan backend configures it: no MAC learning, and static neighbour
+ * and forwarding entries.
  */
 const vxlan: Setup = async (from, to) => {
   const ends = [
@@ -163,10 +169,16 @@ const naive: Setup = async (from, to) => {
   }
   return subnetsBy([from, to], ['10.6.0.1', '10.6.0.2'], UDP_MTU)
 }
-/** The largest MTU, in bytes, of a tunnel whose packets get an IPv4 and a UDP header on a link with an MTU of 1500 bytes. */
+/**
+ * The largest MTU, in bytes, of a tunnel whose packets get an IPv4 and a UDP header on a link with an MTU of 1500
+ * bytes.
+ */
 const UDP_MTU = 1500 - 20 - 8
 
-/** Makes a path with the VPN nebula and static addresses. The container subnets are routes of the kind that nebula calls unsafe_routes. */
+/**
+ * Makes a path with the VPN nebula and static addresses. The container subnets are routes of the kind that nebula calls
+ * unsafe_routes.
+ */
 const nebula: Setup = async (from, to, lab) => {
   const folder = join(lab.folder, 'nebula')
   mkdirSync(folder)
@@ -199,7 +211,7 @@ const nebula: Setup = async (from, to, lab) => {
       key,
     )
     const all = [{ port: 'any', proto: 'any', host: 'any' }]
-    // The configuration is written as JSON. nebula reads YAML, and JSON is valid YAML.
+    // nebula reads YAML; the configuration is JSON, which is valid YAML.
     const config = {
       pki: { ca: file('ca.crt'), cert: crt, key },
       static_host_map: { [own(other)]: [`${peer.address}:4242`] },
@@ -219,8 +231,8 @@ const nebula: Setup = async (from, to, lab) => {
   return { address: own(2), subnets: [subnet(1), subnet(2)] }
 }
 /**
- * The largest MTU, in bytes, that fits into 1500 bytes together with an IPv4 header (20), a UDP header (8), nebula's header (16) and
- * nebula's authentication tag (16).
+ * The largest MTU, in bytes, that fits into 1500 bytes together with an IPv4 header (20), a UDP header (8), nebula's
+ * header (16) and nebula's authentication tag (16).
  */
 const NEBULA_MTU = 1500 - 20 - 8 - 16 - 16
 
@@ -263,7 +275,10 @@ const SETUPS: Readonly<Record<string, Setup>> = {
 }
 
 export const PATH_NAMES: readonly string[] = Object.keys(SETUPS)
-/** The paths that differ in the backend. weftd runs on all of them except `nebula`. The path of the udp backend is named `native`. */
+/**
+ * The paths that differ in the backend. weftd runs on all of them except `nebula`. The path of the udp backend is named
+ * `native`.
+ */
 export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'host-gw': daemons({ Type: 'host-gw' }),
   'vxlan-kernel': daemons({ Type: 'vxlan', DataPath: 'kernel' }),
@@ -278,8 +293,8 @@ export const BY_BACKEND: Readonly<Record<string, Setup>> = {
   'native-udp-joined': daemonsOf({ Backend: { Type: 'udp' } }, { joinsUdp: true }),
 }
 /**
- * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the underlay, with the udp
- * backend. The last path is the kernel's vxlan with IPv6 over IPv6.
+ * The paths that differ in the IP families. A name INNER-in-OUTER has the families of the inner packet and of the
+ * underlay, with the udp backend. The last path is the kernel's vxlan with IPv6 over IPv6.
  */
 export const BY_FAMILY: Readonly<Record<string, Setup>> = {
   'ipv6-in-ipv4': daemonsOfBoth({ Type: 'udp', Underlay: 'ipv4' }, 'ipv6'),
@@ -322,7 +337,10 @@ function oldDaemons(checkout: string): Setup {
 export const LINKS = ['plain', 'wire', 'shaped'] as const
 export type Link = (typeof LINKS)[number]
 
-/** Returns the names of the enabled ethtool(8) features with which the host's eth0 accepts packets larger than its MTU (superpackets). */
+/**
+ * Returns the names of the enabled ethtool(8) features with which the host's eth0 accepts packets larger than its MTU
+ * (superpackets).
+ */
 async function superpacketFeatures(host: Host): Promise<string[]> {
   const features = await host.output(['ethtool', '-k', 'eth0'])
   return [...features.matchAll(/^\s*(\S*segmentation\S*|tx-gso\S*): on/gm)].map((match) => match[1] ?? '')
@@ -352,8 +370,8 @@ export interface PathOptions {
 }
 
 /**
- * Makes two hosts, the named path between them, and the measuring servers on the second host. Resolves when the second host answers over
- * the path.
+ * Makes two hosts, the named path between them, and the measuring servers on the second host. Resolves when the second
+ * host answers over the path.
  */
 export async function openPath(name: string, options: PathOptions): Promise<Path> {
   const { link, ends } = options
@@ -388,7 +406,10 @@ export async function openPath(name: string, options: PathOptions): Promise<Path
   }
 }
 
-/** The length of an IP header of each family in bytes, and of a TCP header with the timestamp option, which Linux always sends. */
+/**
+ * The length in bytes of an IP header of each family. TCP_BYTES is the length of a TCP header with the timestamp
+ * option, which Linux always sends.
+ */
 const IP_BYTES: Readonly<Record<Family, number>> = { ipv4: 20, ipv6: 40 }
 const TCP_BYTES = 32
 

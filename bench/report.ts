@@ -1,5 +1,5 @@
-// report.ts - renders a benchmark result, or a comparison of two results, as tables for a terminal and for README files. This file does no
-// I/O.
+// report.ts - renders a benchmark result, or a comparison of two results, as tables for a terminal and for README
+// files. Does no I/O.
 
 import { median } from '../lab/measure.ts'
 import { findSeries, ratio, ratios, spread, verdict, type Part, type Result, type Series } from './result.ts'
@@ -15,7 +15,10 @@ function percent(values: readonly number[]): string {
 const ratioCell = (values: readonly number[] | undefined): string =>
   values ? `${number(median(values))} ${percent(values)}` : '-'
 
-/** The paths that ratios refer to, unless the part of the result names others. A reference path that was not measured is left out. */
+/**
+ * The paths that ratios refer to, unless the part of the result names other paths. A reference path that was not
+ * measured is left out.
+ */
 const REFERENCES: readonly string[] = ['vxlan', 'naive']
 
 function referencesOf({ series, references = REFERENCES }: Part): readonly string[] {
@@ -23,7 +26,8 @@ function referencesOf({ series, references = REFERENCES }: Part): readonly strin
 }
 
 /**
- * Returns the table rows for one metric, one per path, with the path's name, the median, the spread, and the ratio to each reference path.
+ * Returns the table rows for one metric, one row per path, with the path's name, the median, the spread, and the ratio
+ * to each reference path.
  */
 function rows({ values }: Series, references: readonly string[]): string[][] {
   return Object.entries(values).map(([path, each]) => [
@@ -35,9 +39,9 @@ function rows({ values }: Series, references: readonly string[]): string[][] {
 }
 
 /**
- * Returns two table cells that take the length of tunnel headers into account. The first cell is the expected ratio of throughputs if both
- * paths carry equally many full packets, that is, the ratio of the TCP payloads per packet. The second cell is the measured ratio divided
- * by the expected one.
+ * Returns two table cells that take the length of tunnel headers into account. The first cell is the expected ratio of
+ * throughputs if both paths carry equally many full packets, that is, the ratio of the TCP payloads per packet. The
+ * second cell is the measured ratio divided by the expected ratio.
  */
 function correctionCells(
   { payloadBytes = {} }: Part,
@@ -70,7 +74,7 @@ export function describeRun({ machine, commit, date, parts }: Result): string {
   return `Run of ${date.slice(0, 10)} at commit ${commit}; ${of}; ${parts.map(describePart).join('; ')}`
 }
 
-/** Returns a table as lines of text. The first column is left-aligned and the others are right-aligned. */
+/** Returns a table as lines of text. The first column is left-aligned, and all other columns are right-aligned. */
 function columns(table: readonly (readonly string[])[]): string[] {
   const widths = (table[0] ?? []).map((_, column) => Math.max(...table.map((row) => (row[column] ?? '').length)))
   return table.map((row) =>
@@ -82,7 +86,8 @@ function columns(table: readonly (readonly string[])[]): string[] {
 }
 
 /**
- * Returns a table for Markdown as aligned text in a code block, which is also readable in a terminal. The first row of `table` is the header.
+ * Returns a table for Markdown as aligned text in a code block, which is also readable in a terminal. The first row of
+ * `table` is the header.
  */
 const textBlock = (table: readonly (readonly string[])[]): string => `\`\`\`\n${columns(table).join('\n')}\n\`\`\``
 
@@ -121,9 +126,9 @@ export function textTable(result: Result): string {
 }
 
 export interface Summary {
-  /** The metrics that get a row in the table, each as `case metric`. */
+  /** The metrics that have a row in the table, each as `case metric`. */
   readonly rows: readonly string[]
-  /** The paths that get a column with their median, if they were measured. */
+  /** The paths that have a column with their median, if they were measured. */
   readonly paths: readonly string[]
   /** The path for which the last column shows the ratio to the path `reference`, with the spread. */
   readonly path: string
@@ -131,8 +136,8 @@ export interface Summary {
 }
 
 /**
- * Returns a text table for Markdown with a row per metric. Its columns are the medians of several paths, and the ratio of one path to the reference
- * path.
+ * Returns a text table for Markdown with a row per metric. Its columns are the medians of several paths, and the ratio
+ * of one path to the reference path.
  */
 export function summaryTable(part: Part, { rows: names, paths, path, reference }: Summary): string {
   const shown = paths.filter((name) => name in (part.series[0]?.values ?? {}))
@@ -147,8 +152,8 @@ export function summaryTable(part: Part, { rows: names, paths, path, reference }
 }
 
 /**
- * Returns a text table for Markdown with a row per path. Its columns are the ratios to the reference path, for each metric of which higher values
- * are better.
+ * Returns a text table for Markdown with a row per path. Its columns are the ratios to the reference path, for each
+ * metric of which higher values are better.
  */
 export function pathTable(part: Part, reference: string): string {
   const more = part.series.filter(({ better }) => better === 'more')
@@ -161,9 +166,9 @@ export function pathTable(part: Part, reference: string): string {
 }
 
 /**
- * Compares two results. On a noisy machine absolute figures of two runs cannot be compared. So the table compares ratios: each path's value
- * divided by that of a reference path in the same run, which the tested change does not affect. The verdict is `unresolved` if the
- * confidence intervals of the two runs overlap (result.ts).
+ * Compares two results. On a noisy machine absolute numbers of two runs cannot be compared. So the table compares
+ * ratios: each path's value divided by that of a reference path in the same run, which the tested change does not
+ * affect. The verdict is `unresolved` if the confidence intervals of the two runs overlap (result.ts).
  */
 export function compareTable(before: Result, after: Result, reference = 'vxlan'): string {
   const table = [['', 'before', 'after', 'after/before', `by ${reference}`, '']]

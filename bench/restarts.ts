@@ -1,8 +1,9 @@
-// restarts.ts - `npm run bench -- restarts`: measures how long a stream of packets pauses, and how many packets are lost, while a host's
-// weftd is replaced.
+// restarts.ts - `npm run bench -- restarts`: measures how long a stream of packets pauses, and how many packets are
+// lost, while a host's weftd is replaced.
 //
-// A container on one host pings a container on the other host each millisecond. Each round replaces the first host's daemon in several
-// ways, such as a hand-over or a kill and a start. It does so once on an idle network and once during a TCP stream.
+// A container on one host pings a container on a second host each millisecond. Each round replaces the first host's
+// weftd in several ways, such as a hand-over or a kill and a start: once on an idle network and once during a TCP
+// stream.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -15,7 +16,7 @@ import type { Progress } from '../scripts/progress.mjs'
 import type { Part, Series } from './result.ts'
 
 export const RESTARTS_SECONDS_A_ROUND = 25
-/** The time, in ms, for which pings continue before the daemon is replaced and after it is replaced. */
+/** The time, in ms, for which pings continue before weftd is replaced and after it is replaced. */
 const QUIET_MS = 500
 
 const METHOD =
@@ -24,7 +25,7 @@ const METHOD =
   'to forwarding: from the start of the process to its log line. weft status, node -e 0: the duration of the command; ' +
   'node -e 0 is the share of Node.js itself'
 
-/** A way to replace a daemon: stops `before`, calls `start` for the new daemon, and resolves with the new daemon. */
+/** A way to replace a weftd: stops `before`, calls `start` for the new weftd, and resolves with the new weftd. */
 type Way = (before: Daemon, start: (...more: string[]) => Daemon) => Promise<Daemon>
 
 const WAYS: Readonly<Record<string, Way>> = {
@@ -41,8 +42,8 @@ const WAYS: Readonly<Record<string, Way>> = {
     await before.stop()
     return start()
   },
-  // With --persist=false the TUN device disappears when weftd stops, as with flanneld. So the new daemon must read the store before it
-  // forwards.
+  // With --persist=false the TUN device disappears when weftd stops, as with flanneld. So the new weftd must read the
+  // store before it forwards.
   async 'stopped, started, --persist=false'(before, start) {
     await before.stop()
     return start('--persist=false')
@@ -63,8 +64,8 @@ type Pods = readonly [Pod, Pod]
 type Sample = Readonly<Record<keyof typeof METRICS, number>>
 
 /**
- * Returns the time at which a process started its first forwarding thread, in ms since 1970 (proc_pid_stat(5): starttime, in 1/100 s since
- * boot).
+ * Returns the time at which a process started its first forwarding thread, in ms since 1970 (proc_pid_stat(5):
+ * starttime, in 1/100 s since boot).
  */
 function engineStart(pid: number): number {
   const tasks = `/proc/${pid}/task`
@@ -96,7 +97,7 @@ async function sample(way: Way, lab: Lab, [from, to]: Pods, beside: boolean): Pr
   const start = (...more: string[]): Daemon => {
     const began = performance.now()
     const daemon = host.startDaemon({ args: [...args, ...more] })
-    // Ignore a failure here, because `ready` below waits for the same daemon and reports the failure.
+    // Ignore a failure at this point, because `ready` waits for the same weftd and reports the failure.
     daemon.line(/Forwarding between/).then(
       () => (forwarding = performance.now() - began),
       () => {},
@@ -164,8 +165,8 @@ export async function measureRestarts(rounds: number, progress: Progress): Promi
           metric,
           ...about,
           values: Object.fromEntries(
-            // Leave out the metric `engine` for the way `taken over`. With it the old daemon forwards until the new
-            // daemon does, so the pause does not depend on when the new engine started.
+            // Leave out the metric `engine` for the way `taken over`. In that way the old weftd forwards until the new
+            // weftd does, so the pause does not depend on when the new engine started.
             [...samples]
               .filter(([name]) => metric !== 'engine' || name !== 'taken over')
               .map(([name, values]) => [name, values.map((value) => value[metric as keyof Sample])]),

@@ -1,4 +1,4 @@
-// result.ts - defines the result file of a benchmark run, and computes statistics of the results. This file does no I/O.
+// result.ts - defines the result file of a benchmark run, and computes statistics of the results. Does no I/O.
 
 import { median } from '../lab/measure.ts'
 import type { Metric } from './cases.ts'
@@ -10,7 +10,10 @@ export interface Machine {
   readonly cores: number
   readonly memoryGiB: number
   readonly node: string
-  /** The TCP congestion control that the system uses by default. If a case uses another one, the case's `method` names it. */
+  /**
+   * The TCP congestion control that the system uses by default. If a case uses a different one, the case's `method`
+   * names it.
+   */
   readonly congestionControl: string
 }
 
@@ -18,15 +21,15 @@ export interface Series extends Metric {
   readonly case: string
   readonly metric: string
   /**
-   * The measured values by path, one value per round. Values at the same index come from the same round, so they can be compared between
-   * paths.
+   * The measured values by path, one value per round. Values at the same index come from the same round, so they can be
+   * compared between paths.
    */
   readonly values: Readonly<Record<string, readonly number[]>>
 }
 
 /**
- * Measurements that were made in the same rounds. Values of different parts come from different rounds, so they must not be compared round
- * by round.
+ * Measurements that were made in the same rounds. Values of different parts come from different rounds, so they must
+ * not be compared round by round.
  */
 export interface Part {
   readonly name: string
@@ -34,7 +37,10 @@ export interface Part {
   /** Default: hosts. */
   readonly ends?: Ends
   readonly commit?: string
-  /** The data paths whose results are the denominators of this part's ratios. If this is missing, report.ts uses its REFERENCES. */
+  /**
+   * The data paths whose results are the denominators of this part's ratios. If `references` is missing, report.ts uses
+   * its REFERENCES.
+   */
   readonly references?: readonly string[]
   /** The number of bytes of TCP payload in a full packet, by path. */
   readonly payloadBytes?: Readonly<Record<string, number>>
@@ -62,14 +68,15 @@ interface Interval {
 const CONFIDENCE = 0.9
 
 /**
- * Returns the median, and a confidence interval that contains the true median with a probability of at least 90%, for any distribution of
- * the values. The ends of the interval are the k-th smallest and the k-th largest value (order statistics, binomial distribution). With 5
- * to 7 values they are the smallest and the largest value. Returns undefined for fewer than 5 values.
+ * Returns the median, and a confidence interval that contains the true median with a probability of at least 90%, for
+ * any distribution of the values. The ends of the interval are the k-th smallest and the k-th largest value (order
+ * statistics, binomial distribution). With 5 to 7 values they are the smallest and the largest value. Returns undefined
+ * for fewer than 5 values.
  */
 export function interval(values: readonly number[]): Interval | undefined {
   const sorted = values.toSorted((a, b) => a - b)
-  // `outside` is the probability that the true median is outside the interval, on both sides together. It starts with the interval from the
-  // smallest to the largest value (k = 0).
+  // The probability that the true median is outside the interval, on both sides together. The loop starts with the
+  // interval from the smallest to the largest value (k = 0).
   let term = 2 * 0.5 ** sorted.length
   let outside = term
   if (!(outside <= 1 - CONFIDENCE)) return undefined
@@ -83,14 +90,17 @@ export function interval(values: readonly number[]): Interval | undefined {
   return { low: sorted[k] ?? Number.NaN, middle: median(sorted), high: sorted.at(-1 - k) ?? Number.NaN }
 }
 
-/** Returns half of the distance from the lowest to the highest value, divided by the median. Tables show it after `+-`. */
+/**
+ * Returns half of the distance from the lowest to the highest value, divided by the median. Tables show the spread
+ * after `+-`.
+ */
 export function spread(values: readonly number[]): number {
   return (Math.max(...values) - Math.min(...values)) / 2 / median(values)
 }
 
 /**
- * Returns the ratio of `a` to `b` for each round. If a disturbance slows a whole round, it affects both values, and the ratio hardly
- * changes. Returns undefined if a value is missing or 0.
+ * Returns the ratio of `a` to `b` for each round. A disturbance that slows a whole round affects both values, so the
+ * ratio hardly changes. Returns undefined if a value is missing or 0.
  */
 export function ratios(
   a: readonly number[] | undefined,
@@ -109,7 +119,8 @@ export function ratio(a: readonly number[] | undefined, b: readonly number[] | u
 type Verdict = 'more' | 'less' | 'unresolved'
 
 /**
- * Compares the values of two runs. The verdict is that they differ by more than chance only if their confidence intervals do not overlap.
+ * Compares the values of two runs. The verdict is that they differ by more than chance only if their confidence
+ * intervals do not overlap.
  */
 export function verdict(before: readonly number[], after: readonly number[]): Verdict {
   const [a, b] = [interval(before), interval(after)]

@@ -1,8 +1,11 @@
-// search.ts - searches the highest packet rate at which at most 1% of the packets are lost. The caller provides the function that sends and
-// counts packets; this file does no I/O.
+// search.ts - searches for the highest packet rate at which at most 1% of the packets are lost. The caller provides the
+// function that sends and counts packets; search.ts does no I/O.
 
 export interface Trial {
-  /** The number of datagrams per second that were sent. It is below the requested rate if the sender was too slow. */
+  /**
+   * The number of datagrams per second that were sent. This number is below the requested rate if the sender was too
+   * slow.
+   */
   readonly sent: number
   readonly received: number
 }
@@ -11,21 +14,21 @@ export const MAX_LOSS = 0.01
 /** The factor between two neighbouring rates that the search can try. */
 const STEP = 1.05
 /**
- * The limit below which no rate is tried. It is a fraction of the rate received during a flood, or, if almost nothing was received, of the
- * rate sent.
+ * The limit below which no rate is tried: a fraction of the rate received during a flood or, if almost nothing was
+ * received, of the rate sent.
  */
 const LOWEST = { ofReceived: 1 / 16, ofSent: 1 / 1000 }
 
 const isClean = ({ sent, received }: Trial): boolean => received >= sent * (1 - MAX_LOSS)
 
 /**
- * Returns the trial with the highest rate that loses at most 1% of the datagrams. The search first tries rate 0 (as fast as the sender
- * can), then bisects the lower rates. A rate is accepted if two of at most three trials lose at most 1%, so that one disturbance does not
- * decide. Returns undefined if even the lowest rate loses more.
+ * Returns the trial with the highest rate that loses at most 1% of the datagrams. The search first tries rate 0 (as
+ * fast as the sender can), then bisects the lower rates. A rate is accepted if two of at most three trials lose at most
+ * 1%, so that one disturbance does not decide. Returns undefined if even the lowest rate loses more.
  */
 export async function highestCleanRate<T extends Trial>(attempt: (rate: number) => Promise<T>): Promise<T | undefined> {
   /**
-   * Tries a rate two or three times. After two trials with at most 1% loss, returns the one that received less. After
+   * Tries a rate two or three times. After two trials with at most 1% loss, returns the trial that received less. After
    * two trials with more loss, returns undefined.
    */
   const clean = async (rate: number, first?: T): Promise<T | undefined> => {
@@ -43,7 +46,8 @@ export async function highestCleanRate<T extends Trial>(attempt: (rate: number) 
   const flood = await attempt(0)
   let best = await clean(0, flood)
   if (best) return best
-  // The search counts in steps below the flood: at step `rung` the rate is flood.sent / STEP ** rung. Step 0 is known to lose too much.
+  // The search counts in steps below the rate of the flood: at step `rung` the rate is flood.sent / STEP ** rung. Step
+  // 0 is known to lose too much.
   let tooFast = 0
   const lowest = Math.max(flood.received * LOWEST.ofReceived, flood.sent * LOWEST.ofSent)
   let slowEnough = Math.ceil(Math.log(flood.sent / lowest) / Math.log(STEP)) + 1

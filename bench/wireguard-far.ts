@@ -1,9 +1,10 @@
-// wireguard-far.ts - simulates the peers for bench/wireguard-peers.ts. `listen COUNT` acts as COUNT hosts with WireGuard, each with its own
-// key and address. `send COUNT` sends a packet to the subnet of each peer, and repeats that until the program is ended.
+// wireguard-far.ts - simulates the peers for bench/wireguard-peers.ts. `listen COUNT` acts as COUNT hosts with
+// WireGuard, each with its own key and address. `send COUNT` sends a packet to the subnet of each peer, and repeats
+// that until the program is ended.
 //
-// `listen` prints the public keys in the order of the peers, then `ready`, and `all` when each peer has received an encrypted packet. It
-// answers handshakes as WireGuard does. To the first packet that is encrypted with new keys it replies immediately with a keepalive, while
-// WireGuard would wait for a timer.
+// `listen` prints the public keys in the order of the peers, then `ready`, and `all` when each peer has received an
+// encrypted packet. It answers handshakes as WireGuard does. To the first packet that is encrypted with new keys it
+// replies immediately with a keepalive, while WireGuard would wait for a timer.
 
 import { createSocket } from 'node:dgram'
 import { once } from 'node:events'
@@ -23,15 +24,21 @@ const NOTHING = new Uint8Array(0)
 const [TYPE_RESPONSE, TYPE_DATA] = [2, 4]
 const DATA_HEAD = 16
 
-/** The number of packets that are sent without a pause, which must fit into the queue of the TUN device, and the pause after them. */
+/**
+ * The number of packets that are sent without a pause, and the pause after them in ms. The packets must fit into the
+ * queue of the TUN device.
+ */
 const BURST = { packets: 100, pauseMs: 10 }
 /**
- * The pause in ms before the next packet to the same peer. It is as long as WireGuard retries a handshake (REKEY_ATTEMPT_MS), so that a
- * handshake has ended before it is requested again.
+ * The pause in ms before the next packet to the same peer. WireGuard retries a handshake for this time
+ * (REKEY_ATTEMPT_MS), so a handshake has ended before it is requested again.
  */
 const AGAIN_MS = 90_000
 
-/** Starts the host of one peer. Returns its public key in base64. Calls `onKeyed` at the first packet that is encrypted with new keys. */
+/**
+ * Starts the host of one peer. Returns the host's public key in base64. Calls `onKeyed` at the first packet that is
+ * encrypted with new keys.
+ */
 async function host(number: number, onKeyed: () => void): Promise<string> {
   const own = keyPairOf(hash(`bench ${number}`))
   const socket = createSocket('udp4')

@@ -1,8 +1,8 @@
-// wireguard-peers.ts - `npm run bench -- wireguard-peers`: measures what 10,000 peers cost weftd with its own WireGuard implementation,
-// compared with the udp backend.
+// wireguard-peers.ts - `npm run bench -- wireguard-peers`: measures what 10,000 peers cost weftd with its own WireGuard
+// implementation, compared with the udp backend.
 //
-// The peers exist only as files in a lease directory. The program wireguard-far.ts in a second network namespace acts as the hosts of all
-// peers.
+// The peers exist only as files in a lease directory. The program wireguard-far.ts in a second network namespace acts
+// as the hosts of all peers.
 
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -18,8 +18,8 @@ import { hostOf, PORT, subnetOf } from './wireguard-far.ts'
 
 const PEERS = 10_000
 /**
- * The pause in ms after the last handshake. It is longer than WireGuard's timers after a handshake (10 s), so that none of them runs during
- * the next measurement.
+ * The pause in ms after the last handshake. This pause exceeds WireGuard's timers after a handshake (10 s), so that no
+ * timer ends during the next measurement.
  */
 const SETTLE_MS = 12_000
 const IDLE_MS = 20_000
@@ -52,8 +52,8 @@ type Sample = Readonly<Partial<Record<Metric, number>>>
 const linesOf = (stream: Readable | null): Interface => createInterface({ input: stream as Readable })
 
 /**
- * Starts the program that acts as all peers. Returns the public keys of the peers, and a promise that resolves when each peer has received
- * an encrypted packet.
+ * Starts the program that acts as all peers. Returns the public keys of the peers, and a promise that resolves when
+ * each peer has received an encrypted packet.
  */
 async function startFar(far: Host): Promise<{ readonly keys: readonly string[]; readonly all: Promise<void> }> {
   const child = far.spawn([process.execPath, join(packageRoot, 'dist/bench/wireguard-far.js'), 'listen', `${PEERS}`])
@@ -108,8 +108,8 @@ async function sample(backend: (typeof PATHS)[keyof typeof PATHS]): Promise<Samp
 }
 
 /**
- * Measures one WireGuard handshake with each peer. If `hasKeepalive` is true, weftd starts the handshakes because of its keepalive setting;
- * otherwise sent packets start them.
+ * Measures one WireGuard handshake with each peer. If `hasKeepalive` is true, weftd starts the handshakes because of
+ * its keepalive setting; otherwise sent packets start them.
  */
 async function shakeHands(host: Host, pid: number, all: Promise<void>, hasKeepalive: boolean): Promise<Sample> {
   const [before, from] = [cpuSeconds(pid), performance.now()]

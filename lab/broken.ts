@@ -1,6 +1,6 @@
-// broken.ts - defines faults of a network of several hosts: how each fault is made and undone, and what weft must report about it on the
-// faulty host and on another host. docs/broken-networks.md shows these reports for each fault. `npm run demo -- --broken NAME` makes a
-// fault.
+// broken.ts - defines faults of a network of several hosts: how each fault is made and undone, and what weft must
+// report about the fault on the faulty host and on any other host. docs/broken-networks.md shows these reports for each
+// fault. `npm run demo -- --broken NAME` makes a fault.
 
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -23,33 +23,32 @@ import {
 import { slowCable } from './slow-cable.ts'
 
 /**
- * The sources in which an operator can see a fault of the network: commands of weft (`bench` is `weft bench`), the status page, the
- * Prometheus alerts for that host, and weftd's events.
+ * The sources in which an operator can see a fault of the network: commands of weft (`bench` is `weft bench`), the
+ * status page, the Prometheus alerts, and weftd's events.
  */
 export const READERS = ['status', 'page', 'doctor', 'explain', 'bench', 'alerts', 'events'] as const
 export type Reader = (typeof READERS)[number]
 
 /**
- * The findings that each report must contain, as words separated by blanks; test/support/readers.ts defines these words. A word with a
- * question mark is optional. A report that is missing here must not show any fault.
+ * The findings that each report must contain, as words separated by blanks; test/support/readers.ts defines these
+ * words. A word with a question mark is optional. A report that is not a member of this object must not show any fault.
  */
 export type Expected = Partial<Readonly<Record<Reader, string>>>
 
 export interface Fault {
   readonly title: string
-  /** A description of the action that makes the fault, and of its effect on packets. */
+  /** A description of the action that makes the fault, and of the fault's effect on packets. */
   readonly does: string
   readonly remedy: string
   /** Additional programs that the fault needs, as named in scripts/machine.mjs. */
   readonly needs?: readonly string[]
   readonly store?: 'etcd'
-  /** Called before the last host's daemon starts; resolves with additional options for that daemon. */
+  /** Called before weftd starts on the last host; resolves with additional options for that weftd. */
   readonly before?: (lab: Lab) => Promise<DaemonMore>
   /** Makes the fault. Resolves with a function that undoes the fault. */
   readonly make: (network: Network) => Promise<() => Promise<unknown>>
-  /** The expected reports on the last host, which has the fault. */
   readonly there: Expected
-  /** The expected reports on any host other than the last one. */
+  /** The expected reports on any host except the last, which has the fault. */
   readonly here: Expected
 }
 
@@ -73,14 +72,17 @@ export interface Network {
   readonly etcd: Etcd | undefined
   readonly families: readonly Family[]
   readonly config: string
-  /** Returns the environment variables for a host's daemon and for weft's commands on that host. */
+  /** Returns the environment variables for weftd and for weft's commands on a host. */
   readonly envOf: (host: Host) => Readonly<Record<string, string>>
   readonly start: (host: Host, args?: readonly string[]) => Daemon
   readonly close: () => Promise<void>
 }
 
 const CONFIG_KEY = '/coreos.com/network/config'
-/** Returns the network configuration with the udp backend. The network is dual-stack if `underlay` is given, else it has only IPv4. */
+/**
+ * Returns the network configuration with the udp backend. The network is dual-stack if `underlay` is given, else it has
+ * only IPv4.
+ */
 export const udpConfig = (underlay?: Family): string =>
   JSON.stringify({
     Network: '10.5.0.0/16',
@@ -128,13 +130,14 @@ const PEER_SILENT: Expected = {
   bench: 'not-inside',
 }
 /**
- * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an alert for each other
- * host.
+ * The expected reports on a host that no other host reaches. Prometheus shows one alert for this host instead of an
+ * alert for each other host.
  */
 const UNREACHED: Expected = { ...PEER_SILENT, alerts: 'WeftNodeUnreached' }
 
 /**
- * The expected reports if the path MTU is too small. Small packets still pass, so only reports that use long packets can find the fault.
+ * The expected reports if the path MTU is too small. Small packets still pass, so only reports that use long packets
+ * can find the fault.
  */
 const PATH_NARROW: Expected = {
   status: 'narrow?',
@@ -239,8 +242,8 @@ export const FAULTS = {
       ])
       return () => last.host.output(['nft', 'delete table inet firewalld'])
     },
-    // Only `doctor` and `explain` find this fault, because the firewall rejects forwarded packets. Probes are not forwarded: the hosts send
-    // them.
+    // Only `doctor` and `explain` find this fault, because the firewall rejects forwarded packets, and probes are not
+    // forwarded: the hosts themselves send them.
     there: { doctor: 'forward-dropped', explain: 'out:firewall in:firewall' },
     here: {},
   },
@@ -420,15 +423,15 @@ export const FAULT_NAMES = Object.keys(FAULTS) as FaultName[]
 interface NetworkOptions {
   readonly hosts: number
   readonly args: readonly string[]
-  /** The family of the underlay in a dual-stack network. If it is undefined, the network has only IPv4. */
+  /** The family of the underlay in a dual-stack network. If `underlay` is undefined, the network has only IPv4. */
   readonly underlay?: Family | undefined
 }
 
-/** Makes hosts for this fault, each with a daemon and a container. */
+/** Makes hosts for the fault `fault`, each with a weftd and a container. */
 export async function openNetwork(fault: Fault, { hosts, args, underlay }: NetworkOptions): Promise<Network> {
   const families: readonly Family[] = underlay === undefined ? ['ipv4'] : ['ipv4', 'ipv6']
   const config = udpConfig(underlay)
-  // Make one more host than requested. It runs no daemon, and is available to faults as `spare`.
+  // Make one more host than requested. The additional host runs no weftd; faults use it as `spare`.
   const lab = await createLab({ hosts: hosts + 1, families })
   let etcd: Etcd | undefined
   const close = async (): Promise<void> => {

@@ -1,8 +1,11 @@
-// causes.ts - summarizes the errors that the daemons of a lab logged. Each error is listed once.
+// causes.ts - summarises the errors that the weftds of a lab logged, and lists each error once.
 
 const MOST = 3
 
-/** Returns the errors in the logs of several daemons, or the warnings if there are no errors. Errors that most daemons logged come first. */
+/**
+ * Returns the errors in the logs of several weftds, or the warnings if there are no errors. Errors that most weftds
+ * logged come first.
+ */
 export function causesIn(logs: readonly (readonly string[])[]): string[] {
   for (const level of ['E', 'W']) {
     const times = new Map<string, number>()

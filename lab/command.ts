@@ -8,7 +8,10 @@ export interface Finished {
   readonly stderr: string
 }
 
-/** The factor by which all time limits of a lab are multiplied. Slow machines, such as emulated ones, set it with WEFT_PATIENCE. */
+/**
+ * The factor by which all time limits of a lab are multiplied. Slow machines, such as emulated ones, set it with
+ * WEFT_PATIENCE.
+ */
 export const PATIENCE = Number(process.env['WEFT_PATIENCE'] ?? 1)
 
 const TIMEOUT_MS = 120_000 * PATIENCE

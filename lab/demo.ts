@@ -1,7 +1,8 @@
-// demo.ts - `npm run demo`: simulates hosts on this machine. They lease subnets from a directory, and their containers exchange packets.
+// demo.ts - `npm run demo`: simulates hosts on this machine, which lease subnets from a directory and whose containers
+// exchange packets.
 //
-// By default a second, dual-stack network uses the kernel's vxlan. Options make the first network dual-stack, encrypt it and show that
-// captured packets cannot be read, or put a fault into it that the user can find with weft's tools.
+// By default a second, dual-stack network uses the kernel's vxlan. Options make the first network dual-stack, encrypt
+// it and show that captured packets cannot be read, or put a fault into it that the user can find with weft's tools.
 
 import { once } from 'node:events'
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -56,10 +57,14 @@ const BOTH = { Network: '10.6.0.0/16', EnableIPv6: true, IPv6Network: 'fd00:6::/
 const TCP_SECONDS = 1
 const REACH_MS = 10_000
 /**
- * The time limit in ms until containers reach each other after a fault is undone. weftd retries a store that it lost at least every 30 s.
+ * The time limit in ms until containers reach each other after a fault is undone. weftd retries a lost store at least
+ * every 30 s.
  */
 const GREEN_MS = 60_000
-/** The interval of weftd's probes in seconds. It is shorter than the default, so that weftd soon notices a host whose daemon was killed. */
+/**
+ * The interval of weftd's probes in seconds. This interval is shorter than the default, so that weftd soon notices a
+ * host whose weftd was killed.
+ */
 const PROBE_SECONDS = 3
 
 const tty = process.stdout.isTTY
@@ -102,7 +107,10 @@ interface DualMember extends Member {
   readonly subnet: Subnet
 }
 
-/** Returns the functions that return a container's address: for IPv4 only, or for IPv4 and IPv6 in a dual-stack network. */
+/**
+ * Returns the functions that return a container's address: one for IPv4 or, in a dual-stack network, one for IPv4 and
+ * one for IPv6.
+ */
 const waysOf = (underlay: Family | undefined) => (underlay === undefined ? [ipv4Of] : [ipv4Of, ipv6Of])
 
 function table(rows: readonly (readonly string[])[]): void {
@@ -163,7 +171,10 @@ function timesText(pings: readonly Pings[], from: number, to: number): string {
   return `${times.map((time) => time?.toFixed(2)).join(', ')} ms`
 }
 
-/** True if every packet inside the tunnel has the known text, and no packet on the cable shows the text or the containers' addresses. */
+/**
+ * True if every packet inside the tunnel has the known text, and no packet on the cable shows the text or the
+ * containers' addresses.
+ */
 const isSecret = ({ inside, cable }: Captures): boolean =>
   inside.withText === inside.packets && cable.withText + cable.withAddresses === 0
 
@@ -188,8 +199,8 @@ async function startBoth(lab: Lab, type: string): Promise<DualMember[]> {
 }
 
 /**
- * Serves the status page of a daemon at a TCP port of this machine and returns the URL. The daemon's own socket is in a network namespace
- * that a browser cannot reach.
+ * Serves the status page of a weftd at a TCP port of this machine and returns the URL. weftd's own socket is in a
+ * network namespace that a browser cannot reach.
  */
 async function showPage({ host }: Member): Promise<string> {
   const server = createServer((browser) => {
@@ -215,7 +226,8 @@ async function printPages(
   for (const member of members) print(`    ${toolOf(lab, member, envOf?.(member.host))} ${command}`)
   print(`\n  ${bold('The page')} of each host, for a browser:`)
   if (process.env['WEFT_UNPRIVILEGED']) {
-    // Print a command instead of a URL, because this process is in its own network namespace, which a browser cannot reach.
+    // Print a command instead of a URL, because this process is in its own network namespace, which a browser cannot
+    // reach.
     const [{ host } = { host: undefined }] = members
     print(
       `    socat TCP-LISTEN:8080,bind=127.0.0.1,fork UNIX-CONNECT:${host?.statusSocket} # then http://127.0.0.1:8080/`,
@@ -234,7 +246,10 @@ function makeTraffic([first, second, ...others]: readonly Member[]): void {
   for (const { pod } of others) inside(first, `ping -q -i 0.1 -s 1200 ${pod.address}`)
 }
 
-/** Writes a script that runs `weft` on a simulated host. Returns the path of the script, which the user can type as a command. */
+/**
+ * Writes a script that runs `weft` on a simulated host. Returns the path of the script, which the user can type as a
+ * command.
+ */
 function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>> = {}): string {
   const path = join(lab.folder, host.name, 'weft')
   const own = { FLANNELD_STATUS_SOCKET: host.statusSocket, FLANNELD_SUBNET_FILE: host.subnetFile }
@@ -246,11 +261,16 @@ function toolOf(lab: Lab, { host }: Member, env: Readonly<Record<string, string>
   return path
 }
 
-/** Resolves at Ctrl-C. The handlers stay installed, because npm forwards the same signal again, which would otherwise kill this process. */
+/**
+ * Resolves at Ctrl-C. The handlers stay installed, because npm forwards the same signal again, which would otherwise
+ * kill this process.
+ */
 const untilInterrupted = (): Promise<void> =>
   new Promise((resolve) => process.on('SIGINT', resolve).on('SIGTERM', resolve))
 
-/** Makes a fault that the user can search for. When the user presses Enter, the demo explains the fault and undoes it. */
+/**
+ * Makes a fault that the user can search for. When the user presses Enter, the demo explains the fault and undoes it.
+ */
 async function demoBroken(
   name: FaultName,
   { hosts, engine, underlay }: Pick<Wanted, 'hosts' | 'engine' | 'underlay'>,
@@ -306,8 +326,8 @@ function inLines(names: readonly string[]): string {
 }
 
 /**
- * Returns a message with the programs that this fault needs and this machine lacks, and how to install them; undefined if all are
- * installed.
+ * Returns a message with the programs that the fault needs and this machine lacks, and how to install them; undefined
+ * if all are installed.
  */
 function lackOf({ needs = [] }: Fault): string | undefined {
   const missing = NEEDS.filter((need) => needs.includes(need.name) && !isThere(need))
@@ -323,8 +343,8 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
   const lab = await step(`${hosts} hosts: network namespaces on one bridge`, () =>
     createLab({ hosts, families: hasIpv6 ? ['ipv4', 'ipv6'] : ['ipv4'] }),
   )
-  // Leave out the second network if the demo shows status pages, which belong to the first network, or encryption, which the kernel's vxlan
-  // lacks.
+  // Leave out the second network if the demo shows status pages, which belong to the first network, or encryption,
+  // which the kernel's vxlan lacks.
   const wantsBoth = hasIpv6 && !isForPage && !isEncrypted && underlay === undefined
   const lacksVxlan = wantsBoth ? await whyNoVxlan() : undefined
   const bothBy = `dual-stack, with ${lacksVxlan ? 'host-gw' : 'kernel vxlan'}`
@@ -350,7 +370,8 @@ async function demo({ hosts, engine, stay, isForPage, isEncrypted, underlay }: W
           return all
         },
       )
-      // Start the daemons of the second network now, and meanwhile wait until the containers of the first network reach each other.
+      // Start the weftds of the second network now, and in the meantime wait until the containers of the first network
+      // reach each other.
       const starting = wantsBoth ? startBoth(lab, lacksVxlan ? 'host-gw' : 'vxlan') : Promise.resolve([])
       starting.catch(() => {}) // the step of the second network reports the error
       const members = await step('a container behind each host', () =>
@@ -534,7 +555,8 @@ if (values.help) {
 } else {
   await becomeRoot()
   try {
-    // The demo ends with process.exit below, because a step that Ctrl-C interrupted may still be waiting and would keep the process alive.
+    // A step that Ctrl-C interrupted may still be waiting and would keep the process alive, so the demo ends with
+    // process.exit.
     const { engine, once: isOnce, page, encrypted } = values
     if (underlay && !(await hostsHaveIpv6())) throw new Error('IPv6 is off on this machine; omit --underlay')
     const isWell = broken

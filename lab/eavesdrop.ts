@@ -1,29 +1,32 @@
-// eavesdrop.ts - checks if the packets between two containers can be read on the cable between their hosts. It sends packets with a known
-// text, and captures them inside the tunnel and on the cable. The text must be found inside the tunnel; otherwise its absence on the cable
-// would prove nothing.
+// eavesdrop.ts - checks whether the packets between two containers can be read on the cable between their hosts. The
+// check sends packets with a known text, and captures them inside the tunnel and on the cable. The text must be found
+// inside the tunnel; otherwise its absence on the cable would prove nothing.
 
 import { once } from 'node:events'
 import { parseIpv4 } from '../src/net/ipv4.ts'
 import { ended } from './command.ts'
 import { EVENT_MS, type Host, type Place, type Pod } from './lab.ts'
 
-/** The text in each ping: 16 bytes, the maximum length that ping accepts as a pattern. */
+/** The text in each ping: 16 bytes, the maximum length of a pattern for ping. */
 export const TEXT = 'nobody reads it.'
 const PINGS = 10
 const PAYLOAD = 1_000
 /**
- * INNER is the length in bytes of an IPv4 packet with the ping. UDP_LENGTH is the UDP length of the WireGuard message
- * that carries the packet. Neither length includes padding.
+ * The length in bytes of an IPv4 packet with the ping. UDP_LENGTH is the UDP length of the WireGuard message that
+ * carries the packet. Neither length includes padding.
  */
 const INNER = PAYLOAD + 28
 const UDP_LENGTH = INNER + 8 + 32
-/** The length of an Ethernet header and of a UDP header, in bytes. */
+/** The length in bytes of an Ethernet header; UDP is the length of a UDP header. */
 const ETHERNET = 14
 const UDP = 8
 /** The maximum length in bytes of another datagram, such as a probe, that follows the pings in a superpacket. */
 const TAIL = 256
 
-/** The number of captured pings and answers, and how many of these packets contain the known text or the containers' addresses. */
+/**
+ * The number of captured pings and answers, and how many of these packets contain the known text or the containers'
+ * addresses.
+ */
 interface Found {
   readonly packets: number
   readonly withText: number
@@ -36,7 +39,8 @@ export interface Captures {
 }
 
 /**
- * Returns the packets of a capture file in pcap format and this machine's byte order. A packet that was not completely written is left out.
+ * Returns the packets of a capture file in pcap format and this machine's byte order. Leaves out a packet that was not
+ * completely written.
  */
 function packetsOf(pcap: Buffer): Buffer[] {
   const packets: Buffer[] = []
@@ -50,8 +54,8 @@ function packetsOf(pcap: Buffer): Buffer[] {
 }
 
 /**
- * Returns the number of pings in a frame of the cable. On a busy machine weftd sends several datagrams as one superpacket, which tcpdump
- * shows as one long datagram.
+ * Returns the number of pings in a frame of the cable. On a busy machine weftd sends several datagrams as one
+ * superpacket, which tcpdump shows as one long datagram.
  */
 export function pingsIn(frame: Buffer): number {
   const at = ETHERNET + 4 * ((frame[ETHERNET] ?? 0) & 0x0f)
@@ -62,7 +66,7 @@ export function pingsIn(frame: Buffer): number {
 }
 
 interface Tap {
-  /** Waits for this number of pings, and returns the captured packets that contain pings. */
+  /** Waits for `count` pings, and returns the captured packets that contain pings. */
   take(count: number): Promise<readonly Buffer[]>
 }
 
@@ -111,8 +115,8 @@ function addressBytes(address: string): Buffer {
 }
 
 /**
- * Sends pings with the known text from one container to another, which answers them. Captures the packets in the other container, and on
- * the cable of the host `host`.
+ * Sends pings with the known text from one container to another, which answers them. Captures the packets in the second
+ * container, and on the cable of the host `host`.
  */
 export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Captures> {
   const [tapInside, tapCable] = await Promise.all([
@@ -133,7 +137,8 @@ export async function eavesdrop(from: Pod, to: Pod, host: Host): Promise<Capture
     pattern,
     to.address,
   ])
-  // A packet may be lost on a busy machine. Each answered ping stands for two packets, the ping and its answer.
+  // A packet may be lost on a busy machine, so count the answered pings. Each answered ping stands for two packets, the
+  // ping and its answer.
   const answers = Number(/(\d+) received/.exec(said)?.[1] ?? PINGS)
   const [one, other] = [addressBytes(from.address), addressBytes(to.address)]
   const addresses = [Buffer.concat([one, other]), Buffer.concat([other, one])]

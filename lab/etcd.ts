@@ -1,5 +1,5 @@
-// etcd.ts - starts temporary etcd servers for tests and benchmarks: one member or a cluster of three, on loopback addresses or in network
-// namespaces.
+// etcd.ts - starts temporary etcd servers for tests and benchmarks: one member or a cluster of three, on loopback
+// addresses or in network namespaces.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
@@ -12,8 +12,8 @@ import { ended, output } from './command.ts'
 import { EVENT_MS } from './lab.ts'
 
 /**
- * The command line of etcdctl with longer time limits. The defaults, 2 s for a connection and 5 s for a command, are too short for slow
- * machines.
+ * The command line of etcdctl with longer time limits. The defaults, 2 s for a connection and 5 s for a command, are
+ * too short for slow machines.
  */
 const ETCDCTL = [
   'env',
@@ -30,12 +30,12 @@ export interface Etcd {
   readonly endpoint: string
   readonly process: ChildProcess
   /**
-   * The path of a PEM file with the server's certificate. The file exists only if etcd was started with `tls`. The certificate is
-   * self-signed, so clients also use it as the certificate authority.
+   * The path of a PEM file with the server's certificate. The file exists only if etcd was started with `tls`. The
+   * certificate is self-signed, so clients also use it as the certificate authority.
    */
   readonly certificate: string
   ctl(...args: string[]): Promise<string>
-  /** Ends the server with a signal, by default SIGKILL. Its data are kept, so `start` continues with them. */
+  /** Ends the server with a signal, by default SIGKILL. Keeps the server's data, so `start` continues with them. */
   kill(signal?: NodeJS.Signals): Promise<void>
   start(): Promise<void>
   /** Ends the server, replaces its data by a snapshot (made by `etcdctl snapshot save`), and starts it again. */
@@ -43,13 +43,22 @@ export interface Etcd {
   close(): Promise<void>
 }
 
-/** A loopback address that no other running test process uses, because it is computed from the pid (at most 2^22 on Linux). */
+/**
+ * A loopback address that no other running test process uses, because it is computed from this process's pid (at most
+ * 2^22 on Linux).
+ */
 const OWN_ADDRESS = `127.${64 + (process.pid >> 16)}.${(process.pid >> 8) & 255}.${process.pid & 255}`
-/** The first port that is tried. It is below 32768, the default start of the range from which the kernel assigns ports to clients. */
+/**
+ * The first port that is tried. FIRST_PORT is below 32768, the default start of the range from which the kernel assigns
+ * ports to clients.
+ */
 const FIRST_PORT = 20_000
 let portsGiven = 0
 
-/** Returns `ADDRESS:PORT` for a server's URL. When it returns, no program listens there, and no other call returns the same port. */
+/**
+ * Returns `ADDRESS:PORT` for a server's URL. At the time of the return no program listens on the port, and no other
+ * call returns the same port.
+ */
 export async function ownPlace(): Promise<string> {
   for (;;) {
     const port = FIRST_PORT + portsGiven++
@@ -65,7 +74,10 @@ export async function ownPlace(): Promise<string> {
   }
 }
 
-/** Runs etcd until this process ends. `enter` is a command prefix that enters a network namespace. Resolves when etcd serves clients. */
+/**
+ * Runs etcd until this process ends. `enter` is a command prefix that enters a network namespace. Resolves when etcd
+ * serves clients.
+ */
 async function launch(args: readonly string[], enter: readonly string[] = []): Promise<ChildProcess> {
   const common = ['--unsafe-no-fsync', '--logger', 'zap', '--log-outputs', 'stderr']
   const child = spawn('setpriv', ['--pdeathsig', 'KILL', ...enter, 'etcd', ...common, ...args], {
@@ -99,8 +111,8 @@ interface EtcdPlace {
   readonly namespace?: string
   readonly address?: string
   /**
-   * If set, clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must also present that
-   * certificate.
+   * If `tls` is set, clients must use TLS. With `true` etcd makes its own certificate. With a certificate, clients must
+   * also present that certificate.
    */
   readonly tls?: boolean | Certificate
   readonly flags?: readonly string[]
@@ -211,7 +223,10 @@ export interface EtcdMember {
   readonly process: ChildProcess
   kill(): Promise<void>
   start(): Promise<void>
-  /** Stops the member's process with SIGSTOP, so that its connections stay open without answers. Resolves when the process has stopped. */
+  /**
+   * Stops the member's process with SIGSTOP, so that its connections stay open without answers. Resolves when the
+   * process has stopped.
+   */
   freeze(): Promise<void>
   thaw(): void
   /** Removes this member from the cluster and adds a new member without data at the same address. */
@@ -221,8 +236,8 @@ export interface EtcdMember {
 export interface EtcdCluster {
   readonly members: readonly EtcdMember[]
   /**
-   * Runs etcdctl against the members in `through` (default: all), in the network namespace of the first of these members. Returns the
-   * stdout.
+   * Runs etcdctl against the members in `through` (default: all), in the network namespace of the first of them.
+   * Returns the stdout of etcdctl.
    */
   ctl(args: readonly string[], through?: readonly EtcdMember[]): Promise<string>
   /** Resolves with the first of the members `among` (default: all) that reports itself as the leader of the cluster. */
@@ -230,7 +245,7 @@ export interface EtcdCluster {
   close(): Promise<void>
 }
 
-/** Calls `what` repeatedly until it succeeds. After EVENT_MS it throws the error of the last call. */
+/** Calls `what` repeatedly until it succeeds. After EVENT_MS throws the error of the last call. */
 async function untilDone<T>(what: () => Promise<T>): Promise<T> {
   const end = performance.now() + EVENT_MS
   for (;;) {
@@ -275,7 +290,8 @@ export async function startEtcdCluster(
         `m${index}`,
         '--data-dir',
         join(folder, `m${index}-${generation}`),
-        // Turn strict-reconfig-check off, because it would refuse to add a member within 5 s after another one was added.
+        // Turn strict-reconfig-check off, because it would refuse to add a member within 5 s after another member was
+        // added.
         '--initial-cluster',
         initial,
         '--initial-cluster-state',

@@ -1,11 +1,11 @@
 // lab.ts - simulates hosts with network namespaces on one machine. Each host can run weftd and have containers.
+// - The switch is a namespace with a bridge, the underlay 192.168.77.0/24.
+// - Host N is a namespace with eth0 192.168.77.N on that bridge, and with its own weftd, subnet.env and log.
+// - A pod is a container of a host: a namespace behind the bridge cni0, with an address of the host's subnet.
 //
-//   switch   a namespace with a bridge, the underlay 192.168.77.0/24
-//   host N   a namespace with eth0 192.168.77.N on that bridge, and with its own daemon, subnet.env and log
-//   pod N    a container of host N: a namespace behind the bridge cni0, with the second address of the host's subnet
-//
-// All names of namespaces and folders begin with the lab's id, which contains the pid and the start time of the process that made the lab.
-// That process removes the lab when it ends. If the process was killed, the next lab removes the remains, which it recognises by the id.
+// All names of namespaces and folders begin with the lab's id, which contains the pid and the start time of the process
+// that made the lab. That process removes the lab when the process ends. If the process was killed, the next lab
+// removes the remains, which it recognises by the id.
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import {
@@ -28,20 +28,25 @@ import { formatIpv4, parseIpv4 } from '../src/net/ipv4.ts'
 import { formatIpv6, parseIpv6 } from '../src/net/ipv6.ts'
 import { ended, execute, executeSync, output, PATIENCE, type Finished } from './command.ts'
 
-/** The top folder of the package. This file may run as lab/lab.ts or as dist/lab/lab.js, so the folder is searched upwards. */
+/**
+ * The top folder of the package. lab.ts may run as lab/lab.ts or as dist/lab/lab.js, so the folder is searched upwards.
+ */
 export const packageRoot = (() => {
   let folder = dirname(fileURLToPath(import.meta.url))
   while (!existsSync(join(folder, 'binding.gyp'))) folder = dirname(folder)
   return folder
 })()
 
-/** The time limit for an event in a lab, in ms, such as a line in a daemon's log. It is long because some machines are slow. */
+/**
+ * The time limit for an event in a lab, in ms, such as a line in weftd's log. The limit is long because some machines
+ * are slow.
+ */
 export const EVENT_MS = 60_000 * PATIENCE
 
 /**
- * A command prefix (`DaemonArgs.before`) for a daemon that needs a WireGuard device. If the kernel has no WireGuard, the program
- * wireguard-go makes the device (see wireguard-device/ip). The prefix gives each host its own folder for the socket of wireguard-go,
- * because the socket has the name of the device, which is the same on all hosts.
+ * A command prefix (`DaemonArgs.before`) for a weftd that needs a WireGuard device. If the kernel has no WireGuard, the
+ * program wireguard-go makes the device (see wireguard-device/ip). The prefix gives each host its own folder for the
+ * socket of wireguard-go, because the socket has the name of the device, which is the same on all hosts.
  */
 export const WIREGUARD_APART: readonly string[] = [
   'unshare',
@@ -52,7 +57,9 @@ export const WIREGUARD_APART: readonly string[] = [
   join(packageRoot, 'lab/wireguard-device'),
 ]
 
-/** Returns a command prefix (`DaemonArgs.before`) that runs the daemon in its own UTS namespace with this host name. */
+/**
+ * Returns a command prefix (`DaemonArgs.before`) that runs weftd in its own UTS namespace with the host name `name`.
+ */
 export const named = (name: string): readonly string[] => [
   'unshare',
   '--uts',
@@ -62,7 +69,10 @@ export const named = (name: string): readonly string[] => [
   name,
 ]
 
-/** Returns true if simulated hosts can use IPv6; false if the kernel has no IPv6 or disables it in new network namespaces. */
+/**
+ * Returns true if simulated hosts can use IPv6; false if the kernel has no IPv6 or disables it in new network
+ * namespaces.
+ */
 export async function hostsHaveIpv6(): Promise<boolean> {
   const { stdout } = await execute('unshare --net cat /proc/sys/net/ipv6/conf/default/disable_ipv6'.split(' '))
   return stdout.trim() === '0'
@@ -74,13 +84,19 @@ export async function whyNoVxlan(): Promise<string | undefined> {
   return code === 0 ? undefined : `no vxlan in the kernel: ${stderr.trim()}`
 }
 
-/** The underlay's address of the switch. The switch is also the default router of the hosts, but forwards to no other network. */
+/**
+ * The underlay's address of the switch. The switch is also the default router of the hosts, but forwards to no other
+ * network.
+ */
 export const SWITCH_ADDRESS = '192.168.77.254'
 
 const PREFIX = 'weft-'
 const NAMESPACE_FOLDER = '/run/netns'
 
-/** Returns the start time of a process in clock ticks since boot (proc(5), field 22 of stat); undefined if the process does not exist. */
+/**
+ * Returns the start time of a process in clock ticks since boot (proc(5), field 22 of stat); undefined if the process
+ * does not exist.
+ */
 function startTime(pid: number): string | undefined {
   try {
     return readFileSync(`/proc/${pid}/stat`, 'utf8')
@@ -97,24 +113,32 @@ export interface Daemon {
   readonly process: ChildProcess
   readonly logFile: string
   readonly lines: readonly string[]
-  /** Resolves with the first log line that matches, including lines already logged. Rejects when the daemon ends or after `timeoutMs`. */
+  /**
+   * Resolves with the first log line that matches, including lines already logged. Rejects when weftd ends or after
+   * `timeoutMs`.
+   */
   line(pattern: RegExp, timeoutMs?: number): Promise<string>
   stop(signal?: NodeJS.Signals): Promise<number | null>
 }
 
 export interface DaemonArgs {
-  /** The name of the network, if this is an additional daemon on the host. Its files are in a folder with this name. */
+  /**
+   * The name of the network, if this is an additional weftd on the host. The files of an additional weftd are in a
+   * folder with this name.
+   */
   readonly network?: string
   /** The flags for weftd, except those that the lab adds: --subnet-file and the flags in `iface`. */
   readonly args: readonly string[]
   readonly iface?: readonly string[]
   readonly env?: Readonly<Record<string, string>>
   /**
-   * The path of a FIFO that delays the start of weftd until another process opens the FIFO for writing, so that several daemons start
-   * together. Before that the daemon's log gets the line `waiting`.
+   * The path of a FIFO that delays the start of weftd until another process opens the FIFO for writing, so that several
+   * weftds start together. Before that the log gets the line `waiting`.
    */
   readonly gate?: string
-  /** A command with arguments that runs weftd, such as setpriv; it is put in front of weftd's command line. */
+  /**
+   * A command with arguments that runs weftd, such as setpriv; the lab puts the command before weftd's command line.
+   */
   readonly before?: readonly string[]
   readonly checkout?: string
 }
@@ -123,7 +147,7 @@ export interface Place {
   readonly namespace: string
   run(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<Finished>
   output(command: readonly string[], options?: { timeoutMs?: number; input?: string }): Promise<string>
-  /** Starts a program in the network namespace. The program is killed when the lab is closed. */
+  /** Starts a program in the network namespace. The lab kills the program when the lab is closed. */
   spawn(command: readonly string[], options?: { stdin?: boolean }): ChildProcess
 }
 
@@ -135,9 +159,15 @@ export interface Pod extends Place {
 
 /** The subnet of a host, with the values that weftd wrote to subnet.env. */
 export interface Subnet {
-  /** The IPv4 address of the containers' bridge and the prefix length, such as `10.5.1.1/24`; empty if the subnet has no IPv4. */
+  /**
+   * The IPv4 address of the containers' bridge and the prefix length, such as `10.5.1.1/24`; empty if the subnet has no
+   * IPv4.
+   */
   readonly gateway: string
-  /** The IPv6 address of the containers' bridge and the prefix length, such as `fd00:5:0:1::1/64`; undefined if the subnet has no IPv6. */
+  /**
+   * The IPv6 address of the containers' bridge and the prefix length, such as `fd00:5:0:1::1/64`; undefined if the
+   * subnet has no IPv6.
+   */
   readonly ipv6Gateway?: string | undefined
   readonly mtu: string
   /** The name of the bridge to which the containers are attached, by default cni0. */
@@ -169,7 +199,10 @@ export interface Host extends Place {
   startDaemon(options: DaemonArgs): Daemon
   /** Returns the values of the host's subnet.env, or of the corresponding file of the additional network `network`. */
   subnetEnv(network?: string): Readonly<Record<string, string>>
-  /** Makes a container. Its address is from `subnet`, by default the subnet in subnet.env, which the daemon must have written. */
+  /**
+   * Makes a container. Its address is from `subnet`, by default the subnet in subnet.env, which weftd must have
+   * written.
+   */
   startPod(subnet?: Subnet): Promise<Pod>
 }
 
@@ -177,36 +210,44 @@ export interface Lab {
   readonly id: string
   readonly hosts: readonly Host[]
   /**
-   * The network namespace of the switch, with the underlay's bridge br0 and the address SWITCH_ADDRESS. The bridge's port h1 leads to
-   * host1.
+   * The network namespace of the switch, with the underlay's bridge br0 and the address SWITCH_ADDRESS. The bridge's
+   * port h1 leads to host1.
    */
   readonly switch: Place
   readonly folder: string
-  /** Returns a command prefix that a user can type in front of a command to run it in this namespace of the lab. */
+  /** Returns a command prefix with which a user can run a command in the namespace `namespace` of the lab. */
   enter(namespace: string): string
   /**
    * Names a network namespace that another program made, such as a container runtime, so that the lab can run commands in it. `path` is the
    * namespace's file. The lab removes the name when it is closed.
    */
   adopt(name: string, path: string): Promise<Place>
-  /** Makes a folder in the lab and mounts a tmpfs with a limited size, such as '1m', on it. Returns the folder's path. */
+  /**
+   * Makes a folder in the lab and mounts a tmpfs with a limited size, such as '1m', on it. Returns the folder's path.
+   */
   mountMemory(name: string, size: string): Promise<string>
-  /** Returns a text that helps to explain a failure: each host's links, addresses and routes, and the end of each daemon's log. */
+  /**
+   * Returns a text that helps to explain a failure: each host's links, addresses and routes, and the end of each
+   * weftd's log.
+   */
   describe(): Promise<string>
   /** Removes the lab's namespaces and folder, and ends its programs. A second call does nothing. */
   close(): Promise<void>
 }
 
 /**
- * The open labs of this process. A lab calls `beforeClose` before it removes its hosts, so that a test can report the state after a
- * failure.
+ * The open labs of this process. A lab calls `beforeClose` before it removes its hosts, so that a test can report the
+ * state after a failure.
  */
 export const labs = { open: new Set<Lab>(), beforeClose: async (_lab: Lab): Promise<void> => {} }
 
 interface LabOptions {
   readonly hosts: number
   readonly mtu?: number
-  /** How the hosts are connected: `bridge` through the switch; `veth` connects two hosts directly, for measurements. */
+  /**
+   * How the hosts are connected: `bridge` connects them through the switch; `veth` connects two hosts directly, for
+   * measurements.
+   */
   readonly underlay?: 'bridge' | 'veth'
   /** The IP families of the underlay's addresses and default routes, by default IPv4 only. */
   readonly families?: readonly Family[]
@@ -238,13 +279,16 @@ function removeNamespace(name: string): void {
     try {
       process.kill(Number(pid), 'SIGKILL')
     } catch {
-      // Ignore the error: the process ended before it could be killed.
+      // Ignore the error: the process has ended meanwhile.
     }
   }
   executeSync(['ip', 'netns', 'del', name])
 }
 
-/** Makes the switch and the hosts of a lab. The caller must be root, or must be in the namespaces that unprivileged.ts makes. */
+/**
+ * Makes the switch and the hosts of a lab. The caller must be root, or must be in the namespaces that unprivileged.ts
+ * makes.
+ */
 export async function createLab({
   hosts: count,
   mtu = 1500,
@@ -384,14 +428,15 @@ export async function createLab({
         const add = `link add ${bridge} type bridge`
         if (!hasBridge && families.includes('ipv6')) {
           await ip(namespace, add)
-          // Disable duplicate address detection on the bridge. While it runs, about two seconds, the kernel does not resolve the addresses
-          // of neighbours.
+          // Disable duplicate address detection on the bridge. During the detection, about two seconds, the kernel does
+          // not resolve the addresses of neighbours.
           await output(inside(namespace, ['sh', '-c', `echo 0 > /proc/sys/net/ipv6/conf/${bridge}/accept_dad`]))
         }
         await ip(
           namespace,
           ...(hasBridge || families.includes('ipv6') ? [] : [add]),
-          // Set the addresses even if the bridge exists, because the subnet may have got IPv6 since the bridge was made.
+          // Set the addresses even if the bridge exists, because the subnet may have got IPv6 since the bridge was
+          // made.
           ...(gateway === '' ? [] : [`addr replace ${gateway} dev ${bridge}`]),
           ...(ipv6Gateway === undefined ? [] : [`addr replace ${ipv6Gateway} dev ${bridge} nodad`]),
           ...(hasBridge ? [] : [`link set ${bridge} mtu ${podMtu} up`]),
@@ -507,7 +552,7 @@ function stateOf({ process: { exitCode, signalCode } }: Daemon): string {
   return exitCode === null ? 'running' : `ended with ${exitCode}`
 }
 
-/** Returns the last lines of a daemon's log, each truncated to 200 characters. */
+/** Returns the last lines of a weftd's log, each truncated to 200 characters. */
 export function lastLines({ lines }: Pick<Daemon, 'lines'>): string[] {
   return lines.slice(-20).map((line) => (line.length > 200 ? `${line.slice(0, 200)}...` : line))
 }

@@ -11,8 +11,8 @@ const REACH_PAUSE_MS = 50
 const inside = (namespace: string, ...command: string[]): string[] => ['ip', 'netns', 'exec', namespace, ...command]
 
 /**
- * Sends `count` pings and returns their round-trip times in ms. The list is shorter if pings were lost, or if ping was ended after
- * `deadlineS` seconds, an integer.
+ * Sends `count` pings and returns their round-trip times in ms. The list is shorter if pings were lost, or if ping was
+ * ended after `deadlineS` seconds, an integer.
  */
 export async function ping(
   namespace: string,
@@ -26,12 +26,13 @@ export async function ping(
   return [...stdout.matchAll(/time=([\d.]+) ms/g)].map((match) => Number(match[1]))
 }
 
-/** Sends pings until one is answered. Rejects if no ping is answered within `timeoutMs`. */
+/** Sends pings until one ping is answered. Rejects if no ping is answered within `timeoutMs`. */
 export async function reach(namespace: string, address: string, timeoutMs = EVENT_MS): Promise<void> {
   const end = performance.now() + timeoutMs
   for (;;) {
     const seconds = Math.max(1, Math.ceil((end - performance.now()) / 1000))
-    // Repeat the command, because ping ends before its deadline (-w) at an ICMP error, for example while weftd does not yet know the peer.
+    // Repeat the command, because ping ends before its deadline (-w) at an ICMP error, for example while weftd does not
+    // yet know the peer.
     const { code, stdout, stderr } = await execute(
       inside(namespace, 'ping', '-n', '-c', '1', '-i', '0.1', '-w', String(seconds), address),
     )
@@ -42,7 +43,10 @@ export async function reach(namespace: string, address: string, timeoutMs = EVEN
 }
 
 interface IperfServer {
-  /** Runs an iperf3 client in a network namespace against this server. `args` are more arguments, such as ['--udp', '--length', '64']. */
+  /**
+   * Runs an iperf3 client in a network namespace against the server. `args` are more arguments, such as ['--udp',
+   * '--length', '64'].
+   */
   run(namespace: string, address: string, seconds: number, args?: readonly string[]): Promise<IperfResult>
   stop(): Promise<void>
 }
@@ -55,7 +59,8 @@ export async function iperfServer(
   const { stdout } = process
   if (!stdout) throw new Error('iperf3 has no stdout')
   const lines = createInterface({ input: stdout })[Symbol.asyncIterator]()
-  // Wait for the server's next line `listening`. After each run iperf3 stops listening for a moment, and a client would then fail.
+  // Wait for the server's next line `listening`. After each run iperf3 stops listening for a moment, in which a client
+  // would fail.
   const listens = async (): Promise<void> => {
     for (;;) {
       const { value, done } = await lines.next()

@@ -1,6 +1,6 @@
-// slow-cable.ts - delays all frames to and from a simulated host, without the kernel's netem, which some kernels lack. Two TAP devices
-// replace the host's port on the switch, and a program copies frames between them after a delay. Before a frame reaches a TAP device, the
-// kernel splits superpackets and completes checksums.
+// slow-cable.ts - delays all frames to and from a simulated host, without the kernel's netem, which some kernels lack.
+// Two TAP devices replace the host's port on the switch, and a program copies frames between them after a delay. Before
+// a frame reaches a TAP device, the kernel splits superpackets and completes checksums.
 
 import { once } from 'node:events'
 import { createInterface } from 'node:readline'
@@ -28,7 +28,10 @@ while True:
             pass  # the device is down for a moment
 `
 
-/** Delays all frames to and from host `number` by `delayMs` in each direction. Resolves with a function that removes the delay. */
+/**
+ * Delays all frames to and from host `number` by `delayMs` in each direction. Resolves with a function that removes the
+ * delay.
+ */
 export async function slowCable(lab: Lab, number: number, delayMs: number): Promise<() => Promise<void>> {
   const [port, near, far, bridge] = [`h${number}`, `slow${number}`, `far${number}`, `cable${number}`]
   const ip = (...words: string[]): Promise<string> => lab.switch.output(['ip', ...words])

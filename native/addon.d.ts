@@ -8,7 +8,7 @@
 export interface SocketOptions {
   /** The local IPv4 or IPv6 address, as text. */
   bindAddress: string
-  /** The well-known port: the local UDP port, on which the loops receive. */
+  /** The well-known port: the local UDP port, on which all loops receive. */
   port: number
   /** The number of loops, 1 to 16. A loop is a thread with its own TUN queue and UDP sockets. */
   workers: number
@@ -17,7 +17,9 @@ export interface SocketOptions {
 }
 
 export interface OpenOptions extends SocketOptions {
-  /** The TUN's interface name, or a pattern such as `flannel%d`, for which the kernel takes the first free number. */
+  /**
+   * The TUN's interface name, or a pattern such as `flannel%d`, which the kernel completes with the first free number.
+   */
   tunName: string
 }
 
@@ -32,14 +34,13 @@ export interface Descriptors {
   readonly features: readonly string[]
   readonly loops: readonly LoopDescriptors[]
   /**
-   * A memfd with the WireGuard sessions of the previous engine. Only one engine can take the keys out of this memfd
+   * A memfd with the WireGuard sessions of the previous engine. Only one engine can take the keys out of the memfd
    * (native/io/handover_state.h).
    */
   readonly handoverState?: number
 }
 
 export interface LoopDescriptors {
-  /** The loop's queue of the TUN. */
   readonly tun: number
   /** The loop's sockets in each IP family over which it sends and receives datagrams. */
   readonly sockets: ByFamily<LoopSockets>
@@ -71,19 +72,17 @@ export interface ByFamily<T> {
 /** The rules for packets from peers (native/core/filter.h). */
 export interface FilterOptions {
   /**
-   * `strict`: the inner addresses and the datagram's source address must match the peer table. `inner`: only the inner
-   * addresses must match. `off`: all packets enter.
+   * The check of packets from peers. `strict`: the inner addresses and the datagram's source address must match the
+   * peer table. `inner`: only the inner addresses must match. `off`: all packets enter.
    */
   readonly verifySource: 'strict' | 'inner' | 'off'
   /** The cluster's network in each IP family. */
   readonly network: ByFamily<Net>
-  /** This node's subnet in each IP family. */
   readonly subnet: ByFamily<Net>
 }
 
 /** A host whose packet the filter refused. */
 export interface UnknownSender {
-  /** The source address of the datagram. */
   readonly from: Address
   /** The source and the destination address of the inner packet. */
   readonly source: Address
@@ -96,13 +95,16 @@ export interface UnknownSender {
 export interface DroppedPacket {
   /** When the engine began to process the batch of packets that contains this packet, in microseconds since 1970. */
   readonly atUs: number
-  /** The counter of the drop, a name from `counterNames`: `tx_...` for packets to peers, `rx_...` from peers. */
+  /**
+   * The counter of the drop, a name from `counterNames`. `tx_...` counts packets to peers, and `rx_...` packets from
+   * peers.
+   */
   readonly reason: string
   /** The number of dropped packets. A superpacket (several segments under one header) counts as its segments. */
   readonly packets: number
   /** The length of the dropped packet in bytes; for a truncated datagram, the number of bytes that were received. */
   readonly length: number
-  /** The address of the other host: the sender or the receiver of the datagram; 0 if it is not known. */
+  /** The address of the peer's host: the sender or the receiver of the datagram; 0 if the address is not known. */
   readonly peer: Address
   /**
    * The length in bytes of the encapsulation's header at the beginning of `headers`; 0 if the engine had removed the
@@ -113,14 +115,17 @@ export interface DroppedPacket {
   readonly headers: Uint8Array
 }
 
-/** The dropped packets that the engine has kept. `drops(next)` returns only packets that are dropped later. */
+/**
+ * The dropped packets that the engine has kept. A later call `drops(next)` returns only packets that were dropped after
+ * these.
+ */
 export interface Drops {
   /** The position for the next call of `drops`: one number for each loop and direction. */
   readonly next: readonly number[]
   readonly packets: readonly DroppedPacket[]
 }
 
-/** The options of an engine. Only the peer table among them can be changed while the engine runs. */
+/** The options of an engine. Only the peer table can be changed while the engine runs. */
 export interface RunOptions {
   /** The name of the encapsulation, from `encapsulationNames`. */
   encapsulation: string
@@ -132,18 +137,24 @@ export interface RunOptions {
    */
   networkAddress: ByFamily<Address>
   filter: FilterOptions
-  /** True if the engine lowers the MSS in the SYN of TCP connections to what fits the tunnel (native/core/mss.h). */
+  /**
+   * True if the engine lowers the MSS in the SYN of TCP connections so that segments fit the tunnel
+   * (native/core/mss.h).
+   */
   clampMss: boolean
   /** This host's parameters of the encapsulation, at most 72 bytes. The files of native/encap document the layout. */
   ownEnd: Uint8Array
   /** The MTU of the TUN, in bytes. */
   mtu: number
   /**
-   * The first peer table, in the format of `setPeers`. It is set before the threads start, because packets may already
-   * wait in the descriptors.
+   * The first peer table, in the format of `setPeers`. The engine sets this table before the threads start, because
+   * packets may already wait in the descriptors.
    */
   peers: Uint8Array
-  /** True if weftd chooses TUN queues, so that flows with fragments stay in order (native/io/steering.h). */
+  /**
+   * True if the engine, and not the kernel, chooses the TUN queue of a packet, so that flows with fragments stay in
+   * order (native/io/steering.h).
+   */
   steers?: boolean
   /** True if the engine continues the sessions in `Descriptors.handoverState`; false if it discards them. */
   keepsSessions: boolean
@@ -151,7 +162,7 @@ export interface RunOptions {
   persistent: boolean
   /** The nice value of the threads, -20 (highest priority) to 19; 0 means the nice value of the process. */
   nice: number
-  /** How long a thread polls for packets before it sleeps, in microseconds; 0 means that it does not poll. */
+  /** How long an idle thread polls for packets before it sleeps, in microseconds; 0 means that it does not poll. */
   pollUs: number
 }
 
@@ -159,7 +170,7 @@ export interface RunOptions {
 export interface SessionKeys {
   /**
    * True if this host began the handshake. The initiator sends with new keys immediately; the responder only after it
-   * has received a packet that is encrypted with them.
+   * has received a packet encrypted with these keys.
    */
   readonly isInitiator: boolean
   /**
@@ -180,19 +191,19 @@ export interface UdpEndpoint {
 export interface Mail {
   /**
    * Handshake messages, those from peers' addresses first, and the first bytes of data messages (type 4) for unknown
-   * sessions. The sender of such a data message may use a session that this host lost in a restart.
+   * sessions. The sender of a data message for an unknown session may use a session that this host lost in a restart.
    */
   readonly controlMessages: readonly (UdpEndpoint & { readonly bytes: Buffer })[]
   /** The numbers of the sessions that need a handshake. */
   readonly wanted: readonly number[]
-  /** The numbers of the sessions whose newest keys the peer has used for the first time. */
+  /** The numbers of the sessions whose peer has used the newest keys for the first time. */
   readonly confirmed: readonly number[]
   /** The sessions whose peer has sent an authenticated packet from a new address. */
   readonly moved: readonly (UdpEndpoint & { readonly session: number })[]
 }
 
 export interface NativeEngine {
-  /** The names of the granted features, without those that have failed or that `ethtool -K` has turned off. */
+  /** The names of the granted features, without features that have failed or that `ethtool -K` has turned off. */
   readonly offloads: string[]
   /** The interface name that the TUN has now; undefined after `release` and `stop`. */
   readonly tunName: string | undefined
@@ -202,8 +213,8 @@ export interface NativeEngine {
    */
   followSwitches(): void
   /**
-   * Live counters: `counterNames.length` values for the first loop, then for the second, and so on. JavaScript must not
-   * write them.
+   * Live counters: `counterNames.length` values for the first loop, then for the second loop, and so on. JavaScript
+   * must not write to this array.
    */
   readonly counters: BigUint64Array
   /** True if the engine continues the sessions of the previous engine. */
@@ -213,23 +224,26 @@ export interface NativeEngine {
   /** Why the kernel refused `RunOptions.nice`; undefined if the kernel accepted it. */
   readonly priorityRefused?: string
   /**
-   * Replaces the whole peer table by these records (src/path/engine/peers.ts). Each thread uses the new table from its
-   * next batch on. A peer with an unchanged record keeps the path MTU that was learnt.
+   * Replaces the whole peer table by the records `records` (src/path/engine/peers.ts). Each thread uses the new table
+   * from its next batch on. A peer with an unchanged record keeps its learnt path MTU.
    */
   setPeers(records: Uint8Array): void
-  /** Adds, changes or removes the peers that these records name. Its cost does not depend on the size of the table. */
+  /**
+   * Adds, changes or removes the peers that the records name. The cost of a call does not depend on the size of the
+   * table.
+   */
   changePeers(records: Uint8Array): void
-  /** Sends one datagram from the well-known port. Returns false if the kernel refused it. */
+  /** Sends one datagram from the well-known port. Returns false if the kernel refused the datagram. */
   send(to: Address, port: number, datagram: Uint8Array): boolean
   /**
-   * Returns the number of loop iterations of each thread, by its name in /proc/PID/task/TID/comm, and wakes the
-   * threads. If a later call returns the same number, the thread hangs.
+   * Returns the number of loop iterations of each thread, by the thread's name in /proc/PID/task/TID/comm, and wakes
+   * the threads. If a later call returns the same number, the thread hangs.
    */
   askThreads(): Record<string, number>
   /**
    * Returns five numbers for each traffic slot (the index in a peer's record): packets and bytes sent, packets and
    * bytes received, and milliseconds since the last packet was received (-1 for never). Covers all slots that records
-   * have named, or only `slot`.
+   * have named, or only `slot` if it is given.
    */
   traffic(slot?: number): Float64Array
   /** Installs keys in a WireGuard session. `session` is the number that the peer's records name. */
@@ -237,20 +251,20 @@ export interface NativeEngine {
   /** Wipes the keys of a WireGuard session and drops the packets that wait for keys. */
   forgetSession(session: number): void
   /**
-   * Returns the reports about WireGuard handshakes since the last call. Of the handshake messages from unknown hosts it
-   * returns at most `mostOfOthers` and discards the rest.
+   * Returns the reports about WireGuard handshakes since the last call, with at most `mostOfOthers` messages from
+   * unknown hosts. Discards all other messages from unknown hosts.
    */
   takeMail(mostOfOthers: number): Mail
-  /** Returns the unknown senders that were noted since the last call, at most a few dozen per loop. */
+  /** Returns the unknown senders that the engine noted since the last call, at most a few dozen per loop. */
   takeUnknownSenders(): UnknownSender[]
   /**
-   * Returns the dropped packets that were kept since the call that returned `after` as `next`; all kept packets if
-   * `after` is empty.
+   * Returns the dropped packets that the engine kept since the call that returned `after` as `next`; all kept packets
+   * if `after` is empty.
    */
   drops(after: readonly number[]): Drops
   /**
-   * Ends the threads, each after at most one batch, and returns the open descriptors for another engine. Arriving
-   * packets wait in the kernel's buffers meanwhile. The sessions are saved in `handoverState`, together with `head`.
+   * Ends the threads, each after at most one batch, and returns the open descriptors for the next engine. Until then,
+   * arriving packets wait in the kernel's buffers. The sessions are saved in `handoverState`, together with `head`.
    * Rejects with EBADF if the engine has already ended.
    */
   release(head?: Uint8Array): Promise<Descriptors>
@@ -281,7 +295,7 @@ export const counterTexts: string[]
 export const layout: {
   /**
    * The layout of a peer's record (native/core/peers.h). `isGone` and `isFromKnownPort` are bits in `flags`, `bytes` is
-   * the size of a record, and all others are byte offsets.
+   * the size of a record, and all remaining members are byte offsets.
    */
   readonly peerRecord: Readonly<
     Record<
@@ -302,17 +316,21 @@ export const layout: {
       number
     >
   >
-  /** `slots`: the maximum number of traffic slots. `numbers`: how many numbers `traffic` returns for a slot. */
+  /**
+   * The limits of `traffic`. `slots`: the maximum number of traffic slots. `numbers`: how many numbers `traffic`
+   * returns for a slot.
+   */
   readonly traffic: { readonly slots: number; readonly numbers: number }
   /**
-   * `kept`: how many dropped packets are kept per loop and direction. `everyUs`: the interval at which further drops
-   * are kept after a burst. `headerBytes`: the maximum number of bytes of each kept packet.
+   * The limits of `drops`. `kept`: how many dropped packets the engine keeps per loop and direction. `everyUs`: the
+   * interval, in microseconds, at which it keeps further drops after a burst. `headerBytes`: the maximum number of
+   * bytes of each kept packet.
    */
   readonly drops: { readonly kept: number; readonly everyUs: number; readonly headerBytes: number }
   /**
-   * `askEveryMs`: the shortest interval between two queries of a path MTU. `alwaysFits`: the packet size that always
-   * fits. `least`: the smallest plausible MTU for inner packets. `outerBytes`: the length of the outer IPv4 and UDP
-   * headers.
+   * The limits of path MTUs. `askEveryMs`: the shortest interval between two queries of a path MTU. `alwaysFits`: the
+   * packet size that always fits. `least`: the smallest plausible MTU for inner packets. `outerBytes`: the length of
+   * the outer IPv4 and UDP headers.
    */
   readonly path: {
     readonly askEveryMs: number
@@ -342,22 +360,25 @@ export function openDescriptors(options: OpenOptions): Descriptors & {
   readonly receiveBufferGranted: number
 }
 
-/** Opens UDP sockets of one more IP family, for loops that have a TUN queue. `loops` has the sockets of each loop. */
+/**
+ * Opens UDP sockets of one more IP family, for loops that already have a TUN queue. `loops` has the sockets of each
+ * loop.
+ */
 export function openSockets(options: SocketOptions): {
   readonly features: readonly string[]
   readonly loops: readonly LoopSockets[]
 }
 
 /**
- * Reads the bytes `head` in `Descriptors.handoverState`, without taking the keys. Returns undefined if the memfd has
- * another format.
+ * Reads the bytes `head` in `Descriptors.handoverState`, without taking the keys. Returns undefined if the memfd has a
+ * format that this version does not know.
  */
 export function handoverHead(fd: number): Buffer | undefined
 
 /**
  * Starts the engine's threads. The engine owns the descriptors from now on, even if this function throws. `onFault` is
- * called at most once, when a thread cannot continue; the engine must still be stopped. `onMail` is called when
- * `takeMail` has something to return.
+ * called at most once, when a thread cannot continue; the caller must still stop the engine. `onMail` is called when
+ * `takeMail` has new reports.
  */
 export function runEngine(
   descriptors: Descriptors,
@@ -380,7 +401,7 @@ export function setTunPersistent(fd: number, persistent: boolean): void
 
 /**
  * Returns the kernel's path MTU in bytes from an address of this host to another address of the same IP family; 0 if
- * the kernel does not know it.
+ * the kernel knows none.
  */
 export function pathMtu(from: string, to: string): number
 
@@ -411,45 +432,52 @@ export function tryLockFile(fd: number): boolean
  */
 export function notify(socket: string, message: string, fds: readonly number[]): void
 
-// The following functions exchange packets between processes of this host over Unix sockets (SOCK_SEQPACKET, unix(7)).
-// Each packet has a text and file descriptors. The caller must close the descriptors that these functions return.
-
-/** Listens on a Unix socket at a path. Only this user may connect. An existing socket file is removed first. */
+/**
+ * Listens on a Unix socket at a path, for packets with a text and file descriptors (SOCK_SEQPACKET, unix(7)). Only this
+ * user may connect. Removes an existing socket file first. The caller must close the returned descriptor.
+ */
 export function listenUnix(path: string): number
 
 /**
- * Connects to a Unix socket at a path. Throws ECONNREFUSED or ENOENT if no process listens there, EAGAIN if the
- * listener's queue is full.
+ * Connects to a Unix socket at a path, and returns its descriptor, which the caller must close. Throws ECONNREFUSED or
+ * ENOENT if no process listens at the path, EAGAIN if the listener's queue is full.
  */
 export function connectUnix(path: string): number
 
-/** Returns the descriptor of the next waiting connection, or undefined if no connection waits. */
+/**
+ * Returns the descriptor of the next waiting connection, which the caller must close; undefined if no connection waits.
+ */
 export function acceptUnix(listener: number): number | undefined
 
 /**
- * Returns the pid of the process at the other end of the connection (SO_PEERCRED); 0 if that process is not visible in
- * this process's PID namespace.
+ * Returns the pid of the connection's peer (SO_PEERCRED); 0 if the peer is not visible in this process's PID namespace.
  */
 export function peerPid(connection: number): number
 
-/** Sends copies of at most 253 descriptors with at most 64 KiB of text. */
+/** Sends a packet with copies of at most 253 descriptors and at most 64 KiB of text over a Unix socket. */
 export function sendParcel(connection: number, text: string, fds: readonly number[]): void
 
-/** Returns the next packet. Returns undefined if no packet waits, and an empty text after the connection has ended. */
+/**
+ * Returns the next packet of a Unix socket; the caller must close its descriptors. Returns undefined if no packet
+ * waits, and an empty text after the connection has ended.
+ */
 export function receiveParcel(connection: number): { text: string; fds: number[] } | undefined
 
 /**
- * A socket for ICMP or ICMPv6 echo requests. `raw` is true if it is a raw socket, because the kernel does not allow
+ * A socket for ICMP or ICMPv6 echo requests. `raw` is true for a raw socket, which is used if the kernel does not allow
  * this process ping sockets.
  */
 export interface EchoSocket {
   readonly fd: number
   readonly raw: boolean
-  /** A number that each request of this socket contains, so that replies to other programs are ignored. */
+  /**
+   * A number that each request of this socket contains, so that the socket ignores replies to requests of other
+   * programs.
+   */
   readonly mark: number
 }
 
-/** A reply to an echo request: the address that it came from, as text, and the time since the request was sent. */
+/** A reply to an echo request: the address from which it came, as text, and the time since the request was sent. */
 export interface EchoAnswer {
   readonly from: string
   readonly sequence: number
@@ -458,15 +486,15 @@ export interface EchoAnswer {
 
 /**
  * Opens a socket that sends echo requests from an IPv4 or IPv6 address of this host, given as text. Throws the errno of
- * the raw socket: EPERM if neither net.ipv4.ping_group_range nor CAP_NET_RAW allows it, EAFNOSUPPORT if the kernel
- * lacks the IP family.
+ * the raw socket: EPERM if neither net.ipv4.ping_group_range nor CAP_NET_RAW allows the socket, EAFNOSUPPORT if the
+ * kernel lacks the IP family.
  */
 export function openEcho(source: string): EchoSocket
 
 /**
  * Sends an echo request with a 16-bit sequence number to an address of the socket's IP family, given as text. The
- * request is an IP packet of `bytes` that must not be fragmented; if `bytes` is too small, the shortest possible packet
- * is sent.
+ * request is an IP packet of `bytes` bytes that must not be fragmented; if `bytes` is too small, the request has the
+ * minimum length.
  */
 export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes?: number): void
 
@@ -477,7 +505,6 @@ export function sendEcho(socket: EchoSocket, to: string, sequence: number, bytes
  */
 export function echoPacket(socket: EchoSocket, from: Address, to: Address, sequence: number, outer: 4 | 6): Uint8Array
 
-/** Returns the replies that have arrived to requests of this socket, at most 64. */
 export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 
 /**
@@ -487,6 +514,6 @@ export function takeEchoes(socket: EchoSocket): EchoAnswer[]
 export function giveBackMemory(): void
 
 /**
- * Ends the process immediately with _exit(2). process.exit would wait for libuv's threads, and one of them may hang.
+ * Ends the process immediately with _exit(2). process.exit would wait for libuv's threads, and one of these may hang.
  */
 export function exitNow(code: number): never

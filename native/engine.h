@@ -30,7 +30,8 @@ struct RunOptions {
   /// The records of the first peer table. It is set before the threads start, because packets may already wait in the
   /// descriptors.
   std::span<const uint8_t> peers;
-  /// true if weft chooses the TUN queue of each packet, so that flows with fragments stay in order (io/steering.h)
+  /// True if weft, and not the kernel, chooses the TUN queue of each packet, so that flows with fragments stay in order
+  /// (io/steering.h).
   bool steers = false;
   /// True if the engine continues the sessions that the previous engine saved with the descriptors; false if it
   /// discards them.
@@ -42,17 +43,17 @@ std::vector<std::string_view> encapsulation_names();
 
 class Engine {
  public:
-  /// Starts the threads. The engine owns the descriptors from now on, even if this fails. `counters` must have
+  /// Starts the threads. The engine owns the descriptors from now on, even if run() fails. `counters` must have
   /// kCounterCount zeroed values per loop, and must outlive the engine.
   static Failure run(Descriptors descriptors, const RunOptions& options, uint64_t* counters,
                      std::unique_ptr<Engine>& engine);
 
   const Features& features() const { return features_; }
-  /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys them from
-  /// its next batch on.
+  /// Reads the TUN's switches (io/tun.h), which say whether received packets may be joined. Each loop obeys the
+  /// switches from its next batch on.
   void follow_switches();
-  /// The interface name that the TUN has now. If the TUN was deleted, the last name that it had. Changes the engine, so
-  /// only one thread may call it at a time: JavaScript's thread, or the thread that ends the engine.
+  /// The interface name that the TUN has now or, if the TUN was deleted, the last name that it had. Changes the engine,
+  /// so only one thread may call it at a time: JavaScript's thread, or the thread that ends the engine.
   const std::string& tun_name();
   Fault& fault() { return fault_; }
   void set_peers(std::span<const uint8_t> records);
@@ -74,17 +75,17 @@ class Engine {
   /// The dropped packets of each loop in two elements: egress of the first loop, ingress of the first loop, egress of
   /// the second loop, and so on.
   const std::deque<Drops>& drops() const { return drops_; }
-  /// The WireGuard sessions, or null if the encapsulation has none. When their mailbox has something, mail_event() is
-  /// readable.
+  /// The WireGuard sessions, or null if the encapsulation has none. When their mailbox has something new, mail_event()
+  /// is readable.
   Sessions* sessions() { return sessions_.get(); }
   const Event& mail_event() const { return mail_; }
-  /// Sends one datagram from the well-known port, without blocking. Returns false if the kernel refused it.
+  /// Sends one datagram from the well-known port, without blocking. Returns false if the kernel refused the datagram.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) const;
   /// True if the engine took over the sessions that the previous engine saved.
   bool has_kept_sessions() const { return has_kept_sessions_; }
   /// Ends the threads and returns the descriptors, still open, for the next engine. The saved sessions are among them,
-  /// with `head`, which the next engine can read before it takes the sessions. No other function may be called
-  /// afterwards. If release() is not called, the destructor closes the descriptors, which deletes the TUN.
+  /// with `head`, which the next engine can read before it takes the sessions. After release() the caller may call no
+  /// other function. If release() is not called, the destructor closes the descriptors, which deletes the TUN.
   Descriptors release(std::span<const uint8_t> head);
   ~Engine();
 
@@ -106,12 +107,12 @@ class Engine {
   Fault fault_;
   IcmpLimits icmp_;
   std::vector<UnknownSenders> unknown_senders_;  // one per loop
-  // Two elements per loop: egress, then ingress. The type is a deque, because threads write into its elements, which
-  // must not move.
+  // The drops of each loop in two elements: egress, then ingress. The type is a deque, because threads write into the
+  // elements, which must not move.
   std::deque<Drops> drops_;
   std::vector<TrafficRows> traffic_;
   uint32_t traffic_slots_ = 1;
-  // the last member, because its destructor ends the threads, which use all other members
+  // This is the last member, because its destructor ends the threads, which use all other members.
   std::vector<std::unique_ptr<Loop>> loops_;
 };
 

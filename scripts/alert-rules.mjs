@@ -1,6 +1,6 @@
-// alert-rules.mjs - generates the copies of deploy/prometheus/weft.rules.yml: one for the Prometheus operator and one in the Helm chart.
-// With --check the script writes nothing, and fails if a copy differs from the rules file. `npm run lint:ts` runs the script with --check;
-// `npm run format` runs it without.
+// alert-rules.mjs - generates the copies of deploy/prometheus/weft.rules.yml: one for the Prometheus operator and one
+// in the Helm chart. With --check the script writes nothing, and fails if a copy differs from the rules file. `npm run
+// lint:ts` runs the script with --check; `npm run format` runs it without --check.
 
 import { readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -21,10 +21,9 @@ spec:
 `
 
 /**
- * Returns the text of each generated file, by its path in the repository. The Helm chart gets the rules file unchanged, because a template
- * of the chart reads that file. The file for the Prometheus operator has the same groups below `spec`, without the header comment of
- * SOURCE.
- *
+ * Returns the text of each generated file, by its path in the repository. The Helm chart gets the rules file unchanged,
+ * because a template of the chart reads the file. The file for the Prometheus operator has the same groups under
+ * `spec`, without the header comment of SOURCE.
  * @param {string} source The text of SOURCE.
  * @returns {Readonly<Record<string, string>>}
  */

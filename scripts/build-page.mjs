@@ -1,5 +1,5 @@
-// build-page.mjs - builds the status page as one file: puts the style, the script and uPlot into src/report/page/index.html, and writes
-// dist/src/report/page/page.html.
+// build-page.mjs - builds the status page as one file: puts the style, the script and uPlot into
+// src/report/page/index.html, and writes dist/src/report/page/page.html.
 
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -23,7 +23,7 @@ const script = output[0].code.trim()
 const style = shorten(`${read('node_modules/uplot/dist/uPlot.min.css')}\n${read('src/report/page/style.css')}`)
 if (/<\/?(script|style|!--)/i.test(script + style)) throw new Error('the script or the style would end their element')
 
-// The license of uPlot must accompany every copy of its code, so the page begins with it.
+// The license of uPlot must accompany every copy of its code, so the page begins with the license.
 const notice = `<!--\nuPlot, which draws the charts:\n\n${read('node_modules/uplot/LICENSE').trim()}\n-->\n`
 let page = read('src/report/page/index.html')
 const parts = [

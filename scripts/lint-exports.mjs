@@ -1,7 +1,8 @@
-// lint-exports.mjs - finds exported names that no other file imports, and functions and constants of src/ that only tests import.
+// lint-exports.mjs - finds exported names that no other file imports, and functions and constants of src/ that only
+// tests import.
 //
-// A type may be exported for tests. A value that only tests import is allowed if scripts/exports-for-tests.json lists its name. A name in
-// that list that needs no exception is an error too. `--list` prints the correct list.
+// A type may be exported for tests. A value that only tests import is allowed if scripts/exports-for-tests.json lists
+// its name. A listed name that needs no exception is an error too. `--list` prints the correct list.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'
@@ -12,8 +13,8 @@ const TOP = resolve(dirname(fileURLToPath(import.meta.url)), '..')
 const FOLDERS = ['src', 'lab', 'bench', 'test', 'scripts', 'bin']
 const LIST = 'scripts/exports-for-tests.json'
 /**
- * Files that are used although no file imports them: the build of the single-file executable puts the first in place of assets.ts, and
- * Stryker loads the second by its path.
+ * Files that are used although no file imports them: the build of the single-file executable uses assets-inside.ts in
+ * place of assets.ts, and Stryker loads mutants-stryker.mjs by its path.
  */
 const LOADED_OTHERWISE = new Set(['src/base/assets-inside.ts', 'scripts/mutants-stryker.mjs'])
 
@@ -34,8 +35,8 @@ const files = new Map(
 )
 
 /**
- * Returns the path of the source file that an import specifier names, also if the specifier names the compiled file in dist/. Returns
- * undefined for a package.
+ * Returns the path of the source file that an import specifier names, even if the specifier names the compiled file in
+ * dist/. Returns undefined for a package.
  */
 function target(from, specifier) {
   if (!specifier.startsWith('.')) return undefined
@@ -56,7 +57,10 @@ const exportsOf = (file) =>
     .module.staticExports.flatMap(({ entries }) => entries)
     .filter(({ exportName }) => exportName.kind === 'Name')
     .map(({ exportName, isType }) => ({ name: exportName.name, isType }))
-/** Records `by` as a user of each name that `file` exports and that occurs as a word in the text. Used if `by` imports the whole module. */
+/**
+ * Records `by` as a user of each name that `file` exports and that occurs as a word in `text`, for the case that `by`
+ * imports the whole module.
+ */
 function useWords(file, text, by) {
   if (file === undefined) return
   for (const { name } of exportsOf(file))
@@ -73,7 +77,7 @@ for (const [path, { text, module }] of files) {
   for (const { entries } of module.staticExports)
     for (const { moduleRequest, importName } of entries)
       if (moduleRequest && importName.kind === 'Name') use(target(path, moduleRequest.value), importName.name, path)
-  // Dynamic imports, import types and strings with paths of dist/ also use a module as a whole.
+  // Dynamic imports, import types and strings with paths of dist/ use a module as a whole too.
   for (const [, specifier] of text.matchAll(/\bimport\(\s*['"`](\.[^'"`]+)['"`]/g))
     useWords(target(path, specifier), text, path)
   for (const [, built] of text.matchAll(/\bdist\/([\w/-]+)\.js\b/g))

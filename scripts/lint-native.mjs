@@ -1,5 +1,5 @@
-// lint-native.mjs - checks that the C++ code has the format of .clang-format, no warnings of gcc and clang, and no long function. `--fix`
-// formats it.
+// lint-native.mjs - checks that the C++ code has the format of .clang-format, no warnings of gcc and clang, and no long
+// function. `--fix` formats the code.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, readdirSync, readFileSync } from 'node:fs'
@@ -37,15 +37,15 @@ function compiles(compiler) {
   const addonApi = createRequire(import.meta.url)('node-addon-api').include_dir
   const flags = ['-std=c++20', '-fsyntax-only', '-fno-exceptions', '-Wall', '-Wextra', '-Werror', '-DNAPI_VERSION=8']
   flags.push('-DNODE_ADDON_API_DISABLE_CPP_EXCEPTIONS', '-isystem', headers(), '-isystem', join(root, addonApi))
-  // Run the compiler for each source file separately and do not stop at a failure, so that the warnings of all files are shown. A header is
-  // checked with the sources that include it.
+  // Run the compiler for each source file separately and do not stop at a failure, so that the warnings of all files
+  // are shown. A header is checked with the source files that include it.
   return sources
     .filter((path) => /^(native|bench\/native)\//.test(path) && path.endsWith('.cc'))
     .map((path) => run(compiler, [...flags, path]))
     .every(Boolean)
 }
 
-/** Reports the functions of a source file that are too long. Returns false if there are any. */
+/** Reports the functions of a source file that are too long. Returns false if there are such functions. */
 function hasShortFunctions(path) {
   const found = longFunctions(readFileSync(join(root, path), 'utf8'), MOST_LINES)
   for (const { line, lines } of found)

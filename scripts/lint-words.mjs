@@ -1,7 +1,7 @@
 // lint-words.mjs - finds wording that is hard to read, in comments and in documents: `npm run lint:words -- [FILE...]`.
 //
-// Each rule has a pattern to find, and a hint with better wording. Code in backticks and quoted text are not checked, because their words
-// come from flanneld, the kernel or an operator. The exit code is 1 if a pattern matches.
+// Each rule has a pattern to find, and a hint with better wording. Code in backticks and quoted text are not checked,
+// because their words come from flanneld, the kernel or an operator. The exit code is 1 if a pattern matches.
 
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
@@ -10,16 +10,16 @@ import { fileURLToPath } from 'node:url'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 
-/** Files that are not checked: other projects wrote them, or they record earlier versions of weft. */
+/** Files that lint-words.mjs does not check: other projects wrote them, or they record earlier versions of weft. */
 const EXCLUDED =
   /^(LICENSE|CHANGELOG\.md|bench\/results\/|test\/store\/vendor\/|test\/unit\/scripts\/lint-words\.test\.ts|package-lock\.json)/
 
 /**
  * @typedef {object} Rule
  * @property {string} name
- * @property {RegExp} pattern A pattern with the flag `g`. In it `^` matches the start of a comment or a paragraph.
- * @property {string} instead The hint that is printed: the wording to use instead.
- * @property {'comments'} [only] If present, the rule is applied to comments but not to documents.
+ * @property {RegExp} pattern A pattern with the flag `g`, in which `^` matches the start of a comment or a paragraph.
+ * @property {string} instead The hint that the lint prints: the wording to use instead.
+ * @property {'comments'} [only] If present, the rule applies to comments but not to documents.
  */
 
 /** @type {readonly Rule[]} */
@@ -125,7 +125,8 @@ const RULES = [
  */
 
 /**
- * Replaces code spans, quoted text and URLs by blanks, so that no rule matches there. The length of the text does not change.
+ * Replaces code spans, quoted text and URLs by blanks, so that no rule matches inside them. The length of the text does
+ * not change.
  * @param {string} text
  */
 const hidden = (text) => text.replaceAll(/`[^`]*`|"[^"\n]*"|https?:\/\/\S+/g, (part) => part.replaceAll(/[^\n]/g, '_'))
@@ -186,7 +187,7 @@ const namesOfTests = (source) =>
   }))
 
 /**
- * Returns the paragraphs, list items and table cells of a document. Code blocks are left out.
+ * Returns the paragraphs, list items and table cells of a document, without code blocks.
  * @param {string} source
  * @returns {Passage[]}
  */

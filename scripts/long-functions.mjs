@@ -12,7 +12,8 @@ const isType = (head) => /^\s*(?:\w+:\s)?\s*(?:template\s*<.*>\s*)?(?:namespace|
 const isList = (head) => /[=,(]\s*$/.test(head)
 
 /**
- * Returns the first line and the length of each function with more than `most` lines, counted from its opening brace to its closing brace.
+ * Returns the first line and the length of each function with more than `most` lines, counted from its opening brace to
+ * its closing brace.
  */
 export function longFunctions(text, most) {
   const code = withoutLiterals(text)

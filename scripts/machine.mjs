@@ -1,12 +1,14 @@
-// machine.mjs - lists the programs and rights that the project's npm scripts need, checks which of them this machine has, and says how to
-// get the missing ones.
+// machine.mjs - lists the programs and rights that the project's npm scripts need, checks which of these this machine
+// has, and says how to get the missing ones.
 //
-// setup.mjs installs missing Debian packages, or fails with their names. The tests skip what the machine cannot run
-// (test/support/needs.ts). This file has no npm dependencies, because setup.mjs uses it before npm packages are installed.
+// setup.mjs installs missing Debian packages, or fails with their names. Tests that the machine cannot run are skipped
+// (test/support/needs.ts). machine.mjs has no npm dependencies, because setup.mjs uses it before npm packages are
+// installed.
 
 import { spawnSync } from 'node:child_process'
 import { closeSync, existsSync, openSync, readdirSync, readFileSync } from 'node:fs'
 import { basename, join } from 'node:path'
+import { ARCHITECTURES } from './release/architectures.mjs'
 
 /** The kinds of npm scripts that a developer uses every day; `npm run setup` installs their prerequisites. */
 export const COMMON = ['demo', 'test', 'bench', 'lint']
@@ -54,7 +56,10 @@ export const LIBIPSEC = "charon's plugin kernel-libipsec"
 export const GCM = "strongSwan's plugin gcm"
 export const NODE = 'an architecture that the npm registry has Node.js for'
 
-/** The folders in which this file looks for CNI plugins: those of the variable CNI_PATH, and the usual folders of a Kubernetes node. */
+/**
+ * The folders that are searched for CNI plugins: those of the variable CNI_PATH, and the usual folders of a Kubernetes
+ * node.
+ */
 export const CNI_FOLDERS = [...(process.env.CNI_PATH ?? '').split(':'), '/opt/cni/bin', '/usr/lib/cni'].filter(Boolean)
 
 /** The folders in which the dynamic linker searches if a path contains $LIB, on Debian and on other distributions. */
@@ -63,10 +68,10 @@ const LIBRARY_FOLDERS = ['/usr/lib/x86_64-linux-gnu', '/usr/lib/aarch64-linux-gn
 /**
  * @typedef {object} Need
  * @property {string} name The name of the command to look for in PATH, or any name if `isThere` does the check.
- * @property {readonly string[]} for The kinds of npm scripts that need it.
- * @property {boolean} [toBuild] True if only a build of the addon needs it.
+ * @property {readonly string[]} for The kinds of npm scripts that need this prerequisite.
+ * @property {boolean} [toBuild] True if only a build of the addon needs this prerequisite.
  * @property {() => boolean} [isThere] Returns true if this machine has the prerequisite.
- * @property {string | (() => string)} [package] The Debian package that provides it.
+ * @property {string | (() => string)} [package] The Debian package that provides the prerequisite.
  * @property {() => string} [remedy] Returns how to get the prerequisite if no Debian package provides it.
  */
 
@@ -123,10 +128,14 @@ export const NEEDS = [
   { name: 'clang++', package: 'clang', for: ['lint', 'fuzz'] },
   { name: 'clang-format', package: 'clang-format', for: ['lint'] },
   { name: "libFuzzer and clang's sanitizers", isThere: hasFuzzer, package: fuzzerPackage, for: ['fuzz'] },
-  { name: 'aarch64-linux-gnu-g++', package: 'g++-aarch64-linux-gnu', for: ['arch', 'release'] },
-  { name: 's390x-linux-gnu-g++', package: 'g++-s390x-linux-gnu', for: ['arch'] },
-  { name: 'qemu-aarch64-static', package: 'qemu-user-static', for: ['arch', 'release'] },
-  { name: 'qemu-s390x-static', package: 'qemu-user-static', for: ['arch'] },
+  ...ARCHITECTURES.flatMap(({ gnu, qemu }) =>
+    qemu === undefined
+      ? []
+      : [
+          { name: `${gnu}-g++`, package: `g++-${gnu}`, for: ['arch', 'release'] },
+          { name: qemu, package: 'qemu-user-static', for: ['arch', 'release'] },
+        ],
+  ),
   { name: 'qemu-system-x86_64', package: 'qemu-system-x86', for: ['vm'] },
   { name: 'busybox', package: 'busybox-static', for: ['vm', 'cluster'] },
   { name: 'cpio', package: 'cpio', for: ['vm'] },
@@ -138,8 +147,8 @@ export const NEEDS = [
     package: 'fonts-dejavu-core',
     for: ['page'],
   },
-  // kube-build.mjs builds programs of Kubernetes from source with the following commands, and the tests query the API server with them as
-  // an operator does.
+  // kube-build.mjs uses dpkg-source, rsync and the commands after them to build programs of Kubernetes from source, and
+  // the tests query the API server as an operator does.
   { name: 'dpkg-source', package: 'dpkg-dev', for: ['kube', 'kubelet'] },
   { name: 'rsync', package: 'rsync', for: ['kube', 'kubelet'] },
   { name: 'jq', package: 'jq', for: ['test', 'kube', 'cluster'] },
@@ -153,8 +162,8 @@ export const NEEDS = [
   },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // The entry for hosts must be the last one, because its check runs programs of the entries before it. The kind `test` does not require
-  // it: tests that need hosts are skipped.
+  // The entry for hosts must be the last entry, because its check runs programs of the entries before it. The kind
+  // `test` does not require the entry: tests that need hosts are skipped.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,
@@ -173,7 +182,8 @@ export const NEEDS = [
     remedy: () => 'run it on amd64',
     for: ['release'],
   },
-  // There is no package for these programs; run.mjs builds or downloads them.
+  // Debian has no package for kube-apiserver, Helm and the entries after them; run.mjs builds or downloads these
+  // programs.
   { name: KUBE_APISERVER, isThere: () => Boolean(process.env.WEFT_KUBE_APISERVER), remedy: byTestKube, for: [] },
   { name: HELM, isThere: () => Boolean(process.env.WEFT_HELM), remedy: byTestKube, for: [] },
 ]
@@ -182,7 +192,7 @@ function byTestKube() {
   return '`npm run test:kube` gets it'
 }
 
-/** A file of strongSwan in the folders of Debian and of other distributions. */
+/** Returns the path of a strongSwan file, which differs between Debian and other distributions. */
 function inStrongSwan(name, file, debianPackage) {
   const folders = ['/usr/lib/ipsec', '/usr/lib/strongswan', '/usr/libexec/ipsec', '/usr/libexec/strongswan']
   return {
@@ -204,7 +214,10 @@ function goLibrary(path, name) {
   return { name: `${path} for Go`, isThere, package: name, for: ['kube', 'kubelet'] }
 }
 
-/** Returns the folder of clang's own libraries, which is named after clang's version; undefined if clang is not installed. */
+/**
+ * Returns the folder of clang's own libraries, which is named after clang's version; undefined if clang is not
+ * installed.
+ */
 function clangFolder() {
   const clang = find('clang++')
   return clang && spawnSync(clang, ['-print-resource-dir'], { encoding: 'utf8' }).stdout.trim()
@@ -214,7 +227,8 @@ function clangFolder() {
 function hasFuzzer() {
   const folder = clangFolder()
   const libraries = folder && join(folder, 'lib')
-  // The library is named libclang_rt.fuzzer-x86_64.a; in newer versions of clang it is libclang_rt.fuzzer.a in a folder per target.
+  // The libFuzzer library is libclang_rt.fuzzer-x86_64.a; newer versions of clang have libclang_rt.fuzzer.a in a folder
+  // per target.
   return (
     existsSync(libraries ?? '') &&
     readdirSync(libraries ?? '', { recursive: true, encoding: 'utf8' }).some((path) =>
@@ -224,8 +238,8 @@ function hasFuzzer() {
 }
 
 /**
- * Returns the name of the Debian package with libFuzzer for the installed version of clang. If clang is not installed, assumes the version
- * of Debian's package `clang`.
+ * Returns the name of the Debian package with libFuzzer for the installed version of clang. If clang is not installed,
+ * assumes the version of Debian's package `clang`.
  */
 function fuzzerPackage() {
   const folder = clangFolder()
@@ -241,17 +255,24 @@ export function whyNoHosts() {
   return whyNoDemo()
 }
 
-/** The capabilities that root needs to make network namespaces and TUN devices, with their bit numbers (linux/capability.h). */
+/**
+ * The capabilities that root needs to make network namespaces and TUN devices, with their bit numbers
+ * (linux/capability.h).
+ */
 const NEEDED = { CAP_NET_ADMIN: 12n, CAP_SYS_ADMIN: 21n }
 const IN_CONTAINER = 'start the container with `docker run --privileged`, or run this on the host'
 
-/** The command with which an unprivileged user runs a program as root of new namespaces. lab/unprivileged.ts uses the same command. */
+/**
+ * The command with which an unprivileged user runs a program as root of new namespaces. lab/unprivileged.ts uses the
+ * same command.
+ */
 export const AS_ROOT_OF_OWN = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--']
 
 /**
- * Returns why the demo cannot simulate its hosts on this machine, with the remedy; undefined if it can. Root needs two capabilities. Other
- * users need a kernel that lets unprivileged users make namespaces.
- * @param {{ isRoot?: boolean, status?: string, openTun?: () => void, unshare?: (command: string[]) => string | undefined }} [machine]
+ * Returns why the demo cannot simulate its hosts on this machine, with the remedy; undefined if it can. Root needs two
+ * capabilities. Users other than root need a kernel that lets unprivileged users make namespaces.
+ * @param {{ isRoot?: boolean, status?: string, openTun?: () => void, unshare?: (command: string[]) => string |
+ * undefined }} [machine]
  */
 export function whyNoDemo({
   isRoot = process.getuid?.() === 0,
@@ -268,8 +289,8 @@ export function whyNoDemo({
     openTun()
   } catch (error) {
     const { code } = /** @type {NodeJS.ErrnoException} */ (error)
-    // The kernel lets every user open /dev/net/tun, but its file mode may forbid it. The remedy changes the mode. That is safe, because
-    // users can make TUN devices only in namespaces of their own.
+    // The kernel lets every user open /dev/net/tun, but its file mode may forbid it. The remedy changes the mode, which
+    // is safe, because users can make TUN devices only in namespaces of their own.
     if (!isRoot && code === 'EACCES')
       return 'this user may not open /dev/net/tun; run it as root, or allow it, as root: chmod 0666 /dev/net/tun'
     return `/dev/net/tun cannot be opened (${code}); as root \`modprobe tun\`; a container needs --device /dev/net/tun, or --privileged`
@@ -294,7 +315,7 @@ function readStatus() {
  * @returns {string | undefined} */
 function tryToRun([file, ...args]) {
   const { status, stderr, error } = spawnSync(file, args, { encoding: 'utf8' })
-  // A program that is missing is not an error here, because setup installs it later or reports it then.
+  // Do not report a missing program as an error, because setup installs the program later or reports it then.
   if (error && 'code' in error && error.code === 'ENOENT') return undefined
   return status === 0 ? undefined : (stderr ?? '').trim() || error?.message || `${file} failed`
 }
@@ -310,7 +331,7 @@ export function find(command) {
 export const isThere = (need) => (need.isThere ? need.isThere() : find(need.name) !== undefined)
 
 /**
- * Lists the prerequisites that this machine lacks for these kinds of npm scripts.
+ * Lists the prerequisites that this machine lacks for the given kinds of npm scripts.
  * @param {readonly string[]} kinds
  * @param {boolean} mustBuild True if the addon has to be built.
  */
@@ -349,7 +370,7 @@ export const sayLack = (missing) =>
   `${LACKS}${[...new Set(missing.map(({ name }) => name))].join(', ')}: ${remedyFor(missing)}`
 
 /**
- * True if a skip reason of a test names a missing prerequisite, as opposed to a choice of the user.
- * @param {string} reason
+ * True if a test was skipped because of a missing prerequisite, and not because of a choice of the user.
+ * @param {string} reason The skip reason of the test.
  */
 export const isLack = (reason) => reason.startsWith(LACKS)

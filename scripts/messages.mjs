@@ -1,8 +1,9 @@
-// messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy. It also writes the
-// table of findings in docs/weft-network.md.
+// messages.mjs - writes docs/messages.md: every error and warning that weft can print, with its cause and its remedy.
+// It also writes the table of findings in docs/weft-network.md.
 //
-// scripts/messages.txt has one entry for each message: the line as weft prints it, its cause, and a remedy if the message itself has none.
-// Remedies that are part of a message are read from the syntax tree of the code, so docs/messages.md has exactly the same words.
+// scripts/messages.txt has one entry for each message: the line as weft prints it, its cause, and a remedy if the
+// message itself has none. messages.mjs reads remedies that are part of a message from the syntax tree of the code, so
+// docs/messages.md has exactly the same words.
 
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -15,20 +16,20 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const MAKERS = new Set(['fail', 'invalid'])
 
 /**
- * Returns a marker for a value that the code inserts into a message when it runs. The private characters around the name cannot occur in a
- * message.
+ * Returns a marker for a value that the code inserts into a message when it runs. The private characters around the
+ * name cannot occur in a message.
  */
 const hole = (name) => `\uE000${name}\uE001`
 const HOLE = /\uE000([^\uE001]*)\uE001/g
 /**
- * Returns a name in camel case as separate words, such as `listen port` for `listenPort`. Returns `...` for the name of a constant in
- * capitals, which says nothing to an operator.
+ * Returns a name in camel case as separate words, such as `listen port` for `listenPort`. Returns `...` for the name of
+ * a constant in capitals, which says nothing to an operator.
  */
 const words = (name) => (/[a-z]/.test(name) ? name.replaceAll(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`) : '...')
 
 /**
- * Returns the text of a string expression, with a marker (`hole`) in place of each inserted value. Returns undefined if the expression is
- * not a string.
+ * Returns the text of a string expression, with a marker (`hole`) in place of each inserted value. Returns undefined if
+ * the expression is not a string.
  * @param {any} node @param {ReadonlyMap<string, any>} constants @returns {string | undefined}
  */
 function textOf(node, constants) {
@@ -60,7 +61,7 @@ function remediesOf(node, constants) {
   return text === undefined ? [] : [text]
 }
 
-/** Calls `visit` for a node of a syntax tree and for all nodes below it. */
+/** Calls `visit` for a node of a syntax tree and for all nodes under it. */
 function walk(node, visit) {
   if (Array.isArray(node)) for (const child of node) walk(child, visit)
   else if (node !== null && typeof node === 'object') {
@@ -69,7 +70,10 @@ function walk(node, visit) {
   }
 }
 
-/** Returns the message and the remedies of a call of `fail` or `invalid`, or of `new WeftError`; undefined for any other syntax node. */
+/**
+ * Returns the message and the remedies of a call of `fail` or `invalid`, or of `new WeftError`; undefined for any other
+ * syntax node.
+ */
 function messageOf(node, constants) {
   if (node.type === 'NewExpression' && node.callee.name === 'WeftError') {
     const remedy = node.arguments[2]?.properties?.find(({ key }) => key?.name === 'remedy')?.value
@@ -108,8 +112,8 @@ function codeMessages() {
 }
 
 /**
- * Returns the fixed texts between the inserted values of a message. Short texts, such as a preposition, occur in many messages and identify
- * none, so they are left out.
+ * Returns the fixed texts between the inserted values of a message, without short texts, such as a preposition, which
+ * occur in many messages and identify none.
  */
 const fixedParts = (text, gap) =>
   text
@@ -117,7 +121,7 @@ const fixedParts = (text, gap) =>
     .map((part) => part.trim())
     .filter((part) => /[a-z]{3}/.test(part))
 
-/** True if `text` contains all of these parts in this order. */
+/** True if `text` contains all of `parts` in their order. */
 function hasInOrder(text, parts) {
   let from = 0
   for (const part of parts) {
@@ -129,8 +133,8 @@ function hasInOrder(text, parts) {
 }
 
 /**
- * True if a line of messages.txt describes this message of the code. If the line is abbreviated with `...`, it need not contain all of the
- * message's words.
+ * True if a line of messages.txt describes the message `text` of the code. If the line is abbreviated with `...`, it
+ * need not contain all of the message's words.
  */
 const isLineOf = (line, text) =>
   hasInOrder(line, fixedParts(text, /\uE000[^\uE001]*\uE001/)) ||
@@ -154,8 +158,8 @@ function sections() {
 }
 
 /**
- * Returns the text with readable placeholders for inserted values: `<name>` inside code, and italics elsewhere, because Markdown would
- * treat `<name>` as an HTML element.
+ * Returns the text with readable placeholders for inserted values: `<name>` inside code, and italics elsewhere, because
+ * Markdown would treat `<name>` as an HTML element.
  */
 const showHoles = (text) =>
   text
@@ -164,9 +168,9 @@ const showHoles = (text) =>
     .join('')
 
 /**
- * True if a reader of docs/messages.md would not know what a remedy of the code means, because it has a placeholder
- * outside a code span, or a placeholder without a name. Such a remedy is not copied to the page, and
- * scripts/messages.txt must have one instead.
+ * True if a reader of docs/messages.md would not understand a remedy of the code, because it has a placeholder outside
+ * a code span, or a placeholder without a name. The remedy is then not copied to the page, and scripts/messages.txt
+ * must have a remedy instead.
  */
 const hasUnnamedValue = (remedy) =>
   remedy
@@ -187,7 +191,7 @@ export function messages() {
   const all = sections()
   const entries = all.flatMap((section) => section.entries)
   const remedies = new Map(entries.map((entry) => [entry, new Set()]))
-  /** The entries that must have a remedy of their own. */
+  /** The entries of messages.txt that must have a remedy of their own. */
   const byHand = new Set()
   for (const message of codeMessages()) {
     if (message.remedies.length === 0) continue

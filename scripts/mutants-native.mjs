@@ -1,9 +1,9 @@
-// mutants-native.mjs - puts small mistakes (mutants) into native/core and native/encap, one at a time, and checks whether core_test or
-// walk_test fails.
+// mutants-native.mjs - puts small mistakes (mutants) into native/core and native/encap, one at a time, and checks
+// whether core_test or walk_test fails.
 //
-// Regular expressions change the text of the code, except comments and strings. Mutants that do not compile are not counted. The test
-// programs are compiled without sanitizers, and only files that a mutant affects are compiled again. A seed chooses the mutants. Results
-// are kept until a source or a test changes.
+// Regular expressions change the text of the code, except comments and strings. Mutants that do not compile are not
+// counted. The test programs are compiled without sanitizers, and only files that a mutant affects are compiled again.
+// A seed chooses the mutants. Results are kept until a source or a test changes.
 
 import { spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -11,21 +11,26 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync
 import { basename, dirname, join } from 'node:path'
 import { drawn } from './mutants-score.mjs'
 
-/** In the addon Node.js provides libcrypto. The test programs do not run in Node.js, so they link libcrypto themselves. */
+/**
+ * In the addon Node.js provides libcrypto. The test programs do not run in Node.js, so they link libcrypto themselves.
+ */
 const OPENSSL = ['-Wl,--no-as-needed', '-l:libcrypto.so.3']
 const COMPILER = ['g++', '-std=c++20', '-O1', '-fno-exceptions', '-w']
-/** The test programs that run without Node.js, with their arguments: the seed of random inputs and the number of rounds. */
+/**
+ * The test programs that run without Node.js, with their arguments: the seed of random inputs and the number of rounds.
+ */
 const PROGRAMS = { core_test: ['1', '8'], walk_test: ['1', '8'] }
 const COMPILE_MS = 300_000
 /**
- * A test program that contains a mutant is ended, and the mutant counts as noticed, after PATIENCE times the duration of the unchanged
- * program, but not before LEAST_MS.
+ * A test program that contains a mutant is ended, and the mutant counts as noticed, after PATIENCE times the duration
+ * of the unchanged program, but not before LEAST_MS milliseconds.
  */
 const PATIENCE = 10
 const LEAST_MS = 20_000
 
 /**
- * The kinds of mistakes: the name of each kind, the pattern in the code that it changes, and the texts that replace a match.
+ * The kinds of mistakes: for each kind its name, the pattern in the code that it changes, and the texts that replace a
+ * match.
  * @type {[string, RegExp, string[]][]}
  */
 const OPERATORS = [
@@ -53,8 +58,8 @@ const OPERATORS = [
   ['truth', /\btrue\b/g, ['false']],
   ['truth', /\bfalse\b/g, ['true']],
   ['condition', /\bif \((?!constexpr)/g, ['if (false && ', 'if (true || ']],
-  // Matches a whole line that is a call, an assignment or a jump. A declaration is not matched, because a program without it would not
-  // compile.
+  // Matches a whole line that is a call, an assignment or a jump. A declaration is not matched, because a program
+  // without it would not compile.
   [
     'statement',
     /(?<=^ +)(?:(?:[\w.:>\]-]+(?:\[[^\]]*\])?(?: [-+|&^]?= [^;]+|\([^;]*\))|continue|break|\+\+[\w.]+|[\w.]+\+\+);)$/gm,
@@ -63,7 +68,8 @@ const OPERATORS = [
 ]
 
 /**
- * Replaces comments, strings and preprocessor lines by spaces, so that they get no mutants and positions in the text do not change.
+ * Replaces comments, strings and preprocessor lines by spaces, so that they get no mutants and positions in the text do
+ * not change.
  * @param {string} text
  */
 function codeOf(text) {
@@ -111,7 +117,8 @@ export function nativeMutants({ root, area, seed }) {
 }
 
 /**
- * Runs a command and kills it after `limitMs`. Resolves with its exit code, or with the name of the signal that ended it.
+ * Runs a command and kills it after `limitMs`. Resolves with its exit code, or with the name of the signal that ended
+ * it.
  * @param {string[]} command
  * @param {{ cwd: string, limitMs: number }} options
  * @returns {Promise<number | string>}
@@ -139,7 +146,8 @@ export async function createNativeTrials({ root, folder }) {
   const state = createHash('sha256')
   for (const file of sources) state.update(file).update(readFileSync(join(root, file)))
   const key = state.digest('hex')
-  // The object files of the last run can be used again if no source has changed since; the file `key` has a hash of the sources.
+  // The object files of the last run can be used again if no source has changed since then; the file `key` has a hash
+  // of the sources.
   const keyPath = join(before, 'key')
   const isBuilt = existsSync(keyPath) && readFileSync(keyPath, 'utf8') === key
   if (!isBuilt) rmSync(before, { recursive: true, force: true })
@@ -170,8 +178,8 @@ export async function createNativeTrials({ root, folder }) {
   }
 
   /**
-   * @param {string} name @param {string} to The folder with the object files of a mutant. An object file that is not there is taken from
-   *   the unchanged build.
+   * @param {string} name @param {string} to The folder with the object files of a mutant. An object file that is
+   * missing in the folder is taken from the unchanged build.
    */
   async function link(name, to) {
     const program = join(to, name)
@@ -197,15 +205,16 @@ export async function createNativeTrials({ root, folder }) {
   }
 
   /**
-   * Resolves with true if a test program fails with this mistake in the code, false if none fails, and undefined if the code does not
-   * compile.
+   * Resolves with true if a test program fails with the mutant in the code, false if none fails, and undefined if the
+   * code does not compile.
    * @param {{ file: string, index: number, was: string, became: string }} mutant
    */
   async function isNoticed({ file, index, was, became }) {
     const to = join(folder, 'mutant')
     rmSync(to, { recursive: true, force: true })
     mkdirSync(join(to, 'tree'), { recursive: true })
-    // Copy the whole source tree, because the compiler searches headers first next to the file that includes them.
+    // Copy the whole source tree, because the compiler searches for a header first in the folder of the file that
+    // includes it.
     if ((await end(['cp', '-r', '--parents', ...sources, join(to, 'tree')], { cwd: root, limitMs: COMPILE_MS })) !== 0)
       throw new Error('sources cannot be copied')
     const text = readFileSync(join(root, file), 'utf8')
@@ -223,8 +232,8 @@ export async function createNativeTrials({ root, folder }) {
     return false
   }
 
-  // Try an empty change first. It must compile and pass, because a file missing from the copied tree would make every mutant fail to
-  // compile.
+  // Try an empty change first, which must compile and pass: if a file were missing from the copied tree, no mutant
+  // would compile.
   if (!isBuilt && (await isNoticed({ file: 'native/core/packet.h', index: 0, was: '', became: '' })) !== false)
     throw new Error('the copied tree without a mistake does not compile')
   writeFileSync(keyPath, key)

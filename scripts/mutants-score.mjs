@@ -1,5 +1,5 @@
-// mutants-score.mjs - evaluates the mutants (artificial mistakes) of an area of the code: how many made a test fail, and which unnoticed
-// ones (survivors) have no reason in test/mutants.json.
+// mutants-score.mjs - evaluates the mutants (artificial mistakes) of an area of the code: how many mutants made a test
+// fail, and which unnoticed mutants (survivors) have no reason in test/mutants.json.
 
 import { createHash } from 'node:crypto'
 import { dirname } from 'node:path'
@@ -19,8 +19,9 @@ export const LEAST_PERCENT = 85
  */
 
 /**
- * An entry of test/mutants.json: a mutant that no test notices, with the reason. It is identified by the text of its line, because line
- * numbers change. If `was` or `became` is missing, the entry matches every change of that line.
+ * An entry of test/mutants.json: a mutant that no test notices, with the reason. The entry identifies the mutant by the
+ * text of its line, because line numbers change. If `was` or `became` is missing, the entry matches every change of the
+ * line.
  * @typedef {{ file: string, line: string, was?: string, became?: string, reason: string }} Known
  */
 
@@ -48,8 +49,9 @@ const fits = (known, mutant) =>
  * @param {string} area
  * @param {readonly Mutant[]} mutants
  * @param {readonly Known[]} known The known survivors of all areas.
- * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: true if `mutants` has all mutants of the area; if it has only a
- *   sample, no entry is reported as stale. `mayBeEmpty`: if false, an area without mutants gets a score of 0% instead of 100%.
+ * @param {{ isWhole: boolean, mayBeEmpty?: boolean }} options `isWhole`: true if `mutants` has all mutants of the area;
+ * if it has only a sample, no entry is reported as stale. `mayBeEmpty`: if false, an area without mutants gets a score
+ * of 0% instead of 100%.
  * @returns {Score}
  */
 export function judge(area, mutants, known, { isWhole, mayBeEmpty = true }) {
@@ -91,7 +93,8 @@ export function scoreTable(scores) {
 }
 
 /**
- * Returns a pseudo-random number from 0 to 1 that depends only on the text, so that a sample chosen with it can be reproduced.
+ * Returns a pseudo-random number from 0 to 1 that depends only on `text`, so that a sample chosen with this number can
+ * be reproduced.
  * @param {string} text
  */
 export const drawn = (text) => createHash('sha256').update(text).digest().readUInt32BE(0) / 2 ** 32

@@ -1,5 +1,5 @@
-// mutants-stryker.mjs - runs the mutation tester Stryker on those files of one area of src/ that do no I/O. The file also has two plugins
-// that Stryker loads: one excludes sentences from mutation, the other reports progress.
+// mutants-stryker.mjs - runs the mutation tester Stryker on those files of one area of src/ that do no I/O. The file
+// also has two plugins that Stryker loads: one plugin excludes sentences from mutation, the other reports progress.
 
 import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -7,14 +7,17 @@ import { fileURLToPath } from 'node:url'
 import { Stryker } from '@stryker-mutator/core'
 import { drawn } from './mutants-score.mjs'
 
-/** The options of the current run. They are in a global variable because Stryker creates the plugins without arguments. */
+/** The options of the current run, in a global variable because Stryker creates the plugins without arguments. */
 const run = {
   isProse: /** @type {(text: string) => boolean} */ (() => false),
   onPlan: /** @type {(total: number) => void} */ (() => {}),
   onTested: () => {},
 }
 
-/** Matches text with three consecutive words of letters. Such text is a sentence for people, not a name or a firewall rule. */
+/**
+ * Matches text with three consecutive words of letters. Such text is a sentence for people, not a name or a firewall
+ * rule.
+ */
 const SENTENCE = /(^|\s)[\p{L}'’]+,? [\p{L}'’]+,? [\p{L}'’]+/u
 
 /**
@@ -90,14 +93,14 @@ function rangesOf(file, share, seed) {
 }
 
 /**
- * The text in Stryker's result if the changed file cannot be loaded or throws outside of a test. Such a mutant counts as noticed by the
- * tests.
+ * The text in Stryker's result if the changed file cannot be loaded or throws outside of a test. A mutant with this
+ * result counts as noticed by the tests.
  */
 const OUTSIDE = 'An error occurred outside of a test run'
 
 /**
- * Deletes from Stryker's saved results the survivors in code that runs at import. Stryker knows no test that covers such code, so it would
- * reuse the result even after tests were added.
+ * Deletes from Stryker's saved results the survivors in code that runs at import. Stryker knows no test that covers
+ * such code, so it would reuse the result even after tests were added.
  * @param {string} path
  */
 function forgetStaticSurvivors(path) {
@@ -114,11 +117,11 @@ function forgetStaticSurvivors(path) {
 const collapse = (/** @type {string} */ text) => text.replaceAll(/\s+/g, ' ').trim()
 
 /**
- * Runs the mutants of these files with these tests. Results of unchanged files and tests are taken from the last run.
- * @param {{ root: string, folder: string, area: string, files: string[], tests: string[], hasProse: boolean, share: number, seed: string,
- *   onPlan: (total: number) => void, onTested: () => void }} options `hasProse`: true if no sentence is mutated; if false, only sentences
- *   of errors and log lines are excluded. `share`: the fraction of the lines to mutate, from 0 to 1. `seed`: a text that chooses these
- *   lines.
+ * Runs the mutants of `files` with the tests `tests`. Takes the results of unchanged files and tests from the last run.
+ * @param {{ root: string, folder: string, area: string, files: string[], tests: string[], hasProse: boolean, share:
+ * number, seed: string, onPlan: (total: number) => void, onTested: () => void }} options `hasProse`: true if no
+ * sentence is mutated; if false, only sentences of errors and log lines are excluded. `share`: the fraction of the
+ * lines to mutate, from 0 to 1. `seed`: a text that chooses these lines.
  */
 export async function mutateTypescript({ root, folder, area, files, tests, hasProse, share, seed, onPlan, onTested }) {
   Object.assign(run, {
@@ -127,7 +130,8 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     onTested,
   })
   process.env.WEFT_MUTANTS_TESTS = tests.join(',')
-  // Each sample has its own results file, because Stryker would confuse its results with those of a sample of other lines.
+  // Each sample has its own results file, because Stryker would confuse the results of two samples with different
+  // lines.
   const incrementalFile = join(folder, `${area.replaceAll('/', '-')}${share < 1 ? `-${share}-${seed}` : ''}.json`)
   forgetStaticSurvivors(incrementalFile)
   const stryker = new Stryker({
@@ -143,7 +147,7 @@ export async function mutateTypescript({ root, folder, area, files, tests, hasPr
     incremental: true,
     incrementalFile,
     tempDirName: join(folder, `sandbox-${process.pid}`),
-    // Copy the compiled addon too, because test files that load it could not be imported without it.
+    // Copy the compiled addon too, because test files that load the addon could not be imported without it.
     ignorePatterns: ['/build/*', '!/build/Release', '/dist', '/docs/images', '/bench/results'],
     // Hide tsconfig.json from Stryker, which would rewrite the file with an API that TypeScript 7 lacks. The copied
     // tsconfig.json works unchanged.

@@ -4,9 +4,9 @@
 // An area is a folder of src/ or native/, or a file directly in src/. Stryker makes mutants of those files of src/ that
 // do no I/O (test/support/pure-files.ts) and runs the unit tests of the same area. mutants-native.mjs does the same for
 // native/core and native/encap. A mutant that no test notices survives. test/mutants.json lists the known survivors
-// with reasons. The command fails if a mutant survives without an entry there, if the tests of an area notice less than
-// LEAST_PERCENT of its mutants, or if an entry matches no survivor. An area that has not changed is not run again; its
-// result is kept in build/mutants.
+// with reasons. The command fails if a mutant survives without an entry in test/mutants.json, if the tests of an area
+// notice less than LEAST_PERCENT of its mutants, or if an entry matches no survivor. An area that has not changed is
+// not run again; its result is kept in build/mutants.
 
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -22,9 +22,12 @@ const folder = join(root, 'build/mutants')
 const knownPath = join(root, 'test/mutants.json')
 process.chdir(root)
 
-/** Areas whose unit tests have other paths than their source files, each with those paths below test/unit/. */
+/** Areas whose unit tests have other paths than their source files, each with the paths of its tests in test/unit/. */
 const TESTS = { net: ['net/nets'] }
-/** Areas with many sentences for people. Stryker does not change sentences there, because no test checks their wording. */
+/**
+ * Areas with many sentences for people. Stryker does not change sentences in these areas, because no test checks their
+ * wording.
+ */
 const PROSE = new Set(['options', 'report', 'report/page', 'tool/doctor', 'tool/measure', 'tool/weft'])
 const NATIVE = ['core', 'encap']
 
@@ -73,7 +76,7 @@ const isOver = () => performance.now() >= endsAt
 /** @param {string} area @returns {Promise<Mutant[]>} */
 async function tryTypescript(area) {
   const own = files.filter((file) => areaOf(file) === area).map((file) => `src/${file}`)
-  // Only the unit tests of the area run, because other tests may start processes, which takes too long for each mutant.
+  // Run only the unit tests of the area, because other tests may start processes, which takes too long for each mutant.
   const tests = (TESTS[area] ?? own.map((file) => file.slice('src/'.length, -'.ts'.length))).map(
     (name) => `test/unit/${name}.test.ts`,
   )
@@ -111,8 +114,8 @@ async function tryNative(area) {
   const path = join(folder, `${area.replaceAll('/', '-')}.json`)
   const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')) : {}
   /**
-   * @type {Record<string, boolean | null>} True if a test noticed the mutant, false if none did, null if the mutant does not compile; by a
-   *   text that identifies the mutant.
+   * @type {Record<string, boolean | null>} For each mutant, by a text that identifies it: true if a test noticed the
+   * mutant, false if none did, null if the mutant does not compile.
    */
   const outcomes = kept.state === trials.state ? kept.outcomes : {}
   const results = []
@@ -148,7 +151,7 @@ for (const area of wanted) {
     continue
   }
   // A sample of mutants does not contain every known survivor, so it cannot show that an entry is stale. An area of
-  // TypeScript may contain only types and have no mutants, but C++ code always has some.
+  // TypeScript may have no mutants, because it may contain only types, but C++ code always has some.
   const about = { isWhole: !isNative && share === 1, mayBeEmpty: !isNative }
   const score = { ...judge(area, mutants, known, about), minutes: minutesTaken }
   scores.push(score)

@@ -1,8 +1,8 @@
-// prepack.mjs - runs at `npm pack`: builds the contents of the npm package, and compiles the addon for this machine's architecture into
-// prebuilds/.
+// prepack.mjs - runs at `npm pack`: builds the contents of the npm package, and compiles the addon for this machine's
+// architecture into prebuilds/.
 //
-// Addons of other architectures that are already in prebuilds/ are packed too. All output of this script goes to stderr, because npm prints
-// only the package's file name to stdout.
+// The package also gets the addons of other architectures that are already in prebuilds/. All output of this script
+// goes to stderr, because npm prints only the package's file name to stdout.
 
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, mkdtempSync, readdirSync, rmSync, symlinkSync } from 'node:fs'
@@ -30,17 +30,21 @@ function removeStale() {
   }
 }
 
-/** Compiles the addon in a copy of the project. prebuildify empties build/, and a running weftd may use the addon there. */
+/**
+ * Compiles the addon in a copy of the project, because prebuildify empties build/, where a running weftd may use the
+ * addon.
+ */
 function prebuild() {
   const copy = mkdtempSync(join(root, 'build/prebuild-')) // on the same file system, because the addon is renamed
   try {
     for (const name of ['binding.gyp', 'native', 'package.json'])
       cpSync(join(root, name), join(copy, name), { recursive: true })
     symlinkSync(join(root, 'node_modules'), join(copy, 'node_modules'))
-    // One compiled addon works with all versions of Node.js, because they share Node-API, but only with glibc. Tag it `glibc`, so that
-    // systems with another C library compile the addon.
+    // One compiled addon works with all versions of Node.js, because they share Node-API, but only with glibc. Tag the
+    // addon `glibc`, so that systems with another C library compile an addon of their own.
     const target = ['--napi', '--tag-libc', '--strip', `--target=${process.versions.node}`]
-    // Use the C++ headers that were installed with Node.js, because node-gyp would download them again (as in setup.mjs).
+    // Use the C++ headers that were installed with Node.js, because node-gyp would download them again (as in
+    // setup.mjs).
     const prefix = dirname(dirname(process.execPath))
     const hasHeaders = existsSync(join(prefix, 'include/node/node_api.h'))
     run(join(root, 'node_modules/prebuildify/bin.js'), [...target, `--cwd=${copy}`, `--out=${root}`], {

@@ -1,7 +1,9 @@
-// progress.mjs - shows the progress of a long script: a progress bar on a terminal, or one line per step if stderr is not a terminal.
+// progress.mjs - shows the progress of a long script: a progress bar on a terminal, or one line per step if stderr is
+// not a terminal.
 //
-// This file has no npm dependencies, because setup.mjs uses it while it installs them. Other output of this process appears above the
-// progress bar. Output of child processes must be piped through this process, because direct output would garble the bar.
+// progress.mjs has no npm dependencies, because setup.mjs uses it while it installs them. Other output of this process
+// appears above the progress bar. Output of child processes must be piped through this process, because direct output
+// would garble the bar.
 
 import { spawn } from 'node:child_process'
 
@@ -17,17 +19,18 @@ const COLUMNS = 80
  * @property {string} step The name of the current step.
  * @property {number} done
  * @property {number} total
- * @property {boolean} counted True if `total` is a number of steps, which the bar then shows. If false, the bar shows a percentage.
+ * @property {boolean} counted True if `total` is a number of steps, which the bar then shows. If false, the bar shows a
+ * percentage.
  * @property {number} elapsedMs
  * @property {number} [leftMs] The remaining time in ms; undefined if it is unknown.
  */
 
 /**
  * @typedef {object} Progress
- * @property {(step: string, size?: number) => void} now Ends the current step and starts the next one. `size` is its share of `total`, by
- *   default 1.
- * @property {(done: number, step: string) => void} reach Sets the amount of work done and the text of the step, for work whose parts
- *   overlap.
+ * @property {(step: string, size?: number) => void} now Ends the current step and starts the next one. `size` is its
+ * share of `total`, by default 1.
+ * @property {(done: number, step: string) => void} reach Sets the amount of work done and the text of the step, for
+ * work whose parts overlap.
  * @property {(line: string) => void} plain Writes a line, but only if no progress bar is shown.
  * @property {() => void} end Removes the bar from the terminal.
  */
@@ -40,7 +43,8 @@ const COLUMNS = 80
  */
 
 /**
- * True if the stream is a terminal that can move its cursor, so that a progress bar can be redrawn. Terminals that cannot have TERM=dumb.
+ * True if the stream is a terminal that can move its cursor, so that a progress bar can be redrawn. Terminals that
+ * cannot move the cursor have TERM=dumb.
  * @param {Output} [stream]
  * @param {Record<string, string | undefined>} [environment]
  */
@@ -55,8 +59,8 @@ function duration(ms) {
 }
 
 /**
- * Returns the progress bar as one line. The line is shorter than `columns`, because a terminal starts a new line after its last column. On
- * a narrow terminal the bar is shorter and the text is truncated.
+ * Returns the progress bar as one line. The line is shorter than `columns`, because a terminal starts a new line after
+ * its last column. On a narrow terminal the bar is shorter and the text is truncated.
  * @param {State} state
  * @param {number} columns
  * @param {boolean} colour
@@ -77,11 +81,11 @@ export function barLine({ title, step, done, total, counted, elapsedMs, leftMs }
 /** @typedef {'seconds' | 'even' | 'unknown'} Pace */
 
 /**
- * Returns the amount of work done and the remaining time, at the pace of the finished steps. Before the first step is finished, uses the
- * sizes if they are seconds. The current step counts by its elapsed time, up to its size. If the last step takes longer, the remaining time
- * is unknown.
- * @param {{ done: number, size: number, total: number, pace: Pace, beforeMs: number, withinMs: number }} work `beforeMs`: the duration of
- *   all finished steps, in ms. `withinMs`: the elapsed time of the current step, in ms.
+ * Returns the amount of work done and the remaining time, at the pace of the finished steps. Before the first step is
+ * finished, uses the sizes if they are seconds. The current step counts by its elapsed time, up to its size. If the
+ * last step takes longer than its size, the remaining time is unknown.
+ * @param {{ done: number, size: number, total: number, pace: Pace, beforeMs: number, withinMs: number }} work
+ * `beforeMs`: the duration of all finished steps, in ms. `withinMs`: the elapsed time of the current step, in ms.
  */
 export function progressOf({ done, size, total, pace, beforeMs, withinMs }) {
   const unitMs = pace === 'unknown' ? undefined : done > 0 ? beforeMs / done : pace === 'seconds' ? 1000 : undefined
@@ -94,8 +98,8 @@ export function progressOf({ done, size, total, pace, beforeMs, withinMs }) {
  * @param {string} title
  * @param {object} options
  * @param {number} options.total The number of steps, or the sum of their sizes.
- * @param {Pace} [options.pace] The meaning of the sizes: `seconds` if they are approximate seconds; `even` if they are proportional to the
- *   duration; `unknown` if they say nothing about it, so that no remaining time is shown.
+ * @param {Pace} [options.pace] The meaning of the sizes: `seconds` if they are approximate seconds; `even` if they are
+ * proportional to the duration; `unknown` if they say nothing about the duration, so that no remaining time is shown.
  * @param {Output} [options.stream]
  * @param {Record<string, string | undefined>} [options.environment]
  * @returns {Progress}
@@ -109,8 +113,8 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
   const current = { step: '', size: 0, done: 0, since: NaN }
   let shown = ''
   /**
-   * True if the last output of the process did not end with a newline. The progress bar is then not drawn, because it would overwrite that
-   * output.
+   * True if the last output of the process did not end with a newline. In that case the progress bar is not drawn,
+   * because it would overwrite this output.
    */
   let isOpen = false
   let isEnded = false
@@ -132,7 +136,7 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
   const guarded = [...new Set([stream, process.stdout, process.stderr])].filter(({ isTTY }) => isTTY)
   const originals = guarded.map((each) => each.write)
   /**
-   * Writes to the stream with its original function. `guarded` has replaced that function to keep other output above the bar.
+   * Writes to the stream with its original function, which `guarded` has replaced to keep other output above the bar.
    * @param {string} text
    */
   const write = (text) => void originals[0]?.call(stream, text)
@@ -156,8 +160,8 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
     process.off('exit', end).off('SIGINT', interrupted)
   }
   /**
-   * At Ctrl-C, removes the progress bar and then ends this process as usual. If the process has other listeners for the signal, they decide
-   * whether it ends.
+   * At Ctrl-C, removes the progress bar and then ends this process as usual. If the process has other listeners for the
+   * signal, these decide whether the process ends.
    */
   const interrupted = () => {
     end()
@@ -181,12 +185,12 @@ export function createProgress(title, { total, pace = 'unknown', stream = proces
 }
 
 /**
- * Runs a program and copies its output to this process's output, so that a progress bar is not garbled. Resolves with the program's exit
- * code, or null if a signal ended it. Rejects if the program cannot be started.
+ * Runs a program and copies its output to this process's output, so that a progress bar is not garbled. Resolves with
+ * the program's exit code, or null if a signal ended the program. Rejects if the program cannot be started.
  * @param {string} file
  * @param {readonly string[]} args
- * @param {{ cwd?: string, env?: Record<string, string | undefined>, stdout?: Output, stderr?: Output }} [options] `stdout` and `stderr`:
- *   the streams that receive the program's output.
+ * @param {{ cwd?: string, env?: Record<string, string | undefined>, stdout?: Output, stderr?: Output }} [options]
+ * `stdout` and `stderr`: the streams that receive the program's output.
  * @returns {Promise<number | null>}
  */
 export function runAloud(file, args, { stdout = process.stdout, stderr = process.stderr, ...options } = {}) {

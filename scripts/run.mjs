@@ -1,9 +1,9 @@
-// run.mjs - runs `npm run NAME` for tasks that have prerequisites: installs the prerequisites, then runs the commands that tasks.mjs lists
-// for the task.
+// run.mjs - runs `npm run NAME` for tasks that have prerequisites: installs the prerequisites, then runs the commands
+// that tasks.mjs lists for the task.
 //
-// The exit code is that of the first command that fails. Arguments that a task does not accept are refused before anything is installed.
-// vitest treats a file name as a part of a path and ignores a name that matches no file, so this script checks that each name matches a
-// test file.
+// The exit code is that of the first command that fails. Arguments that a task does not accept are refused before
+// anything is installed. vitest treats a file name as a part of a path and ignores a name that matches no file, so
+// run.mjs checks that each name matches a test file.
 
 import { spawn } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
@@ -26,7 +26,7 @@ const task = Object.hasOwn(TASKS, name)
   ? TASKS[name]
   : fail(`no such task; there is ${Object.keys(TASKS).join(', ')}`, 2)
 const { usage, accepts } = task
-// Arguments after a second `--` are a command that the user wants to run in a virtual machine (npm run test:vm).
+// Words after a second `--` are a command that the user wants to run in a virtual machine (npm run test:vm).
 const own = words.includes('--') ? words.slice(0, words.indexOf('--')) : words
 const isHelp = own.some((word) => /^(-h|--help)$/.test(word))
 if (usage !== undefined) {
@@ -43,7 +43,7 @@ if ((task.commands.at(-1)[0] === 'vitest' || name === 'test:vm') && words[0] !==
   const files = readdirSync(join(root, 'test'), { recursive: true, encoding: 'utf8' })
     .filter((path) => path.endsWith('.test.ts'))
     .map((path) => `test/${path}`)
-  // An argument after an option may be the option's value, so it is not treated as a name of a test file.
+  // A word after an option may be the option's value, so do not treat the word as the name of a test file.
   const isFilter = (word, at) => !word.startsWith('-') && !(words[at - 1] ?? '').startsWith('-')
   const strange = words.filter(isFilter).find((word) => {
     const part = word.replace(/:\d+$/, '').replace(`${root}/`, '').replace(/^\.\//, '')
@@ -74,15 +74,15 @@ const env = {
 const node = (...args) => [process.execPath, ...args]
 
 /**
- * Runs a command until it ends, and forwards signals to it. Ends this process if the command fails. Resolves with the command's output if
- * `stdout` is `pipe`.
+ * Runs a command until it ends, and forwards signals to the command. Ends this process if the command fails. Resolves
+ * with the command's output if `stdout` is `pipe`.
  */
 async function run([file, ...args], stdout = 'inherit') {
   const child = spawn(file, args, { cwd: root, stdio: ['inherit', stdout, 'inherit'], env })
   let written = ''
   child.stdout?.setEncoding('utf8').on('data', (text) => (written += text))
   const signals = ['SIGINT', 'SIGTERM', 'SIGHUP']
-  // Do not forward SIGINT, because at Ctrl-C the terminal sends it to all processes itself.
+  // Do not forward SIGINT, because at Ctrl-C the terminal itself sends SIGINT to all processes.
   const forward = (signal) => void (signal === 'SIGINT' || child.kill(signal))
   for (const signal of signals) process.on(signal, forward)
   const end = await new Promise((resolve) => {
@@ -95,7 +95,7 @@ async function run([file, ...args], stdout = 'inherit') {
 }
 
 if (name === 'test' || name === 'test:whole') {
-  // If the user names test files, run all of their tests, not only those that test/selection.json chooses.
+  // If the user names test files, run all tests of these files, not only the tests that test/selection.json chooses.
   if (words.length > 0) delete env.WEFT_SELECTION
   else process.stdout.write(`${forecast(root, name === 'test:whole')}\n`)
 }

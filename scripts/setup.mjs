@@ -1,8 +1,10 @@
-// setup.mjs - prepares a fresh clone for the demo, the tests and the benchmarks. If nothing is missing, the script changes nothing.
+// setup.mjs - prepares a fresh clone for the demo, the tests and the benchmarks. If nothing is missing, the script
+// changes nothing.
 //
-// The script has no npm dependencies, because it installs them. It installs Debian packages and npm packages, and compiles the addon and
-// TypeScript; it skips each step that is not necessary. `node scripts/setup.mjs KIND...` installs the prerequisites of these kinds of npm
-// scripts (machine.mjs). Without KIND it installs those of a developer's everyday commands.
+// The script has no npm dependencies, because it installs them. It installs Debian packages and npm packages, and
+// compiles the addon and TypeScript; it skips each step that is not necessary. `node scripts/setup.mjs KIND...`
+// installs the prerequisites of these kinds of npm scripts (machine.mjs). Without KIND the script installs those of a
+// developer's everyday commands.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -26,8 +28,8 @@ const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const color = process.stdout.isTTY && !process.env.NO_COLOR
 
 /**
- * System services that Debian enables when these packages are installed. Setup disables the services again, because the tests do not need
- * them.
+ * System services that Debian enables when these packages are installed. Setup disables the services again, because the
+ * tests do not need them.
  */
 const SERVICES = {
   'etcd-server': ['etcd.service'],
@@ -43,7 +45,10 @@ function fail(message) {
 /** The progress bar. It is undefined until the number of setup steps is known. */
 let progress
 
-/** Runs one step of setup and writes one line about it. If the step fails, prints its whole output and ends the process. */
+/**
+ * Runs one step of setup and writes one line about the step. If the step fails, prints the whole output of the step and
+ * ends the process.
+ */
 function step(title, file, args, { env = {} } = {}) {
   return new Promise((resolve) => {
     const began = performance.now()
@@ -70,8 +75,8 @@ const apt = find('apt-get')
 const mayInstall = apt !== undefined && process.getuid() === 0
 
 async function systemPackages(missing, kinds) {
-  // True if only tests need this prerequisite. If it cannot be installed, setup continues and those tests are skipped with a message. All
-  // other prerequisites are required.
+  // True if only tests need this prerequisite. If it cannot be installed, setup continues, and the tests that need it
+  // are skipped with a message. All other prerequisites are required.
   const isOnlyForTests = (need) => !need.toBuild && !need.for.some((kind) => kind !== 'test' && kinds.includes(kind))
   const hindering = missing.filter((need) => !isOnlyForTests(need))
   const packages = packagesOf(missing)
@@ -93,8 +98,8 @@ async function systemPackages(missing, kinds) {
 }
 
 /**
- * Calls `install` with a policy that prevents Debian packages from starting their services, because tests start their own etcd (Debian
- * policy manual 9.3.3.1).
+ * Calls `install` with a policy that prevents Debian packages from starting their services, because tests start their
+ * own etcd (Debian policy manual 9.3.3.1).
  */
 async function withoutServices(install) {
   const policy = '/usr/sbin/policy-rc.d'
@@ -109,7 +114,8 @@ async function withoutServices(install) {
 }
 
 /**
- * True if the packages in node_modules are those of package-lock.json. npm lists the installed packages in node_modules/.package-lock.json.
+ * True if the packages in node_modules are those of package-lock.json. npm lists the installed packages in
+ * node_modules/.package-lock.json.
  */
 function npmPackagesFit() {
   const read = (path) => JSON.parse(readFileSync(join(root, path), 'utf8')).packages
@@ -127,8 +133,8 @@ function npmPackagesFit() {
 }
 
 /**
- * Returns the latest modification time of all files and folders below `paths`, in ms since 1970. Folders count because their time changes
- * when a file is deleted.
+ * Returns the latest modification time of all files and folders under `paths`, in ms since 1970. Folders count because
+ * a folder's time changes when a file in it is deleted.
  */
 function newest(paths, wanted = () => true) {
   let latest = 0
@@ -172,8 +178,8 @@ async function buildAddon() {
     '--jobs=max',
     ...headers,
   ])
-  // Set the addon's time even if make did not rebuild it, for example because only an unused header changed. With the old time every later
-  // setup would run make again.
+  // Set the addon's time even if make did not rebuild the addon, for example because only an unused header changed.
+  // With the old time every later setup would run make again.
   utimesSync(addonPath, began, began)
 }
 
@@ -239,8 +245,8 @@ const kinds = process.argv.slice(2)
 const unknown = kinds.find((kind) => !KINDS.includes(kind))
 if (unknown !== undefined) fail(`unknown kind: ${unknown}; choose from ${KINDS.join(', ')}, or name none`)
 
-// If two npm scripts start at the same time, the second waits until the first has finished setup. flock locks the project's folder itself,
-// so no lock file is left.
+// If two npm scripts start at the same time, the second script waits until the first has finished setup. flock locks
+// the project's folder itself, so no lock file is left.
 if (process.env.WEFT_SETUP_LOCKED === root || !find('flock')) {
   await setup(kinds.length > 0 ? kinds : COMMON)
 } else {

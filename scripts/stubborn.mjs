@@ -1,8 +1,10 @@
-// stubborn.mjs - runs the tests repeatedly, with and without CPU load and CPU limits: `npm run test:stubborn -- [N] [FILE...]`.
+// stubborn.mjs - runs the tests repeatedly, with and without CPU load and CPU limits: `npm run test:stubborn -- [N]
+// [FILE...]`.
 //
-// Without FILE it runs `npm test` N times (default 4): three times while an endless loop occupies each core, then once limited to a quarter
-// of a core. With FILE it runs these test files N times (default 20), and changes the mode after each run: idle machine, busy machine, half
-// a core, busy machine. At the end the script lists the failed runs and the files that have their output.
+// Without FILE it runs `npm test` N times (default 4): three times while an endless loop occupies each core, then once
+// limited to a quarter of a core. With FILE it runs these test files N times (default 20), and changes the mode after
+// each run: idle machine, busy machine, half a core, busy machine. At the end the script lists the failed runs and the
+// files that have their output.
 
 import { spawn } from 'node:child_process'
 import {
@@ -42,7 +44,7 @@ const times = counted ? Number(first) : files.length > 0 ? 20 : 4
 if (times < 1) fail('the number of runs must be 1 or more')
 const MODES =
   files.length > 0 ? ['quiet', 'busy', 'half a core', 'busy'] : ['busy', 'busy', 'busy', 'a quarter of a core']
-/** The modes in which a run may use only a share of one CPU core, with that share. */
+/** The modes in which a run may use only a share of one CPU core. The value is that share. */
 const SHARES = { 'half a core': 0.5, 'a quarter of a core': 0.25 }
 
 /** Starts an endless loop on each CPU core, to make the machine busy. Returns a function that ends the loops. */
@@ -54,7 +56,9 @@ function keepBusy() {
   return undo(() => loops.forEach((loop) => loop.kill('SIGKILL')))
 }
 
-/** Makes a new cgroup below `parent`, and first removes empty cgroups that interrupted runs left there. */
+/**
+ * Makes a new cgroup in the cgroup `parent`, and first removes empty cgroups that interrupted runs left in `parent`.
+ */
 function newCgroup(parent) {
   for (const name of readdirSync(parent).filter((each) => each.startsWith(PREFIX)))
     try {
@@ -66,8 +70,8 @@ function newCgroup(parent) {
 }
 
 /**
- * Makes a cgroup that may use only this share of one CPU core, in version 1 or 2 of cgroups (cgroups(7)). Returns the path of the cgroup's
- * folder.
+ * Makes a cgroup that may use only the share `share` of one CPU core, in version 1 or 2 of cgroups (cgroups(7)).
+ * Returns the path of the cgroup's folder.
  */
 function limitedCgroup(share) {
   const mounts = readFileSync('/proc/mounts', 'utf8').split('\n')
@@ -103,8 +107,8 @@ async function removeCgroup(cgroup) {
 }
 
 /**
- * Runs the tests once and writes their output to `path`. Resolves with the result, the duration in seconds, the failed tests and the last
- * line.
+ * Runs the tests once and writes their output to `path`. Resolves with the result, the duration in seconds, the failed
+ * tests and the last line of output.
  */
 async function run(mode, path) {
   const command =

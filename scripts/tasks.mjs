@@ -1,33 +1,42 @@
-// tasks.mjs - defines the tasks of `npm run NAME`: for each task its prerequisites (machine.mjs), its commands and their environment
-// variables.
+// tasks.mjs - defines the tasks of `npm run NAME`: for each task its prerequisites (machine.mjs), its commands and
+// their environment variables.
+
+import { ARCHITECTURES } from './release/architectures.mjs'
 
 /**
- * Returns the command that runs the project's tests with vitest. run.mjs appends further arguments of the user to the last command of a
- * task.
+ * Returns the command that runs the project's tests with vitest. run.mjs appends further arguments of the user to the
+ * last command of a task.
  */
 const vitest = (...words) => ['vitest', 'run', ...words]
 const script = (path, ...words) => ['node', path, ...words]
 /**
- * WEFT_PATIENCE multiplies the time limit of every wait in a test, because a busy machine needs longer. Tests that succeed take no longer.
+ * WEFT_PATIENCE multiplies the time limit of every wait in a test, because a busy machine needs longer. A higher limit
+ * does not slow down tests that succeed.
  */
 const PATIENT = { WEFT_PATIENCE: process.env.WEFT_PATIENCE ?? '3' }
 /**
- * With WEFT_REQUIRE a run fails if a test is skipped because the machine lacks something (summary-reporter.ts). It is set for scripts that
- * the user runs by name.
+ * If WEFT_REQUIRE is set, a run fails if a test is skipped because the machine lacks a prerequisite
+ * (summary-reporter.ts). Scripts that the user runs by name set it.
  */
 const STRICT = { ...PATIENT, WEFT_REQUIRE: '1' }
 const LONG = { ...STRICT, WEFT_LONG: '1' }
+const ARCHITECTURE_NAMES = ARCHITECTURES.map(({ debian }) => debian)
 
 /**
  * @typedef {object} Task
- * @property {readonly string[]} setup The kinds of machine.mjs to set up. Only prerequisites of the kind `test` may be missing.
+ * @property {readonly string[]} setup The kinds of machine.mjs to set up. Only prerequisites of the kind `test` may be
+ * missing.
  * @property {readonly (readonly string[])[]} commands The commands, which run one after another until one fails.
- * @property {string} [usage] The words that its own script accepts, for `--help`; tasks without it hand `--help` to their last command.
- * @property {RegExp} [accepts] Matches each word that the task accepts. If it is missing, the task's script checks the words itself.
- * @property {boolean} [makesHosts] True if the task needs to make hosts. If that is impossible, it fails before anything is set up.
+ * @property {string} [usage] The words that the task's own script accepts, for `--help`; a task without `usage` passes
+ * `--help` to its last command.
+ * @property {RegExp} [accepts] Matches each word that the task accepts. If it is missing, the task's script checks the
+ * words itself.
+ * @property {boolean} [makesHosts] True if the task needs to make hosts. If that is impossible, the task fails before
+ * anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
- * @property {Readonly<Record<string, string>>} [made] Environment variables that contain the path of a program, each with the script that
- *   builds the program and prints the path. The script does not run if the user has set the variable.
+ * @property {Readonly<Record<string, string>>} [made] Environment variables that contain the path of a program, each
+ * with the script that builds the program and prints the path. The script does not run if the user has set the
+ * variable.
  */
 
 const NO_WORDS = { usage: '', accepts: /^$/ }
@@ -73,7 +82,8 @@ export const TASKS = {
     setup: ['lint'],
     commands: [script('scripts/alert-rules.mjs'), ['oxfmt'], script('scripts/lint-native.mjs', '--fix')],
   },
-  // `npm test` runs the tests that test/selection.json chooses, because WEFT_SELECTION is set. `npm run test:whole` runs all tests.
+  // `npm test` runs the tests that test/selection.json chooses, because WEFT_SELECTION is set. `npm run test:whole`
+  // runs all tests.
   test: { setup: ['test'], env: { ...PATIENT, WEFT_SELECTION: '1' }, commands: [vitest()] },
   'test:whole': { setup: ['test'], env: PATIENT, commands: [vitest()] },
   'test:all': {
@@ -110,7 +120,12 @@ export const TASKS = {
     env: LONG,
     commands: [vitest('test/native/core.test.ts'), script('scripts/fuzz.mjs')],
   },
-  'test:arch': { ...NO_WORDS, setup: ['arch'], commands: [script('scripts/test-arch.mjs')] },
+  'test:arch': {
+    usage: `[${ARCHITECTURE_NAMES.join('|')}]...`,
+    accepts: new RegExp(`^(?:${ARCHITECTURE_NAMES.join('|')})$`),
+    setup: ['arch'],
+    commands: [script('scripts/test-arch.mjs')],
+  },
   'test:vm': {
     usage: '[FILE... [OPTION OF VITEST...]] or, to run any command in the machine: npm run test:vm -- -- COMMAND...',
     setup: ['test', 'vm'],
@@ -151,9 +166,11 @@ export const TASKS = {
     commands: [vitest('--project', 'broken')],
   },
   release: {
-    ...NO_WORDS,
+    usage: `[--image REGISTRY/weft] [--arch ${ARCHITECTURE_NAMES.join(',')}]`,
+    // Each word is an option, the name of an image, or a list of architectures. The task's script checks them together.
+    accepts: new RegExp(`^--(?:image|arch)(?:=.*)?$|^[^-].*/|^(?:(?:${ARCHITECTURE_NAMES.join('|')})(?:,|$))+$`),
     setup: ['release'],
-    // Two releases at the same time would write the same files, so flock makes the second wait for the first.
+    // Two releases at the same time would write the same files, so flock makes the second release wait for the first.
     commands: [['flock', '--no-fork', 'scripts/release', ...script('scripts/release/main.mjs')]],
   },
   'release:test': {

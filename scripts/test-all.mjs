@@ -1,7 +1,9 @@
-// test-all.mjs - `npm run test:all`: runs every test script of package.json, one after another, and ends with a table of results and times.
+// test-all.mjs - `npm run test:all`: runs every test script of package.json, one after another, and ends with a table
+// of results and times.
 //
-// The run can be interrupted and repeated: scripts that have passed are recorded in build/test-all, and are not run again as long as no
-// file of the project changes. `-- --again` runs all scripts. The output of each script is in build/test-all/NAME.log.
+// The run can be interrupted and repeated: build/test-all records the scripts that have passed, and these are not run
+// again as long as no file of the project changes. `-- --again` runs all scripts. The output of each script is in
+// build/test-all/NAME.log.
 
 import { spawn, spawnSync } from 'node:child_process'
 import { createWriteStream, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -15,8 +17,8 @@ const folder = join(root, 'build/test-all')
 const STATE = join(folder, 'state.json')
 
 /**
- * The test scripts in the order in which they run, with their approximate duration in minutes on two cores. The durations are used only for
- * the progress bar and the first line of output.
+ * The test scripts in the order in which they run, with their approximate duration in minutes on two cores. Only the
+ * progress bar and the first line of output use the durations.
  */
 const MINUTES = {
   'test:whole': 25,
@@ -48,8 +50,8 @@ function testScripts() {
 }
 
 /**
- * Returns git's hash of all files of the project, including uncommitted changes. Recorded results are valid only for this hash. Returns an
- * empty text if the folder is not a git repository.
+ * Returns git's hash of all files of the project, including uncommitted changes. Recorded results are valid only for
+ * this hash. Returns an empty text if the folder is not a git repository.
  */
 function treeName() {
   const index = join(folder, 'index')
@@ -82,7 +84,8 @@ function keptResults(tree) {
 async function run(name) {
   const log = createWriteStream(join(folder, `${name.replace(':', '-')}.log`))
   const began = performance.now()
-  // Start the npm script in its own process group, so that at an interruption all processes that it started can be ended together.
+  // Start the npm script in its own process group, so that at an interruption all processes that the script started can
+  // be ended together.
   const child = spawn('npm', ['run', '--silent', name], {
     cwd: root,
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -112,7 +115,10 @@ const time = (seconds) =>
     ? `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, '0')}`
     : `${Math.floor(seconds / 3600)}:${String(Math.floor((seconds % 3600) / 60)).padStart(2, '0')}:${String(seconds % 60).padStart(2, '0')}`
 
-/** Returns a table with one row per test script: its result, its duration as h:mm:ss or m:ss, and its last line of output. */
+/**
+ * Returns a table with one row per test script: its result, its duration as h:mm:ss or m:ss, and its last line of
+ * output.
+ */
 function table(names, results) {
   return names.map((name) => {
     const result = results[name]

@@ -1,20 +1,23 @@
-// test-costs.mjs - measures each test file and writes the figures into test/selection.json: `node scripts/test-costs.mjs [FILE...]`.
+// test-costs.mjs - measures each test file and writes the figures into test/selection.json: `node
+// scripts/test-costs.mjs [FILE...]`.
 //
 // One line of test/selection.json is one test file. test/unit is one line, `unit`: all of its files are in `npm test`.
-//   file       its path below test/
-//   in         "test" if `npm test` runs it, "whole" if only `npm run test:whole` does; set by hand
-//   only       the tests of the file that `npm test` runs, as a regular expression for their full names; all if missing; set by hand
-//   cpu        CPU seconds of the whole file and of all programs that it started
-//   part       CPU seconds of the tests that `npm test` runs, if the file has `only`
-//   seconds    the elapsed time of the file; with `only`, of the tests that `npm test` runs
-//   hosts      true if its tests need hosts made of network namespaces
-//   rows       the rows of CONTRACT.md that no other test file covers
-//   functions  the number of named functions of src/ that no other test file calls; C++ is not counted
-//   why        the reason for the choice, if the figures do not show it; set by hand
+// A line has these members:
+// - file: the file's path in test/.
+// - in: "test" if `npm test` runs the file, "whole" if only `npm run test:whole` does; set by hand.
+// - only: the tests of the file that `npm test` runs, as a regular expression for their full names; all tests if
+//   missing; set by hand.
+// - cpu: CPU seconds of the whole file and of all programs that it started.
+// - part: CPU seconds of the tests that `npm test` runs, if the file has `only`.
+// - seconds: the elapsed time of the file; with `only`, of the tests that `npm test` runs.
+// - hosts: true if the file's tests need hosts made of network namespaces.
+// - rows: the rows of CONTRACT.md that no other test file covers.
+// - functions: the number of named functions of src/ that no other test file calls; C++ is not counted.
+// - why: the reason for the choice, if the figures do not show it; set by hand.
 //
-// A file without a line gets one, with `in` "whole". Run the script on a quiet machine. It runs the files one after another, each in its
-// own vitest, and has the same prerequisites as `npm run test:whole`. WEFT_COSTS makes test/support/record-cost.ts write the CPU seconds
-// to a file, and NODE_V8_COVERAGE makes Node.js write the calls.
+// A file without a line gets a line with `in` "whole". Run the script on a quiet machine. It runs the files one after
+// another, each in its own vitest, and has the same prerequisites as `npm run test:whole`. WEFT_COSTS makes
+// test/support/record-cost.ts write the CPU seconds to a file, and NODE_V8_COVERAGE makes Node.js write the calls.
 
 import { spawnSync } from 'node:child_process'
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -29,7 +32,10 @@ const TABLE = join(root, 'test/selection.json')
 const work = mkdtempSync(join(tmpdir(), 'weft-costs-'))
 undo(() => rmSync(work, { recursive: true, force: true }))
 
-/** @typedef {{ file: string, in: string, only?: string, cpu?: number, part?: number, seconds?: number, hosts?: boolean, rows?: string[], functions?: number, why?: string }} Entry */
+/**
+ * @typedef {{ file: string, in: string, only?: string, cpu?: number, part?: number, seconds?: number, hosts?: boolean,
+ * rows?: string[], functions?: number, why?: string }} Entry
+ */
 
 /** @returns {Entry[]} */
 const readTable = () => (existsSync(TABLE) ? JSON.parse(readFileSync(TABLE, 'utf8')) : [])
@@ -44,8 +50,8 @@ function testFiles() {
 }
 
 /**
- * Runs the tests of one line of test/selection.json. Returns their CPU seconds, their elapsed seconds, and the functions of src/ that they
- * called; undefined if a test failed.
+ * Runs the tests of one line of test/selection.json. Returns their CPU seconds, their elapsed seconds, and the
+ * functions of src/ that they called; undefined if a test failed.
  */
 function measure(file, isPart) {
   const costs = join(work, 'costs')
@@ -83,8 +89,8 @@ function measure(file, isPart) {
 }
 
 /**
- * Reads the coverage files that V8 wrote to `folder`. Returns the named functions of src/ that were called, as `src/FILE:NAME`. Functions
- * in dist/src/X.js count as functions of src/X.ts.
+ * Reads the coverage files that V8 wrote to `folder`. Returns the named functions of src/ that were called, as
+ * `src/FILE:NAME`. Functions in dist/src/X.js count as functions of src/X.ts.
  */
 function calledFunctions(folder) {
   const called = new Set()
@@ -107,7 +113,7 @@ function calledFunctions(folder) {
 }
 
 /**
- * True for a named function. False for V8's functions that set the fields of classes, such as
+ * True for a named function, and false for V8's functions that set the fields of classes, such as
  * `<instance_members_initializer>`.
  */
 const isNamed = (name) => name !== '' && !name.startsWith('<')
@@ -126,7 +132,10 @@ function contractRows() {
   return rows
 }
 
-/** True if the file's tests are skipped on a machine that cannot simulate hosts with network namespaces (test/support/needs.ts). */
+/**
+ * True if the file's tests are skipped on a machine that cannot simulate hosts with network namespaces
+ * (test/support/needs.ts).
+ */
 const needsHosts = (file) =>
   file !== 'unit' && /\bneeds\(.*\bHOSTS\b/.test(readFileSync(join(root, 'test', file), 'utf8'))
 
@@ -178,7 +187,8 @@ const table = files
     const { why, functions: before, rows: old, ...entry } = known.get(file)
     // If the user named test files, the lines of all other files keep their values.
     const alone = wanted.length > 0 && !wanted.includes(file) ? old : file === 'unit' ? undefined : rows.get(file)
-    // The number of functions that only one test file calls can be computed only if all files were measured in this run.
+    // The number of functions that only one test file calls can be computed only if all files were measured in this
+    // run.
     const only =
       functions.size < files.length
         ? before

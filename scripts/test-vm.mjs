@@ -1,10 +1,10 @@
 // test-vm.mjs - runs tests on Debian's kernel in QEMU: `npm run test:vm -- [FILE...] [-t NAME]`, or `-- -- COMMAND...`.
 //
-// QEMU emulates the virtual machine, which needs no rights and no hardware virtualization, but is ten to twenty times slower than this
-// machine. The virtual machine sees this machine's file system; its changes go to a tmpfs above it and are lost (vm/initramfs). So the
-// command (vm/guest) runs the same programs on another kernel. The kernel comes from the Debian package that `linux-image-amd64` depends
-// on; it is unpacked into build/vm and never installed. Each run of tests gets a new virtual machine, so that it does not depend on earlier
-// runs.
+// QEMU emulates the virtual machine, which needs no rights and no hardware virtualization, but is ten to twenty times
+// slower than this machine. The virtual machine sees this machine's file system; its changes go to a tmpfs on top of
+// that file system and are lost (vm/initramfs). So the command (vm/guest) runs the same programs on another kernel. The
+// kernel comes from the Debian package that `linux-image-amd64` depends on; the script unpacks it into build/vm and
+// never installs it. Each run of tests gets a new virtual machine, so that it does not depend on earlier runs.
 
 import { spawn, spawnSync } from 'node:child_process'
 import {
@@ -34,14 +34,14 @@ const MEMORY_MIB = 4096
 /** The time limit for one virtual machine, in ms. */
 const LIMIT_MS = 20 * 60_000
 /**
- * The kernel modules that mount the root file system: the virtio bus, 9p for this machine's files, and overlay for the writable layer above
- * them.
+ * The kernel modules that mount the root file system: the virtio bus, 9p for this machine's files, and overlay for the
+ * writable layer on top of them.
  */
 const ROOT_MODULES = ['virtio_pci', '9pnet_virtio', '9p', 'overlay']
 
 /**
- * The runs without arguments, as arguments of vitest: tests of the packet engine, because this kernel lacks features of newer kernels, and
- * tests of backends whose devices some kernels lack.
+ * The runs without arguments, as arguments of vitest: tests of the packet engine, because Debian's kernel lacks
+ * features of newer kernels, and tests of backends whose devices some kernels lack.
  */
 const DEFAULT = [
   ['test/native/engines.test.ts'],
@@ -68,7 +68,8 @@ function outputOf(command, args, cwd = root) {
 }
 
 /**
- * Returns the folder with the unpacked package of Debian's current kernel. Downloads and unpacks the package if the folder does not exist.
+ * Returns the folder with the unpacked package of Debian's current kernel. Downloads and unpacks the package if the
+ * folder does not exist.
  */
 function unpackedKernel() {
   const name = /Depends: (linux-image-\S+)/.exec(outputOf('apt-cache', ['depends', 'linux-image-amd64']))?.[1]
@@ -92,8 +93,8 @@ function unpackedKernel() {
 const versionOf = (unpacked) => readdirSync(join(unpacked, 'lib/modules'))[0]
 
 /**
- * Packs the initramfs, the first file system of the virtual machine: busybox, the modules for the root file system in loading order, and
- * the start script.
+ * Packs the initramfs, the first file system of the virtual machine: busybox, the modules for the root file system in
+ * loading order, and the start script.
  */
 function packInitramfs(unpacked, to) {
   const tree = `${to}-tree`
@@ -113,8 +114,8 @@ function packInitramfs(unpacked, to) {
 const quoted = (words) => words.map((word) => `'${word.replaceAll("'", `'\\''`)}'`).join(' ')
 
 /**
- * Runs a command in a new virtual machine and shows its output. Resolves with the output, the exit code, the kernel's version and the
- * duration.
+ * Runs a command in a new virtual machine and shows its output. Resolves with the output, the exit code, the kernel's
+ * version and the duration.
  */
 async function runThere(command, exchange) {
   const unpacked = unpackedKernel()
@@ -127,8 +128,9 @@ async function runThere(command, exchange) {
     PATH: `${process.env.PATH}:/usr/sbin:/sbin`,
     TMPDIR: '/run/tmp', // not the tree's /tmp, because the labs of other processes there would look like leftovers
     NO_COLOR: '1',
-    WEFT_PATIENCE: PATIENCE,
     ...Object.fromEntries(Object.entries(process.env).filter(([name]) => name.startsWith('WEFT_'))),
+    // The npm script sets a factor for this machine, which is too small for the emulated machine.
+    WEFT_PATIENCE: Math.max(PATIENCE, Number(process.env.WEFT_PATIENCE ?? 0)),
   }
   const set = Object.entries(env).map(([name, value]) => `${name}=${value}`)
   writeFileSync(at('command'), `cd ${quoted([root])} && exec env ${quoted([...set, ...command])}\n`)
@@ -200,8 +202,8 @@ async function runThere(command, exchange) {
 }
 
 /**
- * Returns the numbers of passed, failed and skipped tests from the last line of vitest. A run without that line, or with an exit code other
- * than 0, counts as failed.
+ * Returns the numbers of passed, failed and skipped tests from the last line of vitest. A run without that line, or
+ * with an exit code other than 0, counts as failed.
  */
 function countsOf({ code, output }) {
   const last = [...output.matchAll(/^(\d+) passed, (\d+) failed, (\d+) skipped$/gm)].at(-1)
@@ -223,7 +225,8 @@ if (args[0] === '--') {
   const parts = args.length > 0 ? [args] : DEFAULT
   const missing = parts.flat().find((word) => word.endsWith('.test.ts') && !existsSync(join(root, word)))
   if (missing !== undefined) fail(`there is no ${missing}`)
-  // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test hangs.
+  // Print each test when it ends. A test file takes minutes in the virtual machine, so the output then shows which test
+  // hangs.
   const reporters = ['--reporter=verbose', '--reporter=./test/support/summary-reporter.ts']
   const vitest = [process.execPath, join(root, 'node_modules/vitest/vitest.mjs'), 'run', ...reporters]
   // Build flanneld on this machine, because the virtual machine has no network.

@@ -2,7 +2,10 @@
 
 const cleanups = new Set()
 
-/** Calls `cleanup` when this process ends. The returned function calls `cleanup` earlier, and only once. */
+/**
+ * Calls `cleanup` when this process ends. The returned function calls `cleanup` immediately, so that it is not called
+ * again at the end.
+ */
 export function undo(cleanup) {
   if (cleanups.size === 0) {
     process.once('exit', undoAll)

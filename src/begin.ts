@@ -1,8 +1,8 @@
-// begin.ts - the first part of the daemon's start. It forwards packets with the last known state, or finds the weftd that already forwards.
-// Only then does it load the rest of the program.
+// begin.ts - the first part of weftd's start. It begins to forward packets with the last known state, or finds the
+// weftd process that already forwards. Then begin.ts loads the rest of the program.
 //
-// Packets are delayed or lost until this part is done. So this file imports only the modules that forwarding needs:
-// test/netns/quick-start.test.ts and test/unit/begin.test.ts check that. Read daemon.ts first.
+// Packets are delayed or lost until begin.ts is done. So this file imports only the modules that forwarding needs:
+// test/netns/quick-start.test.ts and test/unit/begin.test.ts check the imports. Read daemon.ts first.
 
 import { setMaxListeners } from 'node:events'
 import { version } from './base/assets.ts'
@@ -35,8 +35,8 @@ import { createEvents, type Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
 /**
- * Runs until `stopping` is aborted; it aborts `stopping` itself if a loop fails. Always rejects: with the reason of the abort, or with the
- * error that prevented the start (a WeftError if an operator can repair the cause).
+ * Runs weftd until `stopping` is aborted, or aborts `stopping` itself if a loop fails. Always rejects: with the reason
+ * of the abort, or with the error that prevented the start (a WeftError if an operator can repair the cause).
  */
 export async function runDaemon(
   options: CutOptions,
@@ -47,8 +47,8 @@ export async function runDaemon(
   events: Events = createEvents(),
 ): Promise<never> {
   setMaxListeners(0, stopping.signal) // each loop adds a listener, and so does each command that it runs
-  // After a successor has taken over, do not report to the service manager that weftd stops. This process stays and
-  // waits, because the service manager decides when its unit stops.
+  // If a successor has taken over, do not report to the service manager that weftd stops: this process then waits until
+  // the service manager stops its unit.
   stopping.signal.addEventListener('abort', () => {
     if (!(stopping.signal.reason instanceof Superseded)) notifier?.stopping()
   })
@@ -104,10 +104,10 @@ function handoverParts(node: NewNode, options: CutOptions, kept: readonly number
 }
 
 /**
- * Forwards with the lease, peers and device of the previous process, before the store is queried. Returns `nothing` if
- * the node has to wait for the store, because no state is known, or the state has expired or is from another store or
- * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason. If the node forwards, it has
- * the facts of the file of the last known state, and its data path is kept open and repaired.
+ * Forwards with the lease, peers and device of the previous process, before weftd queries the store. Returns `nothing`
+ * if weftd must wait for the store, because no state is known, or the state has expired or is from another store or
+ * host. Returns `failed` if the host prevents forwarding at the moment. Logs the reason. After `forwards` the node has
+ * the facts in the file of the last known state, and its data path is kept open and repaired.
  */
 async function resume(
   node: NewNode,
@@ -141,14 +141,14 @@ async function resume(
     notifier?.report({ ready: false, status: 'forwarding as last known' })
     const next = nextFor(node, known.config)
     Object.assign(node, { config, external, backend, lease, attrs, view, next, pathLease: lease })
-    // Load the loop's code only now, when packets already pass.
+    // Load the code of this loop only now, because packets already pass.
     void import('./node/loops/data-path.ts')
       .then(({ keepDataPath }) => keepDataPath(node as ForwardingNode))
       .catch((error: unknown) => stopping.abort(error))
     return 'forwards'
   } catch (error) {
     signal.throwIfAborted()
-    // The file of the last known state has a placeholder in place of a pre-shared key. The backend rejects the
+    // The file of the last known state has a placeholder in place of a pre-shared key, and the backend rejects the
     // placeholder.
     if (isWeftError(error, 'CONFIG') && known.config.includes(HIDDEN)) {
       log.info(
@@ -156,7 +156,7 @@ async function resume(
       )
       return 'nothing'
     }
-    // This warning also covers a file of the last known state whose content is invalid.
+    // The error code CONFIG can also mean that the file of the last known state is invalid.
     log.warn(`Cannot forward with the last known state: ${messageOf(error)}; waiting for the store`)
     return isWeftError(error) && error.code !== 'CONFIG' ? 'failed' : 'nothing'
   } finally {
@@ -165,8 +165,8 @@ async function resume(
 }
 
 /**
- * Returns the external interface that the previous process used, which needs no default route. If that interface is not known, or the flags
- * have changed, chooses one by the flags. Throws WeftError INTERFACE.
+ * Returns the external interface that the previous process used; it needs no default route. If that interface is not
+ * known, or the flags have changed, chooses an interface by the flags. Throws WeftError INTERFACE.
  */
 async function externalFor(
   known: LastKnown,

@@ -1,11 +1,12 @@
 // daemon.ts - the start, the loops and the stop of weftd. Read this file first.
-//
-//   start   begin.ts forwards packets with the last known state, if there is any, and then loads this file. If another weftd forwards
-//           already, it continues to forward until this process is ready. The steps are: subnet manager -> network configuration ->
-//           external interface -> lease -> data path -> firewall (later, if it takes long) -> subnet.env -> ready; the other weftd ends
-//   loops   ESSENTIAL and OBSERVING list them. Each loop maintains one thing, in the file of src/node/loops/ that is named after it
-//   stop    one AbortController is aborted by a signal, a successor, the error of an essential loop or an uncaught error. All loops end.
-//           Then the data path is left to the next process or closed, and the store is closed
+// - Start: begin.ts forwards packets with the last known state, if there is any, and then loads this file. If another
+//   weftd forwards already, it continues to forward until this process is ready. The steps are: subnet manager ->
+//   network configuration -> external interface -> lease -> data path -> firewall (later, if it takes long) ->
+//   subnet.env -> ready. Then the other weftd ends.
+// - Loops: ESSENTIAL and OBSERVING list them. Each loop maintains one thing, in the file of src/node/loops/ that is
+//   named after it.
+// - Stop: a signal, a successor, the error of an essential loop or an uncaught error aborts the one AbortController.
+//   All loops end. Then weftd leaves the data path to the next process or closes it, and closes the store.
 //
 // Only the daemon runs loops. Stores and backends start no timers; the loops call them.
 
@@ -72,8 +73,8 @@ const ESSENTIAL: readonly Loop[] = [
 ]
 
 /**
- * The loops that packets do not depend on. weftd restarts such a loop after a failure, so that no defect in it stops
- * packets.
+ * The loops that packets do not depend on. weftd restarts an observing loop after a failure, so that no defect in the
+ * loop stops packets.
  */
 const OBSERVING: readonly Loop[] = [
   watchForDuplicateNode, // reports another host that uses the same public IP
@@ -94,10 +95,13 @@ const OBSERVING: readonly Loop[] = [
   giveBack, // returns memory to the kernel that only the start needed
 ]
 
-/** flanneld's prefix for errors of the lease and of the device at the start. */
+/** flanneld's log prefix for errors of the lease and of the device at the start. */
 const REGISTERING = 'Error registering network: '
 
-/** Runs the rest of the start, from the first query of the store, and then the node. Always rejects, as `runDaemon` does. */
+/**
+ * Runs the steps of the start from the first query of the store on, and then runs the node. Always rejects, as
+ * `runDaemon` does.
+ */
 export async function startManager(
   node: NewNode,
   handover: Handover,
@@ -130,7 +134,10 @@ export async function startManager(
   }
 }
 
-/** Finds the facts of the node in the order of flanneld's log, and runs the node. Always rejects, as `runDaemon` does. */
+/**
+ * Collects the facts about the node in the same order as flanneld, and then runs the node. Always rejects, as
+ * `runDaemon` does.
+ */
 async function startNode(
   node: NewNode,
   handover: Handover,
@@ -190,14 +197,15 @@ export async function runNode(
   const { backend, config, external, next, ...membership } = parts
   const { options, log, signal, stopping, ownership } = starting
   const means = { ...parts, options, log, signal }
-  // Wait for a program such as `ip` that does not answer in time, because an overloaded host is not a mistake of an
+  // If a program such as `ip` does not answer in time, try again, because an overloaded host is not a mistake of an
   // operator.
   const answered = <T>(find: () => Promise<T>): Promise<T> => retry({ failure: REGISTERING, find }, { log, signal })
   const registered = <T>(work: Promise<T>): Promise<T> => prefixed(REGISTERING, work)
   const attrs = await answered(() => backend.prepare(signal))
   const predecessor = await handover.predecessor()
   if (!parts.manager.givesSubnets) refuseToMove(attrs, predecessor?.lease)
-  // Other nodes send packets to every node with a lease. So the lease is written last, when this node is likely to forward.
+  // A node that has a lease gets packets from all nodes. So the lease is written last, when this node is likely to
+  // forward.
   const isForwarding = predecessor !== undefined || canForward(starting)
   const host = { predecessor: predecessor?.pid, isForwarding, tunNames: handover.tunNames, run }
   await registered(answered(() => permitted(backend, host)))
@@ -206,7 +214,8 @@ export async function runNode(
   const obtaining = obtainLease(means, attrs, previous, false, publish)
   const lease = await prefixed(`${REGISTERING}failed to acquire lease: `, obtaining)
   await handover.opening()
-  // Release an inherited device that this backend cannot use, because it would conflict with the backend's own device.
+  // Release an inherited device that this backend cannot use, because the device would conflict with the backend's own
+  // device.
   if (!handover.tunNames.some((left) => goesOnWith(backend, left))) await handover.release()
   const forwardsAlready = canForward(starting)
   const facts = { config, backend, external, lease, attrs, next }

@@ -1,5 +1,5 @@
-// executable.ts - the entry point of the single-file executable. It runs weftd, flanneld or weft, depending on the name by which it was
-// started. Under any name it runs weft if the first argument is `weft`.
+// executable.ts - the entry point of the single-file executable. It runs weftd, flanneld or weft, depending on the name
+// by which it was started. If the first argument is `weft`, it runs weft under any name.
 
 import { basename } from 'node:path'
 

@@ -184,7 +184,7 @@ const NODE = [
   'status-token-file',
 ] as const satisfies readonly (keyof DaemonOptions)[]
 
-/** The options of the place that has the leases: the store or the Kubernetes API. */
+/** The options of the source of leases: etcd, the lease directory or the Kubernetes API. */
 export type StoreOptions = Pick<DaemonOptions, (typeof STORE)[number]>
 /** The options about the engine, which forwards packets in user space. */
 export type EngineOptions = Pick<DaemonOptions, (typeof ENGINE)[number]>
@@ -261,8 +261,8 @@ export function checkFeatures({ without, engine }: EngineOptions, features: read
 }
 
 /**
- * Checks that flanneld's lease renewal margin is in its allowed range. Throws WeftError USAGE if the margin is out of range; flanneld then
- * exits with 1.
+ * Checks that the lease renewal margin, a flag of flanneld, is in its allowed range. Throws WeftError USAGE if the
+ * margin is out of range; flanneld then exits with code 1.
  */
 export function checkMargin(options: NodeOptions): void {
   const margin = options['subnet-lease-renew-margin']

@@ -1,4 +1,4 @@
-// weftd.ts - parses weftd's command line, runs the daemon, and turns the result into an exit code.
+// weftd.ts - parses weftd's command line, runs the daemon, and turns the daemon's result into an exit code.
 
 import { version } from './base/assets.ts'
 import { describeError, isWeftError, messageOf } from './base/errors.ts'
@@ -31,17 +31,20 @@ import type { Events } from './report/events.ts'
 import type { Notifier } from './report/notify.ts'
 
 const EXIT_FAILED = 1
-/** The exit code for a command line that cannot be parsed. flanneld exits with 0 then, which hides the mistake from a service manager. */
+/**
+ * The exit code for a command line that cannot be parsed. flanneld exits with 0 in this case, which hides the mistake
+ * from a service manager.
+ */
 const EXIT_USAGE = 2
 /**
- * How long in ms weftd may take to stop. It is shorter than the time after which a service manager or Docker kills a
- * stopping process.
+ * How long in ms weftd may take to stop. This time is shorter than the time after which a service manager or Docker
+ * kills a stopping process.
  */
 const STOP_MS = 5_000
 
 /**
- * How long in ms weftd waits for Node.js to end by itself. If it takes longer, some system call hangs, and weftd kills
- * the process.
+ * How long in ms weftd waits for Node.js to end by itself. If Node.js takes longer, a system call hangs, and weftd
+ * kills the process.
  */
 const LINGER_MS = 200
 
@@ -113,18 +116,18 @@ export async function main(program: string, args: readonly string[], environment
 interface Context {
   readonly options: CutOptions
   readonly log: Log
-  /** A log that writes a repeated message only rarely. */
+  /** A log that drops repeated lines. */
   readonly calm: Log
   readonly events: Events
   readonly environment: NodeJS.ProcessEnv
   notifier: Notifier | undefined
-  /** Removes the signal handlers that the previous run installed. */
+  /** Removes the signal handlers that the previous run of the daemon installed. */
   unlisten: () => void
 }
 
 /**
- * Runs the daemon until it ends. Returns the exit code, or `alone` if a successor took over and has ended since, so that this process must
- * run the daemon again.
+ * Runs the daemon until it ends. Returns the exit code, or `alone` if a successor took over and has ended since, so
+ * that this process must run the daemon again.
  */
 async function runOnce(context: Context): Promise<number | 'alone'> {
   const { options, log, calm, events, environment } = context
@@ -132,8 +135,8 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
   const stopped = new Error('stopped by a signal')
   let tellSignalled!: () => void
   const signalled = new Promise<void>((resolve) => (tellSignalled = resolve))
-  // The uncaught errors so far. Node.js reports unhandled rejections as uncaught errors too. The first error stops the daemon, as an error
-  // of a loop does. Later errors are only logged, so that the stop can complete.
+  // The uncaught errors so far. Node.js reports unhandled rejections as uncaught errors too. The first uncaught error
+  // stops the daemon, as an error of a loop does. Later uncaught errors are only logged, so that the stop can complete.
   const uncaught = new Set<unknown>()
   const fail = (error: unknown): void => {
     uncaught.add(error)
@@ -154,8 +157,8 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
     const kill = (): void => {
       const reason = messageOf(stopping.signal.reason)
       log.error(`Stopping took longer than ${STOP_MS / 1000} s; the process is killed. It stops for this: ${reason}`)
-      // Kill the process, because process.exit would wait for libuv's threads, and one of them may hang in a system call, such as a file
-      // lock on a dead server.
+      // Kill the process, because process.exit would wait for libuv's threads, and a thread may hang in a system call,
+      // such as a file lock on a dead server.
       process.kill(process.pid, 'SIGKILL')
     }
     stopping.signal.addEventListener('abort', () => (killing = setTimeout(kill, STOP_MS).unref()))
@@ -195,8 +198,8 @@ async function runOnce(context: Context): Promise<number | 'alone'> {
 }
 
 /**
- * Logs a warning about flags and variables that were given but that weftd does not read; flanneld ignores them silently. Does not log their
- * values, which may be secret.
+ * Logs a warning about flags and variables that were given but that weftd does not read; flanneld ignores these
+ * silently. Does not log their values, which may be secret.
  */
 async function warnOfUnread(
   { rest, last }: ParsedFlags<typeof FLAGS>,
@@ -225,8 +228,8 @@ async function warnOfUnread(
 }
 
 /**
- * Waits for a signal that stops weftd. Meanwhile reports to the service manager that the process is alive and why it is idle. Resolves with
- * `alone` if `free` resolves first, because then no weftd forwards any more.
+ * Waits for a signal that stops weftd. Meanwhile reports to the service manager that the process is alive and why it is
+ * idle. Resolves with `alone` if `free` resolves first, because then no weftd forwards any more.
  */
 async function untilStopped(
   why: string,
@@ -243,7 +246,9 @@ async function untilStopped(
   return how
 }
 
-/** Resolves when no weftd forwards packets for this subnet file any more. Never resolves if weftd cannot determine that. */
+/**
+ * Resolves when no weftd forwards packets for this subnet file any more. Never resolves if weftd cannot determine that.
+ */
 async function untilFree(options: NodeOptions, log: Log): Promise<void> {
   const { rendezvousAt } = await import('./node/restart/rendezvous.ts')
   await rendezvousAt(options, (message) => log.warn(message))
@@ -254,7 +259,7 @@ async function untilFree(options: NodeOptions, log: Log): Promise<void> {
     })
 }
 
-/** Runs `weftd --leave`. Returns the exit code: 0 if everything that belongs to this node was removed. */
+/** Runs `weftd --leave`. Returns the exit code: 0 if weftd removed everything that belongs to this node. */
 async function leaveWith(options: CutOptions, log: Log): Promise<number> {
   const { leave } = await import('./tool/cleanup/leave.ts')
   try {
@@ -265,7 +270,10 @@ async function leaveWith(options: CutOptions, log: Log): Promise<number> {
   }
 }
 
-/** Ends the process with this exit code, even if a system call to a dead file server still blocks one of its threads. */
+/**
+ * Ends the process with the exit code `code`, even if a system call to a dead file server still blocks one of its
+ * threads.
+ */
 export function end(code: number): void {
   process.exitCode = code
   const leave = async (): Promise<void> => (await import('./host/addon.ts')).addon.exitNow(code)

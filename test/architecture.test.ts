@@ -183,7 +183,7 @@ describe('architecture', () => {
     expect(PURE.filter((path) => !files.some((file) => file.startsWith(path)))).toEqual([])
   })
 
-  it.each(files)('%s imports only what its part may', (file) => {
+  it.each(files)('%s imports only files that its part may import', (file) => {
     const room = roomOf(file)
     const allowed = ALLOWED[room] ?? []
     const wrong = imports.get(file)!.filter((target) => {
@@ -281,7 +281,7 @@ describe('architecture of native/', () => {
     expect([...new Set(sources.map(nativeRoomOf))].toSorted()).toEqual(Object.keys(NATIVE_ALLOWED).toSorted())
   })
 
-  it.each(sources)('%s includes only what its part may', (file) => {
+  it.each(sources)('%s includes only files that its part may include', (file) => {
     const room = nativeRoomOf(file)
     const wrong = includes.get(file)!.filter((target) => {
       if (!target.startsWith('"')) return false

@@ -10,7 +10,7 @@ import { firstOf, reportsOf, mustOf, SIDES, SOON_S, wrongOf, type Side } from '.
 const page = readFileSync(join(packageRoot, 'docs/broken-networks.md'), 'utf8')
 const reports = reportsOf(page)
 
-it('has eighteen networks, each from both sides, as the code has them', () => {
+it('lists the eighteen broken networks of the code, each as seen from both sides', () => {
   expect(FAULT_NAMES).toHaveLength(18)
   expect(reports.map(({ name, side }) => `${name} ${side}`)).toEqual(
     FAULT_NAMES.flatMap((name) => SIDES.map((side) => `${name} ${side}`)),
@@ -19,7 +19,7 @@ it('has eighteen networks, each from both sides, as the code has them', () => {
     expect(page).toContain(`| ${title} | ${does} | ${remedy} |`)
 })
 
-it.each(reports)('has the expected reports for $name, $side, and in time', ({ name, side, reports: said }) => {
+it.each(reports)('reports $name as expected and in time, as seen from $side', ({ name, side, reports: said }) => {
   const expected = FAULTS[name as FaultName][side as Side]
   expect(wrongOf(expected, said.words)).toEqual([])
   const first = firstOf(said)

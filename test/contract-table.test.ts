@@ -63,14 +63,14 @@ function testAround(text: string, words: string): string {
 }
 
 describe('CONTRACT.md', () => {
-  it('has every row once, in order', () => {
+  it('has every row of the contract once, in order', () => {
     const all = SECTIONS.flatMap(([section, count]) =>
       Array.from({ length: count }, (_, index) => `${section}.${index + 1}`),
     )
     expect(rows.map(({ number }) => number)).toEqual(all.filter((number) => !NOT_KEPT.has(number)))
   })
 
-  it.each(rows)('$number, $what: the tests that it names exist', ({ cell }) => {
+  it.each(rows)('names only existing tests in row $number, $what', ({ cell }) => {
     for (const [file, words] of pinsOf(cell)) {
       expect(existsSync(join(import.meta.dirname, file)) && file, cell).toMatch(
         /^(.+\.test\.ts|\.\.\/docs\/differences\.md)$/,
@@ -91,12 +91,12 @@ describe('CONTRACT.md', () => {
         }
   })
 
-  it('names each of its sections', () => {
+  it('has a heading for each section', () => {
     const named = [...read('CONTRACT.md').matchAll(/^\| (\d+(?:\.\d+)?) \| [^|]+ \|$/gm)].map(([, section]) => section)
     expect(named).toEqual(SECTIONS.map(([section]) => section))
   })
 
-  it('quotes only the parts of the differences on what is different, missing or not kept', () => {
+  it('quotes only the sections of differences.md about what is different, missing or not kept', () => {
     const [, part = ''] = /^## What is different on purpose$(.*)/ms.exec(read(DIFFERENCES)) ?? []
     for (const { number, cell } of rows)
       for (const [file, words] of pinsOf(cell))
@@ -109,7 +109,7 @@ describe('the tables of differences', () => {
     ([, title = '', pins = '']) => ({ title, pins }),
   )
 
-  it.each(differences)('$title: the tests that it names exist', ({ pins }) => {
+  it.each(differences)('names only existing tests in the table: $title', ({ pins }) => {
     const names = [...pins.matchAll(/`([^`]+)`/g)].map(([, name = '']) => name)
     expect(names.length).toBeGreaterThan(0)
     const { scripts } = JSON.parse(read('../package.json')) as { scripts: Record<string, string> }

@@ -65,7 +65,7 @@ describe('docs/messages.md', () => {
     expect(remedies.filter((remedy) => /\*[a-z ]+\*|…|<\.\.\.>/.test(remedy))).toEqual([])
   })
 
-  it.each([...new Set(messages)])('has: %s', (message) => {
+  it.each([...new Set(messages)])('has a row for the line of the code: %s', (message) => {
     for (const part of fixedParts(message, HOLE).map(beginningOf))
       expect(
         lines.some((line) => line.includes(part)),

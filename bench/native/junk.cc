@@ -1,9 +1,8 @@
 // junk.cc - acts as a host that is not in the cluster: sends packets that weftd refuses, at an even rate, until it is
 // killed.
 //
-//   junk ADDRESS PORT RATE FROM LANES   sends RATE datagrams a second in small bursts, from the source ports FROM to
-//                                       FROM + LANES - 1 in turn. Each has an IPv4 packet from 10.5.0.9, which no node
-//                                       has, to 10.5.0.1
+// `junk ADDRESS PORT RATE FROM LANES` sends RATE datagrams a second in small bursts, from the source ports FROM to FROM
+// + LANES - 1 in turn. Each datagram has an IPv4 packet from 10.5.0.9, which no node has, to 10.5.0.1.
 #include <arpa/inet.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>

@@ -1,11 +1,9 @@
 // micro.cc - measures functions of native/ that do no I/O, and the speed of memory. Prints one line of JSON per
-// function.
+// function, such as {"name":"checksum","label":"1400 B","bytes":1400,"ns":...,"cycles":...,"clock":"cycles"}.
 //
-//   micro   {"name":"checksum","label":"1400 B","bytes":1400,"ns":...,"cycles":...,"clock":"cycles"}
-//
-// Cycles come from perf_event_open(2). Without permission for that, "cycles" are ticks of the x86 time-stamp counter,
-// which has a fixed rate; other processors give no cycles. Each function runs in cache, on one buffer, and out of
-// cache, on buffers in random order that together are larger than any cache.
+// Cycles come from perf_event_open(2). If micro has no permission for perf_event_open(2), "cycles" are ticks of the x86
+// time-stamp counter, which has a fixed rate; on other processors there are no cycles. Each function runs in cache, on
+// one buffer, and out of cache, on buffers in random order that together are larger than any cache.
 #include <linux/perf_event.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
@@ -109,8 +107,7 @@ class Bench {
   void measure(const char* name, const std::string& label, size_t bytes, Once once) {
     size_t calls = 0;
     size_t batch = 1;
-    // This loop warms up for a quarter of kRunNs, and meanwhile doubles the number of calls between two readings of the
-    // clock.
+    // Warm up for a quarter of kRunNs, and double the number of calls between two readings of the clock.
     for (uint64_t start = now_ns(); now_ns() - start < kRunNs / 4; batch *= 2) {
       for (size_t i = 0; i < batch; i++) once(calls++);
     }
@@ -152,7 +149,7 @@ struct Superpacket {
     read_packet(bytes.data(), bytes.size(), packet);
   }
 
-  /// Cuts the superpacket and returns its segments one after another in one buffer. All have the same size.
+  /// Cuts the superpacket and returns its segments one after another in one buffer. All segments have the same size.
   std::vector<uint8_t> cut() {
     std::vector<uint8_t> result((40 + kSegmentBytes) * kSegments);
     uint8_t* at = result.data();
@@ -176,7 +173,7 @@ void memory(Bench& bench) {
       use(target[0]);
     });
     bench.run("read", label, size, size, {}, [&](const uint8_t* buffer) {
-      // Four sums, because each addition to a single sum would wait for the previous addition.
+      // Use four sums, because each addition to a single sum would wait for the previous addition.
       uint64_t a = 0, b = 0, c = 0, d = 0;
       size_t at = 0;
       for (; at + 32 <= size; at += 32) {

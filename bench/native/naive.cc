@@ -3,8 +3,8 @@
 //
 // `naive LOCAL REMOTE` takes two IPv4 addresses. It makes the TUN naive0, prints `ready`, and carries the TUN's packets
 // in UDP datagrams to and from REMOTE. One thread alternates between the two directions, one packet each, and polls if
-// there are no packets. It checks the header of each packet and decrements its TTL. It uses no offloads, and does not
-// check the source of packets.
+// there are no packets. The thread checks the header of each packet and decrements the packet's TTL. It uses no
+// offloads, and does not check the source of packets.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

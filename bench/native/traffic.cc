@@ -1,15 +1,15 @@
 // traffic.cc - the two ends of measurements that iperf3 cannot make: UDP at an even rate, and requests and answers of
 // one byte.
+// - `traffic serve` serves all other modes, and prints `ready`.
+// - `traffic udp ADDRESS SECONDS BYTES RATE` sends datagrams with BYTES bytes of payload, RATE a second or (0) as fast
+//   as it can, to a receiver that each datagram may wake.
+// - `traffic udp-polled ADDRESS SECONDS BYTES RATE` sends as `udp` does, to a receiver that checks its socket at
+//   intervals.
+// - `traffic rr ADDRESS SECONDS PAUSE_US` opens one connection, and repeats: a byte, its answer, a pause.
+// - `traffic crr ADDRESS SECONDS` opens a new connection for each byte and its answer.
 //
-//   traffic serve                           serves the other modes; prints `ready`
-//   traffic udp ADDRESS SECONDS BYTES RATE  sends datagrams with BYTES of payload, RATE a second or as fast as it can
-//                                           (0), to a receiver that each datagram may wake
-//   traffic udp-polled ...                  sends like udp, to a receiver that checks its socket at intervals
-//   traffic rr ADDRESS SECONDS PAUSE_US     one connection: a byte, its answer, a pause, and again
-//   traffic crr ADDRESS SECONDS             a new connection for each byte and its answer
-//
-// All modes except serve print one line of JSON. A server serves one client at a time. The first byte of a connection
-// says which mode it is for, so that `crr` needs no further messages.
+// All modes except `serve` print one line of JSON. A server serves one client at a time. The first byte of a connection
+// names the mode of the connection, so that `crr` needs no further messages.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -42,11 +42,11 @@ constexpr char kPolledSink = 'p';
 constexpr uint64_t kSecond = 1'000'000'000;
 /// The maximum number of datagrams in one sendmmsg or recvmmsg call.
 constexpr size_t kBatch = 64;
-/// The interval, in ns, at which the sender sends all datagrams that are due. It is short enough not to fill a queue,
-/// and long enough to cost little CPU time.
+/// The interval, in ns, at which the sender sends all datagrams that are due. The interval is short enough not to fill
+/// a queue, and long enough to cost little CPU time.
 constexpr uint64_t kTickNs = 50'000;
-/// The maximum delay for which a sender compensates if the kernel did not schedule it in time, in ns. Compensating for
-/// a longer delay would make a burst. The sender reports how many datagrams it sent, so a rate that is too low is
+/// The maximum delay, in ns, that the sender makes up if the kernel did not schedule the sender in time. Making up a
+/// longer delay would cause a burst. The sender reports how many datagrams it sent, so a rate that is too low is
 /// visible.
 constexpr uint64_t kCatchUpNs = 500'000;
 /// The interval, in ns, at which a receiver with udp-polled reads its socket. No datagram wakes the receiver, so it
@@ -86,8 +86,8 @@ void set(int fd, int level, int option, int value, const char* what) {
   if (setsockopt(fd, level, option, &value, sizeof value) != 0) fail(what);
 }
 
-/// Sets the size of a socket buffer with the option `forced`; without CAP_NET_ADMIN with `plain`, which the sysctl
-/// limits.
+/// Sets the size of a socket buffer with the option `forced` or, without CAP_NET_ADMIN, with the option `plain`, which
+/// the sysctl limits.
 void set_buffer(int fd, int forced, int plain, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0) set(fd, SOL_SOCKET, plain, bytes, "buffer");
 }
@@ -136,17 +136,17 @@ void write_all(int fd, const void* bytes, size_t size) {
   if (send(fd, bytes, size, MSG_NOSIGNAL) != static_cast<ssize_t>(size)) fail("send");
 }
 
-/// The counts of the receiver. Client and server are this program on one machine, so the struct is sent as it is in
+/// The counts of the receiver. Client and server are the same program on one machine, so the struct is sent as it is in
 /// memory.
 struct Received {
   uint64_t datagrams = 0;
   uint64_t reordered = 0;  // datagrams that arrived after a datagram that was sent later
-  // datagrams that the receiver's full socket buffer dropped; the measured path did carry them
+  // The number of datagrams that the receiver's full socket buffer dropped, although the measured path carried them.
   uint64_t sink_drops = 0;
   uint64_t cpu_ns = 0;
 };
 
-/// The number of a datagram, with which its payload begins. The receiver reads only this number.
+/// The number of a datagram, with which the datagram's payload begins. The receiver reads only this number.
 using Sequence = uint64_t;
 
 class Sink {
@@ -169,7 +169,6 @@ class Sink {
     return ntohs(local.port());
   }
 
-  /// Reads and counts the datagrams that wait in the socket.
   void drain() {
     for (;;) {
       const int count = recvmmsg(fd_.get(), messages_, kBatch, MSG_DONTWAIT, nullptr);
@@ -364,8 +363,8 @@ int connect_request_response(const weft::Address& address, uint64_t duration) {
   while (now < start + duration) {
     const uint64_t asked = now;
     const Fd fd = connect_to(SOCK_STREAM, address, kPort);
-    // The server closes the connection first, and this client then resets it. Otherwise tens of thousands of
-    // connections would stay in TIME-WAIT.
+    // The server closes the connection first, and this client then resets the connection. Otherwise tens of thousands
+    // of connections would stay in TIME-WAIT.
     const linger reset{1, 0};
     if (setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset) != 0) fail("SO_LINGER");
     char byte = kOnce;

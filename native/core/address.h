@@ -1,8 +1,8 @@
 // address.h - an IPv4 or IPv6 address in 16 bytes, and an address with a port in the form of sockaddr.
 //
 // An IPv4 address is stored as an IPv4-mapped IPv6 address, in ::ffff:0:0/96 (RFC 4291 section 2.5.5.2). So one type,
-// one comparison and one hash serve both families (passt's inany.h has the same idea). The bytes are in network order,
-// and two addresses are compared as two 64-bit words. The address :: means "no address", because no host has it.
+// one comparison and one hash serve both families (passt's inany.h does the same). The bytes are in network order, and
+// two addresses are compared as two 64-bit words. The address :: means "no address", because no host has it.
 #pragma once
 
 #include <netinet/in.h>
@@ -22,7 +22,7 @@ class Address {
   constexpr bool is_v4() const { return high_ == 0 && std::bit_cast<Mapped>(low_).mark == kMark; }
   /// The IPv4 address in network order; 0 for an IPv6 address.
   constexpr uint32_t ipv4() const { return is_v4() ? std::bit_cast<Mapped>(low_).address : 0; }
-  /// The two 64-bit halves of the address, each as loaded from memory without swapping bytes.
+  /// The upper 64 bits of the address, as loaded from memory without swapping bytes; low() are the lower 64 bits.
   constexpr uint64_t high() const { return high_; }
   constexpr uint64_t low() const { return low_; }
   static constexpr Address of_words(uint64_t high, uint64_t low) { return {high, low}; }
@@ -35,8 +35,7 @@ class Address {
   struct Mapped {
     uint32_t mark, address;
   };
-  /// The 32 bits before the IPv4 address that mark an IPv4-mapped address: the last 16 of its 80 zero bits, then 16 one
-  /// bits.
+  /// The 32 bits before the IPv4 address in an IPv4-mapped address: the last 16 of the 80 zero bits, then 16 one bits.
   static constexpr uint32_t kMark = kLittleEndian ? 0xffff0000 : 0x0000ffff;
 
   constexpr Address(uint64_t high, uint64_t low) : high_(high), low_(low) {}
@@ -105,7 +104,7 @@ class SocketAddress {
   const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&any_); }
   /// The length of the sockaddr at raw() in bytes, for system calls that read it.
   socklen_t size() const { return family() == AF_INET ? sizeof v4_ : sizeof any_; }
-  /// The space at raw() in bytes, for system calls that write a sockaddr there.
+  /// The space at raw() in bytes, for system calls that write a sockaddr to raw().
   static constexpr socklen_t kRoom = sizeof(sockaddr_in6);
 
   /// Returns family, port and, for IPv4, the address in one word. Two IPv4 senders are the same if their words are

@@ -7,8 +7,8 @@
 
 namespace weft {
 
-/// The generic cell rate algorithm (ITU-T I.371). The state is only the time at which the bucket will be full of tokens
-/// again. Several threads may use one bucket.
+/// A token bucket by the generic cell rate algorithm (ITU-T I.371). The state is only the time at which the bucket will
+/// be full of tokens again. Several threads may use one bucket.
 class Bucket {
  public:
   /// Takes one token; returns false if the bucket is empty. `burst` is the bucket's size, and one token is added per

@@ -1,7 +1,7 @@
 // checksum.h - the Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 //
-// Sums are in memory order: words are added without swapping their bytes on any processor, and the folded result is
-// stored the same way (RFC 1071 section 2 B). Only the length and the protocol number of a pseudo-header need swapping.
+// Sums are in memory order: no processor swaps the bytes of words before adding them, and the folded result is stored
+// the same way (RFC 1071 section 2 B). Only the length and the protocol number of a pseudo-header need swapping.
 #pragma once
 
 #include "bytes.h"
@@ -11,7 +11,7 @@ namespace weft {
 /// Adds `size` bytes to a running sum and returns the new sum. Only the last piece of a sum may have an odd size.
 uint64_t checksum_add(uint64_t sum, const uint8_t* bytes, size_t size);
 
-/// Folds a running sum to the 16 bits of a checksum field in memory order. The caller must still complement it.
+/// Folds a running sum to the 16 bits of a checksum field in memory order. The caller must still complement the result.
 inline uint16_t checksum_fold(uint64_t sum) {
   sum = (sum & 0xffffffff) + (sum >> 32);
   sum = (sum & 0xffffffff) + (sum >> 32);

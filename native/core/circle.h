@@ -1,8 +1,8 @@
 // circle.h - drops packets that would loop forever: datagrams of this host that its kernel routes back into the tunnel.
 //
 // If a route leads to a peer's address through the tunnel itself, the datagrams for that peer come out of the TUN
-// again. A datagram may do so once on purpose, if one node is behind another node. A datagram that does so twice would
-// loop forever: each round wraps it in a longer datagram with a fresh TTL, so IP never ends the loop.
+// again. A datagram may come out once on purpose, if one node is behind another node. A datagram that comes out twice
+// would loop forever: each round wraps it in a longer datagram with a fresh TTL, so IP never ends the loop.
 //
 // One rule works for all encapsulations and both IP families, because it compares only addresses:
 //
@@ -10,7 +10,7 @@
 // address inside a peer's subnet.
 //
 // The first condition recognises a datagram that this host sent earlier, by its destination. Its source does not
-// identify it, because a masquerade rule (also flannel's own) replaces address and port. Its content may be encrypted,
+// identify it, because a masquerade rule (flannel's own too) replaces address and port. Its content may be encrypted,
 // and IPsec may replace its protocol. The second condition means that the new datagram would come back as well. So a
 // packet is wrapped at most twice: the second datagram goes to an address that is in no peer's subnet.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace weft {
 
-/// Finds the packets of one thread that would loop forever, by the rule at the beginning of this file.
+/// Finds the packets of one thread that would loop forever, by the rule at the beginning of circle.h.
 class CircleGuard {
  public:
   void begin(const PeerTable& table) {
@@ -28,7 +28,8 @@ class CircleGuard {
     last_ = nullptr;
   }
 
-  /// True if the packet at `bytes`, which would be sent to the peer at `endpoint`, must be dropped.
+  /// True if the packet at `bytes`, which would go to the peer at `endpoint`, must be dropped because it would loop
+  /// forever.
   bool stops(const Endpoint& endpoint, const uint8_t* bytes, const Packet& packet) {
     // Remember the result for the last endpoint, because most packets of a batch go to the same peer.
     if (last_ != &endpoint) {

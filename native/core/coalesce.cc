@@ -43,7 +43,8 @@ bool same_network(const uint8_t* a, const uint8_t* b, uint8_t version) {
   return load<uint32_t>(a) == load<uint32_t>(b) && load<uint16_t>(a + 6) == load<uint16_t>(b + 6) && equal(a, b, 8, 40);
 }
 
-/// Hashes addresses and ports of a packet. Callers must use the upper bits, because the lower ones are mixed poorly.
+/// Hashes addresses and ports of a packet. Callers must use the upper bits of the hash, because the lower bits are
+/// mixed poorly.
 uint64_t flow_hash(const uint8_t* bytes, const uint8_t* transport, uint8_t version) {
   uint64_t mix = load<uint32_t>(transport);
   if (version == 4) {
@@ -127,7 +128,7 @@ inline Coalescer::Flow Coalescer::flow_of(uint8_t* bytes, const Packet& packet, 
   return flow;
 }
 
-/// Joins a packet to a superpacket. Returns true if no packet may be joined after it.
+/// Joins a packet to the superpacket `run`. Returns true if no packet may be joined to `run` after this packet.
 inline bool Coalescer::extend(Run& run, const Flow& flow) {
   const uint32_t piece = append(flow.bytes, flow.total, flow.open);
   pieces_[run.last].next = piece;
@@ -145,7 +146,7 @@ void Coalescer::add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& 
   const bool tcp = packet.protocol == IPPROTO_TCP;
   const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);
   if (packet.fragment || (packet.version == 6 && is_extension(packet.protocol))) {
-    // A fragment without ports may belong to any flow. To keep the order within that flow, join no later packet with an
+    // A fragment without ports may belong to any flow. To keep the order within its flow, join no later packet with an
     // earlier one.
     std::fill(open_.begin(), open_.end(), kNone);
     start_run(bytes, packet.total, undone);
@@ -186,7 +187,7 @@ bool Coalescer::joins(Run& run, const Flow& flow, const CoalesceLimits& limits) 
   if (run.count >= (run.udp ? limits.udp_segments : kMaxRun)) return false;
   if (!same_network(head, flow.bytes, flow.version)) return false;
   // Without DF, receivers need the IPv4 identification to reassemble fragments, so the identification must stay
-  // consecutive. With DF it has no meaning (RFC 6864 section 4.1).
+  // consecutive. With DF the identification has no meaning (RFC 6864 section 4.1).
   if (flow.version == 4 && !(load_be16(head + 6) & kDontFragment) && load_be16(flow.bytes + 4) != run.next_id) {
     return false;
   }

@@ -1,15 +1,14 @@
 // coalesce.h - joins received packets of one flow into superpackets (TCP or UDP packets of up to 64 KiB under one
 // header), so that one write hands many packets to the kernel.
 //
-// The Coalescer is the inverse of segment.h. It works on the packets of one receive batch and holds none beyond it. The
-// caller adds the packets in order. Each resulting write takes the place of its first packet. Packets of one flow never
-// overtake each other: a packet that cannot be joined with its flow's unfinished superpacket ends that superpacket, and
-// starts a write of its own.
+// The Coalescer is the inverse of segment.h. It works on the packets of one receive batch and holds no packet beyond
+// the batch. The caller adds the packets in order. Each resulting write takes the place of its first packet. Packets of
+// one flow never overtake each other: a packet that cannot be joined with its flow's unfinished superpacket ends that
+// superpacket, and starts a write of its own.
 //
 // A packet is joined only if segmenting the result (by segment.h or the kernel) gives back the same packets. Only the
-// IPv4 identification of packets with DF may change, because it has no meaning there (RFC 6864 section 4.1). The
+// IPv4 identification of packets with DF may change, because with DF it has no meaning (RFC 6864 section 4.1). The
 // conditions are:
-//
 // - The IP headers agree in addresses, TOS or traffic class with ECN, TTL and DF; the ports are the same.
 // - TCP: acknowledgement, window, flags and options are the same, and the sequence number is the next one.
 // - UDP: the packet has a checksum.
@@ -48,8 +47,8 @@ class Coalescer {
   /// The maximum number of packets and of writes in one batch. add() must not be called when full() is true.
   static constexpr size_t kMaxPackets = 2048;
   static constexpr size_t kMaxWrites = 512;
-  /// kMaxRun: the maximum number of packets in a superpacket. kMaxIovecs: the longest write has a virtio header, a
-  /// packet header, and one piece of payload per packet.
+  /// The maximum number of packets in a superpacket. kMaxIovecs is the maximum number of pieces of a write: a virtio
+  /// header, a packet header, and one piece of payload per packet.
   static constexpr size_t kMaxRun = 512;
   static constexpr size_t kMaxIovecs = kMaxRun + 2;
 
@@ -58,7 +57,7 @@ class Coalescer {
   bool full() const { return packet_count_ == kMaxPackets || write_count_ == kMaxWrites; }
 
   /// Adds a packet of `packet.total` bytes whose IP header was verified. `bytes` must stay valid until clear().
-  /// `undone` says if the packet lacks its checksum or is a superpacket.
+  /// `undone` says whether the packet lacks its checksum or is a superpacket.
   void add(uint8_t* bytes, const Packet& packet, const CoalesceLimits& limits, const VirtioHeader& undone = {});
 
   size_t writes() const { return write_count_; }
@@ -74,7 +73,7 @@ class Coalescer {
   /// valid until clear().
   size_t write(size_t index, iovec* iov);
   /// Calls `each(header, payload)` for each single packet of write `index`, for a kernel that refused the superpacket.
-  /// Checksums are complete, and superpackets are segmented. The payload may be empty.
+  /// The single packets have complete checksums. The payload may be empty.
   template <typename Each>
   void each_packet(size_t index, Each each) {
     Packet packet;
@@ -132,7 +131,7 @@ class Coalescer {
 
   size_t packet_count_ = 0;
   size_t write_count_ = 0;
-  // The kernel provides memory for these arrays only when they are written, so an idle thread uses none.
+  // The kernel provides memory for these arrays only when a thread writes to them, so an idle thread uses none.
   std::unique_ptr<Piece[]> pieces_;
   std::unique_ptr<Run[]> runs_;
   std::vector<VirtioHeader> virtio_;

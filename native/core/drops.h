@@ -1,8 +1,8 @@
-// drops.h - counts the dropped packets of one direction by reason, and keeps the headers of the last ones for
-// JavaScript.
+// drops.h - counts the dropped packets of one direction by reason, and keeps the headers of the last dropped packets
+// for JavaScript.
 //
 // The thread of this direction writes and JavaScript's thread reads, without a lock. The rate at which drops are kept
-// is limited, so that a flood of dropped packets costs little. The counters have the full number.
+// is limited, so that a flood of dropped packets costs little. The counters count every drop.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Dropped {
   std::span<const uint8_t> bytes = {};
   std::span<const uint8_t> more = {};  ///< the rest of the packet, if it is in a second piece
   Address peer = {};                   ///< the datagram's sender or receiver; :: if it is not known
-  /// How many bytes at the beginning of the packet are the encapsulation's header; 0 if that header was removed.
+  /// How many bytes at the beginning of the packet are the encapsulation's header; 0 if the engine removed that header.
   size_t encap_bytes = 0;
 };
 
@@ -41,18 +41,17 @@ struct KeptDrop {
 
 class Drops {
  public:
-  /// kSlots is the number of most recent drops that are kept. A burst of as many drops is kept in full. kEveryUs is the
+  /// The number of most recent drops that are kept. A burst of up to kSlots drops is kept in full. kEveryUs is the
   /// interval, in microseconds, at which further drops are kept.
   static constexpr uint64_t kSlots = 256;
   static constexpr int64_t kEveryUs = 1'000;
 
-  /// Returns the monotonic time in microseconds. This function is called at most once per batch, and only if the batch
-  /// drops a packet.
+  /// Returns the monotonic time in microseconds. Drops calls this function at most once per batch, and only if the
+  /// batch drops a packet.
   using Clock = int64_t (*)();
 
   /// Drops are numbered from the current time in microseconds. At most one drop per millisecond is kept after a burst,
-  /// so the numbers of an engine are higher than those of its predecessor, and a reader can continue with the next
-  /// engine.
+  /// so the numbers of an engine exceed those of its predecessor, and a reader can continue with the next engine.
   Drops(CounterRow counters, Clock now_us)
       : counters_(counters),
         now_us_(now_us),
@@ -61,7 +60,7 @@ class Drops {
         slots_(std::make_unique_for_overwrite<Slot[]>(kSlots)) {}
 
   void begin_turn() { turn_us_ = 0; }
-  /// Counts a drop, and keeps its headers if the rate limit allows. Only the direction's thread may call this and
+  /// Counts a drop, and keeps its headers if the rate limit allows. Only the direction's thread may call add() and
   /// begin_turn().
   void add(const Dropped& dropped) {
     counters_.add(dropped.reason, dropped.packets);
@@ -70,7 +69,7 @@ class Drops {
   }
 
   /// Calls `each` with the kept drops whose number is at least `from`, the oldest first. Returns the value of `from`
-  /// for the next call. Any thread may call it.
+  /// for the next call. Any thread may call read().
   template <typename Each>
   uint64_t read(uint64_t from, Each each) const {
     const uint64_t next = load(next_);
@@ -85,10 +84,10 @@ class Drops {
  private:
   static constexpr size_t kWords = KeptDrop::kMaxBytes / sizeof(uint64_t);
 
-  /// A kept drop under a sequence lock. `sequence` is odd while the slot is written, and otherwise shows which drop is
-  /// in it. Words are stored with release and loaded with acquire order, so a reader that sees one word of a write also
-  /// sees its odd sequence (H. Boehm, "Can seqlocks get along with programming language memory models?", 2012, but
-  /// without fences, which ThreadSanitizer does not support). No test detects a weaker order
+  /// A kept drop under a sequence lock. `sequence` is odd while the slot is written, and otherwise shows the number of
+  /// the drop in it. Words are stored with release and loaded with acquire order, so a reader that sees one word of a
+  /// write also sees the write's odd sequence (H. Boehm, "Can seqlocks get along with programming language memory
+  /// models?", 2012, but without fences, which ThreadSanitizer does not support). No test detects a weaker order
   /// (test/native/orders.test.ts).
   struct Slot {
     uint64_t sequence;
@@ -123,8 +122,8 @@ class Drops {
     store(next_, number + 1);
   }
 
-  /// Copies drop `number` into `kept`. Returns false if a later drop has overwritten it, or overwrites it at the
-  /// moment.
+  /// Copies drop `number` into `kept`. Returns false if a later drop has overwritten the slot, or is overwriting it
+  /// now.
   bool read_slot(uint64_t number, KeptDrop& kept) const {
     const Slot& slot = slots_[number % kSlots];
     if (load(slot.sequence) != sequence_of(number)) return false;

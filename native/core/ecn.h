@@ -1,5 +1,5 @@
 // ecn.h - copies congestion marks (ECN, RFC 3168 section 5) between the outer and the inner header, as RFC 6040 section
-// 4 requires. So a mark that a router puts on the outer header reaches the receiver of the inner packet.
+// 4 requires, so that a mark that a router puts on the outer header reaches the receiver of the inner packet.
 #pragma once
 
 #include "packet.h"
@@ -29,7 +29,7 @@ inline void set_ecn(uint8_t* bytes, const Packet& packet, Ecn ecn) {
 
 /// Copies the outer header's congestion mark to the inner packet (RFC 6040 section 4.2, figure 4; Linux
 /// include/net/inet_ecn.h). Returns false if the outer header reports congestion but the inner packet does not support
-/// ECN. If the encapsulation copies marks to the outer header, the caller must drop such a packet.
+/// ECN. In that case the caller must drop the packet if the encapsulation also copies marks to the outer header.
 inline bool take_ecn(Ecn outer, uint8_t* bytes, const Packet& packet) {
   const Ecn inner = ecn_of(bytes, packet);
   if (inner == kNotEct) return outer != kCe;

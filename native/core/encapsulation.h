@@ -1,12 +1,12 @@
 // encapsulation.h - the interface of an encapsulation: it seals an inner packet (wraps it into a datagram, perhaps
 // encrypted), and opens a received datagram.
 //
-// Sealing writes a header before a packet and a trailer behind it. It may refuse the packet, or keep the packet until
-// there are keys. Opening yields a packet, a control message for JavaScript, a drop, or nothing. An encapsulation with
-// keys also has sessions (core/sessions.h) and timers.
+// Sealing writes a header before a packet and a trailer after it. The encapsulation may refuse the packet, or keep the
+// packet until there are keys. Opening yields a packet, a control message for JavaScript, a drop, or nothing. An
+// encapsulation with keys also has sessions (core/sessions.h) and timers.
 //
 // The encapsulation is a template parameter of egress and ingress, so that a feature costs nothing in encapsulations
-// without it. To add an encapsulation, add a file in encap/, a line in encap/all.h, and for the dgram engine an entry
+// that lack it. To add an encapsulation, add a file in encap/, a line in encap/all.h, and for the dgram engine an entry
 // in src/path/engine/encapsulation.ts.
 #pragma once
 
@@ -22,10 +22,9 @@
 
 namespace weft {
 
-/// The length of the outer IPv4 and UDP headers, in bytes.
 constexpr size_t kOuterBytes = kIpv4HeaderBytes + kUdpHeaderBytes;
-/// The maximum length of a datagram's payload, and of all datagrams in one message. IPv6 would allow 20 bytes more,
-/// which weft does not use.
+/// The maximum length in bytes of a datagram's payload, and of all datagrams together in one message. IPv6 would allow
+/// 20 bytes more, which weft does not use.
 constexpr size_t kMaxDatagramBytes = 65535 - kOuterBytes;
 
 struct OwnEnd {
@@ -36,14 +35,14 @@ struct OwnEnd {
   size_t mtu = 0;  ///< The MTU of the TUN, in bytes.
 };
 
-/// The result of sealing a packet, that is, of wrapping it into a datagram.
+/// The result of sealing a packet, that is, of wrapping the packet into a datagram.
 struct Sealed {
   enum class What : uint8_t { kDatagram, kKept, kDrop };
   What what;
   Counter reason = {};  ///< set if `what` is kDrop
 
   static Sealed datagram() { return {What::kDatagram}; }
-  /// The result for a packet that the encapsulation has copied, and will send when there are keys.
+  /// The result for a packet of which the encapsulation keeps a copy, which it will send when there are keys.
   static Sealed kept() { return {What::kKept}; }
   static Sealed drop(Counter reason) { return {What::kDrop, reason}; }
 };
@@ -53,7 +52,7 @@ struct Opened {
   enum class What : uint8_t { kPacket, kDrop, kControlMessage, kNothing };
   What what;
   Counter reason = {};  ///< set if `what` is kDrop
-  /// The packet inside the datagram, or the control message for JavaScript. It is valid as long as the received
+  /// The packet inside the datagram, or the control message for JavaScript. The bytes are valid as long as the received
   /// message.
   std::span<uint8_t> bytes = {};
   /// The work that the sender's kernel left undone: computing a checksum, or segmenting a superpacket.
@@ -81,12 +80,12 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   { E::kRoutes } -> std::convertible_to<bool>;
   /// True if congestion marks are copied between the inner and the outer header (core/ecn.h).
   { E::kCopiesEcn } -> std::convertible_to<bool>;
-  /// Seals a packet for `peer`; if the result is a drop, the packet is unchanged. The first span has kHeaderBytes of
-  /// free space, then the packet. For a segment of a superpacket, the second span has the rest of its payload, and
-  /// `packet` describes the superpacket. kTrailerBytes of free space for the trailer follow the first span.
+  /// Seals a packet for `peer`. The first span has kHeaderBytes of free space, then the packet, then kTrailerBytes of
+  /// free space. For a segment of a superpacket, the second span has the rest of its payload, and `packet` describes
+  /// the superpacket. If the result is a drop, the packet is unchanged.
   { encapsulation.seal(peer, packet, bytes, bytes) } -> std::same_as<Sealed>;
-  /// Opens the next datagram of a message and removes it. Only the encapsulation knows how datagrams were joined into
-  /// the message.
+  /// Opens the next datagram of a message and removes the datagram from the message. Only the encapsulation knows how
+  /// datagrams were joined into the message.
   { encapsulation.open(message) } -> std::same_as<Opened>;
 };
 
@@ -94,8 +93,8 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
 template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
-/// An encapsulation with sessions, which all loop threads share. It proves who sent a packet. It gets packets in one
-/// piece, and its datagrams leave from the port that peers know.
+/// An encapsulation with sessions, which all loop threads share. The sessions prove who sent a packet. The
+/// encapsulation gets packets in one piece, and its datagrams leave from the port that peers know.
 ///
 /// Each loop thread calls `tick(now_ms, out)` every kTickMs and after each batch. With `out.send(to, datagram,
 /// inner_bytes, slot)` the encapsulation sends a datagram immediately; with `out.drop(reason, packets)` it counts

@@ -1,5 +1,5 @@
 // extensions.h - validates the extension headers of an IPv6 packet (RFC 8200 section 4), and finds the upper-layer
-// header behind them.
+// header after them.
 //
 // Hardly any packet has extension headers. Only headers that a router may meet before the transport header are parsed.
 // An authentication or mobility header counts as a transport header, because only the receiving host parses it.
@@ -11,9 +11,9 @@ namespace weft {
 
 struct Upper {
   bool is_sound = false;  ///< false if the headers are invalid; the other fields then have no meaning
-  /// true for any fragment, including the first; false for an atomic fragment, which is a whole packet (RFC 6946)
+  /// True for any fragment, including the first; false for an atomic fragment, which is a whole packet (RFC 6946).
   bool fragment = false;
-  /// true if the packet is a fragment other than the first, and so has no transport header
+  /// True if the packet is a fragment other than the first, and so has no transport header.
   bool later_fragment = false;
   uint8_t protocol = 0;
   size_t offset = 0;  ///< The offset of the transport header from the packet's first byte; at most the packet's length.
@@ -21,8 +21,8 @@ struct Upper {
 
 namespace extensions {
 
-/// The maximum number of extension headers in a packet. No sender has a reason for more. (RFC 8504 section 5.3
-/// recommends a limit for the number of options.)
+/// The maximum number of extension headers in a packet. No sender has a reason for more extension headers. (RFC 8504
+/// section 5.3 recommends a limit for the number of options.)
 constexpr size_t kMost = 8;
 constexpr size_t kBlockBytes = 8, kFragmentBytes = 8, kMaxPayloadBytes = 65535;
 constexpr uint8_t kHopByHop = 0, kRouting = 43, kFragment = 44, kDestination = 60;
@@ -45,8 +45,8 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
 /// True if a routing header leaves the destination unchanged, on which the filter relies. Type 0 is refused (RFC 5095).
 inline bool is_at_its_end(const uint8_t* header) { return header[2] != 0 && header[3] == 0; }
 
-/// The number of transport header bytes that a first fragment must have, which is the fixed part of the transport
-/// header (RFC 7112). A shorter first fragment would hide its ports and flags from firewalls.
+/// The number of transport header bytes that a first fragment must have: the fixed part of the transport header (RFC
+/// 7112). A shorter first fragment would hide its ports and flags from firewalls.
 inline size_t least_first_bytes(uint8_t protocol) {
   return protocol == IPPROTO_TCP ? kTcpHeaderBytes : protocol == IPPROTO_NONE ? 0 : kUdpHeaderBytes;
 }
@@ -83,8 +83,8 @@ inline Upper upper_of(const uint8_t* bytes, const Packet& packet) {
     if (upper.offset - kFragmentBytes - kIpv6HeaderBytes + offset + rest > kMaxPayloadBytes) return upper;
     upper.later_fragment = offset > 0;
     if (!upper.later_fragment) continue;
-    // The first fragment must contain the whole TCP header. A later fragment within those bytes would overwrite it (RFC
-    // 5722).
+    // The first fragment must contain the whole TCP header. A later fragment that overlaps the TCP header would
+    // overwrite it (RFC 5722).
     upper.is_sound =
         upper.protocol != IPPROTO_TCP || offset >= (kTcpHeaderBytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
     return upper;

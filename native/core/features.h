@@ -1,8 +1,8 @@
 // features.h - the kernel offloads that the engine uses. The kernel may refuse each of them.
 //
-// A feature is on if weftd requested it and the kernel granted it. It goes off at run time if the kernel refuses to do
-// what it granted. Joining packets also needs the TUN's switches (io/tun.h). An operator may change these switches at
-// any time. The loop threads read the bits once per batch, JavaScript reads them at any time.
+// A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if the kernel then
+// refuses a call that uses the feature. Joining packets also needs the TUN's switches (io/tun.h), which an operator may
+// change at any time. The loop threads read the bits once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>
@@ -46,8 +46,8 @@ constexpr std::array<FeatureName, 9> kFeatureNames{{
 
 constexpr uint32_t kAllFeatures = (1 << kFeatureNames.size()) - 1;
 
-/// The features in use. Any thread may turn a feature off for the rest of the run. JavaScript's thread may suspend and
-/// resume features.
+/// The features in use. Any thread may turn a feature off for the rest of the engine's life. JavaScript's thread may
+/// suspend and resume features.
 class Features {
  public:
   explicit Features(uint32_t bits) : bits_(bits) {}
@@ -59,7 +59,7 @@ class Features {
   /// Adds features that the kernel granted after the construction. Must be called before the loop threads run.
   void add(uint32_t features) { bits_.fetch_or(features, std::memory_order_relaxed); }
   void drop(uint32_t features) { bits_.fetch_and(~features, std::memory_order_relaxed); }
-  /// Suspends these features and resumes all others.
+  /// Suspends the features in `features` and resumes all others.
   void hold(uint32_t features) { held_.store(features, std::memory_order_relaxed); }
 
  private:

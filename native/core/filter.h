@@ -2,9 +2,9 @@
 // this node's subnet.
 //
 // Without keys, the filter looks up the inner source address in the peer table, and compares the datagram's outer
-// source with that peer's address. It ignores ports, because peers may send from any port. This stops hosts that cannot
-// use a peer's address, but not hosts on an underlay that lets them forge addresses. If the sender has proved its
-// identity by encryption, the filter compares the session instead of the outer address.
+// source with that peer's address. The filter ignores ports, because peers may send from any port. This check stops
+// hosts that cannot use a peer's address, but not hosts on an underlay that lets them forge addresses. If encryption
+// proves the sender's identity, the filter compares the session instead of the outer address.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ namespace weft {
 
 enum class VerifySource : uint8_t {
   kOff,  ///< Accepts all packets, as flanneld does, except IPv6 packets with link-local addresses.
-  /// Checks only the inner addresses, because some peers send from another address than the one in their lease.
+  /// Checks only the inner addresses, because some peers send from an address that is not in their lease.
   kInner,
   kStrict,  ///< Checks the outer source address too.
 };
@@ -27,7 +27,7 @@ struct FilterOptions {
   ByFamily<Net> network = {};
   ByFamily<Net> subnet = {};  ///< this node's subnets, which include the TUN's own addresses
 
-  /// True if this node may have sent a packet from the TUN that has this source. An ICMP error about a packet with any
+  /// True if this node may have sent a packet from the TUN with this source. An ICMP error about a packet with any
   /// other source would go to a peer that did not send the packet, and that would drop the error.
   bool is_from_here(const Address& source) const {
     return verify == VerifySource::kOff || subnet.of(source).contains(source) || !network.of(source).contains(source);
@@ -44,13 +44,13 @@ class Filter {
     table_ = &table;
     forget();
   }
-  /// Begins a message: the packets checked from now on came in datagrams of this sender.
+  /// Begins a message: the packets checked from now on came in datagrams of `sender`.
   void begin_message(const SocketAddress& sender) {
     // Most messages of a batch come from the same sender, for which the earlier results are still valid.
     if (sender.first_word() != sender_) change_sender(sender);
   }
 
-  /// Sets the session that the packets checked from now on provably came from; 0 if there is no proof.
+  /// Sets the session from which the packets checked from now on provably came; 0 if there is no proof.
   void prove(uint32_t session) {
     if (session == session_) return;
     forget();
@@ -76,17 +76,17 @@ class Filter {
     return {};
   }
 
-  /// The peer whose subnet contains the source of the last packet that this filter checked on the way into this host;
-  /// null if there is no such peer.
+  /// The peer whose subnet contains the source address of the last packet that this filter checked on its way from the
+  /// tunnel into this host; null if there is no such peer.
   const Endpoint* peer() const { return peer_; }
 
  private:
-  /// Marks source_ or destination_ as empty: no 32-bit IPv4 address has this value.
+  /// Marks source_ or destination_ as empty, because no 32-bit IPv4 address has this value.
   static constexpr uint64_t kNone = UINT64_MAX;
 
   [[gnu::noinline]] void change_sender(const SocketAddress& sender) {
-    // The first word of an IPv6 sender (family and port) does not contain its address. So the word 0 is stored, which
-    // matches no sender, and each IPv6 message is compared in full.
+    // The first word of an IPv6 sender (family and port) does not contain the sender's address. So store the word 0,
+    // which matches no sender, so that each IPv6 message is compared in full.
     sender_ = sender.family() == AF_INET6 ? 0 : sender.first_word();
     const Address from = sender.address();
     if (!(from == from_)) forget();
@@ -98,8 +98,7 @@ class Filter {
     source6_.reset();
   }
 
-  /// Finds the peer that owns a packet's source. It is needed if `verify` is off, because no check has found the peer
-  /// then.
+  /// Finds the peer that owns a packet's source, if no check has found the peer because `verify` is off.
   void look_up(const Packet& packet, const uint8_t* bytes) {
     const uint32_t source = load<uint32_t>(bytes + 12);
     if (source_ == source) return;
@@ -121,8 +120,8 @@ class Filter {
     return {};
   }
 
-  /// Returns the counter of the reason to drop packets from this inner source, if any. `at` points to the source in the
-  /// packet.
+  /// Returns the counter of the reason to drop packets with this inner source address; nothing if they may enter. `at`
+  /// points to the source address in the packet.
   std::optional<Counter> reason_against(uint8_t version, const Address& source, const uint8_t* at) {
     peer_ = nullptr;
     // An IPv4-mapped source in an IPv6 packet belongs to no host.
@@ -135,7 +134,7 @@ class Filter {
     if (peer_) return unless_sent_by(*peer_);
     if (session_ != 0) return k_rx_drop_unknown_sender;
     // A node may send packets into the network from its own address outside the network, if it does not masquerade
-    // them. It does so only in a family in which it has a subnet.
+    // these packets. It does so only in a family in which it has a subnet.
     const Net& network = options_.network.of(version);
     if (network && !network.contains(source) && table_->has_endpoint_at(from_, version)) return {};
     return k_rx_drop_unknown_sender;
@@ -157,8 +156,8 @@ class Filter {
   const PeerTable* table_ = nullptr;
   const Endpoint* peer_ = nullptr;
   uint32_t session_ = 0;  // the session that the packets being checked provably came from; 0 without proof
-  // The following fields store the results of the last checks, because the next packet usually belongs to the same
-  // stream.
+  // The family and port, and for IPv4 the address, of the last sender. This member and the next ones store the results
+  // of the last checks, because the next packet usually belongs to the same stream.
   uint64_t sender_ = 0;
   Address from_;
   uint64_t source_ = kNone;       // the inner source of the last accepted packet of this sender

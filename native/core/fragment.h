@@ -9,7 +9,7 @@ namespace weft {
 
 class Fragmenter {
  public:
-  /// Takes a packet with complete checksums in two pieces: the header piece has the IP header of `ip_bytes` and
+  /// Takes a packet with complete checksums in two pieces: the header piece has the IP header of `ip_bytes` bytes and
   /// possibly more, the payload piece has the rest. Each fragment has at most `mtu` bytes. `mtu` must exceed the header
   /// piece by at least 8. The packet may itself be a fragment.
   Fragmenter(const Segment& packet, size_t ip_bytes, size_t mtu);

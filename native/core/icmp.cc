@@ -34,8 +34,8 @@ bool may_answer_ipv6(const uint8_t* bytes, const Packet& packet) {
   return !source.is_v4() && is_one_host(source) && is_one_host(destination);
 }
 
-/// Completes an ICMP error whose MTU field is already set. `sum` is the sum of the pseudo-header; 0 for IPv4, which has
-/// none.
+/// Completes an ICMP error whose MTU field is already set. `sum` is the sum of the pseudo-header; 0 for IPv4, because
+/// ICMP for IPv4 has no pseudo-header.
 void write_message(uint8_t* icmp, IcmpError::Kind kind, const uint8_t* bytes, size_t quote, uint64_t sum) {
   icmp[0] = kind.type;
   icmp[1] = kind.code;

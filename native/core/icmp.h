@@ -42,7 +42,7 @@ bool may_send_error_about(const uint8_t* bytes, const Packet& packet);
 /// An IPv4 error has TTL 8, identification 0 and no DF, like flanneld's net unreachable
 /// (pkg/backend/udp/proxy_amd64.c); an IPv6 error has hop limit 64. The error quotes as much of the packet as fits,
 /// whereas flanneld quotes the IP header and 8 bytes. Some receivers need more: a tunnel in a container looks for its
-/// own header behind the UDP header, and an address translator looks for the TCP checksum.
+/// own header after the UDP header, and an address translator looks for the TCP checksum.
 ///
 /// An error is at most 28 bytes longer than its packet (48 bytes over IPv6). So an attacker with forged source
 /// addresses makes this host send less than twice the bytes that the attacker sends, and never more than IcmpLimit
@@ -75,7 +75,7 @@ class IcmpLimit {
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
   /// Takes the right to send one ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this
-  /// node's subnet. Returns false if a limit is reached.
+  /// node's subnet. Returns false if the sender's limit or the common limit is reached.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
     return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
            (is_ours || others_.take(now_ms, kEveryMs, kBurst));
@@ -84,13 +84,14 @@ class IcmpLimit {
  private:
   static constexpr size_t kSlotBits = 12;
   static constexpr uint32_t kLongestMs = kSenderBurst * kSenderEveryMs;
-  /// How far in ms the clock of one thread may be ahead of the clock of another thread, because each thread reads the
-  /// clock before the call. Times are kept in 32 bits, which wrap around after 49.7 days; a larger value would make an
-  /// old entry look current for longer.
+  /// How far in ms the clock reading of one thread may be ahead of that of another thread, because each thread reads
+  /// the clock before the call. Times are kept in 32 bits, which wrap around after 49.7 days; with a larger value an
+  /// old entry would look current for longer.
   static constexpr uint32_t kAheadMs = 1'024;
   /// Reduces a sender address to 32 bits: an IPv4 address itself, or a secret hash of an IPv6 address, which two
   /// addresses may share. For senders outside this node's subnet only the upper 64 bits count, because a host can
-  /// choose the lower 64 freely. All containers of this node have the same upper 64 bits.
+  /// choose the lower 64 bits freely. For containers of this node the lower bits count too, because their upper 64 bits
+  /// are equal.
   uint32_t name_of(const Address& sender, bool is_ours) const {
     if (sender.is_v4()) return sender.ipv4();
     uint64_t mixed = (sender.high() ^ secret_) * 0x9e3779b97f4a7c15ull;
@@ -118,14 +119,14 @@ class IcmpLimit {
       const uint32_t left = word >> 32 == sender ? left_ms(word, now_ms) : 0;
       if (left > (kSenderBurst - 1) * kSenderEveryMs) return false;
       const uint64_t taken = uint64_t{sender} << 32 | static_cast<uint32_t>(now_ms + left + kSenderEveryMs);
-      // A failed compare_exchange loads the word that another thread wrote, and the loop tries again with it.
+      // A failed compare_exchange loads the word that another thread wrote, and the loop tries again with that word.
       if (slot.compare_exchange_weak(word, taken, std::memory_order_relaxed)) return true;
     }
   }
 
   uint64_t secret_;
-  /// The state of each slot: the sender in the upper 32 bits, and the lower 32 bits of the time in ms at which its
-  /// bucket will be full again, as in Bucket; 0 if the slot is free.
+  /// The state of each slot: the sender in the upper 32 bits, and in the lower 32 bits the time in ms at which the
+  /// sender's bucket will be full again, as in Bucket; 0 if the slot is free.
   std::array<std::atomic<uint64_t>, 1 << kSlotBits> slots_{};
   Bucket others_;
 };

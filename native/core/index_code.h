@@ -1,10 +1,10 @@
 // index_code.h - hides a session's number in the indices of WireGuard's messages.
 //
-// An index has 32 bits: 20 bits for the session of a peer, and 12 bits that distinguish its key pairs. A Feistel
-// network over two halves of 16 bits permutes indices with a key, so that a peer cannot derive other peers' indices or
-// the number of sessions from its own index. Four rounds of multiplications are cheap enough for each packet. This is
-// not encryption: an attacker who guesses an index only makes JavaScript examine his message as a possible handshake
-// response.
+// An index has 32 bits: 20 bits for the session of a peer, and 12 bits that distinguish the session's key pairs. A
+// Feistel network over two halves of 16 bits permutes indices with a key, so that a peer cannot derive other peers'
+// indices or the number of sessions from its own index. Four rounds of multiplications are cheap enough for each
+// packet. This permutation is not encryption: an attacker who guesses an index only makes JavaScript examine the
+// attacker's message as a possible handshake response.
 //
 // src/path/backends/wireguard/indices.ts implements the same permutation.
 #pragma once

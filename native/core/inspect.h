@@ -1,8 +1,8 @@
 // inspect.h - validates an IP packet from a peer, so that no malformed packet reaches the TUN.
 //
-// It applies a router's checks (RFC 1812 section 5.2.2), and also checks fragments, options and extension headers. All
-// of these are in the IP header, of which a superpacket has only one. Bytes beyond the length in the IP header are cut
-// off, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
+// The checks are those of a router (RFC 1812 section 5.2.2), and checks of fragments, options and extension headers.
+// All of these are in the IP header, of which a superpacket has only one. Bytes beyond the length in the IP header are
+// cut off, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
 #pragma once
 
 #include <optional>
@@ -45,7 +45,7 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
 }
 
 /// True for neighbour discovery messages (RFC 4861 section 4), which only hosts on the same link may send. This host
-/// must not get them from peers, because it would obey them.
+/// must not get such messages from peers, because its kernel would obey them.
 inline bool is_of_a_link(const uint8_t* bytes, const Packet& packet, const Upper& upper) {
   constexpr uint8_t kRouterSolicitation = 133, kRedirect = 137;
   if (upper.protocol != IPPROTO_ICMPV6 || upper.later_fragment || upper.offset >= packet.total) return false;

@@ -1,9 +1,9 @@
-// mailbox.h - what the loop threads hand to JavaScript for WireGuard: handshake messages, sessions that need a
+// mailbox.h - the data that loop threads pass to JavaScript for WireGuard: handshake messages, sessions that need a
 // handshake, sessions whose keys the peer has confirmed, and peers that sent from a new address.
 //
-// Messages are classified by origin, and the number of waiting messages is limited per origin. So a flood from one
+// Messages are classified by origin, and the number of waiting messages is limited per origin, so that a flood from one
 // origin uses no space of another. Within an origin, each sender address may have one waiting message of each kind, and
-// each session a few answers. So a flood of answers to one session leaves space for answers to other sessions.
+// each session a few answers, so that a flood of answers to one session leaves space for answers to other sessions.
 // JavaScript decides how many messages it takes out.
 #pragma once
 
@@ -23,7 +23,8 @@ namespace weft {
 
 class Mailbox {
  public:
-  /// The length of the longest handshake message (an initiation), in bytes. Longer messages are not WireGuard's.
+  /// The length of the longest handshake message (an initiation), in bytes. A longer message is not a handshake message
+  /// of WireGuard.
   static constexpr size_t kMessageBytes = 148;
   static constexpr size_t kPlaces = 256;
   /// The maximum number of waiting answers of one kind to one session. The session's peer could forge them from any
@@ -36,8 +37,8 @@ class Mailbox {
     uint32_t size;
     uint32_t session;  ///< the session whose handshake the message answers; 0 if it answers none
   };
-  /// How weft classifies the sender of a message. Sender addresses may be forged. An answer (kAsked) names a 32-bit
-  /// index that this host sent only to the peer.
+  /// The origin of a message. Sender addresses may be forged. An answer (kAsked) names a 32-bit index that this host
+  /// sent only to the peer.
   enum class Origin : uint8_t { kAsked, kPeer, kPeerWithoutSession, kOther };
   static constexpr size_t kOrigins = 4;
   /// A session, and the address from which its peer now sends. When JavaScript reads this report, `session` may already
@@ -52,11 +53,11 @@ class Mailbox {
     std::vector<Moved> moved;
   };
 
-  /// `ring` is called, by any thread, when the mailbox has something new for JavaScript.
+  /// Any thread calls `ring` when the mailbox has something new for JavaScript.
   explicit Mailbox(std::function<void()> ring) : ring_(std::move(ring)) {}
 
-  /// Adds a handshake message. `session` is the session whose handshake it answers, or 0. Returns false if the message
-  /// was discarded because of a limit.
+  /// Adds a handshake message. `session` is the session whose handshake the message answers, or 0. Returns false if the
+  /// message was discarded because of a limit.
   bool post(const SocketAddress& from, std::span<const uint8_t> message, Origin origin, uint32_t session = 0) {
     const std::lock_guard lock(lock_);
     std::vector<ControlMessage>& messages = messages_[static_cast<size_t>(origin)];
@@ -92,7 +93,7 @@ class Mailbox {
   }
 
   /// Saves everything that JavaScript has not taken, for the next engine. Requests for handshakes are not saved,
-  /// because sessions repeat them.
+  /// because sessions repeat their requests.
   void save(SecretWriter& out) {
     const std::lock_guard lock(lock_);
     for (const std::vector<ControlMessage>& messages : messages_) {
@@ -116,8 +117,8 @@ class Mailbox {
     ring_();
   }
 
-  /// Takes all reports out of the mailbox. Of the messages of unknown senders (kOther) it returns at most
-  /// `most_of_others` and discards the rest, because in a flood they are not worth the time. Called by JavaScript's
+  /// Takes all reports out of the mailbox, with at most `most_of_others` messages of unknown senders (kOther). Discards
+  /// all other messages of unknown senders, because in a flood they are not worth the time. Called by JavaScript's
   /// thread.
   Mail take(size_t most_of_others) {
     const std::lock_guard lock(lock_);

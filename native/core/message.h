@@ -21,7 +21,7 @@ struct Message {
   Ecn ecn = kNotEct;  ///< the ECN mark of the outer header; the kernel joins only datagrams with equal marks
   const SocketAddress* sender = nullptr;  ///< valid as long as `bytes`; the kernel joins only datagrams of one sender
   /// True if the sender's address is inside the cluster's network and belongs to no peer. weft must not answer to such
-  /// an address, because its datagrams would go through the tunnel. Only encapsulations with sessions use this flag.
+  /// an address, because the answer would go through the tunnel. Only encapsulations with sessions use this flag.
   bool is_from_inside = false;
 
   std::span<uint8_t> take() { return take(joined_bytes > 0 ? std::min(joined_bytes, size) : size); }

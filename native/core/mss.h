@@ -1,5 +1,6 @@
-// mss.h - lowers the maximum segment size (MSS) in the SYN of TCP connections (RFC 9293 section 3.7.1). So packets fit
-// the tunnel even if no ICMP error reaches the sender, because a container has a larger MTU or a firewall drops ICMP.
+// mss.h - lowers the maximum segment size (MSS) in the SYN of TCP connections (RFC 9293 section 3.7.1), so that packets
+// fit the tunnel even if no ICMP error reaches the sender, because a container has a larger MTU or a firewall drops
+// ICMP.
 #pragma once
 
 #include "checksum.h"
@@ -13,13 +14,13 @@ inline size_t mss_header_bytes(const Packet& packet) {
   return (packet.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes) + kTcpHeaderBytes;
 }
 
-/// True for a SYN or a SYN-ACK. A TCP header behind IPv6 extension headers is not found.
+/// True for a SYN or a SYN-ACK whose TCP header is not after IPv6 extension headers.
 inline bool is_tcp_syn(const uint8_t* bytes, const Packet& packet) {
   return packet.protocol == IPPROTO_TCP && !packet.later_fragment &&
          packet.total >= packet.ip_bytes + kTcpHeaderBytes && (bytes[packet.ip_bytes + 13] & kSyn);
 }
 
-/// Lowers the MSS option of a SYN to at most `mss`. The checksum is updated (RFC 1624 equation 3), unless the packet is
+/// Lowers the MSS option of a SYN to at most `mss`. Updates the checksum (RFC 1624 equation 3), unless the packet is
 /// `open`, that is, has no complete checksum yet. A SYN without the option means an MSS of 536, or 1220 over IPv6 (RFC
 /// 9293), which always fits.
 inline void clamp_mss(uint8_t* bytes, const Packet& packet, size_t mss, bool open) {
@@ -39,8 +40,8 @@ inline void clamp_mss(uint8_t* bytes, const Packet& packet, size_t mss, bool ope
       const uint16_t now = static_cast<uint16_t>(mss);
       store_be16(tcp + at + 2, now);
       if (open) return;
-      // The checksum adds words of 16 bits. An MSS at an odd offset is split over two words, so its bytes must be
-      // swapped.
+      // The checksum adds words of 16 bits. The two bytes of an MSS at an odd offset belong to different words, so swap
+      // them.
       const auto as_summed = [at](uint16_t value) {
         return static_cast<uint16_t>(at % 2 == 0 ? value : (value << 8) | (value >> 8));
       };

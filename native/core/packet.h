@@ -1,4 +1,4 @@
-// packet.h - the fields of an inner IP packet that the engine needs, read and validated once.
+// packet.h - the fields of an inner IP packet that the engine needs. They are read and validated only once.
 #pragma once
 
 #include "address.h"
@@ -12,14 +12,14 @@ constexpr size_t kTcpHeaderBytes = 20;
 constexpr size_t kUdpHeaderBytes = 8;
 /// The longest IPv4 header (60 bytes) and the longest TCP header (60 bytes) together.
 constexpr size_t kMaxHeadersBytes = 120;
-/// The maximum length in bytes of all extension headers of an IPv6 packet together. No sender has a reason for more
-/// (extensions.h).
+/// The maximum length in bytes of all extension headers of an IPv6 packet together. No sender has a reason for longer
+/// extension headers (extensions.h).
 constexpr size_t kMaxExtensionBytes = 512;
 /// The maximum length in bytes of the headers of a superpacket, which each of its segments repeats: IPv6, extension
 /// headers and TCP.
 constexpr size_t kMaxCutHeadersBytes = kIpv6HeaderBytes + kMaxExtensionBytes + 60;
 
-/// The offset of the checksum field in a TCP header, and in a UDP header.
+/// The offset in bytes of the checksum field in a TCP header; kUdpChecksum is that in a UDP header.
 constexpr size_t kTcpChecksum = 16;
 constexpr size_t kUdpChecksum = 6;
 
@@ -39,9 +39,9 @@ struct Packet {
   uint32_t total = 0;     ///< length of the packet according to its IP header
 };
 
-/// Reads the IP header of a packet at `bytes`, where `size` bytes are valid. Bytes beyond the packet's own length are
-/// allowed. Returns false if the version is unknown, or if the lengths contradict each other or exceed `size`; in that
-/// case `packet` has no meaning.
+/// Reads the IP header of a packet at `bytes`, of which `size` bytes are valid. Bytes beyond the packet's own length
+/// are allowed. Returns false if the version is unknown, or if the lengths contradict each other or exceed `size`; in
+/// that case `packet` has no meaning.
 inline bool read_packet(const uint8_t* bytes, size_t size, Packet& packet) {
   if (size < kIpv4HeaderBytes) return false;
   packet.version = bytes[0] >> 4;
@@ -105,7 +105,7 @@ inline const uint8_t* destination_address(const uint8_t* bytes, const Packet& pa
 }
 
 /// True for a destination on the local link, to which no router forwards: multicast, broadcast, and IPv6 link-local
-/// addresses (RFC 1112, RFC 919, RFC 4291 section 2.5.6). The kernel sends such packets into each device by itself, for
+/// addresses (RFC 1112, RFC 919, RFC 4291 section 2.5.6). The kernel itself sends such packets into each device, for
 /// example router solicitations, and so do mDNS programs.
 inline bool is_for_link(const uint8_t* destination, uint8_t version) {
   if (version == 4) return (destination[0] & 0xf0) == 0xe0 || load<uint32_t>(destination) == 0xffffffff;

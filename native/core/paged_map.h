@@ -22,13 +22,13 @@ namespace weft {
 /// freed later.
 using Garbage = std::vector<std::unique_ptr<void, void (*)(void*)>>;
 
-/// Hashes a key by multiplying it with the golden ratio. Callers must use the upper bits of the product: only the upper
-/// bits depend on all bits of the key. The host bits of a subnet are zero, and so are the lower bits of the product.
+/// Hashes a key by multiplying it with the golden ratio. Callers must use the upper bits of the product, because only
+/// these depend on all bits of the key. The host bits of a subnet are zero, and so are the lower bits of the product.
 constexpr uint64_t hash_of(uint64_t key) { return key * 0x9e3779b97f4a7c15ull; }
 constexpr uint64_t hash_of(uint32_t key) { return hash_of(uint64_t{key} << 32); }
 
-/// The map of Key to Value. Key needs hash_of(key), of which the upper bits are used. `Value{}` means that a key has no
-/// entry.
+/// A map from Key to Value. Key needs a function hash_of(key), of which the map uses the upper bits. `Value{}` means
+/// that a key has no entry.
 template <typename Key, typename Value>
 class PagedMap {
   static constexpr int kPageBits = 10;
@@ -84,7 +84,7 @@ class PagedMap {
     own_.reset();
   }
 
-  /// Sets the value of a key, or removes the key if `value` is Value{}. The pages that are replaced go to `garbage`.
+  /// Sets the value of a key, or removes the key if `value` is Value{}. Adds the replaced pages to `garbage`.
   void put(const Key& key, Value value, Garbage& garbage) {
     const uint64_t hash = hash_of(key);
     Page& page = own_page(hash >> (64 - kPageBits), garbage);
@@ -117,7 +117,7 @@ class PagedMap {
     size_t longest = 0;
     for (const Page& page : pages_->pages_) {
       size_t run = 0;
-      // A run may continue at the beginning of the page, so the page is scanned twice.
+      // A run may continue at the beginning of the page, so scan the page twice.
       for (size_t at = 0; at <= 2 * page.mask() + 1; at++) {
         run = page.slots[at & page.mask()].value == Value{} ? 0 : run + 1;
         longest = std::max(longest, run);
@@ -163,7 +163,7 @@ class PagedMap {
     return page;
   }
 
-  /// Empties slot `hole`, and moves up the entries behind it that a look-up would no longer find (Knuth, The Art of
+  /// Empties slot `hole`, and moves up the later entries that a look-up would no longer find (Knuth, The Art of
   /// Computer Programming, volume 3, section 6.4, algorithm R).
   void remove(Page& page, size_t hole) {
     for (size_t at = (hole + 1) & page.mask(); page.slots[at].value != Value{}; at = (at + 1) & page.mask()) {

@@ -1,4 +1,5 @@
-// path_mtu.h - the MTU of the path to a peer, as last queried from the kernel. docs/path-mtu.md describes its use.
+// path_mtu.h - the MTU of the path to a peer, as the last query of the kernel returned it. docs/path-mtu.md describes
+// its use.
 //
 // The state is one word, which any thread may read and write. If two threads write simultaneously, one value is lost,
 // and the kernel is queried again later.
@@ -13,12 +14,12 @@ class PathMtu {
  public:
   /// The shortest interval in ms between two queries of the kernel; a query costs two system calls.
   static constexpr int64_t kAskEveryMs = 500;
-  /// A packet of this size in bytes always fits: with the outer headers it does not exceed the smallest path MTU that
-  /// Linux accepts (net.ipv4.route.min_pmtu, 552).
+  /// A packet of this size in bytes always fits: with the outer headers its size does not exceed the smallest path MTU
+  /// that Linux accepts (net.ipv4.route.min_pmtu, 552).
   static constexpr size_t kAlwaysFits = 500;
 
-  /// The path MTU in bytes, including all headers; 0 if it is not known. For an IPv6 path it is 20 bytes less than the
-  /// real MTU, because the IPv6 header is 20 bytes longer than the IPv4 header.
+  /// The path MTU in bytes, including all headers; 0 if it is not known. For an IPv6 path the value is 20 bytes less
+  /// than the real MTU, because the IPv6 header is 20 bytes longer than the IPv4 header.
   size_t bytes() const { return read() & kBytes; }
   bool is_due(int64_t now_ms) const {
     const uint64_t word = read();
@@ -27,9 +28,9 @@ class PathMtu {
   void learn(size_t bytes, int64_t now_ms) {
     write((bytes < kBytes ? bytes : kBytes) | (read() & kAtOnce ? kDoubted : 0), now_ms);
   }
-  /// True if the path MTU explains that the kernel refused a datagram of `bytes`: the datagram exceeds the known MTU,
-  /// or the MTU is too old and will be queried again immediately. False if a query has just confirmed that the datagram
-  /// fits.
+  /// True if the path MTU explains that the kernel refused a datagram of `bytes` bytes: the datagram exceeds the known
+  /// MTU, or the MTU is too old and will be queried again immediately. False if a query has just confirmed that the
+  /// datagram fits.
   bool explains(size_t bytes, int64_t now_ms) {
     const uint64_t word = read();
     const size_t known = word & kBytes;
@@ -39,8 +40,8 @@ class PathMtu {
     write(known | kAtOnce, now_ms);
     return true;
   }
-  /// Copies the state of `other`. If another thread updates `other` meanwhile, the copy is outdated until the next
-  /// query.
+  /// Copies the state of `other`. If another thread updates `other` at the same time, the copy is outdated until the
+  /// next query.
   void take_over(const PathMtu& other) { __atomic_store_n(&word_, other.read(), __ATOMIC_RELAXED); }
 
  private:

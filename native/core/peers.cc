@@ -77,8 +77,8 @@ void PeerTables::apply(std::span<const uint8_t> records, bool is_whole) {
   publish();
 }
 
-/// Sets the endpoint of a subnet. If the subnet already has an equal endpoint, keeps that object, and only marks it as
-/// part of the current set of records.
+/// Sets the endpoint of a subnet. If the subnet already has an equal endpoint, keeps that object, and only marks the
+/// object as part of the current set of records.
 template <typename Key>
 void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& wanted) {
   Endpoint* before = subnets.find(prefix);
@@ -87,7 +87,7 @@ void PeerTables::put(Subnets<Key>& subnets, const Key& prefix, const Endpoint& w
     return;
   }
   Endpoint* endpoint = new_endpoint(wanted);
-  // The peer has the same address, so its path MTU is still valid; only its limit, port or MAC changed.
+  // The peer has the same address as before, so its path MTU is still valid; only its limit, port or MAC changed.
   if (before && before->address() == wanted.address()) endpoint->path.take_over(before->path);
   put(subnets, prefix, endpoint, before);
 }
@@ -163,8 +163,8 @@ void PeerTables::publish() {
   free_unheld();
 }
 
-/// Frees tables that no reader uses, the oldest first. A table is kept as long as an older one is in use, because the
-/// older table may share pages that the newer one replaced.
+/// Frees tables that no reader uses, the oldest first. A table is kept as long as an older table is in use, because the
+/// older table may share pages that the newer table replaced.
 void PeerTables::free_unheld() {
   const auto is_held = [this](const PeerTable* table) {
     return std::any_of(hazards_.begin(), hazards_.end(),

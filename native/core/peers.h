@@ -3,8 +3,8 @@
 //
 // The table has a hash map (paged_map.h) for each prefix length in use. A look-up tries the lengths from the longest to
 // the shortest. A network usually has one prefix length (SubnetLen), so a look-up is one multiplication and one probe,
-// however many peers there are. A table never changes once it is published: each change makes a new table, which shares
-// all unchanged pages with the previous one.
+// however many peers there are. A published table never changes: each change makes a new table, which shares all
+// unchanged pages with the previous table.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@
 namespace weft {
 
 /// A peer as JavaScript passes it, in the layout that src/path/engine/peers.ts writes and napi/layout.cc reports. The
-/// datagrams to the peer may be of another IP version than the subnet. An IPv4 subnet uses the first 4 of the 16 bytes.
+/// datagrams to the peer may have another IP version than the subnet. An IPv4 subnet uses the first 4 of the 16 bytes.
 struct PeerRecord {
   /// Flag in `flags`: the peer is removed. All fields except family, length and subnet are 0.
   static constexpr uint8_t kGone = 1;
@@ -49,7 +49,7 @@ struct PeerRecord {
   bool is_gone() const { return flags & kGone; }
   bool is_from_known_port() const { return flags & kFromKnownPort; }
   /// Returns the address and the port of the peer's host in an IP version; an empty address if the host has no address
-  /// in it.
+  /// of that version.
   SocketAddress host(uint8_t version) const {
     const auto v4 = load<uint32_t>(ipv4);
     const Address address = version == 6 ? Address::v6(ipv6) : v4 != 0 ? Address::v4(v4) : Address();
@@ -72,30 +72,31 @@ void each_record(std::span<const uint8_t> records, Each each) {
   }
 }
 
-/// The addresses of a peer's host, and the address to which datagrams for the peer are sent. A peer has one Endpoint
-/// object, which stays the same in later tables unless the peer changes. So two Endpoints are compared by their
-/// pointers.
+/// The addresses of a peer's host, and the address to which this host sends datagrams for the peer. A peer has one
+/// Endpoint object, which stays the same in later tables unless the peer changes. So two Endpoints are compared by
+/// their pointers.
 struct Endpoint {
-  /// The host's address and UDP port in each IP family. The peer's datagrams may come from both addresses. An address
-  /// is empty if the host has none in the family.
+  /// The host's address and UDP port in each IP family. The peer's datagrams may come from any of these addresses. An
+  /// address is empty if the host has none in the family.
   ByFamily<SocketAddress> hosts;
   /// The encapsulation's parameters of the peer, for example MAC and VNI for vxlan.
   std::array<uint8_t, 16> encap;
   /// The index of the peer's traffic counters (traffic.h).
   uint32_t slot;
-  /// The length of the longest packet that reaches the peer, as weft's probes found; 0 if the probes found no limit.
-  /// The kernel's path MTU applies in addition.
+  /// The length in bytes of the longest packet that reaches the peer, as weft's probes found; 0 if the probes found no
+  /// limit. The kernel's path MTU applies in addition.
   uint16_t limit;
-  /// The number of the last complete set of records (set()) that contained the peer. Readers do not use it.
+  /// The number of the last complete set of records (set()) that contained the peer. Readers do not use this number.
   uint16_t round;
   /// The IP version of datagrams to the peer, 4 or 6. `hosts` has an address of this version.
   uint8_t outer;
-  /// True if datagrams to the peer must leave from the well-known port, because the peer replies to their source port.
+  /// True if datagrams to the peer must leave from the well-known port, because the peer replies to the source port of
+  /// the datagrams.
   bool is_from_known_port;
-  /// The kernel's path MTU to the peer, learnt while sending. It is kept as long as the peer has the same address.
+  /// The kernel's path MTU to the peer, learnt while sending. The value is kept as long as the peer has the same
+  /// address.
   mutable PathMtu path;
 
-  /// The destination of datagrams to the peer.
   const SocketAddress& to() const { return hosts.of(outer); }
   Address address() const { return to().address(); }
   /// True if the peer's datagrams may come from the address `from`, with any port.
@@ -130,7 +131,6 @@ class PeerTable {
     return find(6, bytes);
   }
 
-  /// True if the host of any peer has this address.
   bool has_endpoint_at(const Address& address) const { return hosts_->find(address) != 0; }
   /// True if the host of a peer with a subnet of this version has this address.
   bool has_endpoint_at(const Address& address, uint8_t version) const {
@@ -174,8 +174,8 @@ class PeerTable {
 };
 
 /// Publishes peer tables to reader threads without a lock. Each reading thread has a hazard pointer to the table that
-/// it uses (Michael, "Hazard Pointers", 2004), and tables without one are freed. Only JavaScript's thread changes
-/// tables.
+/// it uses (Michael, "Hazard Pointers", 2004), and tables to which no hazard pointer points are freed. Only
+/// JavaScript's thread changes tables.
 class PeerTables {
  public:
   class Reader {
@@ -183,9 +183,9 @@ class PeerTables {
     /// Returns the newest table, valid until the next acquire() or release() of this reader.
     ///
     /// The store to the hazard pointer and the load after it must both be seq_cst, and so must the store in publish()
-    /// and the loads in free_unheld(). Then at least one thread sees the other thread's store. With a weaker order the
-    /// load may happen before the store, and a table in use is freed. Tests cannot show this on processors that do not
-    /// reorder these accesses (test/native/orders.test.ts).
+    /// and the loads in free_unheld(). Then at least one of the two threads sees the other thread's store. With a
+    /// weaker order the load may happen before the store, and a table in use is freed. Tests cannot show this on
+    /// processors that do not reorder these accesses (test/native/orders.test.ts).
     const PeerTable& acquire() {
       const PeerTable* table = tables_->current_.load(std::memory_order_acquire);
       for (;;) {
@@ -209,10 +209,10 @@ class PeerTables {
   /// Returns reader `index`, which only one thread at a time may use.
   Reader reader(size_t index) { return {this, &hazards_[index]}; }
 
-  /// Replaces all peers by these records. If two records have the same subnet, the last record counts. A peer whose
-  /// record is unchanged keeps its Endpoint.
+  /// Replaces all peers by the records `records`. If two records have the same subnet, the last record counts. A peer
+  /// whose record is unchanged keeps its Endpoint.
   void set(std::span<const uint8_t> records);
-  /// Applies these records in order: each record adds, changes or removes a peer. All other peers stay.
+  /// Applies the records `records` in order: each record adds, changes or removes a peer. All other peers stay.
   void change(std::span<const uint8_t> records);
 
   /// Frees `garbage` once no reader uses the current table or an earlier one.
@@ -220,9 +220,9 @@ class PeerTables {
 
   const PeerTable& current() const { return *tables_.back().table; }
   size_t size() const;
-  /// Returns the highest traffic slot in these records, plus one.
+  /// Returns the highest traffic slot in the records `records`, plus one.
   static uint32_t traffic_slots(std::span<const uint8_t> records);
-  /// The number of earlier tables that are not freed yet, because a reader still uses one of them.
+  /// The number of earlier tables that are not freed yet, because a reader still uses one of these tables.
   size_t kept() const { return tables_.size() - 1; }
   size_t longest_run() const;
 
@@ -232,8 +232,8 @@ class PeerTables {
   /// The map of subnets for each prefix length, the longest length first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
-  /// A peer table, with the pages and endpoints that the next table no longer uses. Both are freed once no reader uses
-  /// this table or an earlier one.
+  /// A peer table, with the pages and endpoints that the next table no longer uses. The table and these are freed once
+  /// no reader uses this table or an earlier one.
   struct Kept {
     std::unique_ptr<const PeerTable> table;
     Garbage pages;

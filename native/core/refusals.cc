@@ -17,7 +17,7 @@ constexpr uint32_t kAnything = 0;
 struct Rule {
   Way way;
   int error;
-  /// the features of which at least one must have joined the packets for the rule to match; kAnything matches always
+  /// The features of which at least one must have joined the packets for the rule to match; kAnything always matches.
   uint32_t joined_by;
   size_t above;  ///< the rule matches attempts with more packets than this
   Consequence consequence;
@@ -32,19 +32,20 @@ using enum Off;
 // clang-format off
 /// The first rule that matches an attempt and its errno applies.
 constexpr Rule kRules[] = {
-    // Columns: the refused call, its errno, the features that joined the packets, and the number of packets above which
-    // the rule applies. Then the reaction: the next attempt, the counter, and the feature that is turned off.
+    // The columns are the refused call, its errno, the features that joined the packets, and the number of packets
+    // above which the rule applies. The reaction follows: the next attempt, the counter, and the feature that is turned
+    // off.
     //
     // EIO: the route's device computes no checksums, or there is an xfrm policy (Linux 6.18, net/ipv4/udp.c,
     // udp_send_skb).
     {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
-    // EINVAL with more than kOldUdpSegments packets: the kernel supports fewer segments in one message. EINVAL
-    // otherwise: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL too, also for
+    // EINVAL with more than kOldUdpSegments packets: the kernel supports fewer segments in one message. EINVAL with
+    // fewer packets: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL too, even for
     // single packets (net/ipv4/fib_semantics.c, fib_props).
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
     {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
-    // EMSGSIZE: a datagram is longer than the path MTU. The kernel may still fragment single datagrams. A joined
-    // message is refused only after the kernel has copied it, so joining again would cost CPU time.
+    // EMSGSIZE: a datagram is longer than the path MTU. The kernel may still fragment single datagrams. The kernel
+    // refuses a joined message only after it has copied the message, so joining again would cost CPU time.
     {kPeers, EMSGSIZE,  kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},
     {kPeers, EMSGSIZE,  kAnything,    0,               {kDrop,   k_tx_drop_too_big}},
     {kPeers, EAGAIN,    kAnything,    0,               {kDrop,   k_tx_drop_socket_full}},
@@ -53,7 +54,7 @@ constexpr Rule kRules[] = {
     {kPeers, kAnyError, kAnything,    0,               {kDrop,   k_tx_drop_refused}},
     // EBADFD: the TUN was deleted, so the loop cannot continue.
     {kTun,   EBADFD,    kAnything,    0,               {kGiveUp, k_rx_drop_tun}},
-    // If the TUN is down, it refuses single packets too. Such a refusal does not turn joining off.
+    // If the TUN is down, it refuses single packets too. In that case the refusal does not turn joining off.
     {kTun,   EINVAL,    kCoalesceUdp, kOldUdpSegments, {kSingly, k_coalesce_refusals, kLongRuns}},
     {kTun,   EINVAL,    kCoalesce,    1,               {kSingly, k_coalesce_refusals, kFeature}},
     {kTun,   kAnyError, kCoalesce,    1,               {kSingly, k_coalesce_refusals}},

@@ -1,9 +1,9 @@
 // refusals.h - how weft reacts if the kernel refuses a message to a peer or a write to the TUN.
 //
-// Either the packets are dropped, or weft sends the joined packets again one by one. If the kernel accepts them singly,
-// later packets are joined less or not at all. For the TUN this holds for the rest of the run. For messages it holds
-// only for one peer and a limited time, because a route or device on the way to one peer says nothing about other
-// peers, and may change.
+// weft either drops the packets, or sends the joined packets again one by one. If the kernel accepts the single
+// packets, weft joins later packets less or not at all. For the TUN this holds as long as the engine runs. For messages
+// it holds only for one peer and a limited time, because a route or device on the way to one peer says nothing about
+// other peers, and may change.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace weft {
 
-/// The maximum number of UDP segments in one superpacket, in both directions, before Linux 6.9 (kOldUdpSegments) and
-/// since (kUdpSegments; UDP_MAX_SEGMENTS, include/linux/udp.h).
+/// The maximum number of UDP segments in one superpacket, in both directions, before Linux 6.9; kUdpSegments is the
+/// maximum since Linux 6.9 (UDP_MAX_SEGMENTS, include/linux/udp.h).
 constexpr uint16_t kOldUdpSegments = 64;
 constexpr uint16_t kUdpSegments = 128;
 
@@ -37,7 +37,7 @@ enum class Off : uint8_t {
   kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the refusal
 };
 
-/// How long a refusal is remembered for one endpoint, in ms. So packets are joined again within a minute after the path
+/// How long a refusal is remembered for one endpoint, in ms. So weft joins packets again within a minute after the path
 /// to the endpoint was repaired.
 constexpr int64_t kRememberedMs = 30'000;
 
@@ -49,8 +49,8 @@ struct Consequence {
 
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
-/// Remembers which joined packets the kernel refused to one sender or writer. Used by one thread at a time. If the
-/// kernel refuses a feature completely, the feature is turned off in the shared Features.
+/// Remembers which joined packets the kernel refused to one sender or writer. Only one thread at a time uses a Learnt.
+/// If the kernel refuses a feature completely, Learnt turns the feature off in the shared Features.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
@@ -70,9 +70,9 @@ class Learnt {
     return others_until_ms_ > now ? 1 : kUdpSegments;
   }
 
-  /// Learns from a refused write to the TUN. `taken` is true if the kernel then accepted any of the packets singly.
+  /// Learns from a refused write to the TUN. `taken` is true if the kernel then accepted any of the single packets.
   void learn(const Consequence& consequence, const Attempt& attempt, bool taken);
-  /// Learns from a refused message to `endpoint`. `taken` is true if the kernel then accepted any datagram singly.
+  /// Learns from a refused message to `endpoint`. `taken` is true if the kernel then accepted any single datagram.
   /// `bytes` is the length of the longest datagram with all headers.
   void learn(const Consequence& consequence, bool taken, const Endpoint& endpoint, size_t bytes, int64_t now_ms);
 

@@ -2,11 +2,11 @@
 // window (RFC 6479).
 //
 // The window is as wide as all queues between two hosts can hold (docs/decisions/replay-window.md). All loop threads of
-// a sender share one counter, but each has its own queues: in its socket, in the network, at the receiver. While a
-// packet waits in the queue of one thread, the other threads use many later counters.
+// a sender share one counter, but each thread has queues of its own: in its socket, in the network, at the receiver.
+// While a packet waits in the queue of one thread, the other threads use many later counters.
 //
-// Its memory grows with the greatest counter that has arrived: 128 bytes for a key that carried 1,000 packets, 128 KiB
-// for a key that carried a million.
+// The window's memory grows with the greatest counter that has arrived: 128 bytes for a key that carried 1,000 packets,
+// 128 KiB for a key that carried a million.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 
 namespace weft {
 
-/// The replay window of one key. accept() must be called only for authenticated packets; otherwise anybody could move
+/// The replay window of one key. accept() must be called only for authenticated packets; otherwise any host could move
 /// the window.
 class ReplayWindow {
  public:
@@ -49,9 +49,9 @@ class ReplayWindow {
   /// The number of bytes allocated in addition to the object itself.
   size_t grown_bytes() const { return more_ ? size_ * sizeof(uint64_t) : 0; }
 
-  /// Saves the window. Runs of full words are saved as their length only, because nearly all counters of a busy key
-  /// have arrived. Without that, a host with a thousand busy peers would copy 256 MiB during the hand-over, while no
-  /// process forwards.
+  /// Saves the window. A run of full words is saved as its length only, because nearly all counters of a busy key have
+  /// arrived. Otherwise a host with a thousand busy peers would copy 256 MiB during the hand-over, while no process
+  /// forwards.
   void save(SecretWriter& out) const {
     out.put(next_);
     out.put(size_);
@@ -87,7 +87,7 @@ class ReplayWindow {
  private:
   static constexpr uint64_t kFirstWords = 16, kMostWords = kBits / 64, kFull = ~uint64_t{0};
 
-  /// The number of words that may contain a counter. It is all words after the counters have wrapped around the window.
+  /// The number of words that may contain a counter: all words after the counters have wrapped around the window.
   uint64_t used_words() const { return next_ / 64 < size_ ? (next_ + 63) / 64 : size_; }
 
   uint64_t* words() { return more_ ? more_.get() : first_.data(); }
@@ -101,8 +101,8 @@ class ReplayWindow {
     next_ = counter + 1;
   }
 
-  /// Moves the window to more memory. If there is no memory, the window keeps its width: it may refuse late packets,
-  /// but never accepts a packet twice, even if it gets memory later.
+  /// Moves the window to more memory. Without memory, the window keeps its width: it may refuse late packets, but never
+  /// accepts a packet twice, even if it gets memory later.
   void grow(uint64_t size) {
     std::unique_ptr<uint64_t[]> more(new (std::nothrow) uint64_t[size]());
     if (!more) return;

@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// An allocator that wipes memory before it frees it, also when a vector grows.
+/// An allocator that wipes memory before it frees the memory, also when a vector grows.
 template <typename T>
 struct WipingAllocator {
   using value_type = T;
@@ -48,7 +48,7 @@ class SecretWriter {
   SecretBytes bytes_;
 };
 
-/// Reads untrusted bytes. Once a value was missing or refused, all further values are zero, and is_good() returns
+/// Reads untrusted bytes. After the first missing or refused value, all further values are zero, and is_good() returns
 /// false.
 class SecretReader {
  public:
@@ -63,7 +63,7 @@ class SecretReader {
     return value;
   }
   bool get_flag() { return get<uint8_t>() != 0; }
-  /// Returns the next `size` bytes. If fewer are left, refuses the input and returns an empty span.
+  /// Returns the next `size` bytes. If fewer bytes are left, refuses the input and returns an empty span.
   std::span<const uint8_t> get_bytes(size_t size) {
     if (size > rest_.size()) return refuse(), std::span<const uint8_t>();
     const std::span<const uint8_t> bytes = rest_.first(size);

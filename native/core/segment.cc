@@ -34,7 +34,7 @@ bool Segmenter::begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& 
   tcp_ = type != kGsoUdp;
   if (tcp_ && type != (packet.version == 4 ? kGsoTcp4 : kGsoTcp6)) return false;
   if (virtio.gso_size == 0 || packet.fragment) return false;
-  // Behind IPv6 extension headers, only csum_start says where the transport header begins.
+  // After IPv6 extension headers, only csum_start says where the transport header begins.
   transport_ = virtio.flags & kVirtioNeedsCsum ? virtio.csum_start : packet.ip_bytes;
   if (transport_ < packet.ip_bytes || (packet.version == 4 && transport_ != packet.ip_bytes)) return false;
   size_t transport_bytes = kUdpHeaderBytes;

@@ -1,7 +1,7 @@
 // segment.h - cuts a superpacket (TCP or UDP segments under one header) into single packets, and completes missing
 // checksums.
 //
-// A TUN with TSO and USO hands over superpackets of up to 64 KiB. Each segment gets its own header. The payload is not
+// A TUN with TSO and USO delivers superpackets of up to 64 KiB. Each segment gets its own header. The payload is not
 // copied: a segment points into the superpacket.
 #pragma once
 
@@ -22,8 +22,8 @@ inline VirtioHeader open_sum(const Packet& packet) {
   return virtio;
 }
 
-/// Completes the checksum of a packet with kVirtioNeedsCsum and no GSO type. Returns false if the offsets in `virtio`
-/// are not behind the IP header and within the packet. A UDP checksum of zero becomes 0xffff (RFC 768).
+/// Completes the checksum of a packet with kVirtioNeedsCsum and no GSO type. Returns false unless the offsets in
+/// `virtio` are after the IP header and within the packet. A UDP checksum of zero becomes 0xffff (RFC 768).
 bool finish_checksum(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
 struct Segment {
@@ -38,8 +38,8 @@ struct Segment {
 /// first (RFC 3168 section 6.1.2).
 class Segmenter {
  public:
-  /// Begins with a superpacket of `packet.total` bytes. Returns false if it is malformed, or of a type that weft does
-  /// not request from the TUN.
+  /// Begins with a superpacket of `packet.total` bytes. Returns false if the superpacket is malformed, or of a type
+  /// that weft does not request from the TUN.
   bool begin(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet);
 
   /// The length of a segment's headers in bytes; at most kMaxCutHeadersBytes.
@@ -47,10 +47,10 @@ class Segmenter {
   size_t count() const { return (payload_bytes_ + gso_size_ - 1) / gso_size_; }
   bool done() const { return offset_ >= payload_bytes_; }
   bool is_tcp() const { return tcp_; }
-  /// True if the superpacket has more than kMostSmall segments of less than kSmallBytes. The caller drops it, because
-  /// each segment costs the same CPU time, however small the segment is. kMostSmall is the kernel's limit for one UDP
-  /// message of a program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the other end announces a tiny segment
-  /// size, and after the drop sends fewer segments at a time.
+  /// True if the superpacket has more than kMostSmall segments of less than kSmallBytes. The caller drops such a
+  /// superpacket, because each segment costs the same CPU time, however small it is. kMostSmall is the kernel's limit
+  /// for one UDP message of a program (UDP_MAX_SEGMENTS). TCP makes tiny segments only if the receiver announces a tiny
+  /// segment size, and after the drop sends fewer segments at a time.
   bool is_costly() const { return gso_size_ < kSmallBytes && count() > kMostSmall; }
   size_t packet_bytes() const { return header_bytes_ + std::min(gso_size_, payload_bytes_); }
   /// Limits the length of a segment of a TCP superpacket, headers included, to `packet_bytes`, which must exceed the
@@ -76,9 +76,9 @@ class Segmenter {
   uint64_t addresses_sum_;
 };
 
-/// Copies the first packet of a buffer read from the TUN to `to`, as far as it fits. The copy has the form in which
-/// weft would have sent the packet: one segment, with a complete checksum. `packet` is set to the fields of the copy. A
-/// malformed packet is copied unchanged.
+/// Copies the first packet of a buffer that was read from the TUN to `to`, as far as it fits. The copy has the form in
+/// which weft would have sent the packet: one segment, with a complete checksum. `packet` is set to the fields of the
+/// copy. A malformed packet is copied unchanged.
 std::span<const uint8_t> first_as_sent(const VirtioHeader& virtio, uint8_t* bytes, Packet& packet,
                                        std::span<uint8_t> to);
 

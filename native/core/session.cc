@@ -21,7 +21,7 @@ int64_t load_time(SecretReader& in, int64_t now_ms) {
 
 void Session::set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms) {
   const Lock lock(lock_);
-  // Erase an older pair of keys with the same index. An index is used again after 4096 handshakes
+  // Erase an older pair of keys with the same index, because an index repeats after 4096 handshakes
   // (src/path/backends/wireguard/indices.ts).
   for (PairPointer* pair : {&previous_, &current_, &next_}) {
     if (*pair && (*pair)->keys.own_index == keys.own_index) pair->reset();

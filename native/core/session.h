@@ -1,22 +1,22 @@
 // session.h - WireGuard's session with one peer: its keys, the packets that wait for keys, and its timers.
 // docs/design/wireguard-sessions.md explains why sessions and handshakes together are right.
 //
-// A handshake yields a pair of keys. A session has up to three pairs, one in each place:
-//
-//   next      decrypts. It comes from a handshake that the peer initiated, and the peer has not used it yet.
-//   current   encrypts and decrypts.
-//   previous  decrypts. Of all pairs that were replaced, it is the one that the peer used last.
+// A handshake yields a pair of keys. A session has up to three pairs, one in each of these places:
+// - next: decrypts. The pair comes from a handshake that the peer initiated, and the peer has not used it yet.
+// - current: encrypts and decrypts.
+// - previous: decrypts. Of all replaced pairs, it is the pair that the peer used last.
 //
 // set_keys() installs a new pair: in `current` if this host initiated the handshake, else in `next`. accept() moves a
-// pair from `next` when the first packet with it arrives, because only then do both ends surely have it (white paper,
-// section 5.4.6). The pair moves to `current`; or to `previous`, if this host has installed a pair of its own handshake
-// since, because both ends initiated simultaneously. Then each end encrypts with the pair of its own handshake, and
-// decrypts with the other pair. The kernel (noise.c) keeps one pair fewer, and loses packets in flight in that case.
+// pair from `next` when the first packet with it arrives, because only then do both ends surely have the pair (white
+// paper, section 5.4.6). The pair moves to `current`. But if this host has installed a pair of its own handshake since,
+// because both ends initiated simultaneously, it moves to `previous`. Then each end encrypts with the pair of its own
+// handshake, and decrypts with the second pair. The kernel (noise.c) keeps one pair fewer, and so loses packets in
+// flight in that case.
 //
 // A pair is erased when another pair takes its place, and when it has expired. Until then, it can be used.
 //
 // JavaScript performs handshakes (src/path/backends/wireguard/). A session only reports that it needs a handshake, and
-// receives the keys. The report is a hint that is repeated, so it does not matter if one is lost.
+// receives the keys. The session repeats the report, so a lost report does not matter.
 //
 // All loop threads use a session simultaneously. It is locked only for a few instructions, never while a packet is
 // encrypted or decrypted: a thread takes a counter, and has its own copy of the key.
@@ -56,35 +56,35 @@ struct SessionLimits {
   /// (Reject-After-Messages; white paper, sections 6.1 and 6.2).
   static constexpr uint64_t kRejectAfterMessages = UINT64_MAX - 8192;
   /// The age in ms of a pair of keys from which its initiator requests new keys when it sends a packet
-  /// (Rekey-After-Time; white paper, section 6.2). The responder requests none, so that the two ends do not initiate
+  /// (Rekey-After-Time; white paper, section 6.2). The responder requests no keys, so that the two ends do not initiate
   /// simultaneously.
   static constexpr int64_t kRekeyAfterMs = 120'000;
-  /// The number of packets after which new keys are requested (Rekey-After-Messages; white paper, section 6.2).
+  /// The number of packets after which a session requests new keys (Rekey-After-Messages; white paper, section 6.2).
   static constexpr uint64_t kRekeyAfterMessages = uint64_t{1} << 60;
   /// The age in ms of a pair of keys from which its initiator requests new keys when it receives a packet (white paper,
   /// section 6.2: Reject-After-Time less Keepalive-Timeout less Rekey-Timeout).
   static constexpr int64_t kRefreshAfterMs = 165'000;
-  /// The time in ms from received data to a keepalive, which is sent if no packet was sent meanwhile
+  /// The time in ms from received data to a keepalive. The keepalive is sent if this host sent no packet in this time
   /// (Keepalive-Timeout; white paper, section 6.5).
   static constexpr int64_t kKeepaliveMs = 10'000;
-  /// The time in ms from sent data to a request for new keys, which is made if no packet was received meanwhile (white
-  /// paper, section 6.5: Keepalive-Timeout plus Rekey-Timeout).
+  /// The time in ms from sent data to a request for new keys, if no packet was received meanwhile (white paper, section
+  /// 6.5: Keepalive-Timeout plus Rekey-Timeout).
   static constexpr int64_t kSilenceMs = 15'000;
   /// The interval in ms at which a session repeats its request for a handshake. JavaScript limits the rate of
   /// initiations.
   static constexpr int64_t kRequestEveryMs = 5'000;
   /// The maximum number of packets that wait for the keys of one session (kernel, messages.h: MAX_STAGED_PACKETS).
   static constexpr size_t kMaxStaged = 128;
-  /// How long, in ms, a packet waits for keys. It is long enough for a handshake whose first two messages were lost.
+  /// How long, in ms, a packet waits for keys. This time suffices for a handshake whose first two messages were lost.
   static constexpr int64_t kStagedMs = 12'000;
-  /// The total space in bytes before and behind a waiting packet, for the datagram's header and its authentication tag.
+  /// The total space in bytes before and after a waiting packet, for the datagram's header and its authentication tag.
   static constexpr size_t kAroundBytes = 32;
 };
 
 class Session {
  public:
-  /// The answers to handshake messages that this host may expect: to an initiation a response or a cookie, to a
-  /// response a cookie.
+  /// The answers to handshake messages that this host may expect: a response or a cookie to an initiation, and a cookie
+  /// to a response.
   enum class Expected : uint8_t { kResponse, kCookie };
   struct Grant {
     uint64_t counter = 0;
@@ -105,32 +105,31 @@ class Session {
     size_t expired = 0;  ///< the number of waiting packets that were dropped because they had waited too long
   };
 
-  // The following functions may be called only from JavaScript's thread.
-
-  /// Installs a pair of keys. As long as this object exists, `number` must stand for these keys only.
+  /// Installs a pair of keys. As long as this session exists, `number` must stand for these keys only. Only
+  /// JavaScript's thread may call set_keys(), forget(), send_to(), expect(), is_empty(), save() and load().
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys of the session and drops its waiting packets.
   void forget();
   /// Sets the address to which datagrams are sent, until the peer sends from another address. If `any_port` is true,
-  /// the source port of data packets is ignored, because the peer sends them from any port; only its handshake messages
-  /// show the port on which it listens.
+  /// the source port of data packets is ignored, because the peer sends data from any port; only the peer's handshake
+  /// messages show the port on which it listens.
   void send_to(const SocketAddress& to, bool any_port);
   /// Notes that a handshake message with `own_index` was sent to the peer, whose answer will contain this index.
   void expect(Expected answer, uint32_t own_index);
   /// True if the session contains nothing that the next engine could use.
   bool is_empty() const;
-  /// Saves keys, counters, times and waiting packets for the next engine. The peer's address comes from its record. The
-  /// time of the last handshake request is not saved, so the next engine may request a handshake immediately.
+  /// Saves keys, counters, times and waiting packets for the next engine. The peer's address is not saved, because it
+  /// comes from the peer's record. The time of the last handshake request is not saved, so the next engine may request
+  /// a handshake immediately.
   void save(SecretWriter& out) const;
   /// Loads a session that save() wrote. `in` refuses invalid bytes. `next_number` returns a number for each pair of
-  /// keys. `take_share` reserves memory for a waiting packet, or returns false if there is none.
+  /// keys. `take_share` reserves memory for a waiting packet, or returns false if no memory is left.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 
-  // The following functions may be called from any loop thread.
-
   SocketAddress to() const;
-  /// True if an answer with `own_index` belongs to the last handshake message that this host sent to the peer.
+  /// True if an answer with `own_index` belongs to the last handshake message that this host sent to the peer. Any loop
+  /// thread may call expects() and the functions after it.
   bool expects(Expected answer, uint32_t own_index) const;
   /// Returns the counter for the next packet, and puts the encryption key into `sealing`. In the result `is_granted` is
   /// false if there is no valid key.
@@ -138,7 +137,7 @@ class Session {
   /// Keeps a packet until the session has keys. Returns false if too many packets wait already.
   bool stage(Staged staged);
   /// True if there is a valid key for encryption. The caller must check this again after stage(), because another
-  /// thread may have installed keys meanwhile.
+  /// thread may have installed keys in between.
   bool may_seal(int64_t now_ms) const;
   std::vector<Staged> take_staged();
   /// Puts the key that a datagram's index names into `opening`. Returns the counter of the reason to drop the datagram,
@@ -146,7 +145,7 @@ class Session {
   std::optional<Counter> begin_open(Aead& opening, uint32_t own_index, uint64_t counter, int64_t now_ms) const;
   /// Notes that a packet has arrived. Must be called only after the packet was authenticated, because it moves the
   /// replay window and the peer's address. `number` is the number of the pair that decrypted the packet. The pair's
-  /// index would not suffice, because another pair may have got the same index meanwhile.
+  /// index would not suffice, because another pair may have got the same index since.
   Accepted accept(uint64_t number, uint64_t counter, bool is_data, const SocketAddress& from, int64_t now_ms);
   /// Checks the session's timers and returns the actions that are due. `keepalive_ms` is the interval of silence after
   /// which a keepalive is sent; 0 means never.

@@ -29,16 +29,16 @@ namespace weft {
 
 class Sessions {
  public:
-  /// All session numbers are below this limit; 0 means "no session".
+  /// All session numbers are less than kMaxSessions; 0 means "no session".
   static constexpr uint32_t kMaxSessions = 1 << 20;
   /// How many bits of an index distinguish the key pairs of one session; the upper bits are the session's number.
   static constexpr uint32_t kPairBits = 12;
-  /// The memory limit in bytes for all packets that wait for keys. It is enough for an eighth of a second at 1 Gbit/s.
-  /// If many hosts do not answer, their packets together cannot use more.
+  /// The memory limit in bytes for all packets together that wait for keys. It suffices for an eighth of a second at 1
+  /// Gbit/s, even if many hosts do not answer.
   static constexpr size_t kMaxStagedBytes = 16 << 20;
 
-  /// `ring_mail` is called when the mailbox has something for JavaScript. `ring_lane` is called when a loop thread must
-  /// send packets that waited for keys.
+  /// `ring_mail` is called when the mailbox has something new for JavaScript. `ring_lane` is called when a loop thread
+  /// must send packets that waited for keys.
   Sessions(const IndexCode& indices, std::function<void()> ring_mail, std::function<void()> ring_lane)
       : indices_(indices), mailbox_(std::move(ring_mail)), ring_lane_(std::move(ring_lane)) {}
   Sessions(const Sessions&) = delete;
@@ -51,9 +51,8 @@ class Sessions {
   static bool has_any_port(const uint8_t* encap) { return encap[4] != 0; }
   uint32_t number_of_index(uint32_t own_index) const { return indices_.decode(own_index) >> kPairBits; }
 
-  // The following functions may be called only from JavaScript's thread, which publishes peer tables.
-
-  /// Creates the sessions that these records name, and sets the address of each peer.
+  /// Creates the sessions that the records `records` name, and sets the address of each peer. Only JavaScript's thread,
+  /// which publishes peer tables, may call keep(), save() and take_over().
   void keep(std::span<const uint8_t> records) {
     each_record(records, [&](const PeerRecord& record) {
       const uint32_t number = number_of(record.encap);
@@ -122,8 +121,6 @@ class Sessions {
     return false;
   }
 
-  // The following functions may be called from any thread.
-
   Session* of(uint32_t number) const {
     if (number == 0 || number >= kMaxSessions) return nullptr;
     Session* chunk = chunks_[number / kChunk].load(std::memory_order_acquire);
@@ -143,7 +140,7 @@ class Sessions {
     return now_ms >= next_ms &&
            next_look_ms_.compare_exchange_strong(next_ms, now_ms + every_ms, std::memory_order_relaxed);
   }
-  /// Makes a loop thread send the waiting packets of this session, or a keepalive if no packets wait.
+  /// Makes a loop thread send the waiting packets of session `number`, or a keepalive if no packets wait.
   void make_ready(uint32_t number) {
     {
       const std::lock_guard lock(ready_lock_);

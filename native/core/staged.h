@@ -9,7 +9,7 @@
 
 namespace weft {
 
-/// A share of the memory limit for waiting packets. The destructor gives it back.
+/// A share of the memory limit for waiting packets. The destructor returns the share.
 class StagedBytes {
  public:
   StagedBytes() = default;
@@ -40,7 +40,7 @@ class StagedBytes {
   size_t bytes_ = 0;
 };
 
-/// A packet that waits for keys, with space before it for the header and behind it for the authentication tag.
+/// A packet that waits for keys, with space before the packet for the header and after it for the authentication tag.
 struct Staged {
   std::vector<uint8_t> datagram;
   int64_t since_ms;

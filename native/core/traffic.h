@@ -1,9 +1,9 @@
 // traffic.h - counts the traffic between this host and each peer, per loop thread. Readers add the counts of all
 // threads.
 //
-// JavaScript assigns a slot (an index into the counters) to each peer, which keeps it in later tables. Each loop thread
-// has its own counters, so that no thread waits for another one. A thread adds to them once for each run of packets to
-// or from one peer.
+// JavaScript assigns a slot (an index into the counters) to each peer, and the peer keeps its slot in later tables.
+// Each loop thread has its own counters, so that no thread waits for another. A thread adds to its counters once for
+// each run of packets to or from one peer.
 #pragma once
 
 #include <array>
@@ -28,8 +28,8 @@ constexpr size_t kTrafficNumbers = 5;
 
 class TrafficRows {
  public:
-  /// Slots must be below this number. Slot 0 belongs to no peer: it counts the traffic of endpoints that have no slot
-  /// of their own.
+  /// The limit of slots: a slot is less than kMaxSlots. Slot 0 belongs to no peer: it counts the traffic of endpoints
+  /// that have no slot of their own.
   static constexpr uint32_t kMaxSlots = 1 << 24;
 
   /// Allocates memory for the slots below `count`. Called by JavaScript's thread before it publishes the first peer
@@ -51,7 +51,7 @@ class TrafficRows {
     add(row.rx_bytes, bytes);
     __atomic_store_n(&row.last_received_ms, now_ms, __ATOMIC_RELAXED);
   }
-  /// Adds the counts of one slot to `sum`. Any thread may call it. A slot without memory counts as zero.
+  /// Adds the counts of one slot to `sum`. Any thread may call sum(). A slot without memory counts as zero.
   void sum(uint32_t slot, Traffic& sum) const {
     const Chunk& chunk = chunks_[slot / kChunk];
     if (!chunk) return;
@@ -71,8 +71,8 @@ class TrafficRows {
   };
   using Chunk = std::unique_ptr<Traffic[], Free>;
 
-  /// Allocates zeroed counters that use no physical memory until they are written, because a loop has traffic with few
-  /// of a million peers. calloc gets blocks of this size from the kernel (mallopt(3), M_MMAP_THRESHOLD).
+  /// Allocates zeroed counters that use no physical memory until a thread writes to them, because a loop has traffic
+  /// with few of a million peers. calloc gets blocks of this size from the kernel (mallopt(3), M_MMAP_THRESHOLD).
   static Chunk new_chunk() { return Chunk(static_cast<Traffic*>(std::calloc(kChunk, sizeof(Traffic)))); }
 
   Traffic& row_of(uint32_t slot) {
@@ -83,7 +83,7 @@ class TrafficRows {
   /// Adds without a locked instruction, because only one thread writes a counter.
   static void add(uint64_t& word, uint64_t amount) { __atomic_store_n(&word, load(word) + amount, __ATOMIC_RELAXED); }
 
-  /// Counts the traffic of all slots for which calloc had no memory. sum() must not attribute it to any peer.
+  /// Counts the traffic of all slots for which calloc had no memory. sum() must not attribute this traffic to any peer.
   Traffic uncounted_;
   /// The counters, in arrays of kChunk. These arrays never move, because threads use them while new arrays are added.
   std::array<Chunk, kMaxSlots / kChunk> chunks_{new_chunk()};

@@ -2,8 +2,8 @@
 // report.
 //
 // The loop's thread writes the table and JavaScript's thread empties it, without a lock. A hash of the sender's address
-// selects one of 64 slots, and a new sender overwrites the previous one. So every sender that keeps sending is reported
-// sooner or later, even among many. Only the counters have the number of dropped packets.
+// selects one of 64 slots, and a new sender overwrites the previous sender. So every sender that keeps sending is
+// reported sooner or later, even among many senders. Only the counters have the number of dropped packets.
 #pragma once
 
 #include <array>
@@ -37,8 +37,8 @@ class UnknownSenders {
     store(slot.turn, turn_ | reason);
   }
 
-  /// Calls `each` with each entry, and removes the entry. Only one thread at a time may call it, while another thread
-  /// calls note().
+  /// Calls `each` with each entry, and removes the entry. Only one thread at a time may call take(), while another
+  /// thread calls note().
   template <typename Each>
   void take(Each each) {
     for (Slot& slot : slots_) {
@@ -46,7 +46,7 @@ class UnknownSenders {
       if (turn == 0) continue;
       const UnknownSender sender{slot.from.read(), slot.source.read(), slot.destination.read(),
                                  static_cast<Counter>((turn & kReason) - 1)};
-      // If the loop's thread overwrote the slot meanwhile, the new entry is left for the next call.
+      // If the loop's thread overwrote the slot at the same time, leave the new entry for the next call.
       if (!slot.turn.compare_exchange_strong(turn, 0, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
       each(sender);
     }
@@ -55,7 +55,7 @@ class UnknownSenders {
  private:
   static constexpr size_t kSlotBits = 6;
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  /// The two fields of Slot::turn. The lowest byte has the reason plus one. The bits above it have a number that grows
+  /// The two fields of Slot::turn. The lowest byte has the reason plus one. The remaining bits have a number that grows
   /// with each write, so that a reader notices every write.
   static constexpr uint64_t kReason = 0xff, kTurn = 0x100;
   static_assert(kCounterCount < kReason);

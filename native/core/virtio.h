@@ -1,6 +1,6 @@
 // virtio.h - the header before every packet that is read from or written to a TUN opened with IFF_VNET_HDR.
 //
-// The definitions are weft's own, because <linux/virtio_net.h> of Linux 6.1 does not compile as C++ and lacks the UDP
+// weft has its own definitions, because <linux/virtio_net.h> of Linux 6.1 does not compile as C++ and lacks the UDP
 // type (virtio 1.2 section 5.1.6, Linux 6.2). Fields are in host byte order, because weft does not use TUNSETVNETLE and
 // TUNSETVNETBE.
 #pragma once

@@ -3,17 +3,16 @@
 // Waking a thread costs more than forwarding one packet, and a request with its answer wakes two threads on each host.
 // A polling thread calls sched_yield() between its checks, so the core goes to the program that sends the next packet,
 // and the thread is ready when the packet comes. In two cases polling is wrong, and the clock shows both:
-//
-// - The last packets were far apart, so the next one is not worth polling for. An idle host pays nothing, and a thread
-//   wastes at most 1 / kNearWindows of a core. While packets arrive at shorter intervals than the polling time, the
-//   thread does not sleep at all, and uses its core as far as no other program needs it. Refused packets do not count,
-//   so that senders who may not send cannot make a thread poll.
+// - The last packets were far apart, so the next packet is not worth polling for. An idle host pays nothing, and a
+//   thread wastes at most 1 / kNearWindows of a core. While packets arrive at shorter intervals than the polling time,
+//   the thread does not sleep at all, and uses its core as far as no other program needs it. Refused packets do not
+//   count, so that senders who may not send cannot make a thread poll.
 // - Other programs need the core. A thread that yields to them waits for milliseconds, whereas a sleeping thread would
 //   preempt them when it wakes. After a yield that took too long, the thread does not poll for a while, and each
 //   further yield that takes too long doubles that time.
 //
-// KVM's halt polling uses only the first rule (Documentation/virt/kvm/halt-polling.rst), because there the core is not
-// shared.
+// KVM's halt polling uses only the first rule (Documentation/virt/kvm/halt-polling.rst), because KVM does not share the
+// core.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +22,8 @@ namespace weft {
 
 class Waiting {
  public:
-  /// If sched_yield() takes longer than this time in microseconds, other programs need the core. The time is longer
-  /// than programs that answer requests need, and shorter than a time slice.
+  /// If sched_yield() takes longer than kLateUs microseconds, other programs need the core. Programs that answer
+  /// requests need less time, and a time slice is longer.
   static constexpr int64_t kLateUs = 300;
   static constexpr int64_t kShortestRestUs = 10'000;
   static constexpr int64_t kLongestRestUs = 1'000'000;
@@ -33,12 +32,13 @@ class Waiting {
   /// The number of consecutive short yields after which the time without polling is reset to its minimum.
   static constexpr int kGoodTurns = 256;
 
-  /// `window_us` is how long the thread polls before it sleeps; 0 means that it always sleeps immediately.
+  /// `window_us` is how long the thread polls before it sleeps, in microseconds; 0 means that the thread always sleeps
+  /// immediately.
   explicit Waiting(int64_t window_us) : window_us_(window_us) {}
 
-  /// Waits until `look(milliseconds)` returns something other than 0, and returns that. look() must wait for packets
-  /// for at most that time; -1 means forever. `clock` must have `now_us()`, a monotonic clock, and `give_way()`, which
-  /// yields the core.
+  /// Waits until `look(milliseconds)` returns a value other than 0, and returns this value. look() must wait for
+  /// packets for at most the given time; -1 means forever. `clock` must have `now_us()`, a monotonic clock, and
+  /// `give_way()`, which yields the core.
   template <typename Look, typename Clock>
   int wait(const Look& look, const Clock& clock) {
     if (window_us_ == 0) return look(-1);
@@ -61,7 +61,7 @@ class Waiting {
     return found;
   }
 
-  /// The caller must call this function if it forwarded any of the packets that the last wait() found.
+  /// The caller must call found_worth() if it forwarded any of the packets that the last wait() found.
   void found_worth() {
     if (asleep_) near_ = woke_us_ - asleep_since_us_ <= kNearWindows * window_us_;
     asleep_ = false;

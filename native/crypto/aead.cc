@@ -12,7 +12,7 @@ namespace weft {
 
 namespace {
 
-// The values of the constants EVP_CTRL_AEAD_GET_TAG and EVP_CTRL_AEAD_SET_TAG in openssl/evp.h.
+// The value of the constant EVP_CTRL_AEAD_GET_TAG in openssl/evp.h; kSetTag is EVP_CTRL_AEAD_SET_TAG.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr size_t kNonceBytes = 12;
 

@@ -1,8 +1,8 @@
 // aead.h - ChaCha20-Poly1305 (RFC 8439) with Node's OpenSSL. Each loop thread has one context for encryption and one
 // for decryption; while consecutive packets use the same key, only the nonce changes.
 //
-// The OpenSSL functions are found by name at run time (library.h). create() checks a test vector, so that a Node.js
-// without the cipher (FIPS) is noticed before the first packet.
+// The OpenSSL functions are found by name at run time (library.h). create() checks a test vector, so that a lack of the
+// cipher in Node.js (FIPS) is noticed before the first packet.
 //
 // A packet is encrypted in place and in one piece, because OpenSSL's vectorised code works on whole blocks. Two pieces
 // cost 200 ns more than one piece; copying a payload of 1,372 bytes into one piece costs less than can be measured
@@ -32,7 +32,7 @@ class Key {
   std::array<uint8_t, kBytes> bytes_{};
 };
 
-/// Encrypts ("seals") or decrypts ("opens") packets. Used by one thread at a time.
+/// Encrypts ("seals") or decrypts ("opens") packets. Only one thread at a time uses an Aead.
 class Aead {
  public:
   static constexpr size_t kTagBytes = 16;
@@ -49,16 +49,16 @@ class Aead {
   uint64_t key_number() const { return key_number_; }
   /// Sets the key for the following packets. As long as the process runs, `number` must always stand for the same key.
   void use(uint64_t number, const Key& key);
-  /// Wipes the key in use and everything that OpenSSL derived from it. Frees and allocates memory, so it must not be
-  /// called for each packet.
+  /// Wipes the key in use and everything that OpenSSL derived from the key. Frees and allocates memory, so it must not
+  /// be called for each packet.
   void forget();
 
-  /// Encrypts `bytes` in place, and writes the authentication tag into the space of kTagBytes behind `bytes`. The nonce
+  /// Encrypts `bytes` in place, and writes the authentication tag into the kTagBytes of space after `bytes`. The nonce
   /// is four zero bytes and the little-endian counter. There is no additional authenticated data. Returns false if
   /// OpenSSL refused; the bytes are undefined in that case.
   bool seal(uint64_t counter, std::span<uint8_t> bytes);
-  /// Decrypts in place what seal() made of `bytes`, with the tag behind them. Returns false if the tag is wrong; the
-  /// bytes are undefined in that case.
+  /// Decrypts `bytes`, a result of seal() that the tag follows, in place. Returns false if the tag is wrong; the bytes
+  /// are undefined in that case.
   bool open(uint64_t counter, std::span<uint8_t> bytes);
 
  private:

@@ -8,7 +8,8 @@
 
 namespace weft {
 
-/// Sets the pointer `function` to the OpenSSL function of this name. Returns false if the process has no such function.
+/// Sets the pointer `function` to the OpenSSL function called `name`. Returns false if the process has no such
+/// function.
 template <typename Function>
 bool find_in_process(Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));

@@ -67,7 +67,7 @@ bool Mac::begin(std::span<const uint8_t, kKeyBytes> key) {
   return context_ && library_->init(context_, key.data(), key.size(), parameters) == 1;
 }
 
-/// Computes the MAC of a message. EVP_MAC_init without a key starts again with the same key.
+/// Computes the MAC of a message. EVP_MAC_init without a key keeps the previous key.
 bool Mac::compute(std::span<const uint8_t> message, uint8_t* mac) {
   size_t size = 0;
   return library_->init(context_, nullptr, 0, nullptr) == 1 &&

@@ -1,5 +1,5 @@
-// mac.h - keyed BLAKE2s with 16 bytes of output (RFC 7693), computed by Node's OpenSSL. It verifies the field mac1 of
-// WireGuard's handshake messages, which proves that the sender knows this host's public key.
+// mac.h - keyed BLAKE2s with 16 bytes of output (RFC 7693), computed by Node's OpenSSL. weft uses it to verify the
+// field mac1 of WireGuard's handshake messages, which proves that the sender knows this host's public key.
 //
 // The output length is a parameter of BLAKE2s, so the MAC is not the beginning of a 32-byte hash.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// Computes MACs with one key. Used by one thread at a time.
+/// Computes MACs with one key. Only one thread at a time uses a Mac.
 class Mac {
  public:
   static constexpr size_t kBytes = 16, kKeyBytes = 32;
@@ -22,8 +22,8 @@ class Mac {
   Mac(const Mac&) = delete;
   Mac& operator=(const Mac&) = delete;
 
-  /// True if `mac` is the right MAC of the message. The comparison takes constant time, so its duration reveals
-  /// nothing.
+  /// True if `mac` is the right MAC of the message. The comparison takes constant time, so its duration reveals nothing
+  /// about the MAC.
   bool is_of(std::span<const uint8_t> message, std::span<const uint8_t, kBytes> mac);
 
  private:

@@ -1,5 +1,5 @@
-// all.h - the list of encapsulations. engine.cc makes engines from it, and tests of rules that hold for every
-// encapsulation iterate over it. Each encapsulation has a file in encap/ and an entry here.
+// all.h - the list of encapsulations. engine.cc makes engines from the list, and tests of rules that hold for every
+// encapsulation iterate over it. Each encapsulation has a file in encap/ and an entry in the list.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ struct EncapsulationList {
   static void for_each(Function each) {
     (each.template operator()<Each>(), ...);
   }
-  /// Builds an array with one element per encapsulation, which `each` returns.
+  /// Builds an array with one element per encapsulation; `each` returns the element.
   template <typename Function>
   static constexpr auto rows(Function each) {
     return std::array{each.template operator()<Each>()...};

@@ -6,13 +6,12 @@
 //
 // If a kernel's vxlan device sends to a socket on the same machine, over veth or virtio, it skips work that it does for
 // a physical network. Observed with Linux 6.18:
-//
 // - TCP and UDP checksums contain only the pseudo-header's sum, because the packet never reaches a device that would
 //   complete them.
 // - A TCP superpacket arrives as one datagram without its segment size. weft assumes a size that fits every link of a
 //   container, because the kernel would drop larger segments after cutting them.
-// - A UDP superpacket arrives as one datagram too. Its segment size is reported where the size of joined datagrams
-//   would be (UDP_GRO). The length in the inner packet's header shows which of the two it is.
+// - A UDP superpacket arrives as one datagram too, and the kernel reports its segment size in place of the size of
+//   joined datagrams (UDP_GRO). The length in the inner packet's header shows which of the two it is.
 #pragma once
 
 #include <string_view>
@@ -68,7 +67,7 @@ class Vxlan {
 
   static uint16_t ether_type(const Packet& packet) { return packet.version == 4 ? kIpv4Type : kIpv6Type; }
 
-  /// Only the flag of the VNI is checked, because other flags must be ignored (RFC 7348 section 5).
+  /// Check only the flag of the VNI, because receivers must ignore all other flags (RFC 7348 section 5).
   bool is_ours(const uint8_t* bytes) const {
     const uint16_t type = load_be16(bytes + kEtherType);
     return (bytes[0] & kHasVni) && std::memcmp(bytes + kVni, vxlan_ + kVni, kVniBytes) == 0 &&
@@ -87,7 +86,7 @@ class Vxlan {
   }
 
   /// Returns the work that the sender's kernel left undone, as the checksum field shows. If a complete checksum looks
-  /// like an incomplete one by chance, completing it does not change it.
+  /// like an incomplete one by chance, completing it again does not change it.
   VirtioHeader undone(const uint8_t* bytes, const Packet& packet, size_t segment_bytes) const {
     const bool tcp = packet.protocol == IPPROTO_TCP;
     const size_t least = packet.ip_bytes + (tcp ? kTcpHeaderBytes : kUdpHeaderBytes);

@@ -1,11 +1,11 @@
 // wireguard.h - WireGuard's data messages: 16 bytes of header, the encrypted packet, 16 bytes of authentication tag.
 //
-// The format follows the white paper (section 5.4.6) and works with Linux, wireguard-go and others. Packets are not
-// padded: all implementations accept that, and packets keep the lengths that path MTU discovery found. The session
-// (core/session.h) has the keys, and decides when they may be used.
+// The format follows the white paper (section 5.4.6) and works with Linux, wireguard-go and other implementations.
+// Packets are not padded: all implementations accept that, and packets keep the lengths that path MTU discovery found.
+// The session (core/session.h) has the keys, and decides when they may be used.
 //
-// Handshake messages go to JavaScript (core/mailbox.h), but only two kinds of them: initiations with a correct mac1,
-// whose senders know this host's public key (section 5.4.4), and answers with the index of this host's last handshake
+// Only two kinds of handshake messages go to JavaScript (core/mailbox.h): initiations with a correct mac1, whose
+// senders know this host's public key (section 5.4.4), and answers with the index of this host's last handshake
 // message.
 #pragma once
 
@@ -27,13 +27,13 @@ class Wireguard {
   static constexpr size_t kTrailerBytes = Aead::kTagBytes;
   static constexpr bool kRoutes = false;
   static constexpr bool kCopiesEcn = true;
-  /// The interval in ms at which timers are checked. The protocol's shortest timer is five seconds, so 500 ms are exact
-  /// enough.
+  /// The interval in ms at which the loop threads check timers. The protocol's shortest timer is five seconds, so 500
+  /// ms are exact enough.
   static constexpr int kTickMs = 500;
 
-  /// The offsets of the fields in `own.encap`, whose numbers are little-endian: the secret that is mixed into indices,
-  /// the keepalive interval in milliseconds (0: none), the key of mac1 (derived from this host's public key), and the
-  /// key that permutes indices.
+  /// The offset of the secret that is mixed into indices, in `own.encap`, whose numbers are little-endian. The next
+  /// offsets are those of the keepalive interval in milliseconds (0: none), of the key of mac1 (derived from this
+  /// host's public key), and of the key that permutes indices.
   static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8, kIndexKey = 40;
 
   static IndexCode indices_of(const OwnEnd& own) {
@@ -50,7 +50,7 @@ class Wireguard {
         mac_(Mac::create(std::span(own.encap).subspan<kMacKey, Mac::kKeyBytes>())) {}
 
   /// Notes that this host sends a handshake message, so that the peer's answer is accepted. Must be called before
-  /// JavaScript sends it.
+  /// JavaScript sends the message.
   static void sends(Sessions& sessions, std::span<const uint8_t> message) {
     const Type type = type_of(message);
     if (type != kInitiation && type != kResponse) return;
@@ -103,14 +103,14 @@ class Wireguard {
     if (refused) return Opened::drop(*refused);
     const std::span<uint8_t> packet = datagram.subspan(kHeaderBytes, datagram.size() - kHeaderBytes - kTrailerBytes);
     if (!opening_->open(counter, packet)) return Opened::drop(k_rx_drop_not_authentic);
-    // If the sender's address is inside the network, the session keeps its address, because datagrams to the new
-    // address would go through the tunnel.
+    // If the sender's address is inside the network, the session keeps its present address, because datagrams to the
+    // new address would go through the tunnel.
     const SocketAddress from = message.is_from_inside ? session->to() : *message.sender;
     const Session::Accepted accepted = session->accept(opening_->key_number(), counter, !packet.empty(), from, now_ms_);
     if (accepted.reason) return Opened::drop(*accepted.reason);
     if (accepted.wants_handshake) sessions_->mailbox().want(number);
     // On confirmation JavaScript sets the peer's address to the source of its handshake, which is older than this
-    // packet. So moved() must be called after confirm().
+    // packet. So call moved() after confirm().
     if (accepted.is_confirmed) {
       sessions_->mailbox().confirm(number);
       sessions_->make_ready(number);
@@ -119,8 +119,8 @@ class Wireguard {
     return packet.empty() ? Opened::nothing() : Opened::packet(packet, number);
   }
 
-  /// Hands a message to JavaScript, or returns the counter of the reason to drop it. Data for an unknown session is
-  /// handed over only if it comes from a peer, because data of other senders would take the space of handshake
+  /// Passes a message to JavaScript, or returns the counter of the reason to drop the message. Passes data for an
+  /// unknown session only if it comes from a peer, because data of other senders would take the space of handshake
   /// messages.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message, bool is_from_peer) {
     using enum Mailbox::Origin;
@@ -134,8 +134,8 @@ class Wireguard {
       const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
       const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
-      // Only a host that has received this host's last handshake message knows the index in it. So verifying the MAC
-      // too would prove nothing more.
+      // Only a host that has received this host's last handshake message knows the index in that message. So verifying
+      // the MAC too would prove nothing more.
       return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;
@@ -145,8 +145,8 @@ class Wireguard {
     return post(is_from_peer ? kPeer : kOther);
   }
 
-  /// Wipes this thread's copies of the keys that this thread has not used for kRestMs. The session may have wiped its
-  /// own copies already.
+  /// Wipes this thread's copies of keys that this thread has not used for kRestMs. The session may already have wiped
+  /// its own copies.
   void rest(int64_t now_ms) {
     if (now_ms - sealed_ms_ >= kRestMs && sealing_->key_number() != 0) sealing_->forget();
     if (now_ms - opened_ms_ >= kRestMs && opening_->key_number() != 0) opening_->forget();
@@ -173,8 +173,8 @@ class Wireguard {
   /// message.
   enum Type : uint32_t { kNone, kInitiation, kResponse, kCookieReply, kData };
   static constexpr size_t kLeastBytes = kHeaderBytes + kTrailerBytes;
-  /// A thread's copy of a key is wiped if it was not used for this time in ms. The time equals WireGuard's interval for
-  /// passive keepalives, so the key of a session in use stays.
+  /// A thread wipes its copy of a key that it did not use for kRestMs milliseconds. This time equals WireGuard's
+  /// interval for passive keepalives, so the key of a session in use stays.
   static constexpr int64_t kRestMs = SessionLimits::kKeepaliveMs;
 
   static Type type_of(std::span<const uint8_t> message) {
@@ -184,7 +184,7 @@ class Wireguard {
     return type < kData && message.size() == kBytes[type] ? static_cast<Type>(type) : kNone;
   }
 
-  /// Takes a counter for a packet, and asks JavaScript for a handshake if the session needs one.
+  /// Takes a counter for a packet, and requests a handshake from JavaScript if the session needs one.
   Session::Grant begin_seal(uint32_t number, Session& session, bool is_data) {
     const Session::Grant grant = session.begin_seal(*sealing_, is_data, now_ms_);
     if (grant.is_granted) sealed_ms_ = now_ms_;
@@ -193,7 +193,7 @@ class Wireguard {
   }
 
   /// Writes the header and encrypts the packet. `bytes` has space for the header before the packet, and space for the
-  /// tag behind it.
+  /// tag after the packet.
   bool finish(const Session::Grant& grant, std::span<uint8_t> bytes) {
     store_le32(&bytes[0], kData);
     store_le32(&bytes[4], grant.peer_index);

@@ -21,9 +21,9 @@ inline int64_t day_us() { return microseconds_of(CLOCK_REALTIME); }
 
 inline int64_t now_ms() { return monotonic_us() / 1'000; }
 
-/// The clock for the expiry of WireGuard keys, in microseconds. The clock continues while the host is suspended, like
-/// the clock of the kernel's WireGuard (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns), because a key
-/// pair must not outlive its three minutes by a suspension.
+/// The clock for the expiry of WireGuard keys, in microseconds. It continues while the host is suspended, like the
+/// clock of the kernel's WireGuard (drivers/net/wireguard/timers.h, ktime_get_coarse_boottime_ns), because a suspension
+/// must not make a key pair live longer than its three minutes.
 inline int64_t session_us() { return microseconds_of(CLOCK_BOOTTIME); }
 inline int64_t session_ms() { return session_us() / 1'000; }
 

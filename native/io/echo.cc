@@ -40,7 +40,7 @@ struct Message {
 static_assert(sizeof(Message) == 24);
 
 /// Returns the field Message::outer of a request whose reply must go over the given IP version. Three letters mark the
-/// field, because other programs' echo requests have arbitrary bytes in its place.
+/// field, because echo requests of other programs have arbitrary bytes in its place.
 constexpr std::array<uint8_t, 4> reply_over(uint8_t version) { return {'w', 'e', 'f', version}; }
 
 struct Protocol {
@@ -92,8 +92,8 @@ Failure let_in_answers(int fd, const Protocol& protocol) {
                     "setsockopt ICMP6_FILTER");
 }
 
-/// Makes the kernel send requests unfragmented even if they exceed its path MTU, because they probe that MTU. The
-/// kernel still refuses a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
+/// Makes the kernel send requests unfragmented even if they exceed its path MTU, because the requests probe that MTU.
+/// The kernel still refuses a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
 /// ip6_sk_ignore_df).
 void forbid_fragments(int fd, const Protocol& protocol) {
   const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
@@ -135,7 +135,8 @@ Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, 
   request.sent = realtime();
   request.mark = echo.mark;
   std::vector<uint8_t> packet(std::max(bytes, protocol.ip_bytes + sizeof request) - protocol.ip_bytes);
-  // For a raw socket set the identifier. For a ping socket the kernel writes identifier and checksum (net/ipv4/ping.c).
+  // Set the identifier of a request from a raw socket. For a ping socket the kernel writes identifier and checksum
+  // (net/ipv4/ping.c).
   if (echo.raw) request.id = to_be16(static_cast<uint16_t>(getpid()));
   std::memcpy(packet.data(), &request, sizeof request);
   // Compute the checksum for IPv4 only. The checksum of ICMPv6 covers the IP addresses, so the kernel writes it even
@@ -204,8 +205,8 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
 
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room) {
   size_t count = 0;
-  // A raw socket receives the replies to all programs' requests. The number of reads is limited, so that a flood of
-  // replies does not keep the calling thread busy.
+  // A raw socket receives the replies to all programs' requests. Limit the number of reads, so that a flood of replies
+  // does not keep the calling thread busy.
   for (size_t looks = 0; looks < room.size(); looks++) {
     uint8_t bytes[128];  // the bytes of a longer reply beyond these are not needed
     alignas(cmsghdr) uint8_t controls[CMSG_SPACE(sizeof(timespec))];
@@ -232,7 +233,7 @@ std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> 
     std::memcpy(&answer, bytes + ip_bytes, sizeof answer);
     if (answer.type != protocol.answer || answer.mark != echo.mark) continue;
     const int64_t microseconds = (arrival_of(message) - answer.sent) / 1'000;
-    // The time is negative if the clock was set back after the request was sent. In that case 0 is reported.
+    // The time is negative if the clock was set back after the request was sent. In that case report 0.
     room[count++] = {from.address(), to_be16(answer.sequence), microseconds < 0 ? 0 : microseconds};
   }
   return room.first(count);

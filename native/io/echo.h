@@ -1,4 +1,4 @@
-// echo.h - ICMP echo requests and replies over IPv4 (RFC 792) and IPv6 (RFC 4443). They probe whether a peer answers,
+// echo.h - ICMP echo requests and replies over IPv4 (RFC 792) and IPv6 (RFC 4443), which probe whether a peer answers,
 // and how fast.
 #pragma once
 
@@ -17,8 +17,8 @@ namespace weft {
 struct Echo {
   Fd fd;
   bool raw = false;
-  /// the number in all requests of this socket, which is needed because a raw socket also receives the replies to other
-  /// programs' requests
+  /// The number in all requests of this socket. It is needed because a raw socket also receives the replies to other
+  /// programs' requests.
   uint32_t mark = 0;
 };
 
@@ -37,8 +37,8 @@ struct EchoAnswer {
 /// Opens a socket that sends echo requests from `source`, an address of this host.
 Failure open_echo(const Address& source, Echo& echo);
 
-/// Sends an echo request as an IP packet of `bytes` that must not be fragmented; a smaller `bytes` gives the shortest
-/// possible request. `to` must be of the socket's IP family. Does not block.
+/// Sends an echo request as an IP packet of `bytes` bytes that must not be fragmented; a smaller `bytes` gives the
+/// shortest possible request. `to` must be of the socket's IP family. Does not block.
 Failure send_echo(const EchoSocket& echo, const Address& to, uint16_t sequence, size_t bytes);
 
 constexpr size_t kMaxEchoBytes = 64;
@@ -55,7 +55,7 @@ size_t write_echo(const EchoSocket& echo, const Address& from, const Address& to
 uint8_t version_for_reply(const uint8_t* bytes, const Packet& packet);
 
 /// Receives at most as many messages as `room` has elements, and returns those that are replies to requests of this
-/// socket. More messages may wait afterwards. Does not block.
+/// socket. More messages may still wait afterwards. Does not block.
 std::span<EchoAnswer> take_echoes(const EchoSocket& echo, std::span<EchoAnswer> room);
 
 }  // namespace weft

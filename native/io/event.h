@@ -1,4 +1,4 @@
-// event.h - an eventfd that one thread signals and another waits for.
+// event.h - an eventfd that one thread signals and for which another thread waits.
 #pragma once
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-// handover_state.cc - writes and reads the memfd that an engine hands over: its format, its head and its body.
+// handover_state.cc - writes and reads the memfd that an engine passes to the next engine: its format, its head and its
+// body.
 #include "handover_state.h"
 
 #include <fcntl.h>
@@ -51,7 +52,7 @@ std::optional<Form> form_of(int fd) {
   struct stat about;
   std::array<uint8_t, kStartBytes> start;
   if (fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &about) < 0) return {};
-  // The file's size has 64 bits also where size_t has 32.
+  // The file's size has 64 bits even on a processor whose size_t has 32 bits.
   if (about.st_size < off_t{kStartBytes} || about.st_size > off_t{kMostBytes} || !read_all(fd, 0, start)) return {};
   const auto size = static_cast<size_t>(about.st_size);
   const auto head_bytes = load<uint64_t>(&start[8]);

@@ -1,10 +1,11 @@
-// handover_state.h - the state that an engine hands over to the next engine. The state is in a memfd (anonymous memory
-// with a descriptor), which can be sent to another process or kept by a service manager. Exactly one process gets the
-// secret body.
+// handover_state.h - the state that an engine passes to the next engine. The state is in a memfd (anonymous memory with
+// a descriptor), which can be sent to another process or kept by a service manager. Exactly one process gets the secret
+// body.
 //
 // A process that takes the body first seals the memfd against further seals (memfd_create(2), F_SEAL_SEAL). The kernel
-// allows that only once, so two processes never both get the body, regardless of when one of them dies. The body is
-// wiped as soon as it was read. Any process may read the head first, which shows whether the process can use the body.
+// allows that only once, so two processes never both get the body, regardless of when one of them dies. The process
+// wipes the body as soon as it has read it. Any process may read the head first, which shows whether the process can
+// use the body.
 #pragma once
 
 #include <optional>
@@ -17,7 +18,7 @@
 namespace weft {
 
 /// Writes head and body of the hand-over state into a new memfd. Returns no descriptor if the kernel has no memory; in
-/// that case nothing is handed over.
+/// that case no state is passed on.
 Fd write_handover_state(std::span<const uint8_t> head, std::span<const uint8_t> body);
 /// Returns the head of the hand-over state. Returns nothing if the memfd has another format, or if a process has
 /// already taken the body.

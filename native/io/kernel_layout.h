@@ -1,5 +1,6 @@
 // kernel_layout.h - checks at compile time that the C library's structures have the layout of the kernel's system
-// calls, and that the processor has what the engine needs of it. Both differ between architectures and C libraries.
+// calls, and that the processor has the atomic accesses that the engine needs. The layout and the processor's accesses
+// differ between architectures and C libraries.
 #pragma once
 
 #include <net/if.h>
@@ -24,7 +25,7 @@ static_assert(__atomic_always_lock_free(sizeof(uint64_t), nullptr), "this proces
 static_assert(alignof(uint64_t) == 8, "an atomic access needs an aligned word");
 static_assert(std::endian::native == std::endian::little || std::endian::native == std::endian::big);
 
-// include/linux/socket.h (user_msghdr, mmsghdr, cmsghdr), include/uapi/linux/uio.h
+// The sizes and offsets are from include/linux/socket.h (user_msghdr, mmsghdr, cmsghdr) and include/uapi/linux/uio.h.
 static_assert(sizeof(iovec) == 2 * kWordBytes && offsetof(iovec, iov_len) == kWordBytes);
 static_assert(sizeof(msghdr) == 7 * kWordBytes);
 static_assert(offsetof(msghdr, msg_namelen) == kWordBytes && offsetof(msghdr, msg_iov) == 2 * kWordBytes);
@@ -33,15 +34,15 @@ static_assert(sizeof(mmsghdr) == 8 * kWordBytes && offsetof(mmsghdr, msg_len) ==
 static_assert(sizeof(cmsghdr) == kWordBytes + 8 && offsetof(cmsghdr, cmsg_type) == kWordBytes + 4);
 static_assert(CMSG_SPACE(sizeof(int)) == kWordBytes + 8 + kWordBytes, "control messages are aligned to a word");
 
-// include/uapi/linux/in.h, in6.h, un.h and if.h
+// The sizes and offsets are from include/uapi/linux/in.h, in6.h, un.h and if.h.
 static_assert(sizeof(sockaddr_in) == 16 && offsetof(sockaddr_in, sin_addr) == 4);
 static_assert(sizeof(sockaddr_in6) == 28 && offsetof(sockaddr_in6, sin6_addr) == 8);
 static_assert(offsetof(sockaddr_in6, sin6_scope_id) == 24);
 static_assert(sizeof(sockaddr_un) == 110 && offsetof(sockaddr_un, sun_path) == 2);
 static_assert(sizeof(ifreq) == (kWordBytes == 8 ? 40 : 32) && offsetof(ifreq, ifr_flags) == 16);
 
-// A time has 64 bits, so that it does not end in 2038 on 32 bits either. The layout is that of __kernel_timespec
-// (include/uapi/linux/time_types.h). Before glibc 2.34 a 32-bit program has 32-bit times.
+// A time has 64 bits, so that it does not end in 2038 on 32-bit processors either. The layout is that of
+// __kernel_timespec (include/uapi/linux/time_types.h). Before glibc 2.34 a 32-bit program has 32-bit times.
 #if !defined(__GLIBC__) || __GLIBC__ > 2 || __GLIBC_MINOR__ >= 34
 static_assert(sizeof(time_t) == 8 && sizeof(timespec) == 16, "compile with -D_FILE_OFFSET_BITS=64 -D_TIME_BITS=64");
 #endif

@@ -1,9 +1,9 @@
 // own_memory.cc - unmaps pages of the program's files that only the start of the process needed.
 //
-// The start runs much code of Node.js that never runs again, and its pages count as this process's memory until memory
-// is scarce. Only file mappings without a modified page are unmapped, so breakpoints of a debugger and code that
-// Node.js moved to larger pages stay. The dynamic loader's lock is held meanwhile, so that no other thread can unload a
-// file and reuse its addresses.
+// The start runs much code of Node.js that never runs again, and the pages of this code count as this process's memory
+// until memory is scarce. Only file mappings without a modified page are unmapped, so breakpoints of a debugger and
+// code that Node.js moved to larger pages stay. The dynamic loader's lock is held during the unmapping, so that no
+// other thread can unload a file and reuse its addresses.
 #include "own_memory.h"
 
 #include <inttypes.h>

@@ -1,10 +1,10 @@
-// own_memory.h - gives back to the kernel the memory that this process no longer needs.
+// own_memory.h - returns memory that this process does not need any more to the kernel.
 #pragma once
 
 namespace weft {
 
-/// Returns memory that malloc has freed to the kernel, and unmaps unmodified pages of the program's own files. The
-/// kernel maps those pages again from the page cache when they are used. Takes some milliseconds. Failures are ignored.
+/// Returns memory that malloc has freed to the kernel, and unmaps unmodified pages of the program's own files. When the
+/// program uses these pages again, the kernel maps them from the page cache. Takes some milliseconds. Ignores failures.
 void give_back_memory();
 
 }  // namespace weft

@@ -7,7 +7,7 @@
 namespace weft {
 
 /// Queries the path MTU with a UDP socket that never sends. The socket is bound to the source address of the tunnel's
-/// datagrams, because routes may depend on the source. It is opened on the first query.
+/// datagrams, because routes may depend on the source, and is opened on the first query.
 class PathProbe {
  public:
   explicit PathProbe(const SocketAddress& from) : from_(from.address(), 0) {}

@@ -17,7 +17,7 @@ namespace {
 /// joined, and the TOS or traffic class.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(int));
 
-/// Returns how many messages the socket has dropped since it was opened. Another engine may have opened it.
+/// Returns how many messages the socket has dropped since it was opened. An earlier engine may have opened the socket.
 uint32_t drops_of(int socket) {
   uint32_t memory[SK_MEMINFO_VARS] = {};
   socklen_t size = sizeof memory;
@@ -60,8 +60,8 @@ Receiver::Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* d
       senders_(kMaxMessages),
       whole_(kMaxMessages) {
   // IP_RECVTOS and IPV6_RECVTCLASS make the kernel report ECN marks; one of the two options fits the socket's family.
-  // The options are set here and not when the socket is opened, because an older version of weftd may have opened the
-  // socket. If the kernel refuses, outer ECN marks are not copied.
+  // The receiver sets them, and not the code that opens the socket, because an older version of weftd may have opened
+  // the socket. If the kernel refuses, outer ECN marks are not copied.
   const int on = 1;
   setsockopt(socket_, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
   setsockopt(socket_, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
@@ -85,8 +85,8 @@ size_t Receiver::receive(Failure& failure) {
     count = recvmmsg(socket_, messages_.data(), static_cast<unsigned>(kMaxMessages), MSG_DONTWAIT, nullptr);
   } while (count < 0 && errno == EINTR);
   if (count < 0) {
-    // Errors other than these, such as ECONNREFUSED, report that an earlier datagram could not be sent; the socket
-    // stays usable.
+    // All other errors, such as ECONNREFUSED, report that an earlier datagram could not be sent; the socket stays
+    // usable.
     if (errno == EBADF || errno == ENOTSOCK || errno == EFAULT) failure = SystemError{"recvmmsg", errno};
     return 0;
   }

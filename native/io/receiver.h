@@ -21,7 +21,7 @@ class Receiver {
  public:
   static constexpr size_t kMaxMessages = 16;
 
-  /// `encap_bytes` is the length of the encapsulation's header, which is stored with each dropped packet.
+  /// `encap_bytes` is the length in bytes of the encapsulation's header, which is stored with each dropped packet.
   Receiver(int socket, size_t encap_bytes, CounterRow counters, Drops* drops);
 
   /// Receives a batch of messages without blocking, and returns their number; 0 if no message waits.
@@ -29,10 +29,10 @@ class Receiver {
   /// The messages that were not truncated, valid until the next receive().
   std::span<Message> messages() { return {whole_.data(), whole_count_}; }
 
-  /// Counts the messages that the kernel dropped since the last call because the socket's buffer was full. It queries
-  /// the kernel instead of using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives
-  /// in a message after a drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix
-  /// of CVE-2026-22977 covers another path).
+  /// Counts the messages that the kernel dropped since the last call because the socket's buffer was full. Queries the
+  /// kernel instead of using SO_RXQ_OVFL, because of a kernel bug: if a TCP packet of this machine's kernel arrives in
+  /// a message after a drop, SO_RXQ_OVFL kills the reading thread by a BUG of hardened usercopy (Linux 6.18; the fix of
+  /// CVE-2026-22977 covers another path).
   void count_overflow();
 
  private:
@@ -42,7 +42,7 @@ class Receiver {
   size_t encap_bytes_;
   CounterRow counters_;
   Drops* drops_;
-  // the socket's count of dropped messages at the last count_overflow(); it wraps around like the kernel's counter
+  // The socket's count of dropped messages at the last count_overflow(). Like the kernel's counter, it wraps around.
   uint32_t overflow_;
   std::unique_ptr<uint8_t[]> buffers_;  // not written until used, so that an idle thread uses no memory
   std::vector<mmsghdr> messages_;

@@ -1,4 +1,5 @@
-// sender.cc - joins datagrams into runs, sends the runs, and reacts if the kernel refuses a run.
+// sender.cc - joins datagrams into runs (the datagrams of one message), sends the runs, and reacts if the kernel
+// refuses a run.
 #include "sender.h"
 
 #include <errno.h>
@@ -44,7 +45,7 @@ void add_ecn(msghdr& header, uint8_t* room, uint8_t version, Ecn ecn) {
   add_control(header, room, IPPROTO_IP, IP_TOS, static_cast<uint8_t>(ecn));
 }
 
-/// True if all sockets of these families are the same socket.
+/// True if the sockets of all families are the same socket.
 bool are_one(const ByFamily<Sockets>& sockets) {
   int only = -1;
   for (const uint8_t version : kIpVersions) {
@@ -132,7 +133,7 @@ void Sender::send() {
       for (int i = 0; i < count; i++, sent++) count_sent(runs_[sent], runs_[sent].datagrams, runs_[sent].bytes);
     } else if (!again(socket, errno)) {
       // The kernel refused the first of these messages, so handle that message alone. The loop then continues with the
-      // other messages.
+      // messages after it.
       refused(runs_[sent++], errno);
     }
   }
@@ -153,7 +154,7 @@ void Sender::refused(const Run& run, int error) {
 }
 
 /// Sends the datagrams of a refused run (datagrams that were joined into one message) one by one. Returns true if the
-/// kernel accepted at least one of them.
+/// kernel accepted at least one datagram.
 bool Sender::send_singly(const Run& run) {
   bool taken = false;
   const int socket = socket_for(run);

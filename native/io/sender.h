@@ -1,7 +1,8 @@
 // sender.h - sends datagrams to peers. Consecutive datagrams of one size to one peer form a run, which is sent as one
 // message (UDP_SEGMENT). One sendmmsg call sends all messages of a batch.
 //
-// Headers, payloads, trailers and endpoints must stay valid until they are sent. No function allocates memory or locks.
+// The caller must keep headers, payloads, trailers and endpoints valid until they are sent. No function allocates
+// memory or locks.
 #pragma once
 
 #include <sys/socket.h>
@@ -39,23 +40,23 @@ class Sender {
   Sender(const ByFamily<Sockets>& sockets, size_t header_bytes, size_t trailer_bytes, size_t max_room_bytes,
          Features* features, CounterRow counters, Drops* drops, TrafficRows* traffic);
 
-  /// Returns `bytes` of memory for the header and the trailer of one more datagram. If the buffers are full, it first
-  /// sends the datagrams that were added, so their memory is no longer needed.
+  /// Returns `bytes` bytes of memory for the header and the trailer of one more datagram. If the buffers are full,
+  /// first sends the datagrams that were added, and then reuses their memory.
   uint8_t* room(size_t bytes);
-  /// Adds a datagram for which room() was called. `payload` may be empty. The space for the trailer is behind `header`.
-  /// A datagram that exceeds the maximum length is dropped.
+  /// Adds a datagram for which room() was called. `payload` may be empty. The space for the trailer is after `header`.
+  /// Drops a datagram that exceeds the maximum length.
   template <size_t kTrailerBytes>
   void add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_t> payload);
   /// Sends the datagrams that were added. If the socket buffer is full, waits until the kernel has sent some, once per
-  /// batch and for at most kPatienceMs. The wait slows down programs that send too many packets. It is limited because
-  /// the other direction may run in the same thread.
+  /// batch and for at most kPatienceMs. This wait slows down programs that send too many packets. It is limited because
+  /// the thread may also serve the ingress.
   void send();
   /// Sends like send(), and ends the batch: the next batch may wait again for a full socket buffer.
   void flush();
   size_t gathered() const { return gathered_; }
 
  private:
-  /// The maximum number of datagrams, and of messages, that send() sends together.
+  /// The maximum number of datagrams that send() sends together. kMaxMessages is the maximum number of messages.
   static constexpr size_t kMaxDatagrams = 2048;
   static constexpr size_t kMaxMessages = 256;
   /// The maximum number of pieces of a datagram: header, payload and trailer.
@@ -76,18 +77,19 @@ class Sender {
     const SocketAddress& to() const { return endpoint->hosts.of(version); }
   };
 
-  /// Returns the socket that sends a run, that is, the datagrams of one message. It is the socket in the run's IP
-  /// family, with the source port that the run's endpoint requires.
+  /// Returns the socket that sends a run, that is, the datagrams of one message: the socket in the run's IP family with
+  /// the source port that the run's endpoint requires.
   int socket_for(const Run& run) const {
     const Sockets& sockets = sockets_.of(run.version);
     return run.endpoint->is_from_known_port ? sockets.known : sockets.sender;
   }
-  /// Returns how many messages (runs) from `first` on use the same socket, so that one sendmmsg call can send them.
+  /// Returns how many messages (runs) from `first` on use the same socket, so that one sendmmsg call can send all of
+  /// them.
   size_t alike_from(size_t first) const;
 
   void prepare();
-  /// True if the caller must try again after `error`: the call was interrupted, or the socket was full and this
-  /// function has waited for it.
+  /// True if the caller must try again after `error`: the call was interrupted, or the socket was full and again() has
+  /// waited for it.
   bool again(int socket, int error);
   void refused(const Run& run, int error);
   bool send_singly(const Run& run);
@@ -106,7 +108,8 @@ class Sender {
   Learnt learnt_;
   bool waited_ = false;  // true if this batch has already waited for a full socket buffer
   size_t room_size_;
-  // These buffers are not written until they are used, so that an idle thread uses no memory.
+  // The memory for headers and trailers. A thread writes to these buffers only when it uses them, so an idle thread
+  // uses no memory.
   std::unique_ptr<uint8_t[]> room_;
   size_t room_used_ = 0;
   std::unique_ptr<iovec[]> iovecs_;
@@ -147,7 +150,7 @@ void Sender::add(const Outer& outer, std::span<uint8_t> header, std::span<uint8_
   }
   last->bytes += static_cast<uint32_t>(size);
   last->datagrams++;
-  // In a message with UDP_SEGMENT only the last datagram may be shorter than the others, so a shorter datagram ends the
+  // In a message with UDP_SEGMENT only the last datagram may be shorter than the rest, so a shorter datagram ends the
   // run.
   if (size < last->datagram_bytes) last->most = last->datagrams;
 }

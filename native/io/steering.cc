@@ -29,12 +29,12 @@ class Assembler {
     put({.code = BPF_LD | BPF_IMM | BPF_DW, .dst_reg = kFactor, .src_reg = 0, .off = 0, .imm = 0x7f4a7c15});
     put({.code = 0, .dst_reg = 0, .src_reg = 0, .off = 0, .imm = static_cast<int32_t>(0x9e3779b9)});
   }
-  /// Loads the field at offset `at` of the packet, in host byte order. A packet that is too short for it goes to the
-  /// first queue.
+  /// Loads the field at offset `at` of the packet, in host byte order. A packet that is too short for the field goes to
+  /// the first queue.
   void load(uint8_t size, int32_t at) {
     put({.code = uint8_t(BPF_LD | BPF_ABS | size), .dst_reg = 0, .src_reg = 0, .off = 0, .imm = at});
   }
-  /// Loads the field that is `at` bytes behind the offset in register kValue.
+  /// Loads the field that is `at` bytes after the offset in register kValue.
   void load_behind_value(uint8_t size, int32_t at) {
     put({.code = uint8_t(BPF_LD | BPF_IND | size), .dst_reg = 0, .src_reg = kValue, .off = 0, .imm = at});
   }
@@ -52,7 +52,7 @@ class Assembler {
     by_register(BPF_XOR, value, kLost);
     by_register(BPF_MUL, value, kFactor);
   }
-  /// Adds the loaded value to the hash's sum. A sum is the same if source and destination are swapped.
+  /// Adds the loaded value to the hash's sum. The sum is the same if source and destination are swapped.
   void add_loaded() {
     mix(kLoaded);
     by_register(BPF_ADD, kSum, kLoaded);
@@ -83,8 +83,8 @@ std::vector<bpf_insn> program() {
   a.load(BPF_B, 0);
   a.by_number(BPF_RSH, A::kLoaded, 4);
   const auto is_v6 = a.jump(BPF_JEQ, 6);
-  // For IPv4: adds source and destination to the sum. For unfragmented TCP, also adds both ports, behind a header of
-  // any length.
+  // For IPv4, add source and destination to the sum. For unfragmented TCP, also add both ports, after a header of any
+  // length.
   for (const int32_t at : {12, 16}) {
     a.load(BPF_W, at);
     a.add_loaded();
@@ -104,7 +104,7 @@ std::vector<bpf_insn> program() {
   }
   const auto is_done = a.jump(BPF_JA, 0);
   a.land({is_v6});
-  // For IPv6: adds each address as four words in order. If TCP follows the IP header directly, also adds both ports.
+  // For IPv6, add each address as four words in order. If TCP follows the IP header directly, also add both ports.
   for (const int32_t address : {8, 24}) {
     a.by_number(BPF_MOV, A::kValue, 0);
     for (const int32_t word : {0, 4, 8, 12}) {

@@ -1,9 +1,9 @@
 // steering.h - chooses the TUN queue, and so the loop thread, of each packet from this host.
 //
 // The kernel's own rule hashes addresses and ports. A fragment has no ports, so it gets another queue than the
-// unfragmented packets of its flow, and overtakes them. The eBPF program here hashes as network cards do by default:
-// TCP by addresses and ports, all else by addresses only. A TCP fragment is also hashed by addresses only, because TCP
-// itself restores the order of its segments.
+// unfragmented packets of its flow, and overtakes them. weft's eBPF program hashes as network cards do by default: TCP
+// by addresses and ports, all other protocols by addresses only. A TCP fragment is also hashed by addresses only,
+// because TCP itself restores the order of its segments.
 //
 // The hash is the same for both directions of a flow, and on all hosts. So if two hosts have the same number of loops,
 // both directions of a flow use the same loop.
@@ -13,8 +13,8 @@
 
 namespace weft {
 
-/// Makes the TUN choose queues by this hash. Fails without the right to load an eBPF program (CAP_BPF), and before
-/// Linux 4.16; in that case the kernel's own rule stays in use.
+/// Makes the TUN choose queues by weft's hash of addresses. Fails without the right to load an eBPF program (CAP_BPF),
+/// and before Linux 4.16; in that case the kernel's own rule stays in use.
 Failure steer_by_addresses(int tun);
 
 /// Makes the TUN choose queues by the kernel's own rule again.

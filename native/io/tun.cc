@@ -22,8 +22,9 @@ namespace weft {
 
 namespace {
 
-/// Requests the offloads in `wanted`, then smaller sets until the kernel accepts one. The kernel's version number does
-/// not show which offloads it supports, because vendors backport them. TSO needs CSUM; USO4 and USO6 need each other.
+/// Requests the offloads in `wanted`, then smaller sets until the kernel accepts a set. The kernel's version number
+/// does not show which offloads it supports, because vendors backport offloads. TSO needs CSUM; USO4 and USO6 need each
+/// other.
 uint32_t negotiate_offloads(int fd, uint32_t wanted) {
   if (!(wanted & kTunCsum)) return 0;
   const auto accepts = [fd](uint32_t features) {
@@ -67,8 +68,7 @@ JoinSwitches join_switches(const std::string& device) {
   };
   JoinSwitches switches;
   const Fd socket_fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  // The number of an ethtool feature differs between kernel versions, so this code finds the number by the name of the
-  // feature.
+  // The number of an ethtool feature differs between kernel versions, so find the number by the name of the feature.
   Question<ethtool_sset_info, uint32_t> size(ETHTOOL_GSSET_INFO, 1);
   size.head().sset_mask = uint64_t{1} << ETH_SS_FEATURES;
   if (!socket_fd || !size.ask(socket_fd.get(), device) || size.head().sset_mask == 0) return switches;
@@ -99,7 +99,7 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
   ifreq request{};
   name.copy(request.ifr_name, IFNAMSIZ - 1);
   // Request offloads only together with the virtio header. TUNSETOFFLOAD succeeds without IFF_VNET_HDR too, but then
-  // the packets without a checksum could not be recognised.
+  // weft could not recognise the packets without a checksum.
   const bool header = wanted & kTunHeader;
   request.ifr_flags = IFF_TUN | IFF_NO_PI;
   if (header) request.ifr_flags |= IFF_VNET_HDR;

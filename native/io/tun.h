@@ -14,9 +14,9 @@ struct Tun {
   uint32_t features = 0;  ///< which of kTunHeader, kTunCsum, kTunTso and kTunUso the kernel granted
 };
 
-/// Opens one non-blocking queue of a TUN without packet information. `name` may be a pattern with %d, for which the
-/// kernel takes the first free number, or the name of a persistent TUN. Fails with EINVAL if that TUN has a single
-/// queue but `multi_queue` is true, or the reverse. `wanted` has the requested features.
+/// Opens one non-blocking queue of a TUN without packet information. `name` may be a pattern with %d, which the kernel
+/// completes with the first free number, or the name of a persistent TUN. Fails with EINVAL if a persistent TUN has a
+/// single queue but `multi_queue` is true, or the reverse. `wanted` has the requested features.
 Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun& tun);
 
 /// Returns the interface name that an open TUN has now, because another program may rename it; empty if the device was
@@ -24,8 +24,8 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
 std::string tun_name(int tun);
 
 /// The switches of a device that allow received packets to be joined into superpackets (ethtool(8), -k). The kernel's
-/// own GRO obeys these switches too. Operators turn them off because the host's packet filter sees a superpacket as one
-/// packet.
+/// own GRO obeys these switches too. Operators turn the switches off because the host's packet filter sees a
+/// superpacket as one packet.
 struct JoinSwitches {
   bool tcp = true;   ///< generic-receive-offload (rx-gro), which is on by default
   bool udp = false;  ///< true if rx-udp-gro-forwarding (Linux 5.12) is on too; it is off by default

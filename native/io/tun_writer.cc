@@ -33,7 +33,8 @@ Failure TunWriter::write(Coalescer& packets) {
       continue;
     }
     const size_t count = packets.write(i, iovecs_.data());
-    // Skip the virtio header if the TUN does not use one. Such a TUN gets only single packets with complete checksums.
+    // Skip the virtio header if the TUN does not use virtio headers. Such a TUN gets only single packets with complete
+    // checksums.
     const size_t skip = header_ ? 0 : 1;
     if (writev(tun_, iovecs_.data() + skip, static_cast<int>(count - skip)) < 0) {
       refused(packets, i, errno, failure);
@@ -73,7 +74,7 @@ bool TunWriter::takes(const Coalescer& packets, size_t index) const {
   return header_ || !packets.is_open(index);
 }
 
-/// Writes the packets of a refused write one by one. Returns true if the kernel accepted at least one of them.
+/// Writes the packets of a refused write one by one. Returns true if the kernel accepted at least one packet.
 bool TunWriter::write_singly(Coalescer& packets, size_t index) {
   bool taken = false;
   packets.each_packet(index, [&](std::span<uint8_t> header, std::span<uint8_t> payload) {

@@ -1,4 +1,4 @@
-// tun_writer.h - writes joined and single packets to a TUN, each behind its virtio header.
+// tun_writer.h - writes joined and single packets to a TUN, each with a virtio header before it.
 #pragma once
 
 #include <span>
@@ -22,7 +22,8 @@ class TunWriter {
   TunWriter(int tun, Features* features, CounterRow counters, Drops* drops);
 
   CoalesceLimits limits() const;
-  /// Writes all packets of a Coalescer in order, joined or singly, and clears it. Fails only if the TUN was deleted.
+  /// Writes all packets of a Coalescer in order, joined or singly, and clears the Coalescer. Fails only if the TUN was
+  /// deleted.
   Failure write(Coalescer& packets);
 
  private:

@@ -17,8 +17,8 @@ bool set_option(int fd, int level, int name, int value) {
 }
 
 /// Sets the size of a socket buffer. The size may exceed the sysctl limit if this process has the right (CAP_NET_ADMIN
-/// in the initial user namespace), otherwise it is cut to the limit. Returns the granted size; the kernel itself
-/// reports twice that size (socket(7)).
+/// in the initial user namespace), otherwise the kernel reduces it to the limit. Returns the granted size; the kernel
+/// itself reports twice that size (socket(7)).
 int set_buffer(int fd, int force, int ask, int bytes) {
   if (!set_option(fd, SOL_SOCKET, force, bytes)) set_option(fd, SOL_SOCKET, ask, bytes);
   int granted = 0;
@@ -34,7 +34,7 @@ Failure open_socket(const SocketAddress& address, Share share, int receive_buffe
   if (address.family() == AF_INET6 && !set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1)) {
     return SystemError{"setsockopt IPV6_V6ONLY", errno};
   }
-  // Makes the kernel derive the IPv6 flow label from addresses and ports, so that routers can spread flows (RFC 6438).
+  // Make the kernel derive the IPv6 flow label from addresses and ports, so that routers can spread flows (RFC 6438).
   // This is the default, unless net.ipv6.auto_flowlabels was changed.
   if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_AUTOFLOWLABEL, 1);
   const auto let_share = [&] { return set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1); };

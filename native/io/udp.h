@@ -17,7 +17,7 @@ struct UdpSocket {
   int receive_buffer_bytes = 0;  ///< the size of the receive buffer that the kernel granted
 };
 
-/// A loop's UDP sockets in one IP family, as descriptors. All are -1 if the loop has no sockets in the family.
+/// A loop's UDP sockets in one IP family, as descriptors. All members are -1 if the loop has no sockets in the family.
 struct Sockets {
   int receiver = -1;  ///< receives on the well-known port
   int sender = -1;    ///< sends from a port of the loop's own, or is `receiver`
@@ -41,16 +41,16 @@ constexpr int kSendBufferBytes = 4 << 20;
 // receiver gives a datagram from such a port to its worker number (source port - P) modulo its number of workers. So a
 // flow stays with one worker on each side, and stays in order.
 //
-// io/steering.h or else the kernel chooses the queue of a flow. The kernel moves a flow to the queue to which its other
-// direction was written, so any other rule for the receiver could move a flow from worker to worker forever. 240 is a
-// multiple of the usual numbers of workers. A datagram from P itself, as flannel and single workers send it, goes to a
-// worker chosen by source address.
+// io/steering.h or else the kernel chooses the queue of a flow. The kernel moves a flow to the queue to which the
+// flow's reverse direction was written, so any other rule for the receiver could move a flow from worker to worker
+// forever. 240 is a multiple of the usual numbers of workers. A datagram from P itself, as flannel and single workers
+// send it, goes to a worker chosen by source address.
 
 /// Whether a socket shares its port with other sockets of this process (SO_REUSEPORT).
 enum class Share : uint8_t {
   kNo,
-  /// The first socket of a group, whose port later sockets may share. Opening it fails if another process has the port,
-  /// even if that process would share the port.
+  /// The first socket of a group, whose port later sockets may share. Opening this socket fails if another process has
+  /// the port, even if that process would share the port.
   kBegin,
   kJoin,
 };
@@ -59,18 +59,19 @@ enum class Share : uint8_t {
 Failure open_udp(const SocketAddress& address, Share share, int receive_buffer_bytes, uint32_t wanted,
                  UdpSocket& socket);
 
-/// Opens the sending socket of worker number `worker`. It is used only if there are several workers.
+/// Opens the sending socket of worker number `worker`. A worker needs a sending socket only if there are several
+/// workers.
 Failure open_sender(const SocketAddress& address, size_t worker, uint32_t wanted, UdpSocket& socket);
 
-/// Sends one datagram without blocking. Returns false if the kernel refused it.
+/// Sends one datagram without blocking. Returns false if the kernel refused the datagram.
 bool send_now(int socket, const SocketAddress& to, std::span<const uint8_t> datagram);
 
 /// Returns the address to which a UDP socket is bound; an empty address for any other descriptor.
 SocketAddress bound_address(int socket);
 
 /// Makes the kernel choose the receiving socket of a datagram by its source port: among the sockets that share
-/// `address`, port P + k goes to socket k modulo `workers`. All sockets must be open, and `first` must have been bound
-/// first. Returns false if the kernel refuses.
+/// `address`, a datagram from port P + k goes to socket k modulo `workers`, where P is the port of `address`. All
+/// sockets must be open, and `first` must have been bound first. Returns false if the kernel refuses.
 bool spread_by_source(const Fd& first, const SocketAddress& address, size_t workers);
 
 }  // namespace weft

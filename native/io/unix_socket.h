@@ -30,19 +30,18 @@ Failure notify(std::string_view name, std::string_view text, std::span<const int
 /// Listens on a Unix socket at a path (SOCK_SEQPACKET). Only this user may connect (mode 0600). An existing socket file
 /// is removed.
 Failure listen_at(std::string_view path, Fd& listener);
-/// Connects to a Unix socket at a path. Fails with ECONNREFUSED or ENOENT if no process listens there.
+/// Connects to a Unix socket at a path. Fails with ECONNREFUSED or ENOENT if no process listens at the path.
 Failure connect_to(std::string_view path, Fd& connection);
 /// Accepts the next connection. Fails with EAGAIN if no connection waits.
 Failure accept_from(int listener, Fd& connection);
 
-/// Returns the pid of the process at the other end of the connection; 0 if that process is not visible in this
-/// process's PID namespace.
+/// Returns the pid of the connection's peer; 0 if the peer is not visible in this process's PID namespace.
 int peer_pid(int connection);
 
 /// Sends one message with text and descriptors. Does not block: fails with EAGAIN if the receiver's queue is full.
 Failure send_parcel(int connection, std::string_view text, std::span<const int> fds);
-/// Receives the next message. Fails with EAGAIN if no message waits; yields an empty parcel after the other end has
-/// closed the connection.
+/// Receives the next message. Fails with EAGAIN if no message waits; yields an empty parcel after the peer has closed
+/// the connection.
 Failure receive_parcel(int connection, Parcel& parcel);
 
 }  // namespace weft

@@ -1,7 +1,7 @@
 // classes.h - the base class of the C++ objects that JavaScript owns.
 //
-// When a Node.js environment ends (a worker thread, process.exit), a cleanup hook stops every object of this kind that
-// JavaScript has not stopped. Otherwise the object's threads would run on, although the end of a worker unloads this
+// When a Node.js environment ends (a worker thread, process.exit), a cleanup hook stops every such object that
+// JavaScript has not stopped. Otherwise the object's threads would run on, although the end of a worker unloads their
 // code.
 #pragma once
 
@@ -15,7 +15,7 @@ struct Classes {
   Napi::FunctionReference watcher;
 };
 
-/// Calls shut_down() on the object when the Node.js environment ends, unless it was stopped before.
+/// Calls shut_down() on the object when the Node.js environment ends, unless JavaScript stopped the object before.
 template <typename T>
 class WithCleanup : public Napi::ObjectWrap<T> {
  public:

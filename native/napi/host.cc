@@ -60,7 +60,8 @@ void notify_manager(const Napi::CallbackInfo& info) {
   if (Failure failure = notify(socket, message, fds)) to_error(info.Env(), *failure).ThrowAsJavaScriptException();
 }
 
-/// Returns the descriptor that a call opened; undefined if the call failed with EAGAIN because nothing waited.
+/// Returns the descriptor that a call opened; undefined if the call failed with EAGAIN, because no connection waited to
+/// be accepted.
 Napi::Value to_value(Napi::Env env, const Failure& failure, Fd& fd) {
   if (!failure) return Napi::Number::New(env, fd.release());
   if (failure->number != EAGAIN) to_error(env, *failure).ThrowAsJavaScriptException();
@@ -75,8 +76,8 @@ Napi::Value listen_unix(const Napi::CallbackInfo& info) {
 
 Napi::Value connect_unix(const Napi::CallbackInfo& info) {
   Fd fd;
-  // Connecting fails with EAGAIN if the listener's queue is full. Throw that as an error here; it does not mean that
-  // nothing waited.
+  // connect() fails with EAGAIN if the listener's queue is full. Throw that as an error, although to_value() returns
+  // undefined for EAGAIN.
   if (Failure failure = connect_to(info[0].As<Napi::String>().Utf8Value(), fd)) {
     to_error(info.Env(), *failure).ThrowAsJavaScriptException();
     return info.Env().Undefined();

@@ -43,7 +43,7 @@ class LockWorker : public Napi::AsyncWorker {
 };
 
 Napi::Value lock_file(const Napi::CallbackInfo& info) {
-  // the LockWorker deletes itself when it is done
+  // The LockWorker deletes itself when it is done.
   auto* worker = new LockWorker(info.Env(), info[0].As<Napi::Number>().Int32Value());
   worker->Queue();
   return worker->promise();

@@ -31,18 +31,18 @@ std::string to_text(const Address& address);
 ByFamily<Address> to_addresses(const Napi::Value& value);
 ByFamily<Net> to_nets(const Napi::Value& value);
 FilterOptions to_filter(const Napi::Object& filter);
-/// Copies the keys, which must have 32 bytes each. The caller must wipe its own copies.
+/// Copies the keys, which must have 32 bytes each, from a JavaScript object. The caller must wipe its own copies.
 SessionKeys to_keys(const Napi::Object& given);
 Napi::Object to_object(Napi::Env env, const SocketAddress& address);
 /// Converts a kept drop to a JavaScript object. `since_1970_us` is added to the drop's monotonic time, which gives
 /// microseconds since 1970.
 Napi::Object to_object(Napi::Env env, const KeptDrop& kept, int64_t since_1970_us);
-/// Converts a loop's sockets in one IP family to numbers. From now on JavaScript must close them.
+/// Converts a loop's sockets in one IP family to numbers. From now on JavaScript must close the sockets.
 Napi::Object to_object(Napi::Env env, LoopSockets sockets);
-/// Converts descriptors to numbers. From now on JavaScript must close them.
+/// Converts descriptors to numbers. From now on JavaScript must close the descriptors.
 Napi::Object to_object(Napi::Env env, Descriptors descriptors);
-/// Takes over descriptors that JavaScript had as numbers. Sets close-on-exec, because they may come from another
-/// process, and commands that weftd starts must not inherit them.
+/// Takes over descriptors that JavaScript had as numbers. Sets close-on-exec, because a descriptor may come from
+/// another process, and commands that weftd starts must not inherit it.
 Descriptors to_descriptors(const Napi::Object& object);
 
 }  // namespace weft

@@ -42,8 +42,8 @@ Failure Watcher::start(Napi::Env env, int fd, std::function<void(Napi::Env)> on_
     Napi::Env env = state->env;
     Napi::HandleScope scope(env);
     state->on_readable(env);
-    // An exception of the callback is reported as uncaught. If it stayed pending, the next call into the addon would
-    // throw it.
+    // Report an exception of the callback as uncaught. If it stayed pending, the next call into the addon would throw
+    // it.
     if (env.IsExceptionPending()) napi_fatal_exception(env, env.GetAndClearPendingException().Value());
   });
   if (error == 0) return {};

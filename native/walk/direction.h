@@ -1,4 +1,5 @@
-// direction.h - the interface of the two directions of a loop (egress and ingress), and the data that both get.
+// direction.h - the interface of the two directions of a loop (egress and ingress), and the data that both directions
+// get.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +21,8 @@ struct Path {
   int tun = -1;
   ByFamily<Sockets> sockets = {};
   ByFamily<Address> tun_address = {};  ///< the TUN's own addresses, which ICMP errors to peers have as their source
-  /// The source addresses of ICMP errors that are written into the TUN. The IPv4 address must not be this host's own,
-  /// because the kernel drops packets whose source is an address of the host.
+  /// The source addresses of ICMP errors that the engine writes into the TUN. The IPv4 address must not be this host's
+  /// own, because the kernel drops packets whose source is an address of the host.
   ByFamily<Address> network_address = {};
   Features* features = nullptr;
   CounterRow counters = CounterRow(nullptr);
@@ -52,8 +53,8 @@ inline size_t as_of_ipv4(size_t path_bytes, const Endpoint& endpoint) {
 /// The smallest plausible MTU for inner packets, in bytes. A path MTU that leaves less for inner packets is ignored.
 constexpr size_t kLeastMtu = 256;
 
-/// Returns the length of the longest inner packet for a path MTU of `path_bytes`, if the encapsulation adds
-/// `encap_bytes`. If the MTU is unknown (0) or implausibly small, the kernel fragments datagrams, and the maximum
+/// Returns the length of the longest inner packet for a path MTU of `path_bytes` bytes, if the encapsulation adds
+/// `encap_bytes` bytes. If the MTU is unknown (0) or implausibly small, the kernel fragments datagrams, and the maximum
 /// datagram size is the limit.
 inline size_t longest_within(size_t path_bytes, size_t encap_bytes) {
   const size_t before = kOuterBytes + encap_bytes;
@@ -70,18 +71,18 @@ inline size_t longest_to(const Endpoint& endpoint, size_t encap_bytes) {
 class Direction {
  public:
   virtual ~Direction() = default;
-  /// Forwards one batch of packets. Called by one thread at a time. Blocks only while a socket buffer is full, and only
-  /// for a limited time (io/sender.h).
+  /// Forwards one batch of packets. Only one thread at a time calls pump(), which blocks only while a socket buffer is
+  /// full, and only for a limited time (io/sender.h).
   virtual Pump pump() = 0;
-  /// Queries how many packets the kernel has dropped since the last call, and counts them. The loop calls this function
-  /// when another thread wakes it, and when it ends.
+  /// Queries how many packets the kernel has dropped since the last call, and adds them to the counters. The loop calls
+  /// count() when another thread wakes it, and when it ends.
   virtual void count() {}
   /// The longest time between two calls of tick(), in milliseconds; -1 if tick() does nothing.
   virtual int tick_ms() const { return -1; }
-  /// Runs the encapsulation's timers. Called by the loop's thread. If it returns true, the caller must call rest() of
-  /// all directions, which wipes unused keys.
+  /// Runs the encapsulation's timers. Called by the loop's thread. If tick() returns true, the caller must call rest()
+  /// of all directions, which wipes unused keys.
   virtual bool tick() { return false; }
-  /// Wipes copies of keys that the encapsulation has not used for a while. Called by the loop's thread.
+  /// Wipes copies of keys that the encapsulation has not used for some seconds. Called by the loop's thread.
   virtual void rest() {}
 };
 

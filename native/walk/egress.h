@@ -1,15 +1,14 @@
-// egress.h - sends packets from the TUN to their peers. It does the following for each batch:
-//
-// - read: up to 64 packets or 256 KiB, each behind its virtio header. It stops earlier if the packets become many
+// egress.h - sends packets from the TUN to their peers. Each batch has these steps:
+// - read: read up to 64 packets or 256 KiB, each with its virtio header before it, or fewer if the packets become many
 //   datagrams.
-// - decide: look up the endpoint of the inner destination. If there is none, an ICMP error goes back into the TUN. If
-//   the encapsulation routes, decrement the TTL.
+// - decide: look up the endpoint of the inner destination. If there is none, write an ICMP error into the TUN. If the
+//   encapsulation routes, decrement the TTL.
 // - cut: turn a superpacket into pairs of header and payload slice, without copying the payload. Complete missing
 //   checksums.
-// - fit: if a packet exceeds the path MTU, segment it smaller, fragment it, or send an ICMP error back
+// - fit: if a packet exceeds the path MTU, segment it smaller, fragment it, or write an ICMP error into the TUN
 //   (docs/path-mtu.md).
 // - seal: the encapsulation adds its header and trailer and may encrypt the packet, or it refuses the packet.
-// - send: hand all datagrams of the batch to the kernel (io/sender.h).
+// - send: pass all datagrams of the batch to the kernel (io/sender.h).
 //
 // Packets stay in the read buffer while their batch is processed, and no packet outlives its batch. No function
 // allocates memory or locks.
@@ -63,7 +62,7 @@ class Egress final : public Direction {
     turn_ms_ = 0;
     size_t used = 0;
     while (pump.items < kMaxReads && used < kReadBudgetBytes && made_ < kEnoughMade) {
-      // Read each packet with space before and behind it for the encapsulation's header and trailer, even if the TUN
+      // Read each packet with space before and after it for the encapsulation's header and trailer, even if the TUN
       // uses virtio headers.
       uint8_t* bytes = reads_.get() + used + Encap::kHeaderBytes;
       const ssize_t size = read(path_.tun, bytes, kMaxReadBytes);
@@ -108,7 +107,6 @@ class Egress final : public Direction {
   static constexpr size_t kRoomBytes =
       kEncapBytes<Encap> + kMaxCutHeadersBytes + (HasSessions<Encap> ? kReadBudgetBytes / 1'024 : 0);
 
-  /// Sends one packet to its peer, or drops it.
   void forward(uint8_t* bytes, size_t size) {
     VirtioHeader virtio;
     if (header_) {
@@ -194,8 +192,8 @@ class Egress final : public Direction {
     if (segments.is_costly()) return drop(k_tx_drop_malformed, virtio, bytes, packet, &endpoint);
     if (segments.packet_bytes() > mtu) {
       if (segments.is_tcp()) {
-        // If the path MTU leaves hardly any payload beside the headers, the segments are made as long as the minimum
-        // IPv6 MTU, and the kernel fragments their datagrams.
+        // If the path MTU leaves hardly any payload after the headers, make the segments as long as the minimum IPv6
+        // MTU, so that the kernel fragments their datagrams.
         segments.limit(2 * segments.header_bytes() <= mtu ? mtu : std::max(mtu, kLeastIpv6Mtu));
       } else if (may_not_fragment(bytes, packet)) {
         if (segments.packet_bytes() > least_mtu(packet)) return refuse(mtu, virtio, bytes, packet, endpoint);
@@ -231,8 +229,8 @@ class Egress final : public Direction {
     return sender_.room(header_bytes + (HasSessions<Encap> ? payload_bytes : 0) + Encap::kTrailerBytes);
   }
 
-  /// Seals a packet into a datagram and adds it to the batch. `first` begins with space for the encapsulation's header,
-  /// and space for the trailer follows it.
+  /// Seals a packet into a datagram and adds the datagram to the batch. `first` begins with space for the
+  /// encapsulation's header, and space for the trailer follows `first`.
   void seal(const Outer& outer, const Packet& packet, std::span<uint8_t> first, std::span<uint8_t> payload) {
     made_++;
     if constexpr (HasSessions<Encap>) {
@@ -269,7 +267,7 @@ class Egress final : public Direction {
     return packet.version == 6 || (load_be16(bytes + 6) & kDontFragment);
   }
   /// Packets up to this length are sent regardless of the path MTU. IPv6 senders need not send packets shorter than
-  /// 1280 bytes, whatever an ICMP error says, so the kernel fragments the datagrams that contain IPv6 packets up to
+  /// 1280 bytes, whatever an ICMP error says. So the kernel fragments the datagrams that contain IPv6 packets up to
   /// this length (RFC 2473 section 7.1).
   static size_t least_mtu(const Packet& packet) { return packet.version == 6 ? kLeastIpv6Mtu : 0; }
 

@@ -1,11 +1,10 @@
-// ingress.h - writes packets from peers to the TUN. It does the following for each batch:
-//
-// - receive: a batch of messages, each with one datagram or several (io/receiver.h).
+// ingress.h - writes packets from peers to the TUN. Each batch has these steps:
+// - receive: receive a batch of messages, each with one datagram or several (io/receiver.h).
 // - open: the encapsulation turns each datagram into a packet, a control message for JavaScript, a drop, or nothing.
 // - check: validate the inner packet (core/inspect.h), filter it by sender and destination (core/filter.h), copy the
 //   outer congestion mark (core/ecn.h), and decrement the TTL if the encapsulation routes.
 // - join: combine packets of one flow into superpackets (core/coalesce.h).
-// - write: hand each packet with its virtio header to the TUN, in order (io/tun_writer.h).
+// - write: write each packet with its virtio header to the TUN, in order (io/tun_writer.h).
 #pragma once
 
 #include "../core/checksum.h"
@@ -112,7 +111,7 @@ class Ingress final : public Direction {
   };
 
   /// True if `from` is inside the tunnel and belongs to no peer (Message::is_from_inside). If this host's own underlay
-  /// address is in the cluster's network, other hosts may also have addresses there that are in no subnet.
+  /// address is in the cluster's network, other hosts may also have addresses in the network that are in no subnet.
   bool is_from_inside(const Address& from) const {
     const Net& network = path_.filter.network.of(from);
     const bool is_inside = table_->find(from) || path_.filter.subnet.of(from).contains(from) ||
@@ -120,7 +119,7 @@ class Ingress final : public Direction {
     return is_inside && !table_->has_endpoint_at(from);
   }
 
-  /// Hands a control message to JavaScript. Returns the counter of the reason to drop the message, or nothing if
+  /// Passes a control message to JavaScript. Returns the counter of the reason to drop the message, or nothing if
   /// JavaScript gets it.
   std::optional<Counter> deliver(const SocketAddress& from, std::span<const uint8_t> message) {
     if constexpr (HasSessions<Encap>) {
@@ -164,7 +163,7 @@ class Ingress final : public Direction {
       if (Failure gone = writer_.write(coalescer_)) failure = gone;
     }
     CoalesceLimits limits = limits_;
-    // UDP packets to this host itself are not joined: the kernel passes a superpacket only to sockets that requested
+    // Do not join UDP packets to this host itself: the kernel passes a superpacket only to sockets that requested
     // UDP_GRO, which weftd cannot see.
     limits.udp = limits.udp && packet.protocol == IPPROTO_UDP && !is_for_host(bytes.data(), packet);
     coalescer_.add(bytes.data(), packet, limits, undone);
@@ -210,7 +209,7 @@ class Ingress final : public Direction {
   }
 
   /// Sends an ICMP error to the peer whose subnet contains the packet's source, at the address in the peer table. The
-  /// error never goes to the datagram's sender, because both the outer and the inner source may be forged.
+  /// error never goes to the datagram's sender, because the outer and the inner source may be forged.
   void send_time_exceeded(const uint8_t* bytes, const Packet& packet) {
     const Endpoint* peer = table_->find(packet.version, source_address(bytes, packet));
     uint8_t out[kEncapBytes<Encap> + kMaxIcmpErrorBytes];
@@ -226,8 +225,8 @@ class Ingress final : public Direction {
     if (send(peer->to(), datagram)) path_.counters.add(k_rx_time_exceeded_sent);
   }
 
-  /// Sends a datagram from the well-known port, over the IP family of `to`. A peer may send over one family and receive
-  /// over the other.
+  /// Sends a datagram from the well-known port, over the IP family of `to`, because a peer may send over one family and
+  /// receive over the other.
   bool send(const SocketAddress& to, std::span<const uint8_t> datagram) {
     return send_now(path_.sockets.of(to.address()).known, to, datagram);
   }

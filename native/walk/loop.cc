@@ -13,7 +13,7 @@ namespace weft {
 
 namespace {
 
-/// The beginning of the thread's name; the loop's number follows. The kernel allows 15 characters.
+/// The beginning of the thread's name; the loop's number follows. The kernel allows 15 characters for the name.
 constexpr const char* kThreadName = "weft-loop";
 
 /// Makes epoll_wait() return `source` when `fd` is readable.

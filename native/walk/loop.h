@@ -2,7 +2,7 @@
 // both directions.
 //
 // A flow always stays in one loop. The kernel's scheduler prefers threads that have used little CPU time, so a loop
-// with few packets runs immediately, however many packets wait in another loop. So a single packet does not wait behind
+// with few packets runs immediately, however many packets wait in another loop. So a single packet does not wait for
 // eight streams in other loops, and weft needs no fair queue of its own.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace weft {
 
-/// Stores the first failure of any loop, and signals an eventfd when it happens.
+/// Stores the first failure of any loop, and signals an eventfd when the failure happens.
 class Fault {
  public:
   /// Why the eventfd could not be created; empty if it was created.
@@ -67,7 +67,7 @@ struct Source {
 
 class Loop {
  public:
-  /// `sources` are the TUN, then the receiving sockets.
+  /// `sources` has the TUN first, then the receiving sockets.
   Loop(size_t number, std::vector<Source> sources, const LoopOptions& options, Fault& fault);
   ~Loop();
 

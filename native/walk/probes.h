@@ -1,9 +1,8 @@
 // probes.h - the rules for weft's own probes among the packets from the TUN.
-//
 // - An echo request of this host may probe the path MTU, so it ignores the limit that earlier probes found.
 // - The choice of underlay (src/node/loops/underlay-choice.ts) probes a peer over IPv4 and over IPv6. The reply to such
-//   a probe goes over the IP version that the probe names (io/echo.h), because it must show whether that version works.
-//   All other packets to the peer go over the version in the peer's record.
+//   a probe goes over the IP version that the probe names (io/echo.h), because the reply must show whether that version
+//   works. All other packets to the peer go over the version in the peer's record.
 #pragma once
 
 #include "../core/icmp.h"
@@ -14,7 +13,7 @@ namespace weft {
 
 class Probes {
  public:
-  /// `own` are the TUN's own addresses. `has_both_versions` is true if datagrams can be sent over IPv4 and over IPv6.
+  /// `own` has the TUN's own addresses. `has_both_versions` is true if datagrams can be sent over IPv4 and over IPv6.
   Probes(const ByFamily<Address>& own, bool has_both_versions) : own_(own), has_both_versions_(has_both_versions) {}
 
   /// True for an unfragmented echo request of this host.

@@ -1,4 +1,5 @@
-// archive.mjs - makes reproducible tar and gzip files: their bytes depend only on the names, modes and contents of the packed files.
+// archive.mjs - makes reproducible tar and gzip files: their bytes depend only on the names, modes and contents of the
+// packed files.
 
 import { execFileSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -6,7 +7,10 @@ import { gzipSync } from 'node:zlib'
 
 export const sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex')
 
-/** Returns a tar archive of a folder, or of only `names` in the folder. All entries belong to root and have the time SOURCE_DATE_EPOCH. */
+/**
+ * Returns a tar archive of a folder, or of only `names` in the folder. All entries belong to root and have the time
+ * SOURCE_DATE_EPOCH.
+ */
 export const tarOf = (folder, ...names) =>
   execFileSync(
     'tar',
@@ -26,8 +30,8 @@ export const tarOf = (folder, ...names) =>
   )
 
 /**
- * Sets the times of a folder and of all files in it to SOURCE_DATE_EPOCH. dpkg-deb and rpmbuild only lower later times, so earlier times,
- * from a clock that was wrong, would change the package.
+ * Sets the times of a folder and of all files in it to SOURCE_DATE_EPOCH. This is needed because dpkg-deb and rpmbuild
+ * change only times after SOURCE_DATE_EPOCH, so an earlier time, from a clock that was wrong, would change the package.
  */
 export const date = (folder) =>
   execFileSync('find', [
@@ -40,5 +44,5 @@ export const date = (folder) =>
     '+',
   ])
 
-/** Compresses with gzip. The header contains no file name and no time, so that equal input gives equal output. */
+/** Compresses with gzip. The gzip header contains no file name and no time, so that equal input gives equal output. */
 export const gzip = (bytes) => gzipSync(bytes, { level: 9 })

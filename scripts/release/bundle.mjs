@@ -1,8 +1,9 @@
-// bundle.mjs - bundles weft and its npm packages into one CommonJS file for the single-file executable (src/executable.ts), and lists these
-// packages.
+// bundle.mjs - bundles weft and its npm packages into one CommonJS file for the single-file executable
+// (src/executable.ts), and lists the bundled packages.
 //
-// Three modules normally load files at run time, so their files are embedded: the assets of src/base/assets.ts, the protocol definitions of
-// the package etcd3, and the package for 64-bit integers that protobufjs needs for exact large numbers.
+// Three modules normally load files at run time, so the bundle embeds their files: the assets of src/base/assets.ts,
+// the protocol definitions of the package etcd3, and the package for 64-bit integers that protobufjs needs for exact
+// large numbers.
 
 import { readFileSync } from 'node:fs'
 import { createRequire, SourceMap } from 'node:module'
@@ -17,7 +18,10 @@ const PROTOCOL = 'weft:etcd-protocol'
 const OPTIONAL = '@protobufjs/inquire'
 const LOADING = '(0, proto_loader_1.loadSync)(`${__dirname}/../proto/rpc.proto`'
 
-/** Returns the definitions of etcd's protocol as one JSON text. The package etcd3 has them in several files and loads them at run time. */
+/**
+ * Returns the definitions of etcd's protocol as one JSON text. The package etcd3 has the definitions in several files
+ * and loads them at run time.
+ */
 function etcdProtocol(root) {
   const protobuf = require('protobufjs')
   const file = join(root, 'node_modules/etcd3/proto/rpc.proto')
@@ -46,8 +50,9 @@ const inside = (root) => ({
 })
 
 /**
- * Returns a table that maps lines of the bundle to lines of weft's source files, for stack traces. Each entry has three numbers: the first
- * line of a block in the bundle, the index of its source file (-1 if the code is not weft's), and the block's first line in that file.
+ * Returns a table that maps lines of the bundle to lines of weft's source files, for stack traces. Each entry has three
+ * numbers: the first line of a block in the bundle, the index of the block's source file (-1 if the code is not
+ * weft's), and the block's first line in that file.
  */
 function linesOf(code, map) {
   const sources = new SourceMap(map)
@@ -68,8 +73,9 @@ function linesOf(code, map) {
 }
 
 /**
- * Replaces characters outside ASCII by escapes, without changing the number of lines. V8 uses twice the memory for a program that contains
- * a character outside Latin-1. Throws if such a character is in a String.raw template, because an escape would change its value.
+ * Replaces characters outside ASCII by escapes, without changing the number of lines. V8 uses twice the memory for a
+ * program that contains a character outside Latin-1. Throws if a String.raw template has a character outside ASCII,
+ * because an escape would change its value.
  */
 export function inAscii(code) {
   if (/String\.raw`[^`]*[^\0-\x7f]/.test(code))
@@ -87,8 +93,8 @@ const foldersOf = (root, ids) =>
 
 /**
  * Bundles the compiled files in dist/ of the clone at `root`. Throws if an import cannot be resolved.
- * @returns {Promise<{ code: string, lines: string, packages: readonly { name: string, version: string, license: string, folder: string }[]
- *   }>}
+ * @returns {Promise<{ code: string, lines: string, packages: readonly { name: string, version: string, license: string,
+ * folder: string }[] }>}
  */
 export async function bundle(root) {
   const bundled = await rolldown({
@@ -97,8 +103,8 @@ export async function bundle(root) {
     platform: 'node',
     plugins: [inside(root)],
     onLog(level, log, handle) {
-      // Fail on an unresolved import, because the program would fail on a user's host. Warnings about `eval` are not shown, because the
-      // packages that use it are known.
+      // Fail on an unresolved import, because the program would fail on a user's host. Hide warnings about `eval`,
+      // because the packages that use it are known.
       if (log.code === 'UNRESOLVED_IMPORT') throw new Error(log.message)
       if (log.code !== 'EVAL') handle(level, log)
     },

@@ -1,38 +1,42 @@
-// deb.mjs - builds the Debian package of one architecture: the executable, the service and the documents.
+// deb.mjs - builds the Debian package of one architecture: the program, the service and the documents.
 
 import { execFileSync } from 'node:child_process'
-import {
-  chmodSync,
-  copyFileSync,
-  mkdirSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  statSync,
-  symlinkSync,
-  writeFileSync,
-} from 'node:fs'
+import { chmodSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { gzipSync } from 'node:zlib'
+import { DEBIAN_NODE } from './architectures.mjs'
 import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
+import { putProgram } from './program.mjs'
 
-/** The Debian packages that the executable needs: libraries of Node.js and the addon, and `ip`, with which weft makes network devices. */
-const DEPENDS = 'libc6 (>= 2.28), libstdc++6, libgcc-s1 | libgcc1, iproute2'
+/**
+ * Returns the Debian packages that the program needs: the libraries of the Node.js in the executable, or Debian's Node.js; and `ip`, with
+ * which weft makes network devices.
+ */
+const dependsOf = ({ integrity, glibc }) =>
+  [
+    `libc6 (>= ${glibc.join('.')})`,
+    ...(integrity ? ['libstdc++6', 'libgcc-s1 | libgcc1'] : [`nodejs (>= ${DEBIAN_NODE})`]),
+    'iproute2',
+  ].join(', ')
 const RECOMMENDS = 'iptables | nftables'
 const SCRIPTS = ['postinst', 'prerm', 'postrm']
 
 /**
- * Returns the installed size of a package in KiB for its control file. A folder counts as 1 KiB, as in dpkg-gencontrol, because its real
- * size depends on the file system.
+ * Returns the installed size of a package in KiB for the package's control file. A folder counts as 1 KiB, as in
+ * dpkg-gencontrol, because its real size depends on the file system.
  */
 const installedSize = (tree) =>
   readdirSync(tree, { recursive: true, withFileTypes: true })
     .map((each) => (each.isFile() ? Math.ceil(statSync(join(each.parentPath, each.name)).size / 1024) : 1))
     .reduce((sum, size) => sum + size, 0)
 
-/** Writes the Debian package to the file `target`. `texts` are the contents of additional files, by their paths in the package. */
-export function buildDeb({ root, work, architecture, version, publisher, executable, texts, target }) {
+/**
+ * Writes the Debian package to the file `target`. `build` is the program (program.mjs). `texts` are the contents of additional files, by their paths in the
+ * package.
+ */
+export function buildDeb({ root, work, build, version, publisher, texts, target }) {
+  const { architecture } = build
   const tree = join(work, 'deb')
   rmSync(tree, { recursive: true, force: true })
   const put = (path, content, mode = 0o644) => {
@@ -40,10 +44,7 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
     writeFileSync(join(tree, path), content)
     chmodSync(join(tree, path), mode)
   }
-  mkdirSync(join(tree, 'usr/bin'), { recursive: true })
-  copyFileSync(executable, join(tree, 'usr/bin/weftd'))
-  chmodSync(join(tree, 'usr/bin/weftd'), 0o755)
-  symlinkSync('weftd', join(tree, 'usr/bin/weft'))
+  putProgram(build, { tree, bin: 'usr/bin', lib: 'usr/lib/weft', names: ['weftd', 'weft'] })
   // Put the systemd unit into /lib, because Debian 11 may have separate / and /usr, and systemd then does not search /usr/lib.
   put('lib/systemd/system/weftd.service', readFileSync(join(root, 'deploy/weftd.service')))
   put('etc/default/weftd', readFileSync(join(root, 'deploy/deb/default')))
@@ -57,7 +58,7 @@ export function buildDeb({ root, work, architecture, version, publisher, executa
       `Version: ${version}`,
       `Architecture: ${architecture.debian}`,
       `Installed-Size: ${size}`,
-      `Depends: ${DEPENDS}`,
+      `Depends: ${dependsOf(architecture)}`,
       `Recommends: ${RECOMMENDS}`,
       'Section: net',
       'Priority: optional',

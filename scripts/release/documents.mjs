@@ -1,15 +1,18 @@
-// documents.mjs - collects the documents for the Debian and the RPM package. In the package their relative paths are the same as in the
-// repository, so paths in weft's messages stay valid.
+// documents.mjs - collects the documents for the Debian and the RPM package. In the package the documents' relative
+// paths are the same as in the repository, so paths in weft's messages stay valid.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-/** The folder for documents in a package. Paths that weft's messages contain, such as `docs/doctor.md`, are relative to this folder. */
+/**
+ * The folder for documents in a package. Paths that weft's messages contain, such as `docs/doctor.md`, are relative to
+ * this folder.
+ */
 const FOLDER = 'usr/share/doc/weft'
 const TOP = ['README.md', 'ARCHITECTURE.md', 'SECURITY.md']
 
 /**
- * Returns the text of each document by its path in the package. Pictures are left out, as they are in the npm package.
+ * Returns the text of each document by its path in the package, without pictures, which the npm package lacks too.
  * @param {string} root
  * @returns {Record<string, string>}
  */
@@ -22,7 +25,8 @@ export function documents(root) {
 }
 
 /**
- * True if the URL is on a public host. False for the placeholder in publisher.json, which is on localhost until the publisher replaces it.
+ * True if the URL is on a public host. False for the placeholder in publisher.json, which is on localhost until the
+ * publisher replaces it.
  * @param {string} url
  */
 export const isPublic = (url) => new URL(url).hostname !== 'localhost'

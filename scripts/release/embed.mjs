@@ -1,18 +1,20 @@
-// embed.mjs - puts weft's application into the executable file of Node.js, in the space of ICU's data tables for most languages and
-// encodings.
+// embed.mjs - puts weft's application into the executable file of Node.js, in the space of ICU's data tables for most
+// languages and encodings.
 //
-// Only ICU's English tables stay, as in a Node.js that was configured with --with-intl=small-icu. The application is placed after them, and
-// the rest of the space is removed. At start Node.js finds the application as an ELF note (postject-api.h of the project postject). For the
-// formats see elf(5), and source/common/ucmndata.h of ICU.
+// Only ICU's English tables stay, as in a Node.js that was configured with --with-intl=small-icu. The application is
+// placed after them, and the rest of the space is removed. At start Node.js finds the application as an ELF note
+// (postject-api.h of the project postject). For the formats see elf(5), and source/common/ucmndata.h of ICU.
 
 const PT = { LOAD: 1, NOTE: 4, PHDR: 6 }
 const ENTRY_SIZE = 56
-/** The largest size of a memory page on the supported architectures, in bytes. Segments must be aligned to it. */
+/**
+ * The largest size of a memory page on the supported architectures, in bytes. Segments must be aligned to this size.
+ */
 const PAGE = 0x10000
 const NAME = 'NODE_SEA_BLOB'
 /**
- * The text in the Node.js executable before the character that says whether the executable contains an application: `1` if it does, else
- * `0`.
+ * The text in the Node.js executable before the character that says whether the executable contains an application: `1`
+ * if it contains one, else `0`.
  */
 const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2:'
 
@@ -48,22 +50,23 @@ function writeSegments(program, segments) {
     for (const [place, value] of [offset, address, address, size, memory, alignment].entries())
       program.writeBigUInt64LE(BigInt(value), at + 8 + place * 8)
   }
-  // Remove the reference to the table of sections, because this change makes the table wrong. Only debuggers need it.
+  // Remove the reference to the table of sections, because embedding makes the table wrong. Only debuggers need this
+  // table.
   program.writeBigUInt64LE(0n, 40)
   program.writeUInt16LE(0, 60)
   program.writeUInt16LE(0, 62)
 }
 
 /**
- * True for an ICU table that weft does not need: one for another language, for an encoding other than Unicode, or a dictionary for a
- * language without spaces.
+ * True for an ICU table that weft does not need: a table for another language, for an encoding other than Unicode, or a
+ * dictionary for a language without spaces.
  */
 const isForeign = (name) =>
   /\/(?!root\.|en[._])[a-z]{2,3}(?:_\w+)?\.res$/.test(name) || /\.(?:cnv|dict)$|\/translit\/|_cj\.brk$/.test(name)
 
 /**
- * Returns ICU's data without the tables that `isForeign` selects. The data consist of a header, the offsets sorted by name, the names, and
- * the tables.
+ * Returns ICU's data without the tables that `isForeign` selects. The data consist of a header, the offsets sorted by
+ * name, the names, and the tables.
  */
 export function english(tables) {
   const start = tables.readUInt16LE(0)
@@ -102,7 +105,8 @@ function noteOf(blob) {
 /**
  * Returns the Node.js executable with the application inside.
  * @param {Buffer} node The executable file of Node.js. It must be linked to fixed addresses (not position-independent).
- * @param {{ address: number, size: number }} icu The address of ICU's tables when the program is loaded, and their size in bytes.
+ * @param {{ address: number, size: number }} icu The address of ICU's tables when the program is loaded, and their size
+ * in bytes.
  * @param {Buffer} blob The application, as `node --experimental-sea-config` wrote it.
  */
 export function embed(node, icu, blob) {
@@ -136,8 +140,8 @@ export function embed(node, icu, blob) {
   const cut = to - from
   const moved = (segment) => (segment.offset >= offsetOf(to) ? { ...segment, offset: segment.offset - cut } : segment)
   const [ofTable, ofNotes] = [one(PT.PHDR), one(PT.NOTE)]
-  // The segment with ICU's tables is split in two. The second half needs a program header, and takes that of the program header table
-  // (PT_PHDR), which a program at a fixed address does not need.
+  // The segment with ICU's tables is split in two. The second half needs a program header, and takes the program header
+  // of the program header table (PT_PHDR), which a program at a fixed address does not need.
   const changed = segments
     .filter((segment) => segment !== ofTable)
     .flatMap((segment) => {

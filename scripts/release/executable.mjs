@@ -1,5 +1,5 @@
-// executable.mjs - builds the single-file executable for one architecture from Node.js, the bundled JavaScript, the addon and the status
-// page (nodejs.org/api/single-executable-applications.html).
+// executable.mjs - builds the single-file executable for one architecture from Node.js, the bundled JavaScript, the
+// addon and the status page (nodejs.org/api/single-executable-applications.html).
 
 import { execFileSync } from 'node:child_process'
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
@@ -8,15 +8,16 @@ import { embed } from './embed.mjs'
 import { nodeRelease, sysroot } from './inputs.mjs'
 
 /**
- * V8 flags that reduce the memory of an idle daemon. The space for new objects is at most 1 MiB instead of 16, because its garbage is not
- * collected while the daemon is idle. Only one thread collects garbage, because each such thread uses memory.
+ * V8 flags that reduce the memory of an idle weftd. The space for new objects is at most 1 MiB instead of 16, because
+ * its garbage is not collected while weftd is idle. Only one thread collects garbage, because each such thread uses
+ * memory.
  */
 const V8 = ['--max-semi-space-size=1', '--v8-pool-size=1']
 
 /**
  * Writes the executable to the file `target`. `work` is a folder for intermediate files, relative to `root`; its name is stored in the
  * executable, so it must not differ between builds.
- * @param {{ root: string, work: string, architecture: import('./inputs.mjs').Architecture, version: string, code: string, lines: string,
+ * @param {{ root: string, work: string, architecture: import('./architectures.mjs').Architecture, version: string, code: string, lines: string,
  *   addon: string, target: string }} from
  */
 export function buildExecutable({ root, work, architecture, version, code, lines, addon, target }) {
@@ -44,8 +45,8 @@ export function buildExecutable({ root, work, architecture, version, code, lines
   const env = { ...process.env, NODE_OPTIONS: '' } // V8 rejects a code cache that was made with other flags
   const run = (file, ...args) => execFileSync(file, args, { cwd: root, env, stdio: ['ignore', 2, 'inherit'] })
   const emulated = architecture.qemu ? [architecture.qemu, '-L', sysroot(architecture)] : []
-  // A fixed seed makes the hash values in V8's code cache, and so the executable, reproducible. When the program runs, V8 accepts the cache
-  // with any seed.
+  // A fixed seed makes the hash values in V8's code cache, and so the executable, reproducible. When the program runs,
+  // V8 accepts the cache with any seed.
   run(...emulated, node, ...V8, '--random-seed=1', '--experimental-sea-config', path('config.json'))
   const symbols = execFileSync(`${architecture.gnu}-nm`, ['-S', node], { encoding: 'utf8', maxBuffer: 2 ** 28 })
   const [, address, size] = /^([0-9a-f]+) ([0-9a-f]+) R icudt\d+_dat$/m.exec(symbols) ?? []

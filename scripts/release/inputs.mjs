@@ -1,7 +1,8 @@
-// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and the C library to
-// which the addons are linked. They are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a second release needs no network.
+// inputs.mjs - downloads the inputs of a release that are neither in this clone nor in its npm packages: Node.js, and
+// the C library to which the addons are linked. The downloads are kept in ~/.cache/weft or $XDG_CACHE_HOME/weft, so a
+// second release needs no network.
 
-import { execFileSync } from 'node:child_process'
+import { execFileSync, spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import {
   chmodSync,
@@ -18,36 +19,12 @@ import {
 } from 'node:fs'
 import { homedir } from 'node:os'
 import { dirname, isAbsolute, join, relative } from 'node:path'
+import { NODE_VERSION } from './architectures.mjs'
 
-/** The version of Node.js in weft's executables. Node.js is taken from packages of the npm registry. */
-export const NODE_VERSION = '24.21.0'
-
-/**
- * An architecture of a release: its name in Node.js (`name`), in Debian (`debian`) and in the compiler (`gnu`), the emulator that runs its
- * programs (`qemu`), and npm's checksum of the Node.js package (`integrity`).
- * @typedef {{ name: string, debian: string, gnu: string, qemu?: string, integrity: string }} Architecture
- * @type {readonly Architecture[]}
- */
-export const ARCHITECTURES = [
-  {
-    name: 'x64',
-    debian: 'amd64',
-    gnu: 'x86_64-linux-gnu',
-    integrity: '3nULszZ5X0fciYpG0t6TrdApJzAn8+FlINP6OiMX7V8HrvpATPN936U1LlReOJriLRa4e8yEqQBYCnLyPNAs7Q==',
-  },
-  {
-    name: 'arm64',
-    debian: 'arm64',
-    gnu: 'aarch64-linux-gnu',
-    qemu: 'qemu-aarch64-static',
-    integrity: 'FpJRPEz2OvvTLfjIOlNGFY9JLPMKgl5m+d4oGYBLg24kJ1mmvN1Zl/HPJgF4HDaJ51ISev1l1cRZ/DM+keXW5g==',
-  },
-]
-
-/** The oldest Debian release on which the addon must run; it has glibc 2.31. Node.js needs glibc 2.28. */
-const DEBIAN = 'bullseye'
-/** Debian's mirrors have deleted the updates of this old release, so only the packages of the release itself are used. */
+/** Debian's mirrors have deleted the updates of its old releases, so only the packages of the release itself are used. */
 const MIRROR = 'http://deb.debian.org/debian'
+/** The oldest Debian release on which the executables run; it has glibc 2.31. */
+const OLDEST = 'bullseye'
 
 /** Ignore XDG_CACHE_HOME if it is a relative path, as the XDG Base Directory Specification requires. */
 const { XDG_CACHE_HOME = '' } = process.env
@@ -62,8 +39,8 @@ function removeUnfinished() {
 }
 
 /**
- * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is then renamed, so that
- * an incomplete folder is never used.
+ * Returns the path of a folder in the cache. If the folder does not exist, `make` fills a temporary folder, which is
+ * then renamed, so that an incomplete folder is never used.
  */
 export function made(name, make) {
   const folder = join(cache, name)
@@ -84,8 +61,8 @@ export function made(name, make) {
 }
 
 /**
- * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads it if necessary. Throws if the
- * checksum of the npm package differs from `integrity`.
+ * Returns the folder of Node.js for an architecture, with bin/node, include/node and LICENSE. Downloads Node.js if
+ * necessary. Throws if the checksum of the npm package differs from `integrity`.
  */
 export function nodeRelease({ name, integrity }) {
   return made(`node-${NODE_VERSION}-${name}`, (folder) => {
@@ -96,6 +73,19 @@ export function nodeRelease({ name, integrity }) {
     execFileSync('tar', ['-xzf', archive, '-C', folder, '--strip-components=1'])
     rmSync(archive)
   })
+}
+
+/** Runs mmdebstrap. If it fails, throws an error with its error lines, in which apt names each file that it could not download. */
+export function mmdebstrap(...words) {
+  const { status, stderr, error } = spawnSync('mmdebstrap', words, {
+    encoding: 'utf8',
+    stdio: ['ignore', 2, 'pipe'],
+    maxBuffer: 2 ** 26,
+  })
+  if (error) throw error
+  if (status === 0) return
+  const lines = stderr.split('\n').filter((line) => line.startsWith('E: '))
+  throw new Error(lines.length > 0 ? lines.join('\n') : `mmdebstrap failed: ${stderr.trim()}`)
 }
 
 /** Makes absolute symbolic links relative, because absolute links would lead to files of this machine instead of files in the folder. */
@@ -112,15 +102,15 @@ function relinkAll(root, folder) {
 }
 
 /**
- * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that runs foreign
- * programs.
+ * Returns a folder with the C headers and libraries of the Debian release OLDEST, for the linker and for the emulator that runs foreign
+ * programs. Returns undefined if the architecture is linked to the C library of the cross compiler.
+ * @param {import('./architectures.mjs').Architecture} architecture
  */
-export function sysroot({ debian }) {
-  return made(`${DEBIAN}-${debian}`, (folder) => {
+export function sysroot({ debian, integrity }) {
+  if (integrity === undefined) return undefined
+  return made(`${OLDEST}-${debian}`, (folder) => {
     const include = '--include=libc6-dev,libstdc++6,libgcc-s1'
-    execFileSync('mmdebstrap', ['--quiet', '--variant=extract', `--arch=${debian}`, include, DEBIAN, folder, MIRROR], {
-      stdio: ['ignore', 2, 'inherit'],
-    })
+    mmdebstrap('--variant=extract', `--arch=${debian}`, include, OLDEST, folder, MIRROR)
     for (const name of ['lib', 'lib64', 'usr/lib'])
       if (existsSync(join(folder, name))) relinkAll(folder, join(folder, name))
   })

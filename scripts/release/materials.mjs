@@ -4,11 +4,11 @@
 import { execFileSync } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { NODE_VERSION } from './inputs.mjs'
+import { NODE_VERSION } from './architectures.mjs'
 
 /**
- * Returns the license field of a component in CycloneDX. A single SPDX license is an `id`. Several licenses, or a license with an
- * exception, are an `expression`.
+ * Returns the license field of a component in CycloneDX. A single SPDX license is an `id`. Several licenses, or a
+ * license with an exception, are an `expression`.
  */
 const licencesOf = (license) =>
   /^[\w.+-]+$/.test(license) ? [{ license: { id: license } }] : [{ expression: license }]
@@ -36,7 +36,7 @@ export const compiled = () => [
   },
 ]
 
-/** Returns one component for each Debian package in the image folder `folder`, as listed in its var/lib/dpkg/status.d. */
+/** Returns one component for each Debian package that var/lib/dpkg/status.d in the image folder `folder` lists. */
 export const debianPackages = (folder) =>
   readdirSync(join(folder, 'var/lib/dpkg/status.d'))
     .toSorted()

@@ -1,20 +1,24 @@
-// npm.mjs - builds the npm package for the release: the files of `npm pack`, all npm dependencies, and the compiled addon for each
-// architecture.
+// npm.mjs - builds the npm package for the release: the files of `npm pack`, all npm dependencies, and the compiled
+// addon for each architecture.
 //
-// The package can be installed without access to the npm registry and with `--ignore-scripts`. Its dependencies have the versions of
-// package-lock.json.
+// Users can install the package without access to the npm registry and with `--ignore-scripts`. The dependencies have
+// the versions of package-lock.json.
 
 import { execFileSync } from 'node:child_process'
 import { chmodSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { basename, dirname, join } from 'node:path'
 import { gzip, tarOf } from './archive.mjs'
+import { prebuiltAddon } from './program.mjs'
 
-/** False for type declarations, source maps and manuals, which weft does not need at run time. License files are always kept. */
+/**
+ * False for type declarations, source maps and manuals, which weft does not need at run time. License files are always
+ * kept.
+ */
 const isKept = (path) => /^licen[cs]e/i.test(basename(path)) || !/\.(?:[cm]?ts|map|md|markdown)$/i.test(path)
 
 /**
- * Lists the direct and indirect npm dependencies, each with its name, version, license and folder, in the same form as the list of
- * bundle.mjs.
+ * Lists the direct and indirect npm dependencies, each with its name, version, license and folder, in the same form as
+ * the list of bundle.mjs.
  */
 export function dependencies(root) {
   const { packages } = JSON.parse(readFileSync(join(root, 'package-lock.json'), 'utf8'))
@@ -29,8 +33,8 @@ export function dependencies(root) {
 }
 
 /**
- * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and of the npm scripts only the one that
- * runs at installation.
+ * Makes the package.json of the release. It has the exact versions of the bundled dependencies, and of all npm scripts
+ * only the script that runs at installation.
  */
 function manifest(root, publisher, packages) {
   const { devDependencies: _, ...own } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
@@ -51,12 +55,11 @@ function manifest(root, publisher, packages) {
 }
 
 /**
- * Writes the npm package to the file `target`. `addons` has the path of the compiled addon for each architecture, by the name of the
- * architecture in Node.js.
- * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), addons: Readonly<Record<string, string>>, target:
- *   string }} from
+ * Writes the npm package with the addons of all architectures to the file `target`, and returns the folder with its files.
+ * @param {{ root: string, work: string, publisher: typeof import('./publisher.json'), builds: readonly { architecture:
+ *   import('./architectures.mjs').Architecture, addon: string }[], target: string }} from
  */
-export function buildNpm({ root, work, publisher, addons, target }) {
+export function buildNpm({ root, work, publisher, builds, target }) {
   const tree = join(work, 'package')
   rmSync(tree, { recursive: true, force: true })
   const put = (from, to) => {
@@ -74,11 +77,13 @@ export function buildNpm({ root, work, publisher, addons, target }) {
   for (const { folder } of packages)
     cpSync(join(root, folder), join(tree, folder), {
       recursive: true,
-      // Skip node_modules folders inside a dependency, because `packages` has a separate entry for each nested package that is needed.
+      // Skip node_modules folders inside a dependency, because `packages` has a separate entry for each nested package
+      // that is needed.
       filter: (path) => isKept(path) && !path.slice(join(root, folder).length).split('/').includes('node_modules'),
     })
   execFileSync('chmod', ['-R', 'u+rwX,go=u-w', tree])
-  for (const [name, addon] of Object.entries(addons)) put(addon, `prebuilds/linux-${name}/weft.napi.glibc.node`)
+  for (const { architecture, addon } of builds) put(addon, prebuiltAddon(architecture))
   writeFileSync(join(tree, 'package.json'), `${JSON.stringify(manifest(root, publisher, packages), null, 2)}\n`)
   writeFileSync(target, gzip(tarOf(work, 'package')))
+  return tree
 }

@@ -1,5 +1,5 @@
-// rpm.mjs - builds the RPM package of one architecture for Fedora, RHEL, openSUSE and similar distributions: the executable, the service and
-// the documents.
+// rpm.mjs - builds the RPM package of one architecture for Fedora, RHEL, openSUSE and similar distributions: the
+// executable, the service and the documents.
 
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -8,7 +8,6 @@ import { gzipSync } from 'node:zlib'
 import { date } from './archive.mjs'
 import { isPublic } from './documents.mjs'
 
-const ARCHITECTURES = { x64: 'x86_64', arm64: 'aarch64' }
 /** The paths at which the RPM package installs files that the Debian package has elsewhere. */
 const PLACES = [
   ['usr/share/zsh/vendor-completions/', 'usr/share/zsh/site-functions/'],
@@ -17,8 +16,8 @@ const PLACES = [
 const placeOf = (path) => PLACES.reduce((at, [from, to]) => at.replace(from, to), path)
 
 /**
- * Returns the scripts that rpm runs at installation and removal, made from those of the Debian package. dpkg passes a word such as `remove`
- * as the argument; rpm passes the number of versions that will remain installed.
+ * Returns the scripts that rpm runs at installation and removal, made from those of the Debian package. dpkg passes a
+ * word such as `remove` as the argument; rpm passes the number of versions that will remain installed.
  */
 const scriptsOf = (prerm) => `
 %post
@@ -37,13 +36,14 @@ if [ "$1" -eq 0 ]; then rm -rf /run/weft; fi
 `
 
 /**
- * Writes the RPM package into the folder `out` and returns its file name. `texts` are the contents of additional files, by their paths in
- * the Debian package.
+ * Writes the RPM package into the folder `out` and returns its file name. `texts` has the contents of additional files,
+ * by their paths in the Debian package.
  */
-export function buildRpm({ root, work, architecture, version, publisher, executable, texts, out }) {
+export function buildRpm({ root, work, build, version, publisher, texts, out }) {
+  const { architecture, executable } = build
   const top = join(work, 'rpm')
   const tree = join(top, 'tree')
-  const target = ARCHITECTURES[architecture.name]
+  const target = architecture.rpm
   rmSync(top, { recursive: true, force: true })
   const files = []
   const put = (path, content, mode = '0644', kind = '') => {

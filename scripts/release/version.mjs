@@ -1,6 +1,6 @@
-// version.mjs - writes and checks the version of weft in all files that contain it. `npm run release:cut -- 0.2.0` writes a new version.
-// `node scripts/release/version.mjs check v0.2.0` fails if the git tag differs from the version, or if publisher.json still has
-// placeholders.
+// version.mjs - writes and checks the version of weft in all files that contain the version. `npm run release:cut --
+// 0.2.0` writes a new version. `node scripts/release/version.mjs check v0.2.0` fails if the git tag differs from the
+// version, or if publisher.json still has placeholders.
 
 import { readFileSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -9,7 +9,8 @@ import { fileURLToPath } from 'node:url'
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))))
 
 /**
- * True if the text is a version of three numbers, such as 0.2.0. npm, dpkg and rpm all accept such versions and order them in the same way.
+ * True if the text is a version of three numbers, such as 0.2.0. npm, dpkg and rpm all accept such versions and order
+ * them in the same way.
  */
 export const isVersion = (text) => /^(?:0|[1-9]\d{0,8})(?:\.(?:0|[1-9]\d{0,8})){2}$/.test(text)
 const isBelow = (one, other) => {
@@ -19,7 +20,8 @@ const isBelow = (one, other) => {
 }
 
 /**
- * The files that contain weft's version, each with the text that precedes the version and the number of times it occurs.
+ * The files that contain weft's version, each with the text that precedes the version and the number of times it
+ * occurs.
  * @type {readonly (readonly [file: string, before: string, times: number])[]}
  */
 export const PLACES = [
@@ -38,7 +40,7 @@ export const PLACES = [
 const read = (path) => readFileSync(join(root, path), 'utf8')
 export const currentVersion = () => JSON.parse(read('package.json')).version
 
-/** Lists the places in files that contain another version than the given version, one line each. */
+/** Lists the places in files that contain a version other than `version`, one line each. */
 export const otherVersions = (version) =>
   PLACES.filter(([path, before, times]) => read(path).split(before + version).length !== times + 1).map(
     ([path, before]) => `${path}: ${before.trim()} is not followed by ${version}`,
@@ -52,8 +54,8 @@ function firstSection() {
 }
 
 /**
- * Makes a new version: writes it into all files of PLACES, and writes the version and today's date into the topmost heading of
- * CHANGELOG.md.
+ * Makes a new version: writes the version into all files of PLACES, and the version and today's date into the topmost
+ * heading of CHANGELOG.md.
  */
 function cut(version, day = new Date().toISOString().slice(0, 10)) {
   if (!isVersion(version)) throw new Error(`${JSON.stringify(version)} is not a version such as 0.2.0`)
@@ -74,7 +76,10 @@ function cut(version, day = new Date().toISOString().slice(0, 10)) {
 
 const publisher = () => JSON.parse(read('scripts/release/publisher.json'))
 
-/** Returns the reasons, one line each, why this clone must not be published with this git tag and these publisher's settings. */
+/**
+ * Returns the reasons, one line each, why this clone must not be published with the git tag `tag` and the publisher's
+ * settings `by`.
+ */
 export function whyNot(tag, by = publisher()) {
   const version = currentVersion()
   const { day, version: newest } = firstSection()

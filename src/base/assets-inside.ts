@@ -1,5 +1,5 @@
-// assets-inside.ts - takes the place of assets.ts in the one-file executable, which contains its assets.
-// scripts/release/bundle.mjs replaces the file.
+// assets-inside.ts - loads the files that the one-file executable of weft contains. When scripts/release/bundle.mjs
+// builds the executable, it uses this file in place of assets.ts.
 
 import { closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -8,20 +8,22 @@ import { getAsset } from 'node:sea'
 import type * as Addon from '../../native/addon.d.ts'
 import type * as beside from './assets.ts'
 
-/** The bundler replaces calls of `require` by the packages that it includes in the executable. */
+/** The bundler replaces each call of `require` by the required package, which the executable contains. */
 declare const require: (name: string) => unknown
 
 export const version: typeof beside.version = () => getAsset('version', 'utf8')
 
+export const runtime: typeof beside.runtime = () => process.execPath
+
 /**
- * Folders in which weftd tries to write the addon to a file, in this order. Several are needed, because /tmp, and in
- * containers /dev/shm, may be mounted noexec.
+ * The folders in which weftd tries to write the native addon to a file, in this order. There are several, because /tmp,
+ * and in containers /dev/shm, may be mounted noexec, which forbids to load the addon from there.
  */
 const FOLDERS = [tmpdir(), '/tmp', '/dev/shm', '/run', '/var/tmp']
 
 /**
- * Writes the addon to a file in the folder `parent` and loads it. The file is unlinked before it is loaded, so that no other program can
- * replace it and no file is left behind.
+ * Writes the native addon to a file in the folder `parent` and loads the file. The file is unlinked before it is
+ * loaded, so that no other program can replace the file and no file is left behind.
  */
 function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
   const folder = mkdtempSync(join(parent, '.weft-'))
@@ -42,8 +44,9 @@ function loadFrom(parent: string, addon: Uint8Array): typeof Addon {
 }
 
 /**
- * Finds the addon's file next to the executable; only the container image has that file. In a container the kernel may
- * refuse to load a file that weftd wrote itself.
+ * Returns the path of the native addon's file next to the executable; undefined if there is no valid file, as
+ * everywhere except in the container image. The image has the file, because a container's kernel may refuse to load a
+ * file that weftd wrote itself.
  */
 function besideThis(addon: Uint8Array): string | undefined {
   const path = join(dirname(process.execPath), 'weft.node')
@@ -54,7 +57,7 @@ function besideThis(addon: Uint8Array): string | undefined {
   }
 }
 
-/** Loads the addon from a file. It cannot be loaded from memory, because the kernel maps shared libraries only from files. */
+/** Loads the native addon from a file, because the kernel maps shared libraries only from files, not from memory. */
 export const loadAddon: typeof beside.loadAddon = () => {
   const addon = new Uint8Array(getAsset('weft.node'))
   const path = besideThis(addon)

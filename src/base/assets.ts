@@ -1,9 +1,9 @@
 // assets.ts - loads the files of the package: its version, the native addon, the status page, and packages that are
 // needed only sometimes.
 //
-// No other file uses paths relative to the program, so a bundler only has to replace this one. CommonJS packages are
-// loaded by require, because Node 20 parses all files of an imported package for its export names, which takes a
-// seventh of weftd's start time.
+// All other files load no file by a path relative to the program, so a bundler only has to replace assets.ts. CommonJS
+// packages are loaded by require, because Node 20 parses all files of an imported package for its export names, which
+// takes a seventh of weftd's start time.
 
 import { existsSync, readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -18,8 +18,8 @@ import type * as Addon from '../../native/addon.d.ts'
 const require = createRequire(import.meta.url)
 
 /**
- * Returns the top folder of the package, whether this file is in src/ or in dist/src/. Returns the root folder if no package.json is
- * found.
+ * Returns the top folder of the package, both for src/base/ and for dist/src/base/. Returns the root folder `/` if no
+ * package.json is found.
  */
 function packageRoot(): string {
   let folder = dirname(fileURLToPath(import.meta.url))
@@ -38,16 +38,19 @@ function manifest(): { readonly name: string; readonly version: string } | undef
 
 export const version = (): string => manifest()?.version ?? 'unknown'
 
+/** Returns the path of the program that contains Node.js: `node`, or weft's executable. */
+export const runtime = (): string => process.execPath
+
 /**
- * Loads the native addon: the prebuilt one of the package, or else the one that was built on this host. Throws the Error of the failed
- * load.
+ * Loads the native addon: the prebuilt addon of the package if there is one, otherwise the addon that was built on this
+ * host. Throws the Error of the failed load.
  */
 export const loadAddon = (): typeof Addon =>
   (require('node-gyp-build') as (folder: string) => typeof Addon)(packageRoot())
 
 /**
- * Returns the remedy for the error that the native addon cannot be loaded. A clone of the repository has the folder scripts/, which
- * builds the addon; in an installed package npm rebuilds it.
+ * Returns the remedy for the error that the native addon cannot be loaded. A clone of the repository has the folder
+ * scripts/, which builds the addon; in an installed package npm rebuilds it.
  */
 export const addonRemedy = (): string =>
   existsSync(join(packageRoot(), 'scripts/setup.mjs'))
@@ -55,8 +58,8 @@ export const addonRemedy = (): string =>
     : `build it with npm rebuild -g ${manifest()?.name ?? 'weft'}, which needs make, g++ and python3`
 
 /**
- * Reads the HTML of the status page, which scripts/build-page.mjs builds from src/report/page/. Returns undefined if the page was not
- * built.
+ * Reads the HTML of the status page, which scripts/build-page.mjs builds from src/report/page/. Returns undefined if
+ * the page was not built.
  */
 export async function pageText(): Promise<string | undefined> {
   try {
@@ -68,8 +71,8 @@ export async function pageText(): Promise<string | undefined> {
 }
 
 /**
- * Returns the file and line of a stack frame, such as `loops/peers.js:12`. It includes the folder, because several files have the same
- * name.
+ * Returns the file and line of a stack frame with the file's folder, such as `loops/peers.js:12`, because several files
+ * have the same name.
  */
 export function placeOf(frame: string): string | undefined {
   return /((?:[\w.-]+\/)?[\w.-]+\.[jt]s:\d+):\d+\)?$/.exec(frame)?.[1]
@@ -77,8 +80,8 @@ export function placeOf(frame: string): string | undefined {
 
 export const loadGrpc = (): typeof grpcJs => require('@grpc/grpc-js') as typeof grpcJs
 /**
- * Loads two files of the package etcd3 instead of the whole package, which takes half the time. These files read etcd's protocol from
- * etcd3/proto.
+ * Loads two files of the package etcd3. To load the whole package would take twice as long. These two files read etcd's
+ * protocol from etcd3/proto.
  */
 export const loadEtcdPool = (): typeof etcdPool => require('etcd3/lib/connection-pool.js') as typeof etcdPool
 export const loadEtcdRpc = (): typeof etcdRpc => require('etcd3/lib/rpc.js') as typeof etcdRpc

@@ -1,11 +1,11 @@
 // errors.ts - the error class WeftError: a code for programs, a message, and a remedy.
 //
-// A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any other error is a defect
-// of weft and is shown with its stack.
+// A mistake of the operator, or a fault of the host, is a WeftError and is shown as one line, `message; remedy`. Any
+// other error is a defect of weft and is shown with its stack.
 
 /**
- * The codes of WeftError. The daemon itself handles errors with the last four codes; errors with any other code need
- * action by the operator.
+ * The codes of WeftError. weftd itself handles errors with the last four codes; errors with any other code need action
+ * by the operator.
  */
 export type ErrorCode =
   | 'USAGE' // a flag, a variable or an argument is wrong
@@ -44,7 +44,9 @@ export function isWeftError(error: unknown, code?: ErrorCode): error is WeftErro
   return error instanceof WeftError && (code === undefined || error.code === code)
 }
 
-/** Waits for `work`. If it rejects with a WeftError, puts `prefix` before that error's message. */
+/**
+ * Waits for `work`. If `work` rejects with a WeftError, rejects with the same error whose message begins with `prefix`.
+ */
 export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> {
   try {
     return await work
@@ -54,7 +56,10 @@ export async function prefixed<T>(prefix: string, work: Promise<T>): Promise<T> 
   }
 }
 
-/** Formats an error for the operator. A WeftError becomes `message; remedy`, any other error its stack, because it is a defect of weft. */
+/**
+ * Formats an error for the operator. A WeftError becomes `message; remedy`. Any other error becomes its stack, because
+ * it is a defect of weft.
+ */
 export function describeError(error: unknown): string {
   if (error instanceof WeftError) return error.remedy ? `${error.message}; ${error.remedy}` : error.message
   if (error instanceof Error) return error.stack ?? error.message

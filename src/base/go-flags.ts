@@ -1,12 +1,15 @@
 // go-flags.ts - parses command lines as Go's flag package does (go.dev/src/flag/flag.go), by a table of flags.
 //
-// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The flags end at `--` or at the first argument that is
-// not a flag.
+// `-f v`, `--f v`, `-f=v` and `--f=v` are equal. A boolean takes no separate value. The flags end at `--` or at the
+// first argument that is not a flag.
 
 import { WeftError } from './errors.ts'
 import { Secret } from './secret.ts'
 
-/** The value of a flag. If the default of a flag is a Secret, a given value becomes a Secret that is shown in the same way. */
+/**
+ * The value of a flag. If the default of a flag is a Secret, a given value becomes a Secret that is printed by the same
+ * rule.
+ */
 export type FlagValue = string | boolean | number | readonly string[] | Secret
 
 interface Flag<Value extends FlagValue = FlagValue> {
@@ -41,8 +44,8 @@ const BOOLEANS: ReadonlyMap<string, boolean> = new Map([
 ])
 
 /**
- * Parses a number as Go's strconv.ParseInt with base 0: decimal, 0x, 0o or a leading 0, 0b, with underscores between digits; undefined if
- * invalid.
+ * Parses an integer as Go's strconv.ParseInt does with base 0: decimal, 0x, 0o or a leading 0, 0b, with underscores
+ * between digits. Returns undefined if the text is invalid.
  */
 export function parseGoInt(text: string): number | undefined {
   const match =
@@ -57,7 +60,10 @@ export function parseGoInt(text: string): number | undefined {
   return match[1] === '-' ? -value : value
 }
 
-/** Parses the text that was given for a flag. Returns the flag's value, or `problem`, which says why the text is invalid. */
+/**
+ * Parses the text that was given for a flag. Returns the flag's value, or `problem`, which says why the text is
+ * invalid.
+ */
 function readValue(flag: Flag, text: string): FlagValue | { readonly problem: string } {
   switch (typeof flag.default) {
     case 'boolean':
@@ -74,14 +80,15 @@ function isProblem(value: ReturnType<typeof readValue>): value is { readonly pro
 }
 
 /**
- * Returns a command line argument with the text after `=` replaced by `...` if the argument is a flag, because that text may be a secret.
+ * Returns a command line argument with the text after `=` replaced by `...` if the argument is a flag, because that
+ * text may be a secret.
  */
 export const nameIn = (word: string): string => word.replace(/(?<=^-.*=).*/s, '...')
 
 const UNDEFINED = 'flag provided but not defined: -'
 /**
- * Returns a hint such as `; did you mean --lease-dir?` if `error` reports an unknown flag, else an empty text. It loads the search for
- * similar words only when needed.
+ * Returns a hint such as `; did you mean --lease-dir?` if `error` reports an unknown flag, else an empty text. Loads
+ * the search for similar words (nearest.ts) only if a flag is unknown.
  */
 export async function flagHint(error: unknown, table: FlagTable): Promise<string> {
   if (!(error instanceof WeftError) || !error.message.startsWith(UNDEFINED)) return ''
@@ -94,7 +101,10 @@ export class HelpWanted extends Error {
   override readonly name = 'HelpWanted'
 }
 
-/** Parses a command line. Throws WeftError USAGE for an unknown flag or an invalid value, and HelpWanted for -h, -help or --help. */
+/**
+ * Parses a command line. Throws WeftError USAGE for an unknown flag or an invalid value, and HelpWanted for -h, -help
+ * or --help.
+ */
 export function parseFlags<Table extends FlagTable>(table: Table, args: readonly string[]): ParsedFlags<Table> {
   const options: Record<string, FlagValue> = {}
   for (const [name, flag] of Object.entries(table)) options[name] = flag.default
@@ -143,8 +153,8 @@ export const variableOf = (prefix: string, name: string): string =>
   `${prefix}_${name.toUpperCase().replaceAll('-', '_')}`
 
 /**
- * Lists the environment variables that begin with the prefix of weft's variables and are not empty, but set no flag of the table. They
- * are probably mistyped.
+ * Lists the environment variables that begin with the prefix of weft's variables and are not empty, but set no flag of
+ * the table. These variables are probably mistyped.
  */
 export function unknownVariables(
   table: FlagTable,
@@ -158,8 +168,9 @@ export function unknownVariables(
 }
 
 /**
- * Sets each flag that is missing on the command line from the variable `PREFIX_NAME`: upper case, `_` for `-`, an empty value counts as
- * unset. Calls `onBad` for an invalid value; the flag then keeps its default.
+ * Sets each flag that is missing on the command line from the variable `PREFIX_NAME`, the flag's name in upper case
+ * with `_` for `-`. An empty variable counts as unset. Calls `onBad` for an invalid value; the flag then keeps its
+ * default.
  */
 export function applyEnvironment<Table extends FlagTable>(
   table: Table,
@@ -195,8 +206,8 @@ export function describeFlags(table: FlagTable): string {
         value === '' || value === false || value === 0 || Array.isArray(value)
           ? ''
           : ` (default ${JSON.stringify(value)})`
-      // Like Go, print a flag's description on the flag's own line if the flag has one letter and no value, else on the
-      // next line.
+      // Like Go, put the description on the flag's own line if the flag has one letter and takes no value, otherwise on
+      // the next line.
       const gap = head.length <= 4 ? '\t' : '\n    \t'
       return `${head}${gap}${flag.help}${shown}`
     })

@@ -1,11 +1,11 @@
-// log-winston.ts - writes log lines by winston. Loading winston takes a third of weftd's start time, so earlier lines
-// are written directly.
+// log-winston.ts - writes log lines with the package winston. weftd writes its first lines without winston, because
+// loading winston takes a third of weftd's start time.
 
 import { Writable } from 'node:stream'
 import winston from 'winston'
 import { writeToStderr } from './log.ts'
 
-/** Makes a function that writes a log line by winston. The line has been written when the function returns. */
+/** Makes a function that writes a log line with winston. The line is written before the function returns. */
 export function createWinstonWriter(write: (line: string) => void = writeToStderr): (line: string) => void {
   const stream = new Writable({
     decodeStrings: false,

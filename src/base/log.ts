@@ -1,8 +1,8 @@
 // log.ts - writes log lines in klog's format to stderr.
 //
-// People search for flanneld's messages and the leading letter, and tools parse the header, so both are kept:
-// `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message`, local time (k8s.io/klog, text format). A line is written before the call
-// returns, so that no line is lost when the process ends.
+// Operators search for flanneld's messages and the leading letter, and tools parse the header. So weft keeps flanneld's
+// messages, and the header `Lmmdd hh:mm:ss.uuuuuu <pid, 7 wide> file:line] message` in local time (k8s.io/klog, text
+// format). A line is written before the call returns, so that no line is lost when the process ends.
 
 import { placeOf } from './assets.ts'
 import { printable } from './text.ts'
@@ -10,16 +10,16 @@ import { printable } from './text.ts'
 export interface Log {
   info(message: string): void
   /**
-   * Logs a warning. `normal` marks a warning that flanneld logs too and that means no fault. The status report does not
-   * list such a warning among the last warnings.
+   * Logs a warning. `normal` marks a warning that flanneld logs too and that means no fault; the status report does not
+   * list a warning with this mark.
    */
   warn(message: string, what?: 'normal'): void
   error(message: string): void
-  /** True if messages of this verbosity are logged, as set by klog's flag -v. */
+  /** Returns true if messages of this verbosity are logged, as set by klog's flag -v. */
   v(level: number): boolean
 }
 
-/** A task that is retried logs the same line at most once in this time, in ms. */
+/** A task that is retried logs the same line at most once in SAME_LINE_MS milliseconds. */
 const SAME_LINE_MS = 30_000
 /** The maximum number of failures that a task that is retried logs per minute. */
 const FAILURES_A_MINUTE = 4
@@ -28,7 +28,7 @@ type Level = 'info' | 'warn' | 'error'
 
 const LETTERS: Readonly<Record<Level, string>> = { info: 'I', warn: 'W', error: 'E' }
 
-/** Formats a log line as klog does. `atUs` is the time in microseconds since the epoch. */
+/** Formats a log line as klog does. `atUs` is a time in microseconds since 1970. */
 export function formatLogLine(level: Level, atUs: number, pid: number, caller: string, message: string): string {
   const time = new Date(Math.floor(atUs / 1000))
   const two = (value: number): string => String(value).padStart(2, '0')
@@ -38,7 +38,10 @@ export function formatLogLine(level: Level, atUs: number, pid: number, caller: s
   return `${LETTERS[level]}${date} ${clock}.${micros} ${String(pid).padStart(7)} ${caller}] ${message}`
 }
 
-/** Finds in a stack the file and line that logged the message, in the format of klog with -add_dir_header. */
+/**
+ * Returns the file and line that logged a message, in the format of klog with -add_dir_header. `stack` is the stack of
+ * that call.
+ */
 function callerOf(stack: string | undefined): string {
   for (const frame of (stack ?? '').split('\n').slice(1)) {
     const place = placeOf(frame)
@@ -47,24 +50,28 @@ function callerOf(stack: string | undefined): string {
   return 'weftd:0'
 }
 
-/** The time of day, in ms since the epoch, at which performance.now() was 0. */
+/** The time of day, in ms since 1970, at which performance.now() was 0. */
 let originMs = performance.timeOrigin
 
 /**
- * Returns the time of day in microseconds since the epoch. Date.now() counts only milliseconds, so the fraction comes from the monotonic
- * clock. If the two clocks differ because the time of day was set or the host was suspended, `originMs` is corrected.
+ * Returns the time of day in microseconds since 1970. Date.now() counts only milliseconds, so the fraction comes from
+ * the monotonic clock. If the difference between the two clocks has changed, because the time of day was set or the
+ * host was suspended, `originMs` is corrected.
  */
 function nowUs(): number {
   if (Math.abs(originMs + performance.now() - Date.now()) > 1) originMs = Date.now() - performance.now()
   return (originMs + performance.now()) * 1000
 }
 
-/** A log whose output function can be replaced. So weftd can log at its start, before the final output function is loaded. */
+/** A log whose output function can be replaced, so that weftd can log at its start, before winston is loaded. */
 export interface MovableLog extends Log {
   writeBy(write: (line: string) => void): void
 }
 
-/** Makes a log of the given verbosity, which writes to stderr unless `write` is given. It also calls `observe` with each message. */
+/**
+ * Makes a log of the given verbosity, which writes to stderr unless `write` is given. The log also calls `observe` with
+ * each message.
+ */
 export function createLog(
   verbosity: number,
   write: (line: string) => void = writeToStderr,
@@ -74,7 +81,8 @@ export function createLog(
   const at =
     (level: Level) =>
     (text: string, what?: 'normal'): void => {
-      // A message may quote text of other programs. Its control characters are escaped, so that a message is always one line.
+      // A message may quote text of other programs. The log escapes control characters, so that a message is always one
+      // line.
       const message = printable(text)
       observe?.(what === 'normal' ? 'info' : level, message)
       writer(`${formatLogLine(level, nowUs(), process.pid, callerOf(new Error('caller').stack), message)}\n`)
@@ -84,9 +92,9 @@ export function createLog(
 }
 
 /**
- * Makes a log for a task that is retried, possibly for days. The log drops a line that it already wrote within
- * SAME_LINE_MS. It drops a failure if it already wrote FAILURES_A_MINUTE failures in the last minute. `now` returns ms
- * of a monotonic clock.
+ * Makes a log for a task that is retried, possibly for days. The log drops a line if it wrote the same line within the
+ * last SAME_LINE_MS. It drops a failure if it wrote FAILURES_A_MINUTE failures in the last minute. `now` returns ms of
+ * a monotonic clock.
  */
 export function seldom(log: Log, now: () => number = () => performance.now()): Log {
   let said: { readonly text: string; readonly at: number; readonly isFailure: boolean }[] = []
@@ -107,9 +115,13 @@ export function seldom(log: Log, now: () => number = () => performance.now()): L
   }
 }
 
-/** Writes a line to stderr. On Linux Node.js has written it when the call returns, whether stderr is a file, a terminal or a pipe. */
+/**
+ * Writes a line to stderr. On Linux Node.js writes synchronously to files, terminals and pipes, so the line is written
+ * before this function returns.
+ */
 export function writeToStderr(line: string): void {
-  // If the process that reads stderr has ended (EPIPE), Node.js emits an `error` event, which would end the daemon without a listener.
+  // If the program that reads stderr has ended (EPIPE), Node.js emits an `error` event. Without a listener for this
+  // event weftd would end.
   if (process.stderr.listenerCount('error') === 0) process.stderr.on('error', () => {})
   process.stderr.write(line)
 }
@@ -123,7 +135,9 @@ export function formatGoDuration(ms: number): string {
   return `${parts}${seconds % 60}s`
 }
 
-/** Formats a time in ms since the epoch as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. Undefined becomes `never`. */
+/**
+ * Formats a time in ms since 1970 as Go prints a Time: `2026-11-21 02:03:04.567 +0000 UTC`. Undefined becomes `never`.
+ */
 export function formatGoTime(ms: number | undefined): string {
   return ms === undefined ? 'never' : new Date(ms).toISOString().replace('T', ' ').replace('Z', ' +0000 UTC')
 }

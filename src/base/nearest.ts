@@ -1,8 +1,8 @@
 // nearest.ts - finds the known word that a mistyped word probably means. Pure.
 
 /**
- * The maximum number of letters of a word that is searched for. No flag or key is longer, and the time grows with the square of the
- * length.
+ * The maximum number of letters of a word for which a similar word is searched. No flag or configuration key is longer,
+ * and the time of the search grows with the square of the length.
  */
 const LONGEST = 64
 
@@ -42,8 +42,8 @@ function distanceOf(a: string, b: string): number {
 }
 
 /**
- * Returns a hint such as `; did you mean Port?` with the most similar word of `known`; an empty text if none is similar. The hint has
- * `head`, such as `--`, before the word.
+ * Returns a hint such as `; did you mean --port?` with the most similar word of `known`, preceded by `head`, such as
+ * `--`. Returns an empty text if no known word is similar.
  */
 export function meant(word: string, known: Iterable<string>, head = ''): string {
   const one = nearest(word, known)

@@ -4,20 +4,23 @@ import { createHmac, randomBytes } from 'node:crypto'
 
 export const HIDDEN = '<hidden>'
 /**
- * A random key that differs in each process. Secrets are hashed with this key, so that a secret cannot be guessed from
- * its hash.
+ * A random key of this process for hashes of secrets. Without the key an attacker could guess a secret and compare the
+ * hash.
  */
 const salt = randomBytes(32)
 
 export class Secret {
   readonly #value: string
   readonly #show: (value: string) => string
-  /** A hash of the secret with a random key. isDeepStrictEqual ignores private members, so it compares secrets by this member. */
+  /**
+   * A hash of the secret with a random key. isDeepStrictEqual ignores private members, so it compares two secrets by
+   * `identity`.
+   */
   readonly identity: string
 
   /**
-   * Wraps the secret text `value`. `show` returns the text to print instead, if only a part of the value is secret; by default <hidden>
-   * is printed.
+   * Wraps the secret text `value`. `show` returns the text that is printed instead, if only a part of the value is
+   * secret; the default is <hidden>.
    */
   constructor(value: string, show: (value: string) => string = () => HIDDEN) {
     this.#value = value
@@ -25,7 +28,10 @@ export class Secret {
     this.identity = createHmac('sha256', salt).update(value).digest('base64')
   }
 
-  /** Returns the secret value. Only the function that needs the value may call this, and must not print or log it. */
+  /**
+   * Returns the secret value. Only a function that needs the value may call `reveal`, and that function must not print
+   * or log the value.
+   */
   reveal(): string {
     return this.#value
   }
@@ -39,7 +45,6 @@ export class Secret {
     return this.#value === ''
   }
 
-  /** Returns the text to print: that of `show`, by default <hidden>, or an empty text if the value is empty. */
   toString(): string {
     return this.isEmpty ? '' : this.#show(this.#value)
   }
@@ -48,13 +53,19 @@ export class Secret {
     return this.toString()
   }
 
-  /** Returns the text to print for util.inspect, which console.log and reports of uncaught exceptions use. */
+  /**
+   * Returns the text that util.inspect prints. console.log and Node.js's reports of uncaught exceptions use
+   * util.inspect.
+   */
   [Symbol.for('nodejs.util.inspect.custom')](): string {
     return this.toString()
   }
 }
 
-/** Wraps secret bytes, such as a key. Unlike a text, bytes can be overwritten with zeros (wiped) when they are no longer needed. */
+/**
+ * Wraps secret bytes, such as a key. Unlike a text, bytes can be overwritten with zeros (wiped) when they are no longer
+ * needed.
+ */
 export class SecretBytes {
   readonly #bytes: Uint8Array
 
@@ -63,7 +74,7 @@ export class SecretBytes {
     this.#bytes = bytes
   }
 
-  /** Returns the secret bytes, which are zeros after wiping. The caller must not print or store them. */
+  /** Returns the secret bytes, which are zeros after `wipe`. The caller must not print or store them. */
   reveal(): Uint8Array {
     return this.#bytes
   }
@@ -86,14 +97,14 @@ export class SecretBytes {
 }
 
 /**
- * Matches the position in a word at which the user name of a URL may begin: after `//`, or at the start of a URL without a scheme. In
- * `label:http://...` the label is not taken for a user name.
+ * Matches the position in a word at which the user name of a URL may begin: after `//`, or at the start of a URL
+ * without a scheme. In `label:http://...` the label does not count as a user name.
  */
 const USER = /\/\/|(?:^|["'`=])[^"'`=/:]+:(?!["'`]?(?:[a-z][a-z\d+.-]*:)?\/\/)/i
 
 /**
- * Removes user name and password from a word that may be a URL (RFC 3986 section 3.2.1). They end at the last @ of the word, because a
- * password may contain an unescaped @ or slash.
+ * Removes user name and password from a word that may be a URL (RFC 3986 section 3.2.1). User name and password end at
+ * the last @ of the word, because a password may contain an unescaped @ or slash.
  */
 function wordWithoutUser(word: string): string {
   const end = word.lastIndexOf('@')
@@ -104,7 +115,7 @@ function wordWithoutUser(word: string): string {
   return word.slice(0, match.index) + kept + word.slice(end + 1)
 }
 
-/** Removes user names and passwords from all URLs in a text. It takes linear time. */
+/** Removes user names and passwords from all URLs in a text, in linear time. */
 export const withoutUser = (text: string): string => text.replaceAll(/[^\s,]+/g, wordWithoutUser)
 
 /** Removes user names and passwords from a comma-separated list of URLs. A password may contain commas. */
@@ -114,13 +125,13 @@ function urlsWithoutUser(text: string): string {
     const [scheme = ''] = /^\s*(?:[a-z][a-z\d+.-]*:)?\/\//i.exec(url) ?? []
     const end = url.lastIndexOf('@')
     const user = url.slice(scheme.length, end + 1)
-    // An @ in this part of the list, without a scheme and without a colon before the @, ends a password that contains a
-    // comma. So the parts before it belong to the password and must not be shown.
+    // If this part of the list has an @, but no scheme and no colon before the @, it is the end of a password that
+    // contains a comma. So the parts before this part belong to the password and must not be shown.
     if (end >= 0 && scheme === '' && !user.includes(':')) shown.length = 0
     shown.push(end < 0 ? url : scheme + url.slice(end + 1))
   }
   return shown.join(',')
 }
 
-/** Makes a secret of a comma-separated list of URLs. It is printed without user names and passwords. */
+/** Makes a secret of a comma-separated list of URLs, which is printed without user names and passwords. */
 export const secretUrls = (text: string): Secret => new Secret(text, urlsWithoutUser)

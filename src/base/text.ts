@@ -1,12 +1,13 @@
 // text.ts - escapes untrusted text before it is shown. Pure.
 //
-// Other programs write leases, annotations, claims, the configuration and the answers of servers. Control characters steer a terminal
-// (ECMA-48: C0, DEL, C1). Bidirectional controls change the order in which a line is read (Unicode UAX 9). Invisible characters (format
-// characters, tags, variation selectors: UAX 44) make two names look equal. A line break makes one line look like two.
+// Programs other than weft can write leases, annotations, host names, the configuration and the answers of servers.
+// Control characters steer a terminal (ECMA-48: C0, DEL, C1). Bidirectional controls change the order in which a line
+// is read (Unicode UAX 9). Invisible characters (format characters, tags, variation selectors: UAX 44) make two names
+// look equal. A line break makes one line look like two.
 
 /**
- * The characters that are escaped in every text, including unpaired surrogates. In a text that is printed within one
- * line, tabs and line breaks are escaped too.
+ * The characters that are escaped in every text, including unpaired surrogates. Text that is printed within one line
+ * also has its tabs and line breaks escaped.
  */
 const STEERING = String.raw`\0-\x08\x0B\x0C\x0E-\x1F\x7F-\x9F\u2028\u2029\p{Cf}\p{Default_Ignorable_Code_Point}\p{Surrogate}`
 const IN_A_LINE = new RegExp(String.raw`[${STEERING}\t\n\r]`, 'gu')
@@ -24,15 +25,20 @@ const escapeOf = (letter: string): string =>
 export const printable = (text: string): string => text.replaceAll(IN_A_LINE, escapeOf)
 
 /**
- * Escapes untrusted text of several lines, but keeps its tabs and line breaks. JSON keeps its meaning, because the escaped characters
- * occur only within its strings.
+ * Escapes untrusted text of several lines, but keeps its tabs and line breaks. JSON text keeps its meaning, because the
+ * escaped characters occur only within JSON's strings.
  */
 export const printableLines = (text: string): string => text.replaceAll(IN_A_TEXT, escapeOf)
 
-/** Formats a value as one line of JSON in which control characters are escaped, so that it cannot steer a terminal. */
+/**
+ * Formats a value as one line of JSON in which control characters are escaped, so that the line cannot steer a
+ * terminal.
+ */
 export const jsonLine = (value: unknown): string => `${printableLines(JSON.stringify(value))}\n`
 
-/** Parses untrusted JSON for display: all its texts and member names are escaped for printing within one line. */
+/**
+ * Parses untrusted JSON for display. All texts and member names of the result are escaped for printing within one line.
+ */
 export const parseToShow = (text: string): unknown =>
   JSON.parse(text, (_name, value: unknown) => {
     if (typeof value === 'string') return printable(value)

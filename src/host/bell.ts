@@ -4,8 +4,8 @@
 export interface Bell {
   ring(): void
   /**
-   * Waits until the bell rings, for at most `ms` milliseconds; without `ms` it has no time limit. Resolves with true if the bell rang.
-   * Rejects with the signal's reason. Only one caller may wait at a time.
+   * Waits until the bell rings, for at most `ms` milliseconds; without `ms` the wait has no time limit. Resolves with
+   * true if the bell rang. Rejects with the signal's reason. Only one caller may wait at a time.
    */
   wait(signal: AbortSignal, ms?: number): Promise<boolean>
 }
@@ -51,8 +51,9 @@ export async function pause(signal: AbortSignal, ms: number): Promise<void> {
 }
 
 /**
- * Runs `work` with a time limit of `ms` milliseconds. The signal that `work` gets aborts after this time with the error of `late`, or
- * when `signal` aborts. Then the promise rejects with that reason.
+ * Runs `work` with a time limit of `ms` milliseconds. The signal that `work` gets aborts with the error of `late` after
+ * this time, or with the reason of `signal` when `signal` aborts. The returned promise then rejects with the same
+ * reason.
  */
 export async function limited<T>(
   signal: AbortSignal,
@@ -61,8 +62,8 @@ export async function limited<T>(
   work: (limit: AbortSignal) => Promise<T>,
 ): Promise<T> {
   signal.throwIfAborted()
-  // Use a timer, because Node.js 20 may collect an AbortSignal.timeout as garbage if only AbortSignal.any refers to it,
-  // and the signal then never aborts.
+  // Use a timer and not AbortSignal.timeout: if only AbortSignal.any refers to the timeout signal, Node.js 20 may
+  // collect it as garbage, and then it never aborts.
   const limit = new AbortController()
   const onAbort = (): void => limit.abort(signal.reason)
   signal.addEventListener('abort', onAbort)
@@ -78,8 +79,8 @@ export async function limited<T>(
 }
 
 /**
- * Runs `work` with a promise that resolves after `ms` milliseconds. So `work` can notice that it takes long, and postpone its remaining
- * steps.
+ * Runs `work` with a promise that resolves after `ms` milliseconds, so that `work` can notice that it takes long, and
+ * postpone its remaining steps.
  */
 export async function withLatePromise<T>(ms: number, work: (late: Promise<void>) => Promise<T>): Promise<T> {
   const over = new AbortController()

@@ -1,8 +1,9 @@
-// choose-interface.ts - chooses the interface that carries the datagrams, and the addresses to which other nodes send.
+// choose-interface.ts - chooses the interface that carries the datagrams, and the addresses to which peers send.
 //
-// The rules and texts are those of flanneld (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with three differences. If there are several
-// default routes, the one with the lowest metric counts, as for all packets of the host. A tentative IPv6 address is not used. If there are
-// several addresses, the node uses its earlier address, or else the kernel's source address.
+// The rules and texts are flanneld's (main.go, pkg/ipmatch/match.go, pkg/ip/iface.go), with three differences. Of
+// several default routes, weft uses the route with the lowest metric, as the kernel does. weft does not use a tentative
+// IPv6 address. If the interface has several addresses, the node uses its earlier address, or else the kernel's source
+// address.
 
 import { isWeftError, WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -37,16 +38,15 @@ import {
 } from './external-interface.ts'
 import { findLink, listLinks, routeFor, routesTo, type Link, type LinkAddress, type Route } from './links.ts'
 
-/** The facts that a starting node knows about its earlier runs. */
 export interface Earlier {
   /**
-   * Returns the addresses that this node used or published in earlier runs, the most certain first. It is called only if the interface
-   * has several addresses.
+   * Returns the addresses that this node used or published in earlier runs, the most certain first. weftd calls this
+   * function only if the interface has several addresses.
    */
   readonly addresses: () => Promise<readonly Address[]>
   /**
-   * True for a device that weft created, and for a device with an address of this node's own subnet. Neither can be the external
-   * interface.
+   * Returns true for a device that weft created, and for a device with an address of this node's own subnet. Neither
+   * device can be the external interface.
    */
   readonly isOwn: (link: Link) => boolean
 }
@@ -55,30 +55,36 @@ const FIRST_START: Earlier = { addresses: async () => [], isOwn: () => false }
 
 export interface InterfaceWishes {
   /**
-   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`, means the
-   * interface of the default route.
+   * The values of --iface: names or addresses of interfaces, in order of preference. An empty text, also in `patterns`,
+   * means the interface of the default route.
    */
   readonly ifaces: readonly string[]
   /**
-   * The values of --iface-regex: regular expressions (RE2) for addresses and names of interfaces. They are tried if no interface fits
-   * `ifaces`.
+   * The values of --iface-regex: regular expressions (RE2) for addresses and names of interfaces. weftd tries them if
+   * no interface fits --iface.
    */
   readonly patterns: readonly string[]
-  /** The value of --iface-can-reach: the route to this address determines the interface. It is tried last; empty if not given. */
+  /**
+   * The value of --iface-can-reach, empty if not given. If no interface fits --iface and --iface-regex, weftd uses the
+   * interface of the route to this address.
+   */
   readonly canReach: string
   /** The values of --public-ip and --public-ipv6, to which other nodes send packets; empty if not given. */
   readonly publicIp: Readonly<Record<Family, string>>
 }
 
-/** Reads a kernel setting, as `getSysctl` of sysctl.ts does. */
+/** Reads a kernel setting, as `getSysctl` in sysctl.ts does. */
 export type ReadSysctl = (name: string) => Promise<string | undefined>
 
 interface Host {
   readonly run: Run
   readonly links: readonly Link[]
-  /** The families of the network. The external interface must have an address of each of them. */
+  /** The families of the network. The external interface must have an address of each of these families. */
   readonly families: readonly Family[]
-  /** Returns the name of the kernel setting that disables IPv6 on an interface; undefined if IPv6 is not disabled there. */
+  /**
+   * Returns the name of the kernel setting that disables IPv6 on an interface; undefined if IPv6 is enabled on this
+   * interface.
+   */
   readonly ipv6OffBy: (link: Link) => Promise<string | undefined>
   readonly earlier: Earlier
   readonly log: Log
@@ -88,11 +94,10 @@ interface Host {
 interface Found {
   readonly link: Link
   /**
-   * The addresses that the operator's flag determines. For every other family the node uses the interface's preferred
-   * address.
+   * The addresses that the operator's flag determines. For a family without such an address the node uses the
+   * interface's preferred address.
    */
   readonly given?: Addresses
-  /** True if the operator's flag names these addresses literally. */
   readonly isNamed?: boolean
   readonly pattern?: string
 }
@@ -127,8 +132,8 @@ const SAYS = {
 } as const
 
 /**
- * Returns the address with which a starting node begins. If the interface has several addresses, it is the address of the node's earlier
- * run, or else the kernel's source address.
+ * Returns the address with which a starting node begins. If the interface has several addresses, it is the address of
+ * the node's earlier run, or else the kernel's source address.
  */
 async function addressToStartWith(
   { run, earlier }: Host,
@@ -154,8 +159,8 @@ async function addressToStartWith(
 }
 
 /**
- * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it was not chosen. `otherwise` is the
- * reason for an interface that would be suitable.
+ * Describes all interfaces except loopback for an error message: each with its addresses, and with the reason why it
+ * was not chosen. `otherwise` is the reason for an interface that would be suitable.
  */
 async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwise: string): Promise<string> {
   const faultOf = async (link: Link, family: Family): Promise<string[]> => {
@@ -175,7 +180,7 @@ async function describeCandidates({ links, families, ipv6OffBy }: Host, otherwis
     const state = typeof address === 'number' ? '' : deprecated ? '(deprecated)' : tentative ? '(tentative)' : ''
     return formatAddress(address) + state
   }
-  // An address of the loopback device cannot be that of a node.
+  // Leave out the loopback device, whose addresses cannot be those of a node.
   const others = links.filter(({ loopback }) => !loopback)
   const descriptions = others.map(async (link) => {
     const addresses = families.flatMap((family) => addressesOf(link, family)).map(textOf)
@@ -256,8 +261,8 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
   const { ifaces, patterns, canReach } = wishes
 
   if (ifaces.length === 0 && patterns.length === 0 && canReach === '') {
-    // If --public-ip is given without --iface, an interface must have the public address. A host behind NAT has no such interface, so its
-    // operator must give --iface too.
+    // If --public-ip is given without --iface, an interface must have the public address. A host behind NAT has no such
+    // interface, so its operator must give --iface too.
     const own = listed(asked)
     try {
       return await complete(host, await (own.length === 0 ? byDefaultRoute(host) : byAddresses(host, own)))
@@ -294,7 +299,8 @@ async function firstThatFits(host: Host, wishes: InterfaceWishes, asked: Address
       remedy: `give --iface-regex an expression of RE2, --iface-can-reach an ${hasIpv6 ? '' : 'IPv4 '}address`,
     })
   }
-  // In an IPv4-only network the message must be exactly flanneld's. In other networks it also says which family each interface lacks.
+  // In an IPv4-only network the message must be exactly flanneld's. In other networks the message also says which
+  // family each interface lacks.
   throw new WeftError('INTERFACE', hasIpv6 ? `${message}: ${why}` : message, {
     remedy: await remedyFor(host, failures, 'not asked for'),
   })
@@ -308,8 +314,8 @@ async function remedyFor(host: Host, failures: readonly WeftError[], otherwise: 
 }
 
 /**
- * Completes a found interface with the addresses that the operator's flag did not determine. Throws WeftError INTERFACE if the interface
- * lacks an address of a family of the network.
+ * Adds to a found interface the addresses that the operator's flag did not determine. Throws WeftError INTERFACE if the
+ * interface lacks an address of a family of the network.
  */
 async function complete(host: Host, { link, given = {}, isNamed = false, pattern }: Found): Promise<Choice> {
   const addresses: Address[] = []
@@ -334,8 +340,9 @@ async function lacking({ ipv6OffBy }: Host, link: Link, family: Family, message:
 }
 
 /**
- * Chooses the external interface in a dual-stack network while the host lacks one family. Chooses an interface that fits one family, and
- * adds its addresses of the other family except link-local ones. Throws WeftError INTERFACE if no interface fits either family.
+ * Chooses the external interface in a dual-stack network while the host lacks one family. Chooses an interface that
+ * fits one family, and adds the interface's addresses of the second family except link-local ones. Throws WeftError
+ * INTERFACE if no interface fits either family.
  */
 export async function chooseForSome(
   run: Run,
@@ -378,8 +385,8 @@ function withOthers(
 }
 
 /**
- * Returns the default route that the kernel uses, which is the one with the lowest metric. Routes without a device, of type blackhole or
- * unreachable, are skipped.
+ * Returns the default route that the kernel uses, which is the route with the lowest metric. Skips routes without a
+ * device, of type blackhole or unreachable.
  */
 export async function defaultRoute(
   run: Run,
@@ -417,8 +424,8 @@ async function byDefaultRoute(host: Host): Promise<Found> {
 }
 
 /**
- * Parses a value of --iface as an address; undefined if it is the name of an interface. In a network without IPv6, an IPv6 address counts
- * as a name, as in flanneld.
+ * Parses a value of --iface as an address; undefined if it is the name of an interface. In a network without IPv6, an
+ * IPv6 address counts as a name, as in flanneld.
  */
 const readAddress = (text: string, families: readonly Family[]): Address | undefined =>
   parseIpv4(text) ?? (families.includes('ipv6') ? parseIpv6(text) : undefined)
@@ -437,7 +444,7 @@ function byAddress({ links, log }: Host, address: Address): Found {
   throw new WeftError('INTERFACE', SAYS[family].noOwner(text))
 }
 
-/** Finds the interface that has all of these addresses, at most one of each family. */
+/** Finds the interface that has all given addresses, at most one of each family. */
 async function byAddresses(host: Host, addresses: readonly Address[]): Promise<Found> {
   const [first, second = first] = addresses.map((address) => byAddress(host, address)) as [Found, Found?]
   if (second.link !== first.link) {
@@ -450,7 +457,10 @@ async function byAddresses(host: Host, addresses: readonly Address[]): Promise<F
   return { link: first.link, given: byFamily(addresses), isNamed: true }
 }
 
-/** Finds an interface by a regular expression: the first interface with a matching address, or else the first with a matching name. */
+/**
+ * Finds an interface by a regular expression: the first interface with a matching address, or else the first with a
+ * matching name.
+ */
 async function byPattern(host: Host, pattern: string): Promise<Found> {
   const { families, earlier } = host
   const links = host.links.filter((link) => !earlier.isOwn(link))
@@ -485,13 +495,14 @@ async function byReach({ run, links, families, earlier, log }: Host, target: str
   const link = linkOf(links, route.device)
   if (earlier.isOwn(link))
     throw new WeftError('INTERFACE', `the route to ${target} leads through ${link.name}, which is weft's own device`)
-  // The kernel's IPv6 source address may be a temporary address, so only the IPv4 source is used. flanneld does the same.
+  // The kernel's IPv6 source address may be a temporary address, so weft, like flanneld, uses only the IPv4 source
+  // address.
   return typeof route.source === 'number' ? { link, given: { ipv4: route.source } } : { link }
 }
 
 function linkOf(links: readonly Link[], name: string): Link {
   const link = links.find((candidate) => candidate.name === name)
   if (link) return link
-  // These are the words of the error of Go's net.InterfaceByName, which flanneld logs.
+  // The message repeats the error of Go's net.InterfaceByName, which flanneld logs.
   throw new WeftError('INTERFACE', `error looking up interface ${name}: route ip+net: no such network interface`)
 }

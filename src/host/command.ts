@@ -5,8 +5,8 @@ import { WeftError } from '../base/errors.ts'
 import { withoutUser } from '../base/secret.ts'
 
 /**
- * For each program whose Debian package has another name, the name of that package. Error messages name the package as
- * the remedy.
+ * The Debian package of each program whose package has a name different from the program's. The remedy in an error
+ * message names the package.
  */
 const PACKAGES: Readonly<Record<string, string>> = {
   ip: 'iproute2',
@@ -30,8 +30,8 @@ export const packageOf = (program: string): string =>
   PACKAGES[program] ?? (/^(?:ip6?|x)tables/.test(program) ? 'iptables' : program)
 
 /**
- * The folders that hold administration programs such as `ip`. On Debian they are not in the PATH of an ordinary user or of `su` without
- * `-`.
+ * The folders that hold administration programs such as `ip`. On Debian they are not in the PATH of an ordinary user or
+ * of `su` without `-`.
  */
 const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin']
 /** Appends SYSTEM_FOLDERS to a search path in the format of PATH. */
@@ -52,13 +52,16 @@ export interface RunOptions {
   readonly input?: string
   readonly env?: Readonly<Record<string, string>>
   readonly signal?: AbortSignal
-  /** True for a command that waits for another program, as iptables waits for its lock. Such a command has no time limit. */
+  /**
+   * True for a command that waits for another program, as iptables waits for its lock. A command with this mark has no
+   * time limit.
+   */
   readonly patient?: boolean
 }
 
 /**
- * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the kernel refused with EPERM, and COMMAND for any other
- * failure.
+ * Runs a program and returns its stdout. Rejects with WeftError PERMISSION if the kernel refused with EPERM, and
+ * COMMAND for any other failure.
  */
 export const run: Run = (file, args, { input, env, signal, patient = false } = {}) =>
   new Promise((resolve, reject) => {
@@ -73,14 +76,15 @@ export const run: Run = (file, args, { input, env, signal, patient = false } = {
         if (!error) return resolve(stdout)
         if (signal?.aborted) return reject(signal.reason)
         // Add stdout to the error, because a batch may print results before it fails. The property is not enumerable,
-        // so it is not printed with the error.
+        // so Node.js does not print it with the error.
         Object.defineProperty(error, 'stdout', { value: stdout })
         reject(commandError(file, args, error, stderr))
       })
       child.stdin?.on('error', () => {}) // the program ended without reading; its exit code matters
       if (input !== undefined) child.stdin?.end(input)
     } catch (error) {
-      // Node.js throws, instead of calling back, if fork fails with ENOMEM or E2BIG, or if an argument contains a zero byte.
+      // Node.js throws, instead of calling back, if fork fails with ENOMEM or E2BIG, or if an argument contains a zero
+      // byte.
       reject(commandError(file, args, error as ExecFileException, ''))
     }
   })
@@ -95,17 +99,17 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   // The last line of stderr is the error message. This filter removes the warnings that `ip` prints before it, and the
   // hints that iptables-restore prints after it.
   const lines = stderr.split('\n').filter((line) => line.trim() !== '' && !/^(Try `|Error occurred at line)/.test(line))
-  // After its error message nft prints the faulty input, and below that a line of `^` and `~` under the fault. These two lines are
-  // skipped.
+  // After its error message nft prints the faulty input, and then a line of `^` and `~` under the fault. Skip these two
+  // lines.
   const isMark = /^[\s^~]+$/.test(lines.at(-1) ?? '')
   const last = (isMark ? lines.findLast((line) => line.includes('Error: ')) : undefined) ?? lines.at(-1)
   const denied = lines.find((line) => /operation not permitted|permission denied/i.test(line))
   const words = error.killed ? `no answer within ${TIMEOUT_MS / 1000} s` : (denied ?? last ?? error.message)
-  // The command `wg` quotes an invalid key in its error message. The key may be secret, so it is removed.
+  // The command `wg` quotes an invalid key in its error message. Remove the key, because it may be secret.
   const said = withoutUser(words).replace(/(not the correct length or format).*/s, '$1')
   const message = `\`${withoutUser([file, ...args].join(' '))}\` failed: ${said}`
-  // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability (iptables/libiptc/libiptc.c),
-  // so the remedy names CAP_NET_RAW.
+  // If legacy iptables may not open a raw socket, iptables-restore does not report the missing capability
+  // (iptables/libiptc/libiptc.c), so the remedy names CAP_NET_RAW.
   if (/\(legacy\).*initialize/.test(said)) {
     return new WeftError(denied === undefined ? 'COMMAND' : 'PERMISSION', message, {
       remedy: 'legacy iptables needs CAP_NET_RAW in addition to CAP_NET_ADMIN; iptables-nft and nft do not',
@@ -122,7 +126,9 @@ function commandError(file: string, args: readonly string[], error: ExecFileExce
   return new WeftError('COMMAND', message, { cause: error })
 }
 
-/** Returns the name of the program if the error says that this program is not installed; undefined for any other error. */
+/**
+ * Returns the name of the program if the error says that this program is not installed; undefined for any other error.
+ */
 export function notInstalled(error: unknown): string | undefined {
   if (!(error instanceof WeftError)) return undefined
   const { code, path } = (error.cause ?? {}) as NodeJS.ErrnoException
@@ -130,8 +136,8 @@ export function notInstalled(error: unknown): string | undefined {
 }
 
 /**
- * True if an error was caused by a program that did not end within TIMEOUT_MS, for example because the host is
- * overloaded.
+ * Returns true if the cause of an error is a program that did not end within TIMEOUT_MS, for example because the host
+ * is overloaded.
  */
 export function hasTimedOut(error: unknown): boolean {
   for (let each = error; each instanceof Error; each = each.cause)
@@ -139,7 +145,10 @@ export function hasTimedOut(error: unknown): boolean {
   return false
 }
 
-/** True if a program ran and exited with an error. False if the program could not be started, or ran longer than allowed. */
+/**
+ * Returns true if a program ran and exited with an error. Returns false if the program could not be started, or ran
+ * longer than allowed.
+ */
 export function isRefusal(error: unknown): boolean {
   return error instanceof WeftError && typeof (error.cause as Partial<ExecFileException> | undefined)?.code === 'number'
 }

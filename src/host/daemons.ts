@@ -5,7 +5,6 @@ import { basename } from 'node:path'
 
 /** The end of the name of the lock file that a running weftd holds next to its subnet file. */
 export const LOCK_END = '.handover.lock'
-/** The default path of flanneld's subnet file. */
 const SUBNET_FILE = '/run/flannel/subnet.env'
 
 interface RunningDaemon {
@@ -14,7 +13,10 @@ interface RunningDaemon {
   readonly name: string
 }
 
-/** Lists the weftd and flanneld processes of this network namespace, except this process. `proc` is the mount point of procfs. */
+/**
+ * Lists the weftd and flanneld processes of this network namespace, except this process. `proc` is the mount point of
+ * procfs.
+ */
 export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
   const running: RunningDaemon[] = []
   const here = await readlink(`${proc}/self/ns/net`)
@@ -22,8 +24,8 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
     const command = await readFile(`${proc}/${pid}/cmdline`, 'utf8').catch(() => '') // the process ended
     const name = daemonName(command.split('\0'))
     if (name === undefined) continue
-    // A process of another user, whose namespace this process may not read, counts as being in this namespace. A
-    // process that has ended does not count.
+    // A process of another user, whose namespace weft may not read, counts as being in this namespace. A process that
+    // has ended does not count.
     const there = await readlink(`${proc}/${pid}/ns/net`).catch((error: NodeJS.ErrnoException) =>
       error.code === 'ENOENT' || error.code === 'ESRCH' ? undefined : here,
     )
@@ -33,8 +35,8 @@ export async function listDaemons(proc = '/proc'): Promise<RunningDaemon[]> {
 }
 
 /**
- * Returns the name of the daemon if a command line belongs to weftd or flanneld; undefined for other programs. weftd is a script, so its
- * interpreter is the first word until weftd has set its process title.
+ * Returns the name of the daemon if a command line belongs to weftd or flanneld; undefined for other programs. weftd is
+ * a script, so the first word is the script's interpreter until weftd has set its process title.
  */
 export function daemonName([program = '', script = '']: readonly string[]): string | undefined {
   const name = basename(program)
@@ -42,10 +44,6 @@ export function daemonName([program = '', script = '']: readonly string[]): stri
   return name.startsWith('node') && /^(flanneld|weftd)$/.test(basename(script)) ? basename(script) : undefined
 }
 
-/**
- * The files of a running daemon: its subnet file, by a path that this process can open, and the lock file that weftd holds next to the
- * subnet file.
- */
 interface DaemonFiles {
   readonly subnetFile: string
   /** Device and inode of weftd's lock file; undefined for flanneld, which has no lock file. */
@@ -53,8 +51,8 @@ interface DaemonFiles {
 }
 
 /**
- * Finds the files of a running daemon. Returns undefined for a weftd without a lock, because it still waits for another weftd to stop and
- * does not forward packets.
+ * Finds the files of a running daemon. Returns undefined for a weftd that holds no lock, because it still waits for
+ * another weftd to stop and does not forward packets.
  */
 export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<DaemonFiles | undefined> {
   const root = `${proc}/${pid}/root`
@@ -66,14 +64,13 @@ export async function filesOf({ pid }: RunningDaemon, proc = '/proc'): Promise<D
       () => [],
     )
   const command = await read('cmdline')
-  // weftd's command line consists only of its process title, so flags can be read only from the command line of a
-  // flanneld.
+  // Only flanneld's command line has flags: weftd's command line consists only of its process title.
   if (!/^flanneld\b/.test(basename(command[0] ?? ''))) return undefined
   const given = flagOf(command, 'subnet-file') ?? variableOf(await read('environ'), 'FLANNELD_SUBNET_FILE')
   return { subnetFile: `${root}${given ?? SUBNET_FILE}`, lock: undefined }
 }
 
-/** Returns device and inode of a file, which identify the file whatever its path; undefined if the file does not exist. */
+/** Returns device and inode of a file, which identify the file under any path; undefined if the file does not exist. */
 export const identityOf = (path: string): Promise<string | undefined> =>
   stat(path).then(
     ({ dev, ino }) => `${dev}:${ino}`,
@@ -90,7 +87,10 @@ async function lockHeldBy(folder: string): Promise<{ readonly path: string; read
   return undefined
 }
 
-/** Returns the value of a flag in a command line, written as `-name value` or `--name=value`, as Go's flag package allows. */
+/**
+ * Returns the value of a flag in a command line, written as `-name value` or `--name=value`, as Go's flag package
+ * allows.
+ */
 function flagOf(command: readonly string[], name: string): string | undefined {
   const at = command.findLastIndex((word) => new RegExp(`^--?${name}(=|$)`).test(word))
   const word = command[at]

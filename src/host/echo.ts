@@ -6,14 +6,14 @@ import { addon } from './addon.ts'
 
 export interface Echo {
   /**
-   * Sends an echo request that routers must not fragment. `bytes` is the length of the packet including its headers; without it the
-   * request has the minimum length. The destination `to` must have the family of the socket's source. Throws an Error with `code`, such
-   * as EMSGSIZE.
+   * Sends an echo request that routers must not fragment. `bytes` is the length of the packet including its headers;
+   * without it the request has the minimum length. The destination `to` must have the family of the socket's source.
+   * Throws an Error with `code`, such as EMSGSIZE.
    */
   send(to: Address, sequence: number, bytes?: number): void
   /**
-   * Returns an echo request as an IP packet, which the caller sends inside a datagram over the family `outer`. This socket receives the
-   * answer to it.
+   * Returns an echo request as an IP packet, which the caller sends inside a datagram over the family `outer`. This
+   * socket receives the answer to the request.
    */
   packet(to: Address, sequence: number, outer: Family): Uint8Array
   close(): void
@@ -25,8 +25,9 @@ export type OpenEcho = (
 ) => Echo
 
 /**
- * Opens a socket for echo requests from the address `source`. Throws an Error with `code`: EPERM or EACCES if this process lacks the
- * permission, EADDRNOTAVAIL if the host does not have the address, EAFNOSUPPORT if the kernel lacks the family.
+ * Opens a socket for echo requests from the address `source`. Throws an Error with `code`: EPERM or EACCES if this
+ * process lacks the permission, EADDRNOTAVAIL if the host does not have the address, EAFNOSUPPORT if the kernel lacks
+ * the family.
  */
 export const openEcho: OpenEcho = (source, onAnswer) => {
   const socket = addon.openEcho(formatAddress(source))

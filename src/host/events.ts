@@ -10,19 +10,21 @@ import { pause } from './bell.ts'
 import { childEnvironment } from './command.ts'
 
 /**
- * The minimum and the maximum pause in ms before `ip monitor` is started again. The pause doubles after each failure,
- * and is reset to the minimum after a run longer than the maximum pause. Each start counts as a change, so that the
- * host is checked every RESTART_MAX_MS even if `ip monitor` cannot run.
+ * The minimum pause in ms before weftd starts `ip monitor` again; RESTART_MAX_MS is the maximum pause. The pause
+ * doubles after each failure, and is reset to the minimum after a run longer than the maximum pause. Each start counts
+ * as a change, so weftd checks the host every RESTART_MAX_MS even if `ip monitor` cannot run.
  */
 const RESTART_MIN_MS = 200
 const RESTART_MAX_MS = 5_000
 /**
- * Starts `ip monitor` so that the kernel kills it when this process dies (setpriv of util-linux 2.33). Without setpriv, `ip monitor` ends
- * only when it next prints a change (SIGPIPE).
+ * The words before `ip monitor` that make the kernel kill it when this process dies (setpriv of util-linux 2.33).
+ * Without setpriv, `ip monitor` ends only when it next prints a change (SIGPIPE).
  */
 const DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'KILL']
 
-/** The command that reports changes, and a filter for its output lines. Without a filter every line counts as a change. */
+/**
+ * A command that reports changes, and a filter for its output lines. Without a filter every line counts as a change.
+ */
 export interface Watched {
   readonly monitor: readonly string[]
   readonly matters?: (line: string) => boolean
@@ -30,9 +32,12 @@ export interface Watched {
 
 const OBJECTS = ['monitor', 'link', 'address', 'route', 'rule']
 
-/** Returns the command that reports changes of links, and of the addresses, routes and routing rules of these families. */
+/**
+ * Returns the command that reports changes of links, and of the addresses, routes and routing rules of the families
+ * `families`.
+ */
 export function changesOf(families: readonly Family[]): Watched {
-  // Without IPv6 no filter is needed, because only IPv6 router advertisements cause lines that must be filtered.
+  // An IPv4-only network needs no filter, because only IPv6 router advertisements cause lines that must be filtered.
   if (!families.includes('ipv6')) return { monitor: ['ip', '-4', ...OBJECTS] }
   const flags = families.includes('ipv4') ? ['-o'] : ['-o', '-6']
   return { monitor: ['ip', ...flags, ...OBJECTS], matters: createChangeFilter() }
@@ -41,12 +46,15 @@ export function changesOf(families: readonly Family[]): Watched {
 /** The maximum number of addresses and routes for which the filter stores the last line. */
 const REMEMBERED = 10_000
 const LIFETIMES = / (?:valid_lft|preferred_lft|expires) \S+/g
-/** Match the part of a line that identifies an address (interface and address) or a route (destination, device and metric). */
+/**
+ * Match the part of an output line that identifies an address (interface and address) or a route (destination, device
+ * and metric).
+ */
 const NAMES = [/^(\d+): \S+\s+inet6? (\S+)/, /^(.+?)(?: via .*)? dev (\S+).*? (metric \d+)/]
 
 /**
- * Makes a filter for lines of `ip -o monitor`. The filter returns false for lines that only renew the lifetime of an address or route.
- * Every router advertisement renews lifetimes (RFC 4862 section 5.5.3).
+ * Makes a filter for lines of `ip -o monitor`. The filter returns false for lines that only renew the lifetime of an
+ * address or route. Every router advertisement renews lifetimes (RFC 4862 section 5.5.3).
  */
 export function createChangeFilter(): (line: string) => boolean {
   const known = new Map<string, string>()
@@ -68,14 +76,14 @@ export function createChangeFilter(): (line: string) => boolean {
 
 /** A watch for changes of the host that starts before weftd knows the families of the network. */
 interface HostWatch {
-  /** Watches these families from now on. Before the first call only IPv4 is watched. */
+  /** Watches `families` from now on. Before the first call the host watch reports only changes of IPv4. */
   readonly follow: (families: readonly Family[]) => void
   readonly end: () => Promise<void>
 }
 
 /**
- * Makes a host watch, which runs one `ip monitor` at a time. `onChange` is called when the host has changed, and
- * `signal` ends the watch.
+ * Makes a host watch, which runs one `ip monitor` at a time. It calls `onChange` when the host has changed, and ends
+ * when `signal` aborts.
  */
 export function createHostWatch(onChange: () => void, log: Log, signal: AbortSignal): HostWatch {
   let over = new AbortController()
@@ -102,8 +110,8 @@ export function createHostWatch(onChange: () => void, log: Log, signal: AbortSig
 }
 
 /**
- * Returns the command that reports changes of the neighbours and forwarding entries of some devices. `names` returns the present names of
- * the devices, because the reports name the device.
+ * Returns the command that reports changes of the neighbours and forwarding entries of some devices. `names` returns
+ * the present names of these devices, because the reports name the device.
  */
 export const entriesOf = (names: () => readonly string[]): Watched => ({
   monitor: ['ip', 'monitor', 'neigh'],
@@ -111,8 +119,8 @@ export const entriesOf = (names: () => readonly string[]): Watched => ({
 })
 
 /**
- * Calls `onChange` when the host changed, or may have changed because `ip monitor` did not run. The caller must find out what changed.
- * Resolves when `signal` aborts.
+ * Calls `onChange` when the host changed, or may have changed because `ip monitor` did not run. The caller must find
+ * out what changed. Resolves when `signal` aborts.
  */
 export async function watchHost(
   onChange: () => void,
@@ -153,13 +161,13 @@ async function runMonitor(
     const closed = once(monitor, 'close')
     stop = () => void monitor.kill()
     signal.addEventListener('abort', stop)
-    // If this process has no free descriptors, Node.js does not start the command. It leaves the streams undefined,
-    // contrary to their types.
+    // If this process has no free descriptors, Node.js does not start the command and leaves stdout and stderr
+    // undefined, contrary to their types.
     const { stdout, stderr } = monitor as Partial<typeof monitor>
     if (stdout && matters) createInterface(stdout).on('line', (line) => matters(line) && onChange())
     else stdout?.on('data', onChange)
-    // If the kernel drops reports because its queue is full, iproute2 prints a warning to stderr and continues (lib/libnetlink.c,
-    // rtnl_listen). So output on stderr counts as a change.
+    // If the kernel drops reports because its queue is full, iproute2 prints a warning to stderr and continues
+    // (lib/libnetlink.c, rtnl_listen). So output on stderr counts as a change.
     stderr?.on('data', onChange)
     const [code, by] = (await closed) as [number | null, string | null]
     return { bySignal: by !== null, why: by ?? `exit code ${code}` }

@@ -1,8 +1,8 @@
-// external-interface.ts - the interface that carries the datagrams: its state now, by its index, whatever its name, and its addresses, the
-// best first. choose-interface.ts chooses it.
+// external-interface.ts - the interface that carries the datagrams: its state now, by its index, whatever its name, and
+// its addresses, the best first. choose-interface.ts chooses this interface.
 //
-// A tentative IPv6 address is not used, because no socket can be bound to it. An address that another program adds later, such as a virtual
-// IP, must not become the node's address.
+// weftd does not use a tentative IPv6 address, because no socket can be bound to it. An address that another program
+// adds later, such as a virtual IP, must not become the node's address.
 
 import { messageOf, WeftError } from '../base/errors.ts'
 import {
@@ -26,8 +26,8 @@ import type { Run } from './command.ts'
 import { findLinkAgain, listLinks, type Link, type LinkAddress } from './links.ts'
 
 /**
- * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP client that
- * restarts removes the address for a moment.
+ * How long, in ms, the node's address must be missing from the interface before the node uses another address. A DHCP
+ * client that restarts removes the address for a moment.
  */
 const HOLD_MS = 5_000
 
@@ -41,22 +41,37 @@ export interface ExternalInterface {
   readonly mtu: number
   /** The addresses of the interface to which weftd binds its sockets, one for each family of the network. */
   readonly address: Addresses
-  /** The addresses to which other nodes send packets. They are those of the interface unless --public-ip or --public-ipv6 is given. */
+  /**
+   * The addresses to which peers send packets: the addresses of the interface, unless --public-ip or --public-ipv6 is
+   * given.
+   */
   readonly publicIp: Addresses
-  /** True for each address that the operator gave by a flag. Such an address stays the same if the interface's address changes. */
+  /**
+   * True for each address that the operator gave by a flag. Such an address stays the same even if the interface's
+   * address changes.
+   */
   readonly named: { readonly address: ByFamily<boolean>; readonly publicIp: ByFamily<boolean> }
-  /** The regular expression of --iface-regex that chose the addresses. A new address of the interface must match it too. */
+  /**
+   * The regular expression of --iface-regex that chose the addresses. A new address of the interface must match the
+   * expression too.
+   */
   readonly pattern?: string
-  /** The families of the network; if left out, the families of `address`. weftd waits until the interface has an address of each family. */
+  /**
+   * The families of the network; if left out, the families of `address`. weftd waits until the interface has an address
+   * of each family.
+   */
   readonly families?: readonly Family[]
   /**
-   * Decides how long the node keeps an address that is missing from the interface. If left out, the node uses another address
-   * immediately.
+   * Decides how long the node keeps an address that is missing from the interface. If `hold` is left out, the node uses
+   * another address immediately.
    */
   readonly hold?: AddressHold
 }
 
-/** Stores the address of each family with which the node started, and the time since when the node's current address has been missing. */
+/**
+ * Stores the address of each family with which the node started, and the time since which the node's current address
+ * has been missing.
+ */
 export class AddressHold {
   #home: { ipv4?: Address; ipv6?: Address } = {}
   #goneSince = new Map<Address, number>()
@@ -66,16 +81,16 @@ export class AddressHold {
   }
 
   /**
-   * Returns the address to which the node returns as soon as the interface has that address again. Returns undefined if
-   * there is no such address.
+   * Returns the address that the node must use again as soon as the interface has it. Returns undefined if there is no
+   * such address.
    */
   home(family: Family): Address | undefined {
     return this.#home[family]
   }
 
   /**
-   * Makes `address` the address to which the node returns, because it is better than the address with which the node
-   * started.
+   * Makes `address` the address to which the node returns, because `address` is better than the address with which the
+   * node started.
    */
   settle(address: Address): void {
     this.#home[familyOf(address)] = address
@@ -99,7 +114,10 @@ export class AddressHold {
 
 export const addressesOf = (link: Link, family: Family): readonly LinkAddress[] => link.addresses[family]
 
-/** True if an interface can have the address. False for an unspecified, loopback, multicast or IPv4-mapped IPv6 address. */
+/**
+ * Returns true if an interface can have the address, and false for an unspecified, loopback, multicast or IPv4-mapped
+ * IPv6 address.
+ */
 export function isOfHost(address: Address): boolean {
   if (typeof address === 'bigint') return isOneHost(address)
   const top = address >>> 24
@@ -107,24 +125,24 @@ export function isOfHost(address: Address): boolean {
 }
 
 /**
- * Returns 0 for a permanent address, and a higher number for a makeshift one (temporary or link-local). The node uses a makeshift address
- * only if the interface has no permanent one.
+ * Returns 0 for a permanent address, and a higher number for a makeshift (temporary or link-local) address. The node
+ * uses a makeshift address only if the interface has no permanent address.
  */
 export const makeshiftOf = ({ address, temporary }: LinkAddress): number =>
   (isLinkLocal(address) ? 2 : 0) + (temporary ? 1 : 0)
 
-/** True if the prefix length of the address covers a single host (/32 or /128), as for virtual IPs. */
+/** Returns true if the prefix length of the address covers a single host (/32 or /128), as for virtual IPs. */
 const isBare = ({ address, prefixLength }: LinkAddress): boolean => prefixLength >= ADDRESS_BITS[familyOf(address)]
 
 /**
- * Ranks an address of an interface: a lower number is better. An address with a limited lifetime, such as one from DHCP, has the same
- * rank as a permanent one.
+ * Ranks an address of an interface: a lower number is better. An address with a limited lifetime, such as an address
+ * from DHCP, has the same rank as a permanent address.
  */
 const rankOf = (entry: LinkAddress): number => 2 * makeshiftOf(entry) + (isBare(entry) ? 1 : 0)
 
 /**
- * Lists the usable addresses of an interface, the best first, including tentative ones. Addresses of equal rank stay in the kernel's
- * order.
+ * Lists the usable addresses of an interface, the best first, including tentative ones. Addresses of equal rank stay in
+ * the kernel's order.
  */
 export function candidatesOf(link: Link, family: Family, fits: (text: string) => boolean): LinkAddress[] {
   return addressesOf(link, family)
@@ -133,8 +151,8 @@ export function candidatesOf(link: Link, family: Family, fits: (text: string) =>
 }
 
 /**
- * Returns the interface's address that the node must use. Returns undefined while a better address is still tentative: on a booting host
- * the link-local address is ready earlier than the addresses that other nodes can reach.
+ * Returns the interface's address that the node must use. Returns undefined while a better address is still tentative:
+ * on a booting host the link-local address is ready earlier than the addresses that peers can reach.
  */
 export function preferredAddress(
   link: Link,
@@ -147,8 +165,8 @@ export function preferredAddress(
 }
 
 /**
- * Returns the current state of the external interface: its name, its MTU and its addresses. A property that is missing only for the
- * moment, as while DHCP renews or a cable is unplugged, stays as it was.
+ * Returns the current state of the external interface: its name, its MTU and its addresses. Keeps a property that is
+ * missing only for a moment, as while DHCP renews a lease or a cable is unplugged.
  */
 export const currentExternal = async (run: Run, before: ExternalInterface): Promise<ExternalInterface> =>
   (await seeExternal(run, before)).now
@@ -156,12 +174,12 @@ export const currentExternal = async (run: Run, before: ExternalInterface): Prom
 export const fitsOf = async ({ pattern }: ExternalInterface): Promise<((text: string) => boolean) | undefined> =>
   pattern === undefined ? undefined : compile(pattern)
 
-/** Returns the families of the network, even those of which the interface has no address now. */
+/** Returns the families of the network, including families of which the interface has no address now. */
 const familiesFor = ({ families, address }: ExternalInterface): readonly Family[] => families ?? familiesOf(address)
 
 /**
- * Returns the current state of the external interface like `currentExternal`, and for each family whose address is missing now the
- * reason.
+ * Returns the current state of the external interface as `currentExternal` does, and the reason for each family whose
+ * address is missing now.
  */
 export async function seeExternal(
   run: Run,
@@ -206,8 +224,8 @@ function goneOf(external: ExternalInterface, link: Link | undefined): ByFamily<s
 }
 
 /**
- * Returns the new address of a family for which the interface had none before; undefined if there is none. A link-local address does not
- * count, because other nodes cannot send to it.
+ * Returns the new address of a family for which the interface had no address before; undefined if there is none. A
+ * link-local address does not count, because peers cannot send to it.
  */
 function addressThatCame(
   { hold }: ExternalInterface,
@@ -227,8 +245,8 @@ function addressThatCame(
 
 /**
  * Returns the address that the node must use from now on; `known` is its address so far. The node returns to the
- * address with which it started, and leaves a makeshift or deprecated address for a better one. If the interface lacks
- * `known`, the node keeps it for HOLD_MS before it uses another address.
+ * address with which it started, and leaves a makeshift or deprecated address for a better address. If the interface
+ * lacks `known`, the node keeps `known` for HOLD_MS before it uses another address.
  */
 function follow(
   { named, hold }: ExternalInterface,
@@ -239,7 +257,8 @@ function follow(
   const family = familyOf(known)
   if (named.address[family]) return known
   const all = addressesOf(link, family)
-  // An address that is tentative now still belongs to this host, because unplugging the cable makes addresses tentative.
+  // An address that is tentative now still belongs to this host, because unplugging the cable makes addresses
+  // tentative.
   const there = all.find(({ address, duplicate }) => address === known && !duplicate)
   const isReady = ({ deprecated, tentative }: LinkAddress): boolean => !deprecated && !tentative
   const home = all.find((entry) => entry.address === hold?.home(family) && isReady(entry))
@@ -255,8 +274,8 @@ function follow(
     if (makeshiftOf(other) < makeshiftOf(there)) hold?.settle(other.address)
     return other.address
   }
-  // When a link returns, it first has only its link-local address; the other addresses return when a router or a DHCP server answers. So
-  // the node does not change to the link-local address.
+  // When a link returns, the interface first has only its link-local address, until a router or a DHCP server answers.
+  // So the node does not change to the link-local address.
   const isForNow = other !== undefined && isLinkLocal(other.address) && !isLinkLocal(known)
   const isLeft = hold?.isGoneForGood(known) ?? true
   return other === undefined || isForNow || !isLeft ? known : other.address
@@ -273,8 +292,8 @@ export const mtuChange = (before: ExternalInterface, now: ExternalInterface): st
   now.mtu === before.mtu ? undefined : `the MTU of ${now.name} changed from ${before.mtu} to ${now.mtu}`
 
 /**
- * Compiles a regular expression to a function that searches a text for it. The syntax is that of Go (RE2), and a search takes linear
- * time.
+ * Compiles a regular expression to a function that searches a text for a match. The syntax is that of Go (RE2), and a
+ * search takes linear time.
  */
 export async function compile(pattern: string): Promise<(text: string) => boolean> {
   const { RE2JS } = await import('re2js') // few hosts need it
@@ -293,10 +312,16 @@ export function externalText({ hold, ...external }: ExternalInterface): object {
   return { ...external, address: text(external.address), publicIp: text(external.publicIp), home: text(home) }
 }
 
-/** The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` refuses any other name with an error. */
+/**
+ * The names that the kernel accepts for an interface (net/core/dev.c, dev_valid_name); `ip` refuses any other name with
+ * an error.
+ */
 const LINK_NAME = /^(?!\.{1,2}$)[^\s/:]{1,15}$/
 
-/** Parses an external interface from JSON that `externalText` made and an earlier run stored; undefined if the value is anything else. */
+/**
+ * Parses an external interface from JSON that `externalText` made and an earlier run stored. Returns undefined if the
+ * value is not such JSON.
+ */
 export function readExternalText(value: unknown): ExternalInterface | undefined {
   const isRecord = (of: unknown): of is Readonly<Record<string, unknown>> => typeof of === 'object' && of !== null
   if (!isRecord(value)) return undefined
@@ -327,9 +352,9 @@ export function readExternalText(value: unknown): ExternalInterface | undefined 
 }
 
 /**
- * Finds the external interface that an earlier run used, and returns its current state. It is found by name, or by index if it was
- * renamed, and must have one of the earlier addresses. Returns undefined if there is no such interface. A family whose address is missing
- * has no address in the result.
+ * Finds the external interface that an earlier run used, and returns its current state. Finds the interface by its
+ * name, or by its index if it was renamed, and requires that it has one of the earlier addresses. Returns undefined if
+ * no interface fits. In the result a family whose address is missing has no address.
  */
 export async function resumeExternal(run: Run, known: ExternalInterface): Promise<ExternalInterface | undefined> {
   const links = await listLinks(run)

@@ -1,17 +1,20 @@
 // iptables.ts - detects the abilities of iptables from its version.
 
 /**
- * The option by which iptables-restore waits for its lock without a limit. A caller that uses it must run the command without a time
- * limit.
+ * The option by which iptables-restore waits for its lock without a limit. A caller that uses this option must run the
+ * command without a time limit.
  */
 export const WAIT = ['--wait'] as const
 
-/** True if iptables uses the kernel's nf_tables, false if it uses the legacy tables. `text` is the output of `iptables --version`. */
+/**
+ * Returns true if iptables uses the kernel's nf_tables, and false if it uses the legacy tables. `text` is the output of
+ * `iptables --version`.
+ */
 export const isNfTables = (text: string): boolean => text.includes('nf_tables')
 
 /**
- * True for iptables 1.6.2 or later, which has the options --random-fully and iptables-restore --wait. `text` is the output of `iptables
- * --version`.
+ * Returns true for iptables 1.6.2 or later, which has the options --random-fully and iptables-restore --wait. `text` is
+ * the output of `iptables --version`.
  */
 export function isIptables162(text: string): boolean {
   const [major = 0, minor = 0, patch = 0] = (/v(\d+)\.(\d+)\.(\d+)/.exec(text) ?? []).slice(1).map(Number)

@@ -27,11 +27,11 @@ export interface LinkAddress<A extends Address = Address> {
   /** True for a temporary IPv6 address, which the kernel replaces from time to time for privacy (RFC 8981). */
   readonly temporary: boolean
   /**
-   * True for an IPv6 address whose duplicate address detection is still running or has failed (RFC 4862 section 5.4). Sockets cannot use
-   * it.
+   * True for an IPv6 address whose duplicate address detection is still running or has failed (RFC 4862 section 5.4).
+   * Sockets cannot use a tentative address.
    */
   readonly tentative: boolean
-  /** True for an IPv6 address that another host uses too. */
+  /** True for an IPv6 address that another host on the link uses too. */
   readonly duplicate?: boolean
 }
 
@@ -48,12 +48,11 @@ export interface Link {
 export interface Route {
   /** The device of the route's first next hop; empty for a route without a device, such as a blackhole. */
   readonly device: string
-  /** The destination of the route, such as `10.5.0.0/16` or `default`. */
   readonly destination: string
   readonly type: string
   /** The origin of the route, such as `kernel`, `static`, or `ra` for a router advertisement. */
   readonly protocol?: string | undefined
-  /** The gateway, an IPv4 or IPv6 address; undefined if the route has none, or has several next hops. */
+  /** The gateway, an IPv4 or IPv6 address; undefined if the route has no gateway, or has several next hops. */
   readonly gateway: string | undefined
   readonly isMultipath?: boolean
   readonly metric: number
@@ -92,8 +91,9 @@ interface JsonRoute {
 }
 
 /**
- * True if a process has the TUN device open. `flags` are those of `ip link`. The kernel may set the flag NO-CARRIER a second late
- * (net/core/link_watch.c), so the carrier is also read from sysfs, if sysfs belongs to this network namespace.
+ * Returns true if a process has the TUN device open. `flags` are the device's flags from `ip link`. The kernel may set
+ * the flag NO-CARRIER a second late (net/core/link_watch.c), so weftd also reads the carrier from sysfs, if sysfs
+ * belongs to this network namespace.
  */
 export async function isTunOpen(name: string, index: number, flags: readonly string[]): Promise<boolean> {
   if (!flags.includes('UP') || flags.includes('NO-CARRIER')) return false
@@ -105,14 +105,17 @@ export async function isTunOpen(name: string, index: number, flags: readonly str
   return (await read('ifindex')) !== String(index) || (await read('carrier')) !== '0'
 }
 
-/** Runs `ip -j` with these arguments and parses its output. Rejects with WeftError COMMAND if the output is not a JSON list. */
+/**
+ * Runs `ip -j` with the arguments `args` and parses its output. Rejects with WeftError COMMAND if the output is not a
+ * JSON list.
+ */
 export async function ipJson<T>(run: Run, args: readonly string[]): Promise<T[]> {
   return parseList(await run('ip', ['-j', ...args]), `ip -j ${args.join(' ')}`)
 }
 
 /**
- * Parses a JSON list that a command of iproute2 printed; empty output counts as an empty list. Throws WeftError COMMAND, which names
- * `command`, for other output.
+ * Parses a JSON list that a command of iproute2 printed; empty output counts as an empty list. For other output throws
+ * WeftError COMMAND, which names `command`.
  */
 export function parseList<T>(text: string, command: string): T[] {
   if (text.trim() === '') return []
@@ -120,7 +123,7 @@ export function parseList<T>(text: string, command: string): T[] {
     const value: unknown = JSON.parse(text)
     if (Array.isArray(value) && value.every((each) => typeof each === 'object' && each !== null)) return value as T[]
   } catch {
-    // Ignore the syntax error: text that is not JSON is reported below.
+    // Ignore the syntax error: the WeftError below reports a text that is not JSON.
   }
   throw new WeftError('COMMAND', `\`${command}\` did not print a JSON list, but: ${excerpt(text)}`, {
     remedy: 'run the command by hand, and check that `ip` is the program of iproute2',
@@ -171,7 +174,10 @@ export async function findLink(run: Run, name: string): Promise<Link | undefined
   }
 }
 
-/** Finds an interface again: by its index, because it may have been renamed, or else by its name. Returns undefined if it is gone. */
+/**
+ * Finds an interface again: by its index, because it may have been renamed, or else by its name. Returns undefined if
+ * the interface is gone.
+ */
 export async function findLinkAgain(run: Run, name: string, index: number | undefined): Promise<Link | undefined> {
   const named = await findLink(run, name)
   if (!index || named?.index === index) return named
@@ -184,8 +190,8 @@ export interface Named {
 }
 
 /**
- * An interface that weftd follows by the kernel's index, because another program may rename it. An interface that was deleted and created
- * again under the same name has another index, and takes the place of the deleted one.
+ * An interface that weftd follows by the kernel's index, because another program may rename the interface. If the
+ * interface was deleted, an interface with the same name and another index takes its place.
  */
 export class FollowedLink implements Named {
   /** The name of the interface when `find` found it last. */
@@ -210,7 +216,7 @@ export class FollowedLink implements Named {
     return link
   }
 
-  /** Records that the interface is gone, and that the caller will create it again under its first name. */
+  /** Records that the interface is gone, and that the caller will create the interface again under its first name. */
   forget(): void {
     this.name = this.#firstName
     this.index = undefined
@@ -225,13 +231,12 @@ export class FollowedLink implements Named {
   }
 }
 
-/** Formats the log line about a new name of an interface that weftd follows. */
 export const renamed = (before: string, now: string): string =>
   `The interface ${before} is called ${now} now; weftd goes on with it under the new name`
 
 /**
- * Creates a device of a type such as `vxlan`. `common` are options that every type has, `own` are those of this type. Rejects with
- * WeftError NO_DEVICE_TYPE if the kernel does not support the type, and COMMAND for any other refusal.
+ * Creates a device of a type such as `vxlan`. `common` are options that every type has, `own` are options of the type.
+ * Rejects with WeftError NO_DEVICE_TYPE if the kernel does not support the type, and COMMAND for any other refusal.
  */
 export async function addDevice(
   run: Run,
@@ -256,7 +261,7 @@ export async function addDevice(
   }
 }
 
-/** The metric that the kernel gives a route which was created without one (net/ipv6/route.c, IP6_RT_PRIO_USER). */
+/** The metric that the kernel gives a route which was created without a metric (net/ipv6/route.c, IP6_RT_PRIO_USER). */
 export const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
 export const ipFlag = (of: Address | Net | Family): '-4' | '-6' =>
@@ -277,8 +282,8 @@ function toRoute(json: JsonRoute): Route {
 }
 
 /**
- * Lists the routes of the main table whose destination is exactly `destination`. If `destination` is a family, lists the family's default
- * routes.
+ * Lists the routes of the main table whose destination is exactly `destination`. If `destination` is a family, lists
+ * the family's default routes.
  */
 export async function routesTo(run: Run, destination: Net | Family): Promise<Route[]> {
   const exact = typeof destination === 'string' ? 'default' : formatNet(destination)
@@ -291,8 +296,9 @@ export async function routesWithin(run: Run, network: Net): Promise<Route[]> {
 }
 
 /**
- * True if the kernel has policy rules in addition to the three that every host has, so that the main table alone does not determine the
- * route of a packet. False if the kernel is built without policy routing or without the family.
+ * Returns true if the kernel has policy rules in addition to the three rules that every host has, so that the main
+ * table alone does not determine the route of a packet. Returns false if the kernel is built without policy routing or
+ * without the family.
  */
 export async function hasPolicyRules(run: Run, family: Family): Promise<boolean> {
   try {
@@ -304,11 +310,15 @@ export async function hasPolicyRules(run: Run, family: Family): Promise<boolean>
   }
 }
 /**
- * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c, net/ipv6/fib6_rules.c).
+ * The priorities of the rules that every host has, for the tables local, main and default (net/ipv4/fib_rules.c,
+ * net/ipv6/fib6_rules.c).
  */
 const USUAL_RULES: ReadonlySet<number> = new Set([0, 32_766, 32_767])
 
-/** Lists the routes of the main table to exactly these destinations, such as `10.5.2.0/24`, which all have the same family. */
+/**
+ * Lists the routes of the main table to exactly the given destinations, such as `10.5.2.0/24`, which all have the same
+ * family.
+ */
 export async function routesExactly(run: Run, family: Family, destinations: readonly string[]): Promise<Route[]> {
   const input = `${destinations.map((destination) => `route show exact ${destination}`).join('\n')}\n`
   const command = `ip -j ${ipFlag(family)} -batch -`
@@ -320,15 +330,15 @@ const parseLines = <T>(text: string, command: string): T[] =>
   text.split('\n').flatMap((line) => parseList<T>(line, command))
 
 /**
- * Looks up the kernel's route to each of these addresses, which must have the same family. The result lacks addresses
- * without a route.
+ * Looks up the kernel's route to each given address; all addresses must have the same family. The result lacks
+ * addresses without a route.
  */
 export async function routesFor(run: Run, family: Family, addresses: readonly string[]): Promise<Map<string, Route>> {
   if (addresses.length === 0) return new Map()
   const input = `${addresses.map((address) => `route get ${address}`).join('\n')}\n`
   const text = await run('ip', ['-j', ipFlag(family), '-force', '-batch', '-'], { input }).catch((error: unknown) => {
-    // If an address has no route, or a policy rule prohibits it ("permission denied"), `ip` fails after the batch.
-    // Its output still has the routes of all other addresses, so that output is used.
+    // If an address has no route, or a policy rule prohibits the route ("permission denied"), `ip` fails after the
+    // batch. Use its output, which still has the routes of all other addresses.
     if (!isWeftError(error) || !isRefusal(error)) throw error
     return (error.cause as { readonly stdout?: string }).stdout ?? ''
   })
@@ -336,14 +346,16 @@ export async function routesFor(run: Run, family: Family, addresses: readonly st
   return new Map(parseLines<JsonRoute>(text, command).map((json) => [json.dst ?? '', toRoute(json)]))
 }
 
-/** Looks up the interface and the source address by which the kernel reaches `address`; undefined if there is no route. */
+/**
+ * Looks up the interface and the source address by which the kernel reaches `address`; undefined if there is no route.
+ */
 export async function routeFor(run: Run, address: Address): Promise<Route | undefined> {
   try {
     const [json] = await ipJson<JsonRoute>(run, [ipFlag(address), 'route', 'get', formatAddress(address)])
     return json && toRoute(json)
   } catch (error) {
-    // `ip` prints "no route to host" for a route of type unreachable, such as the kernel's IPv6 default route on a host without another
-    // one.
+    // `ip` prints "no route to host" for a route of type unreachable, such as the kernel's IPv6 default route on a host
+    // without any other default route.
     if (isWeftError(error, 'COMMAND') && /unreachable|no route to host/i.test(error.message)) return undefined
     throw error
   }

@@ -1,13 +1,13 @@
-// look-ahead.ts - runs in advance the queries that the start makes by `ip`: one process for each family instead of one
-// for each query.
+// look-ahead.ts - runs in advance the queries that weftd's start makes with `ip`: one process for each family instead
+// of one process for each query.
 
 import { formatNet, type Net, type Nets } from '../net/address.ts'
 import type { Run } from './command.ts'
 
 export interface LookAhead {
   /**
-   * Returns the stored result if the command is one of the queries that were run in advance. Any other command is run
-   * and discards the stored results, because it may change the host.
+   * Returns the stored result if the command is one of the queries that were run in advance. For any other command,
+   * discards the stored results, because the command may change the host, and runs the command.
    */
   readonly run: Run
   /** Discards the stored results, because the caller is about to change the host. */
@@ -21,8 +21,8 @@ const LINKS = 'address show'
 const routesFor = (network: Net): string[] => ['route show exact default', `route show exact ${formatNet(network)}`]
 
 /**
- * Runs in advance the queries that links.ts will make: all links, and for each family of the network the default route and the routes to
- * the network.
+ * Runs in advance the queries that links.ts will make: all links, and for each family of the network the default route
+ * and the routes to the network.
  */
 export function lookAhead(run: Run, networks: Nets): LookAhead {
   const looks = [
@@ -42,8 +42,8 @@ export function lookAhead(run: Run, networks: Nets): LookAhead {
 }
 
 /**
- * Runs several queries by one process of `ip`. Returns an empty list if the process fails; later each query is run separately and reports
- * the reason.
+ * Runs several queries by one process of `ip`. Returns an empty list if the process fails; later each query then runs
+ * in a process of its own and reports the reason.
  */
 async function see(run: Run, lines: readonly string[], family?: '-6'): Promise<Seen> {
   try {

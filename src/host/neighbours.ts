@@ -8,16 +8,21 @@ import { getSysctl } from './sysctl.ts'
 /** The kernel's neighbour table of one family, which maps IP addresses to link-layer addresses (arp(7)). */
 export interface NeighbourTable {
   readonly family: Family
-  /** The number of entries that count against the kernel's limits. Entries that were added manually do not count. */
+  /**
+   * The number of entries that count against the kernel's limits. Entries that an operator added manually do not count.
+   */
   readonly entries: number
   /**
-   * The kernel's limits for the number of entries, `net.ipv4.neigh.default.gc_thresh1` to `3`; undefined inside a network namespace,
-   * which cannot read them.
+   * The kernel's limits for the number of entries, `net.ipv4.neigh.default.gc_thresh1` to `gc_thresh3`; undefined in a
+   * network namespace other than the host's, which cannot read them.
    */
   readonly thresholds: readonly [number, number, number] | undefined
 }
 
-/** The states of entries that do not count against the kernel's limits: manually added entries, and those that need no ARP. */
+/**
+ * The states of neighbour entries that do not count against the kernel's limits: manually added entries, and entries
+ * that need no ARP.
+ */
 const UNCOUNTED = new Set(['PERMANENT', 'NOARP'])
 
 /** Counts the neighbour entries of a family, and reads the kernel's limits for their number. */

@@ -4,10 +4,12 @@ import { randomBytes } from 'node:crypto'
 import { lstat, open, readdir, rename, unlink, writeFile } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 
-/** The maximum age of a temporary file in use, in ms. An older file was left by a process that was killed while it wrote. */
+/**
+ * The maximum age of a temporary file in use, in ms. An older file was left behind by a process that was killed while
+ * it wrote.
+ */
 const STALE_MS = 60_000
 
-/** The content of the file, in one piece or in several. */
 type Data = string | Uint8Array | AsyncIterable<string>
 
 /**
@@ -17,9 +19,9 @@ type Data = string | Uint8Array | AsyncIterable<string>
 const last = new Map<string, Promise<void>>()
 
 /**
- * Replaces a file atomically: writes a temporary file next to `path`, syncs it to disk, and renames it to `path`. `mode` applies
- * regardless of the umask. If several calls write the same path, the last call wins. Rejects with the file system's error, and for a
- * device, a socket or a pipe, because replacing /dev/null would break the host.
+ * Replaces a file atomically: writes a temporary file next to `path`, syncs it to disk, and renames it to `path`.
+ * `mode` applies regardless of the umask. If several calls write the same path, the last call wins. Rejects with the
+ * file system's error, and for a device, a socket or a pipe, because replacing /dev/null would break the host.
  */
 export function replaceFile(path: string, data: Data, mode: number): Promise<void> {
   const write = (): Promise<void> => replaceNow(path, data, mode)
@@ -34,8 +36,8 @@ async function replaceNow(path: string, data: Data, mode: number): Promise<void>
   const there = await lstat(path).catch(() => undefined)
   if (there && !there.isFile() && !there.isSymbolicLink() && !there.isDirectory())
     throw new Error(`${path} is a device, a socket or a pipe, not a file`)
-  // The name of the temporary file begins with a dot, so that programs that read configuration folders skip it. A part
-  // is random, because processes in different containers may have the same process id.
+  // The name of the temporary file begins with a dot, so that programs that read configuration folders skip the file. A
+  // part of the name is random, because processes in different containers may have the same process id.
   const prefix = `.${basename(path)}.tmp`
   await removeStale(dirname(path), prefix)
   const temporary = join(dirname(path), prefix + randomBytes(8).toString('hex'))

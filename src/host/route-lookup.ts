@@ -7,7 +7,10 @@ import { ipFlag, ipJson } from './links.ts'
 
 export interface RouteQuery {
   readonly to: string
-  /** The source address of a packet that arrives on the interface `iif`. Both are left out for a packet that this host sends itself. */
+  /**
+   * The source address of a packet that arrives on the interface `iif`. For a packet that this host itself sends,
+   * `from` and `iif` are left out.
+   */
   readonly from?: string
   readonly iif?: string
   /** The firewall mark of the packet, such as `0x1`. */
@@ -54,8 +57,8 @@ const toRoute = ({ dev = '', gateway, type = 'unicast', table }: JsonAnswer): Ke
 })
 
 /**
- * Looks up the routes of these packets by one command, and returns the answers in the same order. If the kernel refuses a packet, the
- * lookup of its route is repeated separately to get the reason.
+ * Looks up the routes of these packets by one command, and returns the answers in the same order. If the kernel refuses
+ * a packet, looks up the packet's route again, alone, to get the reason.
  */
 export async function lookUpRoutes(
   run: Run,
@@ -82,8 +85,8 @@ export async function lookUpRoutes(
 }
 
 /**
- * Looks up the route of one refused packet again, to get the kernel's reason. If a policy rule prohibits the route, `ip` prints
- * "permission denied".
+ * Looks up the route of one refused packet again, to get the kernel's reason. `ip` prints "permission denied" if a
+ * policy rule prohibits the route.
  */
 async function lookUpAgain(run: Run, family: Family, query: RouteQuery): Promise<RouteAnswer> {
   try {
@@ -105,7 +108,6 @@ export interface PolicyRule {
   /** The firewall mark that packets must have to match the rule; `mask` has the bits of the mark that are compared. */
   readonly mark: number | undefined
   readonly mask: number
-  /** The rule as `ip rule` prints it. */
   readonly text: string
 }
 

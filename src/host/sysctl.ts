@@ -3,7 +3,7 @@
 import { readFile } from 'node:fs/promises'
 import type { Family } from '../net/address.ts'
 
-/** Reads a kernel setting such as `net/ipv4/ip_forward`; undefined if it cannot be read. */
+/** Reads a kernel setting such as `net/ipv4/ip_forward`. Returns undefined if the setting cannot be read. */
 export async function getSysctl(name: string): Promise<string | undefined> {
   try {
     return (await readFile(`/proc/sys/${name}`, 'utf8')).trim()
@@ -19,7 +19,7 @@ export const FORWARDING: Readonly<Record<Family, string>> = {
 }
 
 /**
- * Converts the path of a kernel setting below /proc/sys to the name for sysctl(8). For example, `net/ipv6/conf/eth0.7/accept_ra` becomes
- * `net.ipv6.conf.eth0/7.accept_ra`.
+ * Converts the path of a kernel setting below /proc/sys to the name for sysctl(8). For example,
+ * `net/ipv6/conf/eth0.7/accept_ra` becomes `net.ipv6.conf.eth0/7.accept_ra`.
  */
 export const dotted = (name: string): string => name.replaceAll(/[./]/g, (mark) => (mark === '/' ? '.' : '/'))

@@ -2,7 +2,9 @@
 
 type Turn = <T>(work: () => Promise<T>) => Promise<T>
 
-/** Makes a function that runs asynchronous work in sequence: each work starts when all earlier work has ended or failed. */
+/**
+ * Makes a function that runs asynchronous work in sequence: each work starts when all earlier work has ended or failed.
+ */
 export function createTurn(): Turn {
   let last: Promise<unknown> = Promise.resolve()
   return (work) => {

@@ -1,4 +1,4 @@
-// udp-ports.ts - checks whether a UDP port of this host is free, and finds the process that holds it.
+// udp-ports.ts - checks whether a UDP port of this host is free, and finds the process that uses the port.
 
 import { createSocket } from 'node:dgram'
 import { readdir, readFile, readlink } from 'node:fs/promises'
@@ -8,15 +8,15 @@ interface UdpSocket {
   /** The local address of the socket as text; `*` if the socket receives at every address. */
   readonly address: string
   /**
-   * The inode number of the socket, by which the process that has it open is found. A socket of the kernel, such as that of a vxlan
-   * device, is open in no process.
+   * The inode number of the socket, which identifies the socket among the open files of a process. A socket of the
+   * kernel, such as that of a vxlan device, is open in no process.
    */
   readonly inode: number
 }
 
 /**
- * Checks if a UDP port is free: binds it without SO_REUSEADDR and SO_REUSEPORT, and closes the socket again. Resolves with undefined if
- * the port is free, else with the kernel's error code, such as EADDRINUSE.
+ * Checks if a UDP port is free: binds a socket to the port without SO_REUSEADDR and SO_REUSEPORT, and closes the
+ * socket. Resolves with undefined if the port is free, else with the kernel's error code, such as EADDRINUSE.
  */
 export function tryUdpPort(family: Family, address: string, port: number): Promise<string | undefined> {
   return new Promise((resolve) => {
@@ -29,7 +29,10 @@ export function tryUdpPort(family: Family, address: string, port: number): Promi
   })
 }
 
-/** Lists the sockets because of which this address and port cannot be bound. Returns an empty list if procfs cannot be read. */
+/**
+ * Lists the sockets that prevent binding a socket to this address and port. Returns an empty list if procfs cannot be
+ * read.
+ */
 export async function socketsAt(family: Family, address: string, port: number): Promise<readonly UdpSocket[]> {
   const tables = family === 'ipv4' ? (['udp', 'udp6'] as const) : (['udp6'] as const)
   const texts = await Promise.all(tables.map((table) => readFile(`/proc/self/net/${table}`, 'utf8').catch(() => '')))
@@ -43,12 +46,12 @@ export async function socketsAt(family: Family, address: string, port: number): 
 
 const ANY: ReadonlySet<string> = new Set(['0.0.0.0', '::'])
 const isAny = (address: string): boolean => ANY.has(address)
-/** Returns a canonical text of an address, so that different spellings of an address compare equal. */
+/** Returns a canonical form of an address, so that different spellings of the same address compare equal. */
 const plain = (address: string): string => String(parseAddress(address))
 
 /**
- * Parses /proc/net/udp or udp6, and returns the sockets with this port. The kernel prints addresses in hexadecimal digits, in 32-bit
- * words of the host's byte order.
+ * Parses /proc/net/udp or udp6, and returns the sockets with this port. The kernel prints addresses in hexadecimal
+ * digits, in 32-bit words of the host's byte order.
  */
 export function socketsIn(table: string, family: Family, port: number): UdpSocket[] {
   const digits = port.toString(16).toUpperCase().padStart(4, '0')
@@ -64,8 +67,8 @@ export function socketsIn(table: string, family: Family, port: number): UdpSocke
 }
 
 /**
- * Lists the inode numbers of the sockets that a process and its children have open; undefined if this process lacks the permission to see
- * them.
+ * Lists the inode numbers of the sockets that a process and its children have open; undefined if weft lacks the
+ * permission to see them.
  */
 export async function socketsOf(pid: number): Promise<ReadonlySet<number> | undefined> {
   const own = await openSockets(pid)
@@ -77,8 +80,8 @@ export async function socketsOf(pid: number): Promise<ReadonlySet<number> | unde
 }
 
 /**
- * Returns the name of the first process that has one of these sockets open, such as `socat (pid 12)`; undefined if this process finds
- * none.
+ * Returns the name of the first process that has one of these sockets open, such as `socat (pid 12)`; undefined if weft
+ * finds no such process.
  */
 export async function ownerOfSockets(inodes: ReadonlySet<number>): Promise<string | undefined> {
   for (const pid of await processes()) {
@@ -93,7 +96,10 @@ export async function ownerOfSockets(inodes: ReadonlySet<number>): Promise<strin
 const processes = async (): Promise<readonly number[]> =>
   (await readdir('/proc').catch(() => [])).filter((name) => /^\d+$/.test(name)).map(Number)
 
-/** Reads the id of a process's parent from /proc/PID/stat. The process name in that file may contain spaces and parentheses. */
+/**
+ * Reads the id of a process's parent from /proc/PID/stat. The process name in that file may contain spaces and
+ * parentheses.
+ */
 async function parentOf(pid: number): Promise<number | undefined> {
   const text = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '')
   const [, parent] = text.slice(text.lastIndexOf(')') + 2).split(' ')

@@ -1,16 +1,21 @@
-// udp-probe.ts - probes a UDP port with an empty datagram. No program answers it, but a host or a firewall may send an ICMP error.
+// udp-probe.ts - probes a UDP port with an empty datagram. No program answers an empty datagram, but a host or a
+// firewall may send an ICMP error.
 
 import { createSocket } from 'node:dgram'
 import { familyOf, formatAddress, type Address } from '../net/address.ts'
 
 /**
- * `refused`: the host is up, and no program listens on the port. `prohibited`: a firewall on the path or on that host rejects the
- * datagram. `own-firewall`: the firewall of this host rejects it. `no-route`: this host has no route to the address. There is no result
- * for ICMP host unreachable, because by default the kernel does not report it to a socket (net/ipv4/icmp.c, icmp_err_convert: not fatal).
+ * The result of a probe. `refused`: the host is up, and no program listens on the port. `prohibited`: a firewall on the
+ * path or on the probed host rejects the datagram. `own-firewall`: the firewall of this host rejects the datagram.
+ * `no-route`: this host has no route to the address. There is no result for ICMP host unreachable, because by default
+ * the kernel does not report this error to a socket (net/ipv4/icmp.c, icmp_err_convert: not fatal).
  */
 export type UdpProbeResult = 'refused' | 'prohibited' | 'own-firewall' | 'no-route'
 
-/** The result for each error code that the socket reports after the datagram was sent. The kernel gets these errors from ICMP errors. */
+/**
+ * The result for each error code that the socket reports after the datagram was sent. The kernel makes these codes from
+ * ICMP errors.
+ */
 const AFTER_SENDING: Readonly<Record<string, UdpProbeResult>> = {
   ECONNREFUSED: 'refused',
   EHOSTUNREACH: 'prohibited',
@@ -26,7 +31,8 @@ const BEFORE_SENDING: Readonly<Record<string, UdpProbeResult>> = {
 }
 
 /**
- * Sends an empty UDP datagram, and waits for an ICMP error for at most `waitMs` milliseconds. Resolves with undefined if no error comes.
+ * Sends an empty UDP datagram, and waits for an ICMP error for at most `waitMs` milliseconds. Resolves with undefined
+ * if no error comes.
  */
 export function probeUdpPort(to: Address, port: number, waitMs: number): Promise<UdpProbeResult | undefined> {
   const socket = createSocket(familyOf(to) === 'ipv4' ? 'udp4' : 'udp6')

@@ -1,4 +1,5 @@
-// unix-socket.ts - exchanges messages, each a text with descriptors, with other processes over Unix sockets of sequenced packets.
+// unix-socket.ts - exchanges messages, each a text with descriptors, with other processes over Unix sockets of
+// sequenced packets.
 
 import { closeSync } from 'node:fs'
 import { addon } from './addon.ts'
@@ -6,19 +7,22 @@ import { createBell } from './bell.ts'
 
 export interface Parcel {
   readonly text: string
-  /** The received file descriptors. The code that receives the message must close them. */
+  /** The received file descriptors. The receiver of the message must close them. */
   readonly fds: readonly number[]
 }
 
 export interface Connection {
-  /** The id of the process at the other end of the connection; 0 if that process is in a PID namespace that this process cannot see. */
+  /** The process id of the connection's peer; 0 if the peer is in a PID namespace that this process cannot see. */
   readonly peerPid: number
   /**
-   * Sends a message. The receiving process gets copies of the descriptors `fds`. Throws an Error with `code` if the other process closed
+   * Sends a message. The receiver gets copies of the descriptors `fds`. Throws an Error with `code` if the peer closed
    * the connection.
    */
   send(text: string, fds?: readonly number[]): void
-  /** Waits for the next message. Resolves with undefined when the other process closed the connection. Rejects with the signal's reason. */
+  /**
+   * Waits for the next message. Resolves with undefined when the peer closed the connection. Rejects with the signal's
+   * reason.
+   */
   receive(signal: AbortSignal): Promise<Parcel | undefined>
   /** Closes the connection, and the descriptors of messages that were not received. Further calls have no effect. */
   close(): void
@@ -28,8 +32,8 @@ export interface Listener {
   /** Waits until another process connects. Rejects with the signal's reason. */
   accept(signal: AbortSignal): Promise<Connection>
   /**
-   * Closes the listening socket. The path stays in the file system, because another process may have bound it again. Further calls have
-   * no effect.
+   * Closes the listening socket. The path stays in the file system, because another process may have bound it again.
+   * Further calls have no effect.
    */
   close(): void
 }
@@ -39,15 +43,15 @@ export function closeAll(fds: readonly number[]): void {
 }
 
 /**
- * The pause in ms after accept failed. The descriptor stays readable after the failure, so without a pause weftd would retry in a busy
- * loop.
+ * The pause in ms after accept failed. The listening socket stays readable after the failure, so without a pause weftd
+ * would retry in a busy loop.
  */
 const LATER_MS = 100
 
 /**
- * Makes a queue of items. Whenever the descriptor `fd` is readable, `take` is called until it returns something other
- * than an item: undefined if no more can be read now, 'end' at the end of the connection, or 'later' to be called again
- * after LATER_MS.
+ * Makes a queue of items that are read from the descriptor `fd`. Whenever `fd` is readable, the queue calls `take`
+ * until `take` returns no item: undefined if no more can be read now, 'end' at the end of the connection, or 'later' if
+ * `take` must be called again after LATER_MS.
  */
 function createQueue<T>(fd: number, take: () => T | undefined | 'end' | 'later') {
   const waiting: T[] = []
@@ -110,12 +114,15 @@ function connectionOf(fd: number): Connection {
   }
 }
 
-/** Error codes which mean that no process listens at the path: the socket does not exist, was closed, or its path is too long. */
+/**
+ * Error codes of connect which mean that no process listens at the path: the socket does not exist, was closed, or its
+ * path is too long.
+ */
 const NO_LISTENER = new Set(['ENOENT', 'ECONNREFUSED', 'ENAMETOOLONG'])
 
 /**
- * Connects to the process that listens at a path; returns undefined if none listens there. Throws an Error with `code` for any other
- * failure, such as EAGAIN if the listener's queue of connections is full.
+ * Connects to the process that listens at a path. Returns undefined if no process listens at the path. Throws an Error
+ * with `code` for any other failure, such as EAGAIN if the listener's queue of connections is full.
  */
 export function connect(path: string): Connection | undefined {
   try {

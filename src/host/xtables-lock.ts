@@ -2,7 +2,10 @@
 
 import { readFile, stat } from 'node:fs/promises'
 
-/** Returns the path of the lock file of legacy iptables, which iptables determines in the same way (iptables/xshared.c). */
+/**
+ * Returns the path of the lock file of legacy iptables. The function follows the rule of iptables itself
+ * (iptables/xshared.c).
+ */
 const lockFile = (): string => process.env['XTABLES_LOCKFILE'] || '/run/xtables.lock'
 
 /**
@@ -14,8 +17,8 @@ export async function xtablesLockHolder(file = lockFile(), proc = '/proc'): Prom
     const { ino } = await stat(file)
     const locks = await readFile(`${proc}/locks`, 'utf8')
     for (const line of locks.split('\n')) {
-      // Match a line of /proc/locks such as `1: FLOCK  ADVISORY  WRITE 4711 00:1b:2345 0 EOF`. Lines of processes that
-      // wait for a lock have `->` after the number, and do not match (proc_locks(5)).
+      // Match a line of /proc/locks such as `1: FLOCK  ADVISORY  WRITE 4711 00:1b:2345 0 EOF` (proc_locks(5)). The line
+      // of a process that waits for a lock has `->` after the number, and does not match.
       const [, pid, inode] = /^\d+: FLOCK\s+\S+\s+WRITE\s+(-?\d+)\s+[\da-f]+:[\da-f]+:(\d+)\s/.exec(line) ?? []
       if (pid === undefined || Number(inode) !== ino) continue
       if (Number(pid) <= 0) return 'a process of another pid namespace'
@@ -23,7 +26,7 @@ export async function xtablesLockHolder(file = lockFile(), proc = '/proc'): Prom
       return name.trim() === '' ? `pid ${pid}` : `pid ${pid} (${name.trim()})`
     }
   } catch {
-    // The lock file does not exist, so no process holds the lock.
+    // If the lock file does not exist, no process holds the lock.
   }
   return undefined
 }

@@ -31,7 +31,7 @@ export const FAMILIES = ['ipv4', 'ipv6'] as const
 export type Family = (typeof FAMILIES)[number]
 export const FAMILY_NAMES: Readonly<Record<Family, string>> = { ipv4: 'IPv4', ipv6: 'IPv6' }
 
-/** A value for IPv4 and a value for IPv6. A value is undefined or left out if there is none for the family. */
+/** A value for IPv4 and a value for IPv6. If a family has no value, its member is undefined or left out. */
 export interface ByFamily<Of4, Of6 = Of4> {
   readonly ipv4?: Of4 | undefined
   readonly ipv6?: Of6 | undefined
@@ -51,19 +51,18 @@ export const onlyOf = <Of4, Of6>(
 
 /**
  * Returns the IPv4 value if there is one, else the IPv6 value. The result identifies an object, such as a node, that
- * may have both.
+ * may have values for both families.
  */
 export const primary = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): Of4 | Of6 | undefined => ipv4 ?? ipv6
 
 export const familyOf = (value: Address | Net): Family =>
   typeof value === 'number' || (typeof value === 'object' && isIpv4Net(value)) ? 'ipv4' : 'ipv6'
 
-/** Returns the family of an address that is given as text, without a check of the text. */
+/** Returns the family of an address in text form, without checking that the text is an address. */
 export const familyOfText = (address: string): Family => (address.includes(':') ? 'ipv6' : 'ipv4')
 
 export const ADDRESS_BITS: Readonly<Record<Family, number>> = { ipv4: 32, ipv6: 128 }
 
-/** Lists the values of a pair that exist, IPv4 first. */
 export const listed = <Of4, Of6>({ ipv4, ipv6 }: ByFamily<Of4, Of6>): readonly (Of4 | Of6)[] =>
   [ipv4, ipv6].filter((each) => each !== undefined)
 
@@ -80,7 +79,10 @@ export const formatEndpoint = (address: Address, port: number): string =>
 /** Returns the network that consists of a single address, such as `10.5.1.0/32` or `fd00:5:1::/128`. */
 export const hostNet = (address: Address): Net => netAround(address, ADDRESS_BITS[familyOf(address)])
 
-/** Returns the network with this prefix length that contains an address. For an IPv4 address a prefix length above 32 counts as 32. */
+/**
+ * Returns the network with this prefix length that contains an address. For an IPv4 address a prefix length above 32
+ * counts as 32.
+ */
 export const netAround = (address: Address, prefixLength: number): Net =>
   typeof address === 'number' ? ipv4Net(address, Math.min(prefixLength, 32)) : ipv6Net(address, prefixLength)
 
@@ -91,56 +93,61 @@ export const formatNet = (net: Net): string => (isIpv4Net(net) ? formatIpv4Net(n
 export const netSize = (net: Net, prefixLength = net.prefixLength): bigint =>
   1n << BigInt(ADDRESS_BITS[familyOf(net)] - prefixLength)
 
-/** True if the network contains the address. False if one is IPv4 and the other is IPv6. */
+/**
+ * Returns true if the network contains the address, and false if the network and the address are of different families.
+ */
 export function netContains(net: Net, address: Address): boolean {
   if (isIpv4Net(net)) return typeof address === 'number' && ipv4NetContains(net, address)
   return typeof address === 'bigint' && ipv6NetContains(net, address)
 }
 
-/** Returns the first IPv4 address and the first IPv6 address of a list. */
 export const byFamily = (addresses: readonly Address[]): Addresses => ({
   ipv4: addresses.find((address) => typeof address === 'number'),
   ipv6: addresses.find((address) => typeof address === 'bigint'),
 })
-/** Returns the first IPv4 network and the first IPv6 network of a list. */
 export const netsOf = (nets: readonly Net[]): Nets => ({
   ipv4: nets.find(isIpv4Net),
   ipv6: nets.find((net): net is Ipv6Net => !isIpv4Net(net)),
 })
-/** True if the two IPv4 networks overlap, or the two IPv6 networks do. */
+/** Returns true if the two IPv4 networks overlap, or the two IPv6 networks do. */
 export function netsOverlap(a: Nets, b: Nets): boolean {
   if (a.ipv4 && b.ipv4 && ipv4NetsOverlap(a.ipv4, b.ipv4)) return true
   return a.ipv6 !== undefined && b.ipv6 !== undefined && ipv6NetsOverlap(a.ipv6, b.ipv6)
 }
 
 /**
- * True for an IPv6 address that contains an IPv4 address (RFC 4291 section 2.5.5) and that programs print with dots, such as ::192.0.2.1.
- * False for ::2, which is printed without dots.
+ * Returns true for an IPv6 address that contains an IPv4 address (RFC 4291 section 2.5.5) and that programs print with
+ * dots, such as ::192.0.2.1. Returns false for ::2, which programs print without dots.
  */
 const isIpv4Within = (address: Ipv6): boolean =>
   address >> 32n === 0xffffn || (address >> 32n === 0n && address > 0xffffn)
 
 /**
- * True if the address can belong to a single host. False for ::, ::1, ff00::/8 and IPv6 addresses that contain an IPv4 address (RFC 4291
- * section 2).
+ * Returns true if the address can belong to a single host, and false for ::, ::1, ff00::/8 and IPv6 addresses that
+ * contain an IPv4 address (RFC 4291 section 2).
  */
 export const isOneHost = (address: Address): boolean =>
   typeof address === 'number'
     ? isOneIpv4Host(address)
     : address > 1n && address >> 120n !== 0xffn && !isIpv4Within(address)
 
-/** True for a link-local address: 169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC 4291 section 2.5.6). */
+/** Returns true for a link-local address: 169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC 4291 section 2.5.6). */
 export const isLinkLocal = (address: Address): boolean =>
   typeof address === 'number' ? address >>> 16 === 0xa9fe : address >> 118n === 0x3fan
 
-/** Compares two addresses for sorting: IPv4 before IPv6, then by number. */
+/** Compares two addresses for sorting: IPv4 before IPv6, then by numeric value. */
 export function compareAddresses(a: Address, b: Address): number {
   if (typeof a !== typeof b) return typeof a === 'number' ? -1 : 1
   return a < b ? -1 : a > b ? 1 : 0
 }
 
-/** Formats the IPv4 address, or else the IPv6 address, as Go does. Returns 0.0.0.0 if there is neither. */
+/**
+ * Formats the IPv4 address or, if there is none, the IPv6 address, as Go does. Returns 0.0.0.0 if there is no address.
+ */
 export const addressText = (addresses: Addresses): string => formatAddress(primary(addresses) ?? 0)
 export const netsText = (nets: Nets): string => listed(nets).map(formatNet).join(' and ')
-/** Formats the IPv4 network, or else the IPv6 network, as Go does. Returns 0.0.0.0/0 if there is neither. */
+/**
+ * Formats the IPv4 network or, if there is none, the IPv6 network, as Go does. Returns 0.0.0.0/0 if there is no
+ * network.
+ */
 export const netText = (nets: Nets): string => formatNet(primary(nets) ?? { address: 0, prefixLength: 0 })

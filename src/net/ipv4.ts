@@ -1,4 +1,4 @@
-// ipv4.ts - parses and formats IPv4 addresses, which are unsigned 32-bit numbers, and networks.
+// ipv4.ts - parses and formats IPv4 addresses and networks. An IPv4 address is an unsigned 32-bit number.
 
 /** An IPv4 address as a number from 0 to 4294967295; the first octet of its text is the highest byte. */
 export type Ipv4 = number
@@ -10,8 +10,8 @@ export interface Ipv4Net {
 }
 
 /**
- * Parses an IPv4 address such as `10.5.1.0`. Returns undefined unless the text is four decimal octets without leading zeros (RFC 6943
- * 3.1.1).
+ * Parses an IPv4 address such as `10.5.1.0`. Returns undefined unless the text is four decimal octets without leading
+ * zeros (RFC 6943 section 3.1.1).
  */
 export function parseIpv4(text: string): Ipv4 | undefined {
   const match = /^(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})$/.exec(text)
@@ -38,8 +38,8 @@ export function ipv4Net(address: Ipv4, prefixLength: number): Ipv4Net {
 }
 
 /**
- * Parses an IPv4 network, and clears its host bits as Go's net.ParseCIDR does: `10.5.1.7/24` becomes 10.5.1.0/24. Returns undefined for
- * any other text.
+ * Parses an IPv4 network, and clears its host bits as Go's net.ParseCIDR does: `10.5.1.7/24` becomes 10.5.1.0/24.
+ * Returns undefined for any other text.
  */
 export function parseIpv4Net(text: string): Ipv4Net | undefined {
   const slash = text.indexOf('/')
@@ -58,14 +58,14 @@ export function ipv4NetContains(net: Ipv4Net, address: Ipv4): boolean {
   return (address & ipv4Mask(net.prefixLength)) >>> 0 === net.address
 }
 
-/** True if two networks overlap, that is, one contains the other. */
+/** Returns true if two networks overlap, that is, one network contains the other. */
 export function ipv4NetsOverlap(a: Ipv4Net, b: Ipv4Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv4NetContains(a, b.address) : ipv4NetContains(b, a.address)
 }
 
 /**
- * True if the address can belong to a single host (RFC 1122 section 3.2.1.3). Addresses in 240.0.0.0/4 can too: they are reserved, but
- * Linux supports them since 2.6.25, and clouds use them.
+ * Returns true if the address can belong to a single host (RFC 1122 section 3.2.1.3). An address in 240.0.0.0/4 can
+ * belong to a host: the range is reserved, but Linux supports it since 2.6.25, and clouds use it.
  */
 export function isOneHost(address: Ipv4): boolean {
   const top = address >>> 24

@@ -1,8 +1,7 @@
-// ipv6.ts - parses and formats IPv6 addresses, which are 128-bit bigints, and networks.
+// ipv6.ts - parses and formats IPv6 addresses and networks. An IPv6 address is a 128-bit bigint.
 
 import { parseIpv4 } from './ipv4.ts'
 
-/** An IPv6 address as a bigint from 0 to 2^128 - 1. */
 export type Ipv6 = bigint
 
 /** An IPv6 network. The host bits of `address` are zero; `prefixLength` is 0 to 128. */
@@ -14,8 +13,8 @@ export interface Ipv6Net {
 const GROUPS = 8
 
 /**
- * Parses an IPv6 address such as `fc00::1` (RFC 4291 section 2.2). Returns undefined for any other text, such as an address with a zone
- * or a prefix length.
+ * Parses an IPv6 address such as `fc00::1` (RFC 4291 section 2.2). Returns undefined for any other text, such as an
+ * address with a zone or a prefix length.
  */
 export function parseIpv6(text: string): Ipv6 | undefined {
   const [head = '', tail, ...more] = text.split('::')
@@ -30,8 +29,8 @@ export function parseIpv6(text: string): Ipv6 | undefined {
 }
 
 /**
- * Parses the 16-bit groups of a part of an address, which must not contain `::`. If `isEnd` is true, an IPv4 address may take the place
- * of the last two groups.
+ * Parses the 16-bit groups of a part of an address, which must not contain `::`. If `isEnd` is true, an IPv4 address
+ * may take the place of the last two groups.
  */
 function groupsOf(text: string, isEnd: boolean): number[] | undefined {
   if (text === '') return []
@@ -48,7 +47,7 @@ function groupsOf(text: string, isEnd: boolean): number[] | undefined {
 
 /**
  * Formats an IPv6 address in the canonical form (RFC 5952 section 4): lower case, and `::` for the longest run of two
- * or more zero groups, the first of several equally long runs.
+ * or more zero groups. If several runs are equally long, `::` replaces the first of them.
  */
 export function formatIpv6(address: Ipv6): string {
   const groups = Array.from({ length: GROUPS }, (_, at) =>
@@ -73,7 +72,10 @@ export function ipv6Net(address: Ipv6, prefixLength: number): Ipv6Net {
   return { address: address & ipv6Mask(prefixLength), prefixLength }
 }
 
-/** Parses an IPv6 network, and clears its host bits: `fc00::1/48` becomes fc00::/48. Returns undefined for any other text. */
+/**
+ * Parses an IPv6 network, and clears its host bits: `fc00::1/48` becomes fc00::/48. Returns undefined for any other
+ * text.
+ */
 export function parseIpv6Net(text: string): Ipv6Net | undefined {
   const slash = text.indexOf('/')
   if (slash < 0 || !/^\d{1,3}$/.test(text.slice(slash + 1))) return undefined
@@ -91,7 +93,7 @@ export function ipv6NetContains(net: Ipv6Net, address: Ipv6): boolean {
   return (address & ipv6Mask(net.prefixLength)) === net.address
 }
 
-/** True if two networks overlap, that is, one contains the other. */
+/** Returns true if two networks overlap, that is, one network contains the other. */
 export function ipv6NetsOverlap(a: Ipv6Net, b: Ipv6Net): boolean {
   return a.prefixLength <= b.prefixLength ? ipv6NetContains(a, b.address) : ipv6NetContains(b, a.address)
 }

@@ -1,14 +1,14 @@
-// lengths.ts - the packet lengths that are probed if a path does not carry full-size packets. Pure.
+// lengths.ts - the packet lengths that weft probes if a path does not carry full-size packets. Pure.
 
 /**
- * Common path MTUs in bytes: the minimum that hosts must accept (576) and the minimum of IPv6 (1280), Ethernet (1500), the MTUs inside
- * tunnels, PPPoE and clouds, and jumbo frames.
+ * Common path MTUs in bytes: the minimum that hosts must accept (576) and the minimum of IPv6 (1280), Ethernet (1500),
+ * the MTUs inside tunnels, PPPoE and clouds, and jumbo frames.
  */
 const PATH_BYTES = [576, 1024, 1200, 1280, 1400, 1420, 1450, 1492, 1500, 4352, 8896, 9000]
 
 /**
- * Lists the packet lengths in bytes that are probed, in ascending order up to `longest`. `overhead` is the total length of the outer
- * headers in bytes.
+ * Lists the packet lengths in bytes that weft probes, in ascending order up to `longest`. `overhead` is the total
+ * length of the outer headers in bytes.
  */
 export const lengthsUpTo = (longest: number, overhead: number): readonly number[] => [
   ...PATH_BYTES.map((bytes) => bytes - overhead).filter((bytes) => bytes < longest),
@@ -16,8 +16,8 @@ export const lengthsUpTo = (longest: number, overhead: number): readonly number[
 ]
 
 /**
- * Finds by binary search the longest of these packet lengths that passes. Returns undefined if none passes. The caller
- * must already know that the last length does not pass.
+ * Finds by binary search the longest of the packet lengths `lengths` that passes. Returns undefined if none of them
+ * passes. The caller must already know that the last length does not pass.
  */
 export async function longestOf(
   lengths: readonly number[],

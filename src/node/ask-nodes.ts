@@ -1,7 +1,7 @@
-// ask-nodes.ts - queries the state (view) that each other node publishes, over the network, at the addresses at which
-// the nodes are probed.
+// ask-nodes.ts - asks each peer for its state (its view: peers, versions, problems), over the network, at the addresses
+// at which this node probes the peer.
 //
-// Each query has a time limit and a size limit, so that a node which answers slowly, endlessly or with invalid data
+// Each query has a time limit and a size limit, so that a peer which answers slowly, endlessly or with invalid data
 // does no harm.
 
 import { createHash, timingSafeEqual } from 'node:crypto'
@@ -21,28 +21,31 @@ import type { Status } from '../report/status.ts'
 import { readView, viewOf } from '../report/view.ts'
 import type { Node } from './node.ts'
 
-/** The time limit of one query in ms, from the first packet to the last. */
+/** The time limit of one query in ms, from the first packet sent to the last packet received. */
 const PATIENCE_MS = 1_500
 /**
- * The interval in ms of the ticks that count the time limit of a query. Counting ticks prevents that a busy event loop
- * of this node makes answers seem late. A query ends in any case after twice its time limit.
+ * The interval in ms of the timer ticks that count the time limit of a query. While this node's event loop is busy,
+ * ticks stop too, so that answers do not seem late. A query ends in any case after twice its time limit.
  */
 const TICK_MS = 100
 /**
- * The maximum number of queries that run at the same time without making each other late. A query that has taken
- * SLOW_MS does not count any more, as long as at most MOST_UNDER_WAY queries run.
+ * The maximum number of queries that run simultaneously without making each other late. A query that has taken SLOW_MS
+ * does not count any more, as long as at most MOST_UNDER_WAY queries run.
  */
 const AT_ONCE = 32
 const SLOW_MS = 50
 const MOST_UNDER_WAY = 256
-/** The maximum number of peers that are queried, silent peers first. The size of all answers grows with the square of this number. */
+/**
+ * The maximum number of peers that are queried, silent peers first. Each peer's answer lists all peers, so the size of
+ * all answers grows with the square of the number of peers.
+ */
 const MOST_ASKED = 500
 /** The maximum length of an answer in bytes. The answer of a node with 2,000 peers has a quarter of this length. */
 const MOST_BYTES = 1 << 20
 
 type NetworkOptions = Pick<NodeOptions, 'status-network' | 'status-token-file'>
 
-/** The URL path at which a node serves its state (view) to other nodes. */
+/** The URL path at which a node serves its state (view) to its peers. */
 const VIEW_PATH = '/view.json'
 
 /**
@@ -57,8 +60,8 @@ export async function readToken({ 'status-token-file': file }: NetworkOptions): 
 }
 
 /**
- * True if the Authorization header has this token. The comparison takes the same time for every header, so its duration
- * reveals nothing.
+ * Returns true if the Authorization header has the token `token`. The comparison takes the same time for every header,
+ * so its duration reveals nothing about the token.
  */
 export function showsToken(header: string | undefined, token: Secret): boolean {
   const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
@@ -76,7 +79,7 @@ interface Target {
 const FRESH_MS = 1_000
 
 /**
- * Creates the object that queries all nodes for their state. It runs only one such query of all nodes at a time.
+ * Creates the object that queries all nodes for their state, and that runs only one query of all nodes at a time.
  * Returns undefined if nodes do not serve their state to each other (`--status-network 0`).
  */
 export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQuery | undefined {
@@ -97,7 +100,7 @@ export function networkAsking(node: Node, own: () => Promise<Status>): NetworkQu
   }
 }
 
-/** Queries all peers and this node itself. Failures of other nodes become part of the report. */
+/** Queries all peers and this node itself. If a query of a peer fails, the report has the reason. */
 export async function askNetwork(
   node: Node,
   own: () => Promise<Status>,
@@ -152,11 +155,11 @@ export async function askNetwork(
   return networkReport(sorted, at, Math.round(performance.now() - began), all.length + 1)
 }
 
-/** Returns the backend type that a lease publishes, if it differs from this node's; else undefined. */
+/** Returns the backend type that a lease publishes, if the type differs from this node's; else undefined. */
 const otherTypeOf = ({ attrs: { backendType } }: Lease, own: string): string | undefined =>
   backendType === own ? undefined : backendType
 
-/** Sorts the leases of the peers to query: silent peers first, then the others in random order. */
+/** Sorts the leases of the peers that are queried: silent peers first, then the rest in random order. */
 function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
   const isSilent = ({ key }: Lease): boolean =>
     FAMILIES.some((family) => probes?.[family]?.results().get(key)?.isAnswering === false)
@@ -165,8 +168,8 @@ function chosen(all: readonly Lease[], { probes }: Node): readonly Lease[] {
 }
 
 /**
- * Returns a function that waits until one more query may run. It resolves with the function that the query calls when
- * it has ended.
+ * Returns a function that waits until one more query may run. The function resolves with a callback, which the query
+ * must call when it has ended.
  */
 function createTurns(): () => Promise<() => void> {
   let [busy, underWay] = [0, 0]
@@ -200,8 +203,8 @@ function createTurns(): () => Promise<() => void> {
 }
 
 /**
- * Returns the addresses of a family over which the peer answers probes. If it answers over none, returns those of the
- * first family that both nodes have.
+ * Returns the addresses, of one family, between which this node and the peer exchange probes. If the peer answers over
+ * no family, returns the addresses of the first family that both nodes have.
  */
 function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | undefined): Target | undefined {
   const targets = FAMILIES.flatMap((family: Family) => {
@@ -214,7 +217,10 @@ function targetOf({ ownership: { dataPath }, probes }: Node, peer: PathPeer | un
 
 type Answer = Pick<QueriedNode, 'kind'> & Partial<Pick<QueriedNode, 'why' | 'view' | 'clock'>>
 
-/** Sends the query to a node. Resolves with the node's answer, or with the reason why there is none; never rejects. */
+/**
+ * Sends the query to a node. Resolves with the node's answer, or with the reason why the node did not answer; never
+ * rejects.
+ */
 function ask({ from, to }: Target, port: number, token: Secret | undefined, signal: AbortSignal): Promise<Answer> {
   return new Promise((resolve) => {
     const [sentAt, sent] = [Date.now(), performance.now()]

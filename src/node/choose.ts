@@ -1,5 +1,5 @@
-// choose.ts - creates the subnet manager, the backend and the engine that flags and configuration name. It loads only
-// the code of the chosen ones.
+// choose.ts - creates the subnet manager, the backend and the engine that the flags and the network configuration name.
+// It loads only the code of these three.
 
 import { WeftError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -18,8 +18,8 @@ import type { Persistence, TunnelOptions } from '../path/tunnel/tunnel-options.t
 import type { Inheritable } from './restart/handover.ts'
 
 /**
- * Creates the subnet manager that the flags name. Contacts the API only in a Kubernetes pod, to find out which node
- * this is.
+ * Creates the subnet manager that the flags name. Sends a request to the Kubernetes API only in a pod, to find out
+ * which node this is.
  */
 export async function createSubnetManager(
   options: StoreOptions,
@@ -64,13 +64,13 @@ export async function createStore(options: KeyStoreOptions, log: Log): Promise<S
 
 async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   const { EtcdStore } = await import('../control/store/etcd/etcd.ts')
-  // Ignore a user name in the URL of an endpoint, as flanneld does.
+  // Remove a user name from the URL of an endpoint and do not use it, as flanneld does.
   const endpoints = String(options['etcd-endpoints']).split(',')
   const [certFile, keyFile, caFile] = [options['etcd-certfile'], options['etcd-keyfile'], options['etcd-cafile']]
   const isPlain = (endpoint: string): boolean =>
     caFile === '' ? !/^\s*https:/.test(endpoint) : /^\s*http:/.test(endpoint)
-  // The words and the condition of this warning are those of flanneld (registry.go, newTlsConfig). The warning is
-  // omitted if TLS is used nevertheless.
+  // The words and the condition of this warning are those of flanneld (registry.go, newTlsConfig). weftd omits the
+  // warning if the connection uses TLS nevertheless.
   if ((certFile === '' || keyFile === '') && endpoints.some(isPlain))
     log.warn('no certificate provided: connecting to etcd with http. This is insecure')
   return new EtcdStore({
@@ -85,7 +85,6 @@ async function createEtcd(options: KeyStoreOptions, log: Log): Promise<Store> {
   })
 }
 
-/** All objects from which a backend can be created. */
 interface AllParts<T extends BackendType> extends BackendParts<T>, Pick<TunnelOptions, 'startEngine' | 'persistence'> {
   readonly publishedBefore: VxlanBackendOptions['publishedBefore']
 }
@@ -137,8 +136,8 @@ export async function createBackend(
 }
 
 /**
- * Creates the backend of a configuration, which can only withdraw its published route. Returns undefined for a backend
- * that publishes no route outside of the host.
+ * Creates the backend of a configuration only for withdrawing the route that it published. Returns undefined for a
+ * backend that publishes no route outside of the host.
  */
 export async function createWithdrawing(
   config: NetworkConfig,
@@ -178,8 +177,8 @@ function persistenceOf({ engine, persist, workers, without }: EngineOptions, inh
     persist,
     tunNames: inheritable.tunNames,
     isMultiQueue: isNative && workers > 1,
-    // Only the native engine can use inherited descriptors. For any other engine 0 workers are requested, which match
-    // no descriptors.
+    // Only the native engine can use inherited descriptors. For any other engine, request descriptors for 0 workers,
+    // which no inherited descriptors match.
     inherit: (wanted) => inheritable.take({ ...wanted, without, workers: isNative ? workers : 0 }),
   }
 }
@@ -194,7 +193,7 @@ async function startEngineOf(
   }
   const { NativeEngine } = await import('../path/engine/native-engine.ts')
   const started = new NativeEngine(config, { workers, nice, pollUs, without })
-  // Set the priority later, so that the first packet does not wait for it.
+  // Set the priority in the background, so that the first packet does not wait for it.
   if (engine === 'native' && nice !== 0)
     void import('../host/session-priority.ts').then(({ raiseSession }) => raiseSession(nice))
   return started

@@ -1,7 +1,8 @@
-// data-paths.ts - the data paths of a node as a list. A fault of one data path does not stop the others.
+// data-paths.ts - the data paths of a node as a list. A fault of one data path does not stop the other data paths.
 //
-// Most backends have one data path for both families; others have one for each family. If a data path cannot be opened, or fails, the
-// failure is logged and the path is opened again later, while the others continue. The list as a whole fails only if all open paths fail.
+// Most backends have one data path for both families; the rest have one data path for each family. If a data path
+// cannot be opened, or fails, weftd logs the failure and opens the path again later. The list as a whole fails only if
+// all open paths fail.
 
 import { setImmediate } from 'node:timers/promises'
 import { describeError, messageOf, prefixed } from '../base/errors.ts'
@@ -30,7 +31,6 @@ import { mergePeers, sumCounters, sumTraffic } from '../path/sums.ts'
 interface DataPathsParts {
   readonly backend: Pick<Backend, 'plan' | 'external'>
   readonly lease: OwnLease
-  /** The leases, by key, of the peers that are known before the first call of `apply`. */
   readonly leases: ReadonlyMap<string, Lease>
   /** The lease keys of the peers that are reached over the second underlay family. */
   readonly others?: readonly string[] | undefined
@@ -50,40 +50,45 @@ export async function openDataPaths(parts: DataPathsParts): Promise<DataPaths> {
   return paths
 }
 
-/** The leases that a data path must have as peers, and the key of this node's own lease. */
 interface Applied {
   readonly leases: ReadonlyMap<string, Lease>
   readonly ownKey: string
 }
 
-/** An operation that was started; `result` is set when the promise `done` resolves. */
+/** An operation that was started; `result` is set before the promise `done` resolves. */
 interface Work<T> {
   readonly done: Promise<void>
   result?: PromiseSettledResult<T>
 }
 
-/** One planned data path: the open path, the peers that it lacks, and its running check. */
+/** One planned data path: the open path if there is one, the peers that the path lacks, and its running check. */
 class PathPart {
   readonly plan: PlannedPath
-  /** The families of the plan in which the node has a subnet. */
+  /** The families of this planned data path in which the node has a subnet. */
   readonly families: readonly Family[]
-  /** The text before error messages and names of threads, which names the data path; empty if the node has only one. */
+  /**
+   * The text before error messages and names of threads, which names the data path; empty if the node has only one data
+   * path.
+   */
   readonly prefix: string
-  /** The open data path; undefined if there is none. A path that has failed stays in this member until it is closed. */
+  /**
+   * The open data path; undefined if there is none. A data path that has failed stays in this member until it is
+   * closed.
+   */
   path: DataPath | undefined
   /** The external interface for which `path` was opened. */
   external: ExternalInterface | undefined
-  /** Why the data path does not carry its families; undefined if it carries them. */
+  /** Why this data path does not carry its families; undefined if it carries them. */
   lacking: string | undefined
-  /** The number of entries that this path has in the list `next` of `drops`. */
+  /** The number of entries that this data path has in the list `next` of `drops`. */
   places = 0
   /** The running check of the data path, or a completed check whose result `takeCheck` has not returned yet. */
   #check: Work<readonly string[]> | undefined
   /** The running transfer of peers to the data path. */
   #transfer: Promise<void> | undefined
   /**
-   * The lease keys that may differ from the peers that the path got last. `all` means that every key may differ;
-   * undefined means that the path has all peers.
+   * The lease keys whose peers may differ from those that the data path got last. `all` means that every key may
+   * differ; undefined means that the data path has all peers.
    */
   #pending: ReadonlySet<string> | 'all' | undefined
 
@@ -107,7 +112,6 @@ class PathPart {
     return this.#transfer !== undefined || this.#pending !== undefined
   }
 
-  /** Forgets the data path after it was closed. */
   clear(): void {
     this.path = undefined
     this.#check = undefined
@@ -116,8 +120,8 @@ class PathPart {
   }
 
   /**
-   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`; undefined after `close`. If
-   * this function is called while a transfer runs, another transfer follows.
+   * Gives the applied peers to the data path. `wanted` returns the peers of the last `apply`, or undefined after
+   * `close`. A call during a running transfer makes another transfer follow.
    */
   transfer(wanted: () => Applied | undefined, touched: ReadonlySet<string> | undefined): Work<void> {
     const pending = this.#pending ?? new Set<string>()
@@ -128,8 +132,8 @@ class PathPart {
   async #transferAll(wanted: () => Applied | undefined): Promise<void> {
     const { path } = this
     try {
-      // A failed path may complete a transfer after another path was opened. Then stop, because the new path has its
-      // own transfers.
+      // A failed data path may complete a transfer after another data path was opened. In that case stop, because the
+      // new data path has its own transfers.
       while (this.path === path && this.#pending !== undefined) {
         const touched = this.#pending === 'all' ? undefined : this.#pending
         this.#pending = undefined
@@ -171,7 +175,7 @@ type Drops = ReturnType<Engine['drops']>
 const trafficOf = async (path: DataPath): Promise<ReadonlyMap<string, PathTraffic>> =>
   (await path.counting?.traffic()) ?? new Map()
 
-/** The families of the external interface's addresses to which the data path is bound. */
+/** Returns the families of the external interface's addresses to which the planned data path is bound. */
 const boundTo = ({ external }: PlannedPath): readonly Family[] => (external?.isBound ? external.families : [])
 
 export class DataPaths {
@@ -186,29 +190,28 @@ export class DataPaths {
    * pending.
    */
   readonly fault: Promise<Error>
-  /** The backend, which plans the data paths and knows the external interface as of the last `prepare`. */
   readonly #backend: DataPathsParts['backend']
-  /** The data paths that the backend planned, including those for which the node has no subnet. */
+  /** The data paths that the backend planned, including data paths of families in which the node has no subnet. */
   readonly #plan: readonly PlannedPath[]
-  /** The planned paths for which the node has a subnet. */
+  /** The planned data paths of families in which the node has a subnet. */
   readonly #parts: readonly PathPart[]
   /** This node's lease. The open data paths refer to this object; `renew` replaces its attributes. */
   readonly #own: { -readonly [Fact in keyof OwnLease]: OwnLease[Fact] }
   /** The peers that are known before the first call of `apply`. */
   readonly #initial: ReadonlyMap<string, Lease>
-  /** The lease keys of the peers that are reached over the second underlay family. */
   readonly #others: readonly string[] | undefined
-  /** Aborts when the daemon stops. */
   readonly #signal: AbortSignal
   readonly #run: Run
   readonly #log: Log
-  /** A log that rarely repeats a line. */
+  /** A log that drops repeated lines. */
   readonly #calm: Log
-  /** Runs one operation at a time, so that no data path is opened while the data paths are being closed or passed on. */
+  /**
+   * Runs one operation at a time, so that no data path is opened while data paths are being closed or passed to the
+   * next process.
+   */
   readonly #next = createTurn()
   /** Resolves `fault`. */
   #reportFault!: (reason: Error) => void
-  /** The external interface for which the data paths were planned. */
   readonly #plannedFor: ExternalInterface
   /** The external interface as this node last published it to the peers. */
   #published: ExternalInterface
@@ -218,25 +221,24 @@ export class DataPaths {
   #isRenamed = false
   /** The families whose address was missing from the external interface at the last check, each with the reason. */
   #gone: ByFamily<string> = {}
-  /** The limits that the search for the path MTU set last, by family. A path that is opened again needs them too. */
+  /** The path MTUs that the search set last, by family. A data path that is opened again needs them too. */
   readonly #limits: { [F in Family]?: ReadonlyMap<string, number> } = {}
-  /** The peers of the last `apply`; undefined before the first call. */
   #applied: Applied | undefined
   /**
-   * True if the last check of a path failed or has not ended. The daemon then checks more often, because changes of the
-   * path's device may be unnoticed.
+   * True if the last check of a data path failed or has not ended. The daemon then checks more often, because changes
+   * of the data path's device may have gone unnoticed.
    */
   #isUnseen = false
   /**
-   * True after `fault` has resolved. The data paths are not checked any more then, because the caller opens all of them
-   * again.
+   * True after `fault` has resolved. After that the data paths are not checked any more, because the caller opens all
+   * of them again.
    */
   #hasFailed = false
-  /** True after `close` was called. No data path is opened or repaired any more then. */
+  /** True after `close` was called. After that no data path is opened or repaired any more. */
   #isClosed = false
   /**
-   * True between `leave`, which passed the descriptors on, and `takeBack`. Meanwhile another process may forward with
-   * these descriptors.
+   * True between `leave`, which passed the descriptors to the next process, and `takeBack`. Meanwhile the next process
+   * may forward with these descriptors.
    */
   #isAway = false
 
@@ -260,7 +262,7 @@ export class DataPaths {
     this.#published = this.#plannedFor
   }
 
-  /** Opens the data paths that are not open. If none is open afterwards, rejects with the first failure. */
+  /** Opens the data paths that are not open. If no data path is open afterwards, rejects with the first failure. */
   async open(): Promise<void> {
     const rest = this.#parts.filter(({ carried }) => !carried)
     const done = await Promise.allSettled(rest.map((part) => this.#openPart(part)))
@@ -312,7 +314,6 @@ export class DataPaths {
     return this.#carried().flatMap(([part, { observing }]) => (observing ? [[part, observing] as const] : []))
   }
 
-  /** Returns the open data path that carries the family. */
   #pathOf(family: Family): DataPath | undefined {
     return this.#parts.find(({ families }) => families.includes(family))?.carried
   }
@@ -342,24 +343,30 @@ export class DataPaths {
     return FAMILIES.filter((family) => all.has(family))
   }
 
-  /** The families that the network has but no data path carries, each with the reason. At least one other family is carried. */
+  /**
+   * The families that the network has but no data path carries, each with the reason. At least one other family is
+   * carried.
+   */
   get lacking(): ByFamily<string> {
     const ours = this.#parts.flatMap(({ families, lacking }) =>
       lacking === undefined ? [] : families.map((family) => [family, lacking] as const),
     )
-    // A data path of both families reports a missing family in its own `lacking`.
+    // Each data path that carries both families reports a missing family in its own `lacking`.
     return { ...Object.assign({}, ...this.#paths().map((path) => path.adapting?.lacking)), ...Object.fromEntries(ours) }
   }
 
   /**
-   * Returns the families whose address was missing from the external interface at the last `resync`, each with the reason. Their sockets
-   * stay open, because the family works again when the address returns.
+   * Returns the families whose address was missing from the external interface at the last `resync`, each with the
+   * reason. Their sockets stay open, because the family works again when the interface has its address again.
    */
   gone(): ByFamily<string> {
     return this.#gone
   }
 
-  /** True if the daemon must call `renew`, because a family is not carried or the node's address or the interface's name has changed. */
+  /**
+   * True if the daemon must call `renew`, because no data path carries a family, or because the node's address or the
+   * interface's name has changed.
+   */
   get isOutdated(): boolean {
     return (
       this.#isRenamed ||
@@ -370,23 +377,24 @@ export class DataPaths {
   }
 
   /**
-   * True while a data path lacks peers that were applied, because it is slow or has failed. The next `apply` gives it
-   * the missing peers too.
+   * True while a data path lacks peers that were applied, because the data path is slow or has failed. The next `apply`
+   * gives it the missing peers too.
    */
   get isBehind(): boolean {
     return this.#carried().some(([part]) => part.isBehind)
   }
 
-  /** True if changes of the data paths can be unnoticed. The daemon then calls `resync` more often. */
+  /** True if changes of the data paths can go unnoticed. The daemon then calls `resync` more often. */
   get unreported(): boolean {
     const isUnreported = this.#parts.some(({ plan }) => plan.isUnreported)
     return this.#isUnseen || isUnreported || this.#carried().length < this.#parts.length
   }
 
   /**
-   * Makes the peers equal to these leases (by lease key), leaving out this node's own. It skips and counts unusable leases. `touched` lists
-   * the keys that may differ from the last call; if it is left out, all keys may differ. After `late` resolves, the call no longer waits
-   * for a slow path, which completes later; `isBehind` is true until then.
+   * Makes the peers of the data paths equal to `leases` (by lease key), except this node's own lease. Skips and counts
+   * unusable leases. `touched` lists the keys that may differ from the last call; if it is left out, all keys may
+   * differ. After `late` resolves, the call no longer waits for a slow data path, which completes later; `isBehind` is
+   * true until then.
    */
   async apply(
     leases: ReadonlyMap<string, Lease>,
@@ -396,7 +404,7 @@ export class DataPaths {
   ): Promise<void> {
     if (this.#isClosed) return
     this.#applied = { leases, ownKey }
-    // A transfer that waits for a slow one must not begin after `close`, because a successor may have set its own peers.
+    // A queued update of the peers must not begin after `close`, because a successor may have set its own peers.
     const wanted = (): Applied | undefined => (this.#isClosed ? undefined : this.#applied)
     const each = this.#carried().map(([part]) => part.transfer(wanted, touched))
     await untilLate(each, late)
@@ -410,13 +418,13 @@ export class DataPaths {
   }
 
   /**
-   * Repairs the devices, addresses and routes of the data paths, and returns a description of each repair. After `late` resolves, the call
-   * no longer waits for a slow path; the next call returns that path's repairs.
+   * Repairs the devices, addresses and routes of the data paths, and returns a description of each repair. After `late`
+   * resolves, the call no longer waits for a slow data path; the next call returns that data path's repairs.
    */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
     if (this.#plan.some(({ external }) => external)) await this.#checkExternal()
-    // Do not check paths that are closed or passed on. The next process may already have devices with the same names,
-    // which a check would change.
+    // Do not check data paths that are closed or passed to the next process. That process may already have devices with
+    // the same names, which a check would change.
     if (this.#isClosed || this.#isAway || this.#hasFailed) return []
     const { values, failures } = await this.#checkEach(late)
     if (values.length === 0 && failures.length > 0) throw failures[0]
@@ -425,7 +433,10 @@ export class DataPaths {
     return values.flat()
   }
 
-  /** Compares the external interface with its state when the paths were opened and when this node's addresses were published. */
+  /**
+   * Compares the external interface with its state when the data paths were opened and when this node's addresses were
+   * published.
+   */
   async #checkExternal(): Promise<void> {
     const { now, gone } = await seeExternal(this.#run, this.#backend.external)
     this.#gone = onlyOf(
@@ -464,7 +475,7 @@ export class DataPaths {
   }
 
   /**
-   * Checks all open data paths. After `late` resolves, returns as soon as one check is complete; the other checks
+   * Checks all open data paths. After `late` resolves, returns as soon as one check is complete; the remaining checks
    * continue, and the next call returns their results.
    */
   async #checkEach(late: Promise<unknown> | undefined): Promise<Tried<readonly string[]>> {
@@ -480,8 +491,8 @@ export class DataPaths {
 
   /**
    * Adapts the open data paths to the backend's last `prepare`; `attrs` are the attributes that the lease now
-   * publishes. Opens missing paths and leaves open paths unchanged. If a path cannot be opened, logs the reason; that
-   * path stays missing.
+   * publishes. Opens missing data paths and leaves open data paths unchanged. If a data path cannot be opened, logs the
+   * reason; it stays missing.
    */
   renew(attrs: LeaseAttrs): Promise<void> {
     return this.#next(async () => {
@@ -500,8 +511,8 @@ export class DataPaths {
   }
 
   /**
-   * Closes the failed paths and returns their parts of the plan. A failure to close is only logged, because the path
-   * that is opened next replaces the objects of the old path.
+   * Closes the failed data paths and returns their parts of the plan. Only logs a failure to close, because the data
+   * path that is opened next replaces the objects of the failed data path.
    */
   async #closeEnded(): Promise<readonly PathPart[]> {
     const ended = this.#parts.filter(({ lacking }) => lacking !== undefined)
@@ -551,13 +562,16 @@ export class DataPaths {
     return mergePeers(this.#paths().map((path) => path.peers()))
   }
 
-  /** Returns the peer with this lease key. Undefined if looking up one peer costs as much as listing all peers. */
+  /**
+   * Returns the peer with this lease key. The getter is undefined if looking up one peer would cost as much as listing
+   * all peers.
+   */
   get peer(): ((key: string) => PathPeer | undefined) | undefined {
     if (!this.#can('observing')) return undefined
     return (key) => mergePeers(this.#observed().map(([, observing]) => asList(observing.peer(key))))[0]
   }
 
-  /** Returns the traffic with each peer, by lease key, since the peer was added. */
+  /** Returns the traffic with each peer, by lease key, counted since the peer was added. */
   async traffic(): Promise<ReadonlyMap<string, PathTraffic>> {
     const works = this.#carried().map(([part, path]) => begin(prefixed(part.prefix, trafficOf(path))))
     await untilLate(works, undefined)
@@ -566,28 +580,31 @@ export class DataPaths {
     return sumTraffic(values.flatMap((value) => [...value]))
   }
 
-  /** Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see handshakes. */
+  /**
+   * Returns a sample of the public keys in handshakes that belong to no peer; undefined if the data paths do not see
+   * handshakes.
+   */
   get unknownKeys(): (() => readonly UnknownKey[]) | undefined {
     if (!this.#can('handshakes')) return undefined
     return () => this.#paths().flatMap(({ handshakes }) => handshakes?.unknownKeys() ?? [])
   }
 
   /**
-   * Returns the longest packet of a family that reaches this peer's host without fragmentation; undefined unless the known path MTU makes
-   * it shorter than `mtu`.
+   * Returns the length in bytes of the longest packet of a family that reaches this peer's host without fragmentation.
+   * Returns undefined unless the known path MTU makes this length less than `mtu`.
    */
   pathMtu(peer: Lease, family: Family): number | undefined {
     return this.#pathOf(family)?.observing?.pathMtu(peer, family)
   }
 
-  /** Supports the search for the path MTU; undefined if the kernel does not report the longest packet that it would send. */
   get pathSearch(): PathSearching | undefined {
     const searches = this.#observed().map(([, { pathSearch }]) => pathSearch)
     const [first] = searches
     if (!first || !this.#can('observing')) return undefined
     const searchOf = (family: Family): PathSearching | undefined => this.#pathOf(family)?.observing?.pathSearch
     return {
-      // Each family has its own overhead if its data path is separate; the table of backends then has the overhead.
+      // If each family has its own data path, each has its own overhead. In that case the caller takes the overhead
+      // from the table of backends.
       ...(this.#parts.length === 1 && first.overhead !== undefined ? { overhead: first.overhead } : {}),
       knownMtu: (key, family) => {
         const bytes = searchOf(family)?.knownMtu(key, family)
@@ -604,7 +621,10 @@ export class DataPaths {
     }
   }
 
-  /** Chooses the underlay's family for each peer; undefined unless one data path has both families of the underlay. */
+  /**
+   * Chooses the underlay's address family for each peer; undefined unless one data path has both families of the
+   * underlay.
+   */
   get underlays(): Underlays | undefined {
     const [only, ...others] = this.#paths()
     return others.length === 0 ? only?.underlays : undefined
@@ -616,7 +636,7 @@ export class DataPaths {
 
   /**
    * Returns the packets that were dropped last, with their headers (see Engine.drops). The list `next` has the entries
-   * of the first data path, then those of the second, and so on. A path that is not open keeps its entries.
+   * of the first data path, then those of the second, and so on. A data path that is not open keeps its entries.
    */
   drops(after: readonly number[] = []): Drops {
     const next: number[] = []
@@ -632,8 +652,8 @@ export class DataPaths {
   }
 
   /**
-   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
-   * does not hang soon completes another iteration.
+   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread. A
+   * thread that does not hang then soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>> {
     const all = this.#observed().map(([part, observing]) =>
@@ -642,7 +662,9 @@ export class DataPaths {
     return Object.fromEntries(all.flat())
   }
 
-  /** Logs problems that are new since the last call, such as unknown senders. The daemon calls it every few seconds. */
+  /**
+   * Logs problems that are new since the last call, such as unknown senders. The daemon calls `look` every few seconds.
+   */
   look(): void {
     for (const [, observing] of this.#observed()) observing.look()
   }
@@ -658,8 +680,8 @@ export class DataPaths {
   }
 
   async #leave(): Promise<readonly OpenPath[]> {
-    // Set `#isAway` first, which prevents new checks, because these would repair objects that another process now owns.
-    // A running check that has only read addresses so far stops too.
+    // Set `#isAway` first: it prevents new checks and stops a running check that has only read addresses so far,
+    // because a check would repair objects that the next process now owns.
     this.#isAway = true
     let left: readonly OpenPath[] = []
     try {
@@ -685,7 +707,10 @@ export class DataPaths {
     })
   }
 
-  /** Waits until no check and no transfer of peers is running, because neither may change a data path after it was passed on. */
+  /**
+   * Waits until no check and no transfer of peers is running, because neither may change a data path after the data
+   * path was passed to the next process.
+   */
   async #untilIdle(): Promise<void> {
     for (;;) {
       const running = this.#carried().flatMap(([part]) => part.running())
@@ -694,7 +719,7 @@ export class DataPaths {
     }
   }
 
-  /** True if all open data paths have this optional member. */
+  /** Returns true if all open data paths have the optional member `what`. */
   #can(what: keyof DataPath): boolean {
     return this.#paths().every((path) => path[what] !== undefined)
   }
@@ -717,7 +742,7 @@ function begin<T>(work: Promise<T>): Work<T> {
   return running
 }
 
-/** Waits until all these operations are done. After `late` has resolved, waits only until one of them is done. */
+/** Waits until all operations `works` are done. After `late` has resolved, waits only until one of them is done. */
 async function untilLate(works: readonly Work<unknown>[], late: Promise<unknown> | undefined): Promise<void> {
   const all = Promise.all(works.map(({ done }) => done))
   const one = Promise.race(works.map(({ done }) => done))

@@ -7,20 +7,21 @@ import { isDrop } from '../report/status.ts'
 import type { Node } from './node.ts'
 import { devicesOf } from './report.ts'
 
-/** For each reason why packets are dropped, a text that explains it. */
+/** An explanation of each reason for which packets are dropped, by the reason's name. */
 const TEXTS: ReadonlyMap<string, string> = new Map(
   addon.counterNames.map((name, at) => [name, addon.counterTexts[at] ?? ''] as const).filter(([name]) => isDrop(name)),
 )
 
 const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex')
 
-/** Reports the dropped packets that were kept since the report that returned this `next`. */
+/** Reports the dropped packets that the engine has kept since the report that returned `after` as its `next`. */
 export function dropsReportOf(
   { ownership: { dataPath }, config, names }: Pick<Node, 'ownership' | 'config' | 'names'>,
   after: DropsReport['next'],
 ): DropsReport {
   const carrier = dataPath?.carrier()
-  // Read the counters first. A packet that is dropped after that is listed in this report and counted in the next.
+  // Read the counters first. A packet that is dropped after that appears in this report's list and in the next report's
+  // count.
   const counts = Object.entries(dataPath?.counters() ?? {}).filter(([name]) => TEXTS.has(name))
   const { packets, next } = dataPath?.drops(after) ?? { packets: [], next: [] }
   return {

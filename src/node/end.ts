@@ -1,4 +1,5 @@
-// end.ts - ends the data path and the node. It leaves both to the next process, or removes the node from the network.
+// end.ts - ends the data path and the node. It either leaves the data path and the lease to the next process, or
+// removes the node from the network.
 
 import { describeError, messageOf } from '../base/errors.ts'
 import type { OwnLease } from '../control/lease/lease.ts'
@@ -17,7 +18,7 @@ import { packPaths } from './restart/open-path.ts'
 /** The time limit in ms for the store to delete the lease. */
 const RELEASE_MS = 3_000
 /**
- * The time limit in ms to withdraw a published route. Together with RELEASE_MS it is less than LEAVE_MS of
+ * The time limit in ms to withdraw a published route. The sum of WITHDRAW_MS and RELEASE_MS is less than LEAVE_MS of
  * restart/protocol.ts.
  */
 const WITHDRAW_MS = 10_000
@@ -40,20 +41,20 @@ export async function endDataPath(node: NewNode, reason: unknown): Promise<void>
 }
 
 /**
- * Resolves when the loop in loops/data-path.ts has ended, because that loop must not use a data path that ends. Must be
- * called after the stop.
+ * Resolves when the loop in loops/data-path.ts has ended, because that loop must not use a data path that ends. The
+ * caller must have aborted the node's signal.
  */
 const loopEnded = async ({ keepingPath }: NewNode): Promise<void> => keepingPath?.catch(() => {})
 
 /**
- * The withdrawal of the route by owner of the data path. It is stored because the data path is ended twice when a node
- * leaves.
+ * The running or completed withdrawal of each node's route. It is stored because the data path is ended twice when a
+ * node leaves.
  */
 const withdrawals = new WeakMap<NewNode, Promise<boolean>>()
 
 /**
  * Removes the route that the backend published in a cloud or a switch. Returns false if the route cannot be removed;
- * the node leaves in that case too.
+ * the node then leaves nevertheless.
  */
 function withdraw(node: ForwardingNode): Promise<boolean> {
   const withdrawal = withdrawals.get(node) ?? withdrawOnce(node)
@@ -80,8 +81,8 @@ async function withdrawOnce({ backend, lease, log }: ForwardingNode): Promise<bo
 async function closeDataPath(node: NewNode): Promise<void> {
   await loopEnded(node)
   await node.ownership.close()
-  // Keep the file of the last known state if the route could not be withdrawn, because `weft cleanup` needs the file to
-  // try again.
+  // If the published route could not be withdrawn, keep the file of the last known state, because `weft cleanup` needs
+  // the file to try again.
   const isWithdrawn = !canForward(node) || (await withdraw(node))
   if (node.next && isWithdrawn) await removeLastKnown(node.next.lastKnown)
 }
@@ -115,7 +116,7 @@ export async function endNode(node: Node, reason: unknown): Promise<void> {
   if (isLeaving(reason)) (reason as Superseded).isLeaseBack = await giveLeaseBack(node)
 }
 
-/** Ends a node that could not become ready, and deletes its lease, which this process created. */
+/** Ends a node that could not become ready, and deletes the node's lease, which this process created. */
 export async function endUnusedNode(node: Node): Promise<void> {
   await closeDataPath(node).catch((error: unknown) =>
     node.log.error(`Cannot close the data path: ${describeError(error)}`),

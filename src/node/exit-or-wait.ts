@@ -1,7 +1,7 @@
 // exit-or-wait.ts - decides whether a failure ends the process or is waited out, and waits for facts that a node needs.
 //
 // The start and the loops use the same rule. An operator's mistake ends the process, as it ends flanneld, but only
-// while no packets are forwarded. While packets are forwarded, weftd logs the mistake and tries again, because the
+// while weftd forwards no packets. While weftd forwards packets, it logs the mistake and tries again, because the
 // packets would stop if weftd ended.
 
 import { describeError, isWeftError, messageOf, type ErrorCode, type WeftError } from '../base/errors.ts'
@@ -20,7 +20,7 @@ const PASSING: readonly ErrorCode[] = ['STORE_UNAVAILABLE']
 /**
  * Decides whether a failure ends the process (`exit`) or is waited out (`wait`). A failure whose code is in `passing`
  * ends by itself, and so does the failure of a program that did not answer in time. An error that is not a WeftError is
- * a defect.
+ * a defect of weft.
  */
 export function exitOrWait(error: unknown, isForwarding: boolean, passing = PASSING): 'exit' | 'wait' {
   if (!isWeftError(error)) return 'exit'
@@ -28,8 +28,8 @@ export function exitOrWait(error: unknown, isForwarding: boolean, passing = PASS
 }
 
 /**
- * Returns if a running node must wait until the failure ends. Throws the failure if it must end the process. After a
- * stop, throws the signal's reason.
+ * Returns if a running node must wait until the failure ends. Throws the failure if the failure must end the process.
+ * After a stop, throws the signal's reason.
  */
 export function throwUnlessWaiting(error: unknown, signal: AbortSignal): asserts error is WeftError {
   signal.throwIfAborted()
@@ -39,13 +39,15 @@ export function throwUnlessWaiting(error: unknown, signal: AbortSignal): asserts
 export interface Waiter {
   readonly log: Log
   readonly signal: AbortSignal
-  /** True if packets would stop when this process ended. If the function is left out, no packets are forwarded. */
+  /**
+   * Returns true if packets would stop when this process ended. If `isForwarding` is left out, weftd forwards no
+   * packets.
+   */
   readonly isForwarding?: () => boolean
-  /** Publishes, in the status and to the service manager, which fact is missing. */
+  /** Publishes, in the status and to the service manager, the name of the missing fact. */
   readonly publish?: (waitsFor: string) => void
 }
 
-/** An operation that may fail. */
 interface Task<T> {
   /** The beginning of the log line about a failure. */
   readonly failure: string
@@ -55,7 +57,7 @@ interface Task<T> {
   readonly onFailure?: (error: WeftError) => void
 }
 
-/** Repeats a task until it succeeds. Logs each failure. Rejects if the failure ends the process. */
+/** Repeats a task until the task succeeds. Logs each failure. Rejects if the failure ends the process. */
 export async function retry<T>(
   { failure, find, passing = PASSING, onFailure = () => {} }: Task<T>,
   { log, signal, isForwarding = () => false }: Waiter,
@@ -77,8 +79,8 @@ export async function retry<T>(
 }
 
 /**
- * Repeats a task until it succeeds. `name` says which fact the task finds. Until then the status shows that the fact is missing, and why.
- * Rejects under the same conditions as `retry`.
+ * Repeats a task until the task succeeds. `name` says which fact the task finds. Until then the status shows that the
+ * fact is missing, and why. Rejects under the same conditions as `retry`.
  */
 export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>, waiter: Waiter): Promise<T> {
   const { log, publish = () => {} } = waiter
@@ -86,15 +88,16 @@ export async function waitFor<T>(name: string, task: Omit<Task<T>, 'onFailure'>,
   publish(`waiting for ${name}`)
   const onFailure = (error: WeftError): void => {
     clearTimeout(late) // the failure is logged
-    // Omit the reason if no configuration exists, because the name of the fact says as much.
+    // The status needs no reason for the wait if the store has no configuration: `name` (`the network configuration in
+    // ...`) says that already.
     if (error.code !== 'CONFIG_MISSING') publish(`waiting for ${name}: ${messageOf(error)}`)
   }
   return retry({ ...task, onFailure }, waiter).finally(() => clearTimeout(late))
 }
 
 /**
- * Runs a part of the start. If it fails while the node forwards with the last known state, or tries to, runs it again;
- * otherwise rejects.
+ * Runs a part of the start. If the part fails while the node forwards with the last known state, or tries to, runs it
+ * again; otherwise rejects.
  */
 export function whileForwarding<T>(
   node: NewNode,

@@ -23,12 +23,11 @@ const ALL_FAMILIES_MS = 10_000
 /** The pause in ms after the kernel reported a change, because such reports come in bursts. */
 const SETTLE_MS = 200
 
-/** The facts from earlier runs of this node about the external interface. */
 interface InterfaceBefore {
   readonly earlier?: Earlier
   /**
-   * Returns the interface of the data path that forwards already, else the last known interface if the flags are the
-   * same.
+   * Returns the interface of the data path that forwards already, else the last known interface if the flags have not
+   * changed since.
    */
   readonly known?: () => Promise<ExternalInterface | undefined>
 }
@@ -60,7 +59,7 @@ export async function findExternal(
 
 /**
  * Returns the external interface of the node that forwards with the last known state. If the node does not forward,
- * returns the last known interface, provided that the flags are the same.
+ * returns the last known interface, provided that the flags have not changed since.
  */
 export async function externalBefore(node: NewNode): Promise<ExternalInterface | undefined> {
   if (canForward(node)) return node.backend.external ?? node.external
@@ -72,8 +71,8 @@ export async function externalBefore(node: NewNode): Promise<ExternalInterface |
 
 /**
  * Waits for the external interface, because at boot its route, its address or the device itself may appear later than
- * this daemon. An interface that the node used in an earlier run is accepted without a default route. If it still has
- * its earlier address, the node uses that address.
+ * this daemon. Accepts an interface that the node used in an earlier run without a default route. If that interface
+ * still has its earlier address, the node uses this address.
  */
 export async function waitForInterface(
   options: NodeOptions,
@@ -104,8 +103,8 @@ export async function waitForInterface(
       const same = await asBefore(before, families, found)
       if (same === undefined || (same === 'gone' && now >= end)) return found
       if (same !== 'gone') {
-        // Log the chosen interface if it differs from the interface in the log line above, which would be chosen
-        // without knowledge of earlier runs.
+        // Log the chosen interface if it is not `found`, the interface that weftd would choose without knowledge of
+        // earlier runs, because chooseExternalInterface has logged only `found`.
         if (!isDeepStrictEqual(same.address, found.address))
           once(`Going on with ${textOf(same)}, as this node did before`)
         return same
@@ -143,8 +142,8 @@ const textOf = ({ name, address }: ExternalInterface): string =>
 
 /**
  * Returns the earlier interface in its present state. Returns `gone` if all its addresses are missing for the moment.
- * Returns undefined if there was no earlier interface, if it was for another network, or if `found` is another
- * interface or has other addresses that an operator gave.
+ * Returns undefined if there was no earlier interface, if it belonged to another network, or if `found` is a different
+ * interface or has different addresses that an operator gave.
  */
 async function asBefore(
   before: ExternalInterface | undefined,

@@ -1,5 +1,5 @@
-// needs.ts - checks, before the lease is written, that the data path can have its ports, its devices and its routes.
-// Other nodes send packets to every node with a lease, so a node that cannot forward must not have a lease.
+// needs.ts - checks, before weftd writes the lease, that the data path can have its ports, its devices and its routes.
+// Peers send packets to every node with a lease, so a node that cannot forward must not have a lease.
 
 import { isWeftError, WeftError } from '../base/errors.ts'
 import { notInstalled, type Run } from '../host/command.ts'
@@ -20,7 +20,7 @@ export interface NeedsHost {
   readonly predecessor?: number | undefined
   /** True if this process or its predecessor forwards, so that devices and routes in use are this node's. */
   readonly isForwarding: boolean
-  /** The TUN devices of the earlier run, which the descriptors that the service manager kept hold open. */
+  /** The TUN devices of the earlier run, whose descriptors the service manager kept open. */
   readonly tunNames: readonly string[]
 }
 
@@ -46,7 +46,8 @@ interface JsonDevice {
 }
 
 /**
- * Throws WeftError if `open` of a prepared backend would fail because of other programs, devices or routes of this host. Changes nothing.
+ * Throws WeftError if `open` of a prepared backend would fail because of other programs, devices or routes of this
+ * host. Changes nothing on the host.
  */
 export async function requireNeeds({ needs }: Pick<Backend, 'needs'>, host: NeedsHost): Promise<void> {
   const parts = needs?.() ?? []
@@ -82,7 +83,7 @@ async function requirePart(
   if (sides.length > 0 && failures.length === sides.length) throw failures[0]
 }
 
-/** Checks that a program is installed. A program that runs but refuses the option counts as installed. */
+/** Checks that a program is installed. A program that starts but refuses the option `--version` counts as installed. */
 async function requireProgram(program: string, { run }: NeedsHost): Promise<void> {
   await run(program, ['--version']).catch((error: unknown) => {
     if (notInstalled(error) !== undefined) throw error
@@ -101,14 +102,16 @@ async function requireSide(
   if (network && !isForwarding) await checkForeignRoute(run, network, isOwn)
 }
 
-/** Returns the device with its present name, because another program may have renamed the device of an earlier run. */
+/**
+ * Returns the needed device with its present name, because another program may have renamed the device of an earlier
+ * run.
+ */
 async function presentDevice(
   device: NeededDevice,
   devices: readonly JsonDevice[],
   { run }: NeedsHost,
 ): Promise<NeededDevice> {
   const { name, type, networks } = device
-  // A device of another type cannot be the renamed device of this backend.
   const isRenamed = ({ ifname = '', linkinfo }: JsonDevice): boolean =>
     linkinfo?.info_kind === type && !hasBackendName(ifname)
   if (devices.some(({ ifname = '' }) => isNamedBy(name, ifname)) || !devices.some(isRenamed)) return device
@@ -117,7 +120,9 @@ async function presentDevice(
 
 const kindOf = ({ linkinfo }: JsonDevice): string => linkinfo?.info_kind ?? 'none'
 
-/** Checks that the name of the device is free, or that the existing device is one that this backend uses or deletes. */
+/**
+ * Checks that the name of the device is free, or that this backend uses or deletes the existing device with the name.
+ */
 async function requireDevice(
   { name, type, replaces, local, refusal }: NeededDevice,
   devices: readonly JsonDevice[],
@@ -151,13 +156,13 @@ async function requireDevice(
     })
 }
 
-/** True for an ipip device that accepts packets from any remote address to this local address. */
+/** Returns true for an ipip device that accepts packets from any remote address to the local address `address`. */
 function isSameIpip(device: JsonDevice, address: string): boolean {
   const { local = 'any', remote = 'any', link } = device.linkinfo?.info_data ?? {}
   return kindOf(device) === 'ipip' && local === address && remote === 'any' && link === undefined
 }
 
-/** Checks that no other vxlan device has the same VNI and port, which the kernel does not allow. */
+/** Checks that no other vxlan device has the same VNI and port, because the kernel does not allow two. */
 function requireVni(
   { family, port, vxlan }: NeededPort,
   device: NeededDevice | undefined,
@@ -181,15 +186,15 @@ function requireVni(
     )
 }
 
-/** True for a vxlan device that uses this UDP port in this family. */
+/** Returns true for a vxlan device that uses the UDP port `port` in the family. */
 function isOnPort(device: JsonDevice, family: 'ipv4' | 'ipv6', port: number): boolean {
   const data = device.linkinfo?.info_data
   return kindOf(device) === 'vxlan' && data?.port === port && (data.local6 === undefined ? 'ipv4' : 'ipv6') === family
 }
 
 /**
- * Checks that the UDP port is free. It may also be in use by this process, its predecessor, or a device that this
- * backend uses or deletes.
+ * Checks that the UDP port is free, or in use by this process, by its predecessor, or by a device that this backend
+ * uses or deletes.
  */
 async function requirePort(
   needed: NeededPort,
@@ -201,20 +206,20 @@ async function requirePort(
   const code = await tryUdpPort(family, address, port)
   if (code === 'EACCES')
     throw engineStartError({ code, message: `UDP port ${port}: ${code}` }, portConfig(needed, device))
-  // Ignore every other error, for example that the address does not exist yet. If the error persists, opening the port
-  // will report it.
+  // Ignore errors other than EACCES and EADDRINUSE, for example that the address does not exist yet. If the error
+  // persists, opening the port will report it.
   if (code !== 'EADDRINUSE') return
   const sockets = await socketsAt(family, address, port)
   const own = await socketsOf(process.pid)
   const before = predecessor === undefined ? new Set<number>() : await socketsOf(predecessor)
   const isKnown = (inode: number): boolean => own?.has(inode) === true || before?.has(inode) === true
-  // If this process or its predecessor has a socket on the port, that socket explains the error. An IPv6 socket on the
-  // same port need not conflict.
+  // A socket of this process or of its predecessor on the port explains EADDRINUSE. Any further socket, such as an IPv6
+  // socket on the same port, need not conflict.
   if (sockets.length === 0 || sockets.some(({ inode }) => isKnown(inode))) return
   const foreign = new Set(sockets.map(({ inode }) => inode))
   const owner = await ownerOfSockets(foreign)
   if (owner !== undefined) throw portError(needed, owner)
-  // The socket belongs to the kernel, or to a process that this process does not see.
+  // The port's socket belongs to the kernel, or to a process that is not visible to this process.
   const holders = devices.filter((each) => isOnPort(each, family, port) && each.flags?.includes('UP'))
   const other = holders.find((each) => !isReplaced(each, device) && !(vxlan && isShared(each, vxlan)))
   if (other) throw portError(needed, `the device ${other.ifname} (${kindOf(other)})`, `ip link del ${other.ifname}`)
@@ -227,7 +232,10 @@ async function requirePort(
   if (listens?.trim() !== String(port) && before !== undefined) throw portError(needed, undefined)
 }
 
-/** True if the kernel lets a new device share the socket of this vxlan device (drivers/net/vxlan, VXLAN_F_RCV_FLAGS). */
+/**
+ * Returns true if the kernel lets a new vxlan device share the socket of this vxlan device (drivers/net/vxlan,
+ * VXLAN_F_RCV_FLAGS).
+ */
 function isShared({ linkinfo }: JsonDevice, { gbp }: { readonly gbp: boolean }): boolean {
   const { gbp: has = false, external = false, udp_zero_csum6_rx: noSum = false } = linkinfo?.info_data ?? {}
   return has === gbp && !external && !noSum
@@ -239,7 +247,7 @@ const portConfig = ({ address, port }: NeededPort, device: NeededDevice | undefi
   tunName: device?.name ?? '',
 })
 
-/** True if the backend's `open` will use the existing device `each`, or delete and replace it. */
+/** Returns true if the backend's `open` will use the existing device `each`, or delete and replace it. */
 const isReplaced = (each: JsonDevice, device: NeededDevice | undefined): boolean =>
   device !== undefined &&
   isNamedBy(device.name, each.ifname ?? '') &&

@@ -1,4 +1,5 @@
-// node.ts - the node. One object represents it during the whole life of the process, and all loops share this object.
+// node.ts - the node: one object that represents this host in the network during the whole life of the process. All
+// loops share the object.
 //
 // At first the node knows nothing. It gets its facts from the file of the last known state (begin.ts), and later from
 // the store (daemon.ts).
@@ -30,8 +31,8 @@ import type { LastKnown, Next } from './restart/last-known.ts'
 /** The interval in ms at which a loop checks its part of the node if no event makes it check earlier. */
 export const RESYNC_MS = 5_000
 /**
- * How long, in ms, a slow step may delay the other steps. Slow steps are, for example, the device of one family, or the
- * firewall at the start.
+ * How long, in ms, a slow step may delay the steps after it. Slow steps are, for example, opening the device of one
+ * family, or the firewall at the start.
  */
 export const LATE_MS = 1_000
 
@@ -41,9 +42,9 @@ interface NodeBase {
   /** A name that identifies the store (storeNameOf). */
   readonly store: string
   readonly log: Log
-  /** Aborted to stop the process. */
+  /** Aborts when the process must stop. */
   readonly stopping: AbortController
-  /** The service manager, if it asked for notifications. */
+  /** The service manager, if it requested notifications of the node's state. */
   readonly notifier?: Notifier | undefined
 }
 
@@ -54,19 +55,20 @@ interface NodeBase {
 export interface PathFacts {
   readonly config: NetworkConfig
   readonly backend: Backend
-  /** The external interface that was chosen at the start. */
   readonly external?: ExternalInterface | undefined
   lease: OwnLease
   /** The attributes that the lease must have; the next renewal writes them. */
   attrs: LeaseAttrs
-  /** The facts for the file of the last known state; left out with `--persist=false`. */
+  /**
+   * The paths and facts that weftd needs to write the file of the last known state; left out with `--persist=false`.
+   */
   readonly next?: Next | undefined
 }
 
 /** The parts that a node has as soon as it knows its store. */
 interface Membership {
   readonly manager: SubnetManager
-  /** Checks whether this node had an address earlier, because a lease with that public IP may be the node's own. */
+  /** Returns true if a lease with the given public IP belongs to this node, which may have another public IP now. */
   readonly isMine?: IsMine
   /**
    * The firewall's rules, the interval of their checks in ms, and a promise that resolves when no earlier process
@@ -75,14 +77,13 @@ interface Membership {
   readonly firewall?: { readonly rules: Firewall; readonly resyncMs: number; readonly free?: Promise<void> } | undefined
   /**
    * The facts about an earlier run that the search for other backends' leftovers needs; without them weftd does not
-   * search. `others` lists the other daemons, by default those of this host.
+   * search. `others` lists the other daemons of this host.
    */
   readonly leftovers?:
     | { readonly earlier: Nets; readonly run: Run; readonly others?: () => Promise<readonly OtherDaemon[]> }
     | undefined
   /** Opens a socket for echo requests. If left out, the node sends no probes. */
   readonly openEcho?: OpenEcho
-  /** Reads the kernel's settings. If left out, the node does not check them. */
   readonly readSysctl?: ReadSysctl
   /** Returns to the kernel the memory that only the start needed. */
   readonly giveBackMemory?: () => void
@@ -117,56 +118,51 @@ export function takeUnseen(unseen: Unseen): ReadonlySet<string> | undefined {
 interface NodeState {
   readonly ownership: Ownership
   readonly signal: AbortSignal
-  /** The last known state of the store, as the file had it when the process started; undefined if there was none. */
+  /** The last known state, as the file had it when the process started; undefined if there was none. */
   known: LastKnown | undefined
-  /** All accepted leases, including this node's own. */
   view: PeerView
   /**
-   * The peers that the next check must apply again: `all` if the data path refused them, `rest` if a part of the data
-   * path lacks some.
+   * Says which peers the next check must apply again: `all` if the data path refused the peers, `rest` if a part of the
+   * data path lacks some peers.
    */
   unapplied: 'all' | 'rest' | undefined
-  /** The key of this node's own lease when peers were last applied; undefined before peers were applied first. */
+  /** The key of this node's own lease when weftd last applied peers; undefined before the first time. */
   ownApplied: string | undefined
   /** How far this node follows the leases in the store (FollowState). */
   readonly following: FollowState
   /** The time, in ms of performance.now(), when the node joined its network. */
   since: number
-  /** Rings when the store has another value for this node's own lease than this node wrote. */
+  /** Rings when this node's own lease in the store has a value that this node did not write. */
   readonly leaseDoubt: Bell
   /** Rings when this node's own lease was lost, because the network configuration may be gone too. */
   readonly configDoubt: Bell
-  /** True while the store has no network configuration, although this node read one from it before. */
+  /** True while the store has no network configuration, although the store had one before. */
   isConfigGone: boolean
   /**
-   * True while the store's network configuration differs from the one that this node uses, even if only a secret
-   * differs.
+   * True while the store's network configuration differs from the configuration that this node uses, even if only a
+   * secret differs.
    */
   isConfigOther: boolean
   /** Rings when the last known state has changed, so that it must be written to its file. */
   readonly learnt: Bell
-  /** The MTU of the data path, in bytes, when the node joined its network. */
   mtuAtStart: number | undefined
-  /** The lease for which the data path was last opened. */
   pathLease: OwnLease | undefined
   /**
    * The promise of the loop in loops/data-path.ts; undefined before that loop runs. The loop runs from the time when
    * the node forwards first.
    */
   keepingPath: Promise<never> | undefined
-  /** True once all loops run. */
   isRunning: boolean
   /** The number of repairs that weftd made since the node was created. */
   repaired: number
-  /** For each missing family, the time since when the data path has lacked it, in ms of performance.now(). */
+  /** For each missing family, the time since which the data path has lacked it, in ms of performance.now(). */
   readonly lackingSince: Map<Family, number>
-  /** The families that subnet.env omits although the node has a subnet of them, as text. */
+  /** The families, as text, that subnet.env omits although the node has subnets of them. */
   leftOut: string
-  /** The text that was last written to subnet.env. */
   published: string | undefined
-  /** True if subnet.env was written successfully the last time. */
+  /** True if the last write of subnet.env succeeded. */
   isPublished: boolean
-  /** True once subnet.env was written; as with flanneld, it never becomes false again. */
+  /** True once subnet.env was written. As with flanneld, `isReady` never becomes false again. */
   isReady: boolean
   threads: Threads
   /** The results of the probes for each inner family; undefined while the node sends no probes. */
@@ -178,7 +174,7 @@ interface NodeState {
   /** The peers that the loops in probes.ts and path-search.ts have not handled yet. */
   readonly unprobed: Unseen
   readonly unsearched: Unseen
-  /** The keys of leases that were written since the last probes. A written lease shows that the lease's host is up. */
+  /** The keys of leases that were written since the last probes. A written lease shows that its host is up. */
   readonly written: Set<string>
   /**
    * The entry with this host's name that this node wrote into the store, under its public IP (loops/duplicate-node.ts).
@@ -188,17 +184,20 @@ interface NodeState {
   duplicate: string | undefined
   /** The families for which this host's kernel does not forward packets. */
   unforwarded: readonly Family[]
-  /** The routes that wrongly bypass the data path, each with its log line, the public part of that line, and the reason. */
+  /**
+   * The routes that wrongly bypass the data path. Each has its log line, the part of that line that everyone may see,
+   * and the reason.
+   */
   pastPath: readonly { readonly line: string; readonly what: string; readonly why: string }[]
   /** Settles when the firewall's rules were set for the first time, or could not be set. */
   raising: Promise<void>
-  /** Why the last check could not set the firewall's rules; undefined if they are set. */
+  /** Why the last check could not set the firewall's rules; undefined if the rules are set. */
   rulesTrouble: string | undefined
   /** The host names, by public IP, as the hosts wrote them into the store. */
   readonly names: Map<string, string>
   /** Rings when a new lease appeared, because its host may have written its name. */
   readonly newcomers: Bell
-  /** For each lease key, the time when this node first saw the lease, in ms since the epoch. */
+  /** For each lease key, the time when this node first saw the lease, in ms since 1970. */
   readonly cameAt: Map<string, number>
 }
 
@@ -211,7 +210,6 @@ export interface ForwardingNode extends NodeBase, NodeState, PathFacts, Partial<
 /** A node that has joined its network, so that all loops can run. */
 export interface Node extends NodeBase, NodeState, PathFacts, Membership {}
 
-/** True if a node knows the facts that it needs to forward. */
 export const canForward = (node: NewNode): node is ForwardingNode => node.lease !== undefined
 
 /** Creates the node of this process, which knows no facts yet. */

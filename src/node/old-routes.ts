@@ -12,8 +12,8 @@ import { formatNet, listed, netsOf, netsOverlap, type Nets } from '../net/addres
 const NAMED = 5
 
 /**
- * Warns of routes to other hosts in an earlier network of this node, such as the network of a family that was switched
- * off. weftd does not remove these routes, because it cannot distinguish them from an operator's.
+ * Warns of routes to peers in an earlier network of this node, such as the network of a family that was switched off.
+ * weftd does not remove these routes, because it cannot distinguish them from an operator's.
  */
 export async function warnOfRoutesLeft(
   previous: Nets,

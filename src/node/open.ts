@@ -14,7 +14,7 @@ import type { Handover } from './restart/handover.ts'
 import { lastKnownFile, readLastKnown } from './restart/last-known.ts'
 
 /**
- * Opens data paths with these facts. `others` lists the lease keys of the peers that are reached over the second
+ * Opens data paths with the facts `facts`. `others` lists the lease keys of the peers that are reached over the second
  * underlay family.
  */
 export const openPath = (
@@ -24,17 +24,20 @@ export const openPath = (
 ): Promise<DataPaths> => openDataPaths({ backend, lease: { ...lease, attrs }, leases, others, signal, log })
 
 /**
- * True if the backend can use this TUN, which may have been renamed since the earlier run. Any other TUN would block the backend and keep
- * the route.
+ * Returns true if the backend can use the TUN `left` of the earlier run, which may have been renamed since. Any other
+ * TUN would block the backend and keep the route.
  */
 export const goesOnWith = ({ tunNames }: Backend, left: string): boolean =>
   tunNames?.some((name) => isNamedBy(name, left) || !hasBackendName(left)) === true
 
-/** Returns the interface without its name if its index identifies it, because the name may change. */
+/**
+ * Returns the interface without its name if the interface has an index, because the index identifies it and the name
+ * may change.
+ */
 const unnamed = (external: ExternalInterface | undefined): Partial<ExternalInterface> | undefined =>
   external?.index === undefined ? external : { ...external, name: '' }
 
-/** True if a node forwards in this network and through this external interface. */
+/** Returns true if a node forwards in this network and through this external interface. */
 export const isFor = (
   node: NewNode,
   { config, external }: Pick<NodeParts, 'config' | 'external'>,
@@ -44,9 +47,9 @@ export const isFor = (
   isDeepStrictEqual(unnamed(node.backend.external ?? node.external), unnamed(external))
 
 /**
- * Gives the node the facts from the store. Continues with the open data path if it fits these facts, or opens another
- * one. `clear` removes obstacles when no process forwards any more. If the data path cannot be opened, the node keeps
- * its earlier facts.
+ * Gives the node the facts from the store. Continues with the open data path if it fits these facts, otherwise opens a
+ * new data path. `clear` removes obstacles when no process forwards any more. If the new data path cannot be opened,
+ * the node keeps its earlier facts.
  */
 export async function openNode(
   node: NewNode,
@@ -68,10 +71,11 @@ export async function openNode(
     Object.assign(node, facts, { attrs, pathLease: facts.lease })
     return dataPath
   }
-  // If there is no data path any more, a successor has taken it over.
+  // Without a data path, a successor has taken the data path over, so wait until this process owns it again.
   while (!canForward(node) || node.lease !== facts.lease || !ownership.dataPath) {
     await ownership.untilOurs(signal)
-    // While the store did not answer, this host's address may have changed, and the open data path follows it. The peers need that address.
+    // While the store did not answer, this host's address may have changed, and the open data path follows it. The
+    // peers need the new address.
     if (ownership.dataPath && isFor(node, parts)) {
       const backend = amended(node.backend, parts.manager, log)
       attrs = await backend.prepare(signal)
@@ -91,8 +95,8 @@ export async function openNode(
 
 /**
  * Reads the leases and the underlay choices that the predecessor writes to the file of the last known state when it
- * receives `meet`. Also reads those of an ended process whose descriptors are kept, because the sessions and packets in
- * these descriptors belong to its peers. Returns undefined in any other case.
+ * receives `meet`. If an ended process left descriptors, reads those of that process, because the sessions and packets
+ * in these descriptors belong to its peers. Otherwise returns undefined.
  */
 async function knownBefore(
   { options, store, log }: NewNode,

@@ -26,28 +26,27 @@ import { throwUnlessWaiting } from './exit-or-wait.ts'
 import { queryPatiently } from './loops/lease.ts'
 import type { LastKnown } from './restart/last-known.ts'
 
-/** ANSWER_MS is how long, in ms, weftd waits for the answer to an echo request. REQUESTS is the number of requests. */
+/** How long, in ms, weftd waits for the answer to an echo request. REQUESTS is the number of requests. */
 const ANSWER_MS = 1_000
 const REQUESTS = 3
-/** Matches host names that many hosts have, and that so identify no host. */
+/** Matches host names that many hosts have, and that therefore identify no host. */
 const NO_NAME = /^(localhost(\..*)?|\(none\)|)$/
 
 export interface OwnAddressesParts {
   readonly manager: SubnetManager
-  /** The subnets in subnet.env. */
   readonly subnet: Nets
   /** The last known state of the same store, if there is one. */
   readonly known: Pick<LastKnown, 'lease' | 'external'> | undefined
   readonly log: Log
   readonly signal: AbortSignal
-  /** Checks whether another host answers at this address. By default it sends echo requests. */
+  /** Returns true if another host answers at the address. If left out, weftd sends echo requests to find out. */
   readonly answers?: (address: Address) => Promise<boolean>
   readonly name?: string
 }
 
 /**
- * True for the bridge of this node's containers and for a renamed device of weft. The device has the first address of the node's own subnet,
- * and the bridge the next one.
+ * Returns true for the bridge of this node's containers and for a renamed device of weft. The device has the first
+ * address of the node's own subnet, and the bridge has the second.
  */
 const hasOwnAddress = ({ addresses }: Link, subnet: Nets): boolean =>
   FAMILIES.some((family) => {
@@ -70,7 +69,7 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
     (names ??= (async () => {
       if (!manager.claims) return new Map<string, string>()
       const query = async (till: AbortSignal) => manager.claims?.(undefined, till)
-      // Ignore a refusal: an etcd user that was created for flanneld may read only the leases.
+      // Ignore a refusal: an etcd user that was created for flanneld may be allowed to read only the leases.
       const claims = await queryPatiently("this host's name", query, log, signal).catch((error: unknown) => {
         throwUnlessWaiting(error, signal)
         log.warn(`This node may not recognise its lease if its address changed: ${describeError(error)}`)
@@ -78,8 +77,8 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
       return new Map([...(claims?.values ?? [])].flatMap(([at, claim]) => [[at, hostNameIn(claim) ?? ''] as const]))
     })())
   /**
-   * Finds out from the store whether this host or another host has an address. Returns undefined if the store does not
-   * show that.
+   * Returns whether this host or another host has an address, by the host names in the store. Returns undefined if the
+   * store does not show that.
    */
   async function ownerOf(address: Address): Promise<'this' | 'other' | undefined> {
     const owner = (await namesOf()).get(formatAddress(address))
@@ -108,8 +107,8 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
     isOwn: (link) => hasBackendName(link.name) || hasOwnAddress(link, subnet),
   }
   /**
-   * True if a lease with this node's earlier subnet and this public IP is the node's own. It is if the host has the
-   * address now, or if it had the address and no other host answers there.
+   * Returns true if a lease with this node's earlier subnet and the public IP `address` is the node's own: this host
+   * has the address now, or it had the address earlier and no other host answers there.
    */
   async function isMine(address: Address): Promise<boolean> {
     const links = await listLinks(run)
@@ -124,8 +123,8 @@ export function ownAddresses({ manager, subnet, known, log, signal, ...given }: 
 }
 
 /**
- * True if a host answers echo requests to this address. If this process cannot send requests, the address counts as
- * another host's.
+ * Returns true if a host answers echo requests to this address. If this process cannot send requests, the address
+ * counts as another host's.
  */
 async function isAnswered(address: Address): Promise<boolean> {
   const answered = new Set<Address>()

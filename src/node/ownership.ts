@@ -1,15 +1,14 @@
-// ownership.ts - whether this process owns the host's data path. It is one state with these transitions:
+// ownership.ts - whether this process owns the host's data path. The ownership is always in one of these states:
+// - closed: no data path is open in this process, and one may be opened.
+// - forwarding: this process forwards.
+// - lent: a successor forwards through the data path, which is open in both processes.
+// - released: a successor forwards through a data path of its own, or is about to open one.
+// - ended: this process opens no data path any more.
 //
-//   closed      no data path is open here, and one may be opened   open -> forwarding, replace -> forwarding
-//   forwarding  this process forwards                               close -> closed, lend -> lent, release -> released,
-//                                                                   replace -> forwarding
-//   lent        a successor forwards through the open path, which   takeBack -> forwarding, release -> released
-//               is open in both processes
-//   released    a successor forwards through a path of its own,     takeBack -> closed
-//               or is about to open one
-//   ended       this process opens no data path any more            from each state, by end
-//
-// Transitions run one after another. A transition that its state does not have changes nothing.
+// `open` and `replace` lead to `forwarding`, `close` leads from `forwarding` to `closed`, `lend` and `release` lead to
+// `lent` and `released`. `takeBack` leads from `lent` to `forwarding` and from `released` to `closed`. `end` leads from
+// every state to `ended`. Transitions run one after another. If a state does not have a transition, calling the
+// transition changes nothing.
 
 import { describeError } from '../base/errors.ts'
 import type { Log } from '../base/log.ts'
@@ -23,7 +22,7 @@ import { fdsOf } from './restart/open-path.ts'
 type OwnershipState =
   | { readonly is: 'closed' }
   | { readonly is: 'forwarding'; readonly dataPath: DataPaths }
-  /** `paths` is empty until the data path has stopped. */
+  /** `paths` is empty until the data path has stopped in this process. */
   | { readonly is: 'lent'; readonly dataPath: DataPaths; readonly paths: readonly OpenPath[] }
   | { readonly is: 'released' }
   | { readonly is: 'ended' }
@@ -36,7 +35,7 @@ export class Ownership {
   hasSuccessor = false
   /**
    * Rings when another process changed the ownership, the data path died, the host changed, or the node got another
-   * lease. Only the loop in loops/data-path.ts waits for it.
+   * lease. Only the loop in loops/data-path.ts waits for this bell.
    */
   readonly recheck: Bell
   readonly #log: Log
@@ -55,14 +54,17 @@ export class Ownership {
   }
 
   /**
-   * True if no other process owns the data path, so that this process may change its device, routes, firewall rules and
-   * files.
+   * True if no other process owns the data path, so that this process may change the data path's device, routes,
+   * firewall rules and files.
    */
   get isOurs(): boolean {
     return this.#state.is === 'closed' || this.#state.is === 'forwarding'
   }
 
-  /** The data path that is open in this process: this process forwards through it, or has lent it to a successor. */
+  /**
+   * The data path that is open in this process: this process forwards through the data path, or has lent it to a
+   * successor.
+   */
   get dataPath(): DataPaths | undefined {
     return 'dataPath' in this.#state ? this.#state.dataPath : undefined
   }
@@ -89,12 +91,13 @@ export class Ownership {
   }
 
   /**
-   * Opens a data path with `make` in place of the open one, and logs a failure to close the open one. Otherwise works
-   * as `open`.
+   * Opens a data path with `make` in place of the open data path, and logs a failure to close the open data path.
+   * Otherwise works as `open`.
    */
   replace(make: () => Promise<DataPaths>): Promise<void> {
     return this.#inTurn(async () => {
-      // Only log a failure to close the data path, because opening the next data path meets the cause again.
+      // Only log a failure to close the data path, because the same cause would make opening the next data path fail
+      // too.
       await this.#close().catch((error: unknown) =>
         this.#log.error(`Cannot close the data path: ${describeError(error)}`),
       )
@@ -111,15 +114,16 @@ export class Ownership {
   }
 
   /**
-   * Stops forwarding, and returns the open paths for a successor. Returns an empty list if there is no path to lend.
+   * Stops forwarding, and returns the open paths for a successor. Returns an empty list if this process has no path to
+   * lend.
    */
   lend(): Promise<readonly OpenPath[]> {
     return this.#forOther(() => this.#lend())
   }
 
   /**
-   * Stops forwarding, and closes the paths for a successor that opens its own. The device stays. Logs a failure to
-   * close a path.
+   * Stops forwarding, and closes the paths for a successor that opens its own paths. The device stays. Logs a failure
+   * to close a path.
    */
   release(): Promise<void> {
     return this.#forOther(() => this.#release())
@@ -155,11 +159,11 @@ export class Ownership {
     this.#state = { is: 'lent', dataPath, paths: [] } // from here on no loop repairs the data path
     try {
       const paths = await handover.leave()
-      // If no paths are returned, the data path has died, and its `fault` reports that.
+      // If the list of paths is empty, the data path has died, and its `fault` reports that.
       this.#state = paths.length > 0 ? { is: 'lent', dataPath, paths } : { is: 'forwarding', dataPath }
       return paths
     } catch (error) {
-      // The data path has stopped and cannot be handed over, so the data path's loop opens another one.
+      // The data path has stopped and cannot be handed over, so the loop in loops/data-path.ts opens a new data path.
       this.#log.error(`The data path cannot be handed over: ${describeError(error)}`)
       await dataPath.close().catch(() => {})
       this.#state = { is: 'closed' }
@@ -178,10 +182,11 @@ export class Ownership {
       if (!dataPath.handover) return await dataPath.close()
       closeAll(fdsOf(await dataPath.handover.leave()))
     } catch (error) {
-      // Only log the failure, because this process must be able to continue. Opening the next data path meets the cause
-      // again.
+      // Only log the failure, because this process must be able to continue. The same cause would make opening the next
+      // data path fail too.
       this.#log.error(`Cannot close the data path: ${describeError(error)}`)
-      // If one of several paths could not be stopped, the others still have descriptors, which would block the successor's ports.
+      // If one of several paths could not be stopped, the remaining paths still have descriptors, which would block the
+      // successor's ports.
       if (before.is === 'forwarding' && before.dataPath.handover) await before.dataPath.close().catch(() => {})
     }
   }
@@ -196,8 +201,8 @@ export class Ownership {
 
   async #end(keep: (paths: readonly OpenPath[]) => Promise<void>): Promise<void> {
     try {
-      // Close the descriptors. The successor has copies of them, and this process may run for a while, in which it
-      // would block the device and the port.
+      // Close the descriptors in this process. The successor has copies of them, and this process may run for a while,
+      // in which its descriptors would block the device and the port.
       if (this.#state.is === 'lent') return closeAll(fdsOf(this.#state.paths))
       if (this.#state.is !== 'forwarding') return
       const { dataPath } = this.#state

@@ -6,13 +6,12 @@ const LOGGED_A_MINUTE = 6
 
 export interface RepairLog {
   add(repaired: string): void
-  /** The number of repairs in the last minute. */
   lastMinute(): number
 }
 
 /**
- * Counts the repairs of all loops in `total`. If there are many repairs, logs only some of them, so that a conflict
- * with another program does not fill the disk.
+ * Makes a log of the repairs that also adds them to `total`, the number of repairs of all loops. If there are many
+ * repairs, it logs only some of them, so that a conflict with another program does not fill the disk.
  */
 export function createRepairLog(total: { repaired: number }, log: Log): RepairLog {
   let repairs: number[] = []

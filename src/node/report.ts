@@ -46,7 +46,7 @@ import type { NewNode, Node } from './node.ts'
 import type { Ownership } from './ownership.ts'
 import type { Handover } from './restart/handover.ts'
 
-/** The maximum number of peers whose path MTUs are read from the kernel, one system call each. */
+/** The maximum number of peers whose path MTUs weftd reads from the kernel, with one system call for each peer. */
 const MOST_PATHS = 500
 
 /** Returns the part of the status that does not change. `version` is the version of weft. */
@@ -108,7 +108,7 @@ export function reportWaiting(
   node.notifier?.report({ ready: false, status: report().summary })
 }
 
-/** Returns why this daemon is ending or has ended; undefined while it works. */
+/** Returns why this daemon is ending or has ended; undefined while the daemon works. */
 function leavingOf({ state }: Ownership, signal: AbortSignal): string | undefined {
   if (state.is === 'lent' || state.is === 'released') return 'another weftd takes over'
   return signal.aborted || state.is === 'ended' ? 'it stops' : undefined
@@ -152,7 +152,9 @@ const hostTroubles = ({ duplicate, unforwarded, ownership }: Node): readonly str
 
 type PeersSeen = Pick<Snapshot, 'silent' | 'unusable' | 'keyless' | 'narrow'>
 
-/** Counting thousands of peers takes a while. So a count is reused for this multiple of the time that counting took. */
+/**
+ * Counting thousands of peers takes a while. So weftd reuses a count for this multiple of the time that counting took.
+ */
 const SEEN_FOR = 1_000
 const seen = new WeakMap<Node, PeersSeen & { readonly until: number }>()
 
@@ -181,11 +183,11 @@ const iso = (ms: number): string => new Date(ms).toISOString()
 const seconds = (ms: number): number => Math.round(ms) / 1000
 
 export async function reportOf(node: Node): Promise<NodeReport> {
-  // Read the probes first, because reading the traffic takes a while. So no peer is reported as answering before its
-  // packets are counted.
+  // Read the probes first, because reading the traffic takes a while. If the traffic were read first, a peer could be
+  // reported as answering before its packets are counted.
   const probed = probedOf(node)
   const traffic = await trafficOf(node)
-  // Read all other facts without waiting in between, so that they match each other.
+  // Read all other facts without an `await` in between, so that these facts belong to the same moment.
   const list = peersOf(node, traffic, performance.now(), { probed })
   const snapshot = snapshotOf(node, countOf(node, list))
   const { at, comparedAt } = snapshot
@@ -248,13 +250,13 @@ export function configOf(config: NetworkConfig): NodeReport['config'] {
   }
 }
 
-/** Returns the interval between probes of one peer, in s; null if no peer is probed. */
+/** Returns the interval between probes of one peer, in s; null if weftd probes no peer. */
 function probeSecondsOf({ probes }: Node): number | null {
   const intervals = listed(probes ?? {}).map((schedule) => schedule.intervalMs() / 1000)
   return intervals.length === 0 ? null : Math.max(...intervals)
 }
 
-/** Returns those families of the network that a data path carries. */
+/** Returns the families of the network that a data path carries. */
 const carriedBy = (dataPath: DataPaths | undefined, config: NetworkConfig | undefined): readonly Family[] =>
   dataPath?.families ?? familiesOf(config ?? {})
 
@@ -312,8 +314,8 @@ type AllProbed = ByFamily<ReadonlyMap<string, Probed>>
 const probedOf = ({ probes }: Node): AllProbed => ({ ipv4: probes?.ipv4?.results(), ipv6: probes?.ipv6?.results() })
 
 /**
- * Returns the status of each peer. Reads path MTUs from the kernel only if there are at most `mostPaths` peers, or for
- * peers with a narrow path.
+ * Returns the status of each peer. Reads path MTUs from the kernel only if the number of peers is at most `mostPaths`,
+ * or for peers with a narrow path.
  */
 function peersOf(
   node: Node,
@@ -359,7 +361,7 @@ function peersOf(
 
 type Traffic = ReadonlyMap<string, PathTraffic>
 
-/** Returns the traffic of each peer. Returns no traffic if the device that counts it is gone. */
+/** Returns the traffic of each peer, or no traffic if the device that counts the traffic is gone. */
 async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   const nothing: Traffic = new Map()
   if (!dataPath) return nothing
@@ -369,7 +371,7 @@ async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   })
 }
 
-/** The facts about a peer that come from other sources than its lease. */
+/** The facts about a peer that come from sources other than its lease. */
 interface Seen {
   readonly name: string | null
   readonly families: Readonly<Record<Family, PeerSide | null>>
@@ -382,8 +384,8 @@ const ago = (when: number | undefined, at: number): number | null =>
   when === undefined ? null : seconds(Math.max(0, at - when))
 
 /**
- * Returns the status of a peer over one family. Without `side` the data path cannot send packets to the peer over this
- * family.
+ * Returns the status of a peer over one family. `side` is undefined if the data path cannot send packets to the peer
+ * over this family.
  */
 function sideOf(
   side: PathSide | undefined,
@@ -422,8 +424,8 @@ function sessionOf(session: PeerSession | undefined): SessionStatus | null {
   const { publicKey, handshakeAt, ageMs, attempts, failure, stale, unconfirmed, txBytes, rxBytes } = session
   return {
     publicKey,
-    // WireGuard devices report the time of handshakes by the wall clock. So the age is wrong if the clock was set
-    // since.
+    // A WireGuard device reports the time of a handshake by the wall clock. So the age is wrong if the clock was set
+    // after the handshake.
     handshakeSecondsAgo: ago(handshakeAt, Date.now()),
     ageSeconds: ageMs === undefined ? null : seconds(ageMs),
     attempts: attempts ?? null,

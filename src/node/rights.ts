@@ -1,5 +1,5 @@
-// rights.ts - checks this process's rights on the host before it acquires a lease. The lease of a node that cannot
-// forward would stay in the store for a day.
+// rights.ts - checks this process's rights on the host before it acquires a lease, because the lease of a node that
+// cannot forward would stay in the store for a day.
 
 import { constants } from 'node:fs'
 import { open, readFile } from 'node:fs/promises'
@@ -8,7 +8,7 @@ import type { Backend } from '../path/contract.ts'
 import { noNetAdmin, noTun } from '../path/engine/start-error.ts'
 import { requireNeeds, type NeedsHost } from './needs.ts'
 
-/** CAP_NET_ADMIN's bit (linux/capability.h). */
+/** The bit of the capability CAP_NET_ADMIN (linux/capability.h). */
 const NET_ADMIN = 1n << 12n
 
 /** The functions with which weftd examines its rights; tests replace them. */
@@ -25,9 +25,8 @@ const HOST: Rights = {
 }
 
 /**
- * Checks, before the lease is written, that this node will be able to forward. Checks the rights, unless this process
- * or its predecessor already forwards, and then the ports, devices and routes. Throws WeftError with the first
- * obstacle.
+ * Checks, before weftd writes the lease, that this node will be able to forward. Checks the rights, unless this process
+ * or its predecessor already forwards, and then the ports, devices and routes. Throws WeftError for the first obstacle.
  */
 export async function permit(backend: Backend, host: NeedsHost): Promise<void> {
   if (!host.isForwarding) await requireRights(backend)
@@ -35,16 +34,16 @@ export async function permit(backend: Backend, host: NeedsHost): Promise<void> {
 }
 
 /**
- * Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or NO_TUN. Must not be called
- * for a process that already forwards.
+ * Checks that this process may make the devices and routes of a prepared backend. Throws WeftError PERMISSION or
+ * NO_TUN. Must not be called for a process that already forwards.
  */
 export async function requireRights(
   { name, tunNames }: Pick<Backend, 'name' | 'tunNames'>,
   host = HOST,
 ): Promise<void> {
-  // If other programs make the routes, skip the check, because weftd does not know the rights of those programs.
+  // If other programs make the routes, skip the check, because weftd does not know the rights of these programs.
   if (kindOf(name)?.routes === 'none') return
-  // If the status cannot be read, a missing right is noticed later, when the kernel refuses an operation.
+  // If the status cannot be read, skip the check: the kernel then reports a missing right when it refuses an operation.
   const status = await host.status().catch(() => '')
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
   if (effective !== undefined && (BigInt(`0x${effective}`) & NET_ADMIN) === 0n)

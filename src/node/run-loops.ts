@@ -7,13 +7,13 @@ import type { Node } from './node.ts'
 /** A loop of a node. It runs until the stop signal, and ends by throwing. */
 export type Loop = (node: Node) => Promise<never>
 
-/** The first and the longest pause in ms before an observing loop that failed is started again. */
+/** The first pause in ms before weftd starts a failed observing loop again; RESTART_MAX_MS is the longest pause. */
 const RESTART_MS = 1_000
 const RESTART_MAX_MS = 60_000
 
 /**
- * Never resolves. Rejects when all loops have ended, with the reason of the stop. If an essential loop fails, the node
- * stops. An observing loop that fails is started again.
+ * Runs the loops. Never resolves; rejects with the reason of the stop when all loops have ended. If an essential loop
+ * fails, the node stops. An observing loop that fails is started again.
  */
 export async function runLoops(node: Node, essential: readonly Loop[], observing: readonly Loop[]): Promise<never> {
   const { stopping } = node
@@ -24,8 +24,8 @@ export async function runLoops(node: Node, essential: readonly Loop[], observing
 }
 
 /**
- * Waits for a step of the start that only observes and warns. If the step fails, logs that and continues, as after a
- * failure of an observing loop.
+ * Waits for a step of the start that only observes and warns. If the step fails, logs the failure and continues, as
+ * after a failure of an observing loop.
  */
 export const observed = (step: Promise<void>, { log, signal }: Pick<Node, 'log' | 'signal'>): Promise<void> =>
   step.catch((error: unknown) => {
@@ -34,7 +34,7 @@ export const observed = (step: Promise<void>, { log, signal }: Pick<Node, 'log' 
   })
 
 /**
- * Returns a loop that starts `loop` again after a failure, each time after a longer pause. If the loop ran for a long
+ * Returns a loop that starts `loop` again after a failure, each time after a longer pause. If `loop` ran for a long
  * time before it failed, the pause is the shortest one again.
  */
 const restarted =

@@ -8,23 +8,22 @@ import { pause } from '../host/bell.ts'
 import { addressText, formatAddress, listed } from '../net/address.ts'
 import { waitFor, type Waiter } from './exit-or-wait.ts'
 
-/** The key and the public IP of a lease. */
 interface KeyAndIp {
   readonly key: string
   readonly publicIp: string
 }
 
 /**
- * The time in ms within which a predecessor that lost its lease acquires it again. If it does not, its store is another
- * one.
+ * The time in ms within which a predecessor that lost its lease acquires it again. If the lease is still missing after
+ * this time, the predecessor has another store than this process.
  */
 const SAME_NETWORK_MS = 15_000
 const RETRY_MS = 1_000
 
 /**
  * Resolves when the store has the predecessor's lease, `leaseNow`, or when the predecessor has no lease. Throws
- * WeftError DEVICE if the store does not have the lease. Such a store is that of another network, and a hand-over would
- * cut the node off from its own network.
+ * WeftError DEVICE if the store does not have the lease: the store then belongs to another network, and a hand-over
+ * would cut the node off from its own network.
  */
 export async function waitForSameNetwork(
   manager: SubnetManager,
@@ -55,7 +54,9 @@ export async function waitForSameNetwork(
   }
 }
 
-/** Throws WeftError DEVICE if the predecessor's lease, `before`, has another public IP than this process would publish. */
+/**
+ * Throws WeftError DEVICE if the predecessor's lease, `before`, has another public IP than this process would publish.
+ */
 export function refuseToMove({ publicIp }: LeaseAttrs, before: KeyAndIp | undefined): void {
   const own = addressText(publicIp)
   // A node that had only IPv6 keeps its IPv6 subnet when it gets its first IPv4 subnet, so the same IPv6 address is

@@ -1,7 +1,8 @@
-// catalog.ts - the table of backends: the options of each, and all facts about it that other code needs. Pure.
+// catalog.ts - the table of backends: the options of each backend, and all facts about it that the rest of weft needs.
+// Pure.
 //
-// The configuration check, the doctor, the cleanup and the status page read this table. It imports only modules that also run in a browser.
-// choose.ts maps a backend to its code, which it loads when the backend is chosen.
+// The configuration check, the doctor, the cleanup and the status page read this table. The file imports only modules
+// that also run in a browser. The code of a backend is loaded by choose.ts when the backend is chosen.
 
 import type { Secret } from '../base/secret.ts'
 
@@ -9,7 +10,8 @@ import type { Secret } from '../base/secret.ts'
 export type Option = {
   readonly name: string
   /**
-   * True if all nodes need the same value of the option. Otherwise they lose the packets that they send to each other.
+   * True if all nodes need the same value of the option. Nodes with different values lose the packets that they send to
+   * each other.
    */
   readonly isShared?: true
 } & (
@@ -31,7 +33,10 @@ export type Option = {
       readonly isRequired?: true
       readonly refusal?: string
     }
-  /** A text without secrets. If the configuration omits the option, the text is the default, or empty if there is no default. */
+  /**
+   * A text without secrets. If the configuration omits the option, the text is the default, or empty if there is no
+   * default.
+   */
   | {
       readonly kind: 'text'
       readonly default?: string
@@ -39,16 +44,19 @@ export type Option = {
       readonly remedy: string
       readonly isRequired?: true
     }
-  /** An option with a text or a list of texts; its value is an empty list if the option is left out. */
+  /** A text or a list of texts. If the option is left out, its value is an empty list. */
   | { readonly kind: 'texts'; readonly form: RegExp; readonly remedy: string }
   /**
-   * An option with an object whose values may be secret; with `orText` also a text. It is undefined if the option is
-   * left out. The backend checks the object's members.
+   * An object whose values may be secret; if `orText` is set, a text is allowed too. The value is undefined if the
+   * option is left out. The backend checks the object's members.
    */
   | { readonly kind: 'object'; readonly orText?: true; readonly remedy: string }
 )
 
-/** The options of a backend, by the names of their settings in the code. A nested object of options yields a nested object of settings. */
+/**
+ * The options of a backend, by the names of their settings in the code. Options may be nested; the settings are then
+ * nested in the same way.
+ */
 export interface Options {
   readonly [name: string]: Option | Options
 }
@@ -85,40 +93,43 @@ export interface Kind {
   /** The number of bytes by which the backend's MTU is smaller than the MTU of the underlay; defaults to `overhead`. */
   readonly reserved?: number
   /**
-   * The packets from peers that this host's firewall must accept: UDP to the port that `option` sets (by default `port`), or an IP protocol
-   * by its name in /etc/protocols.
+   * The packets from peers that this host's firewall must accept: UDP to the port in the option `option` (by default
+   * `port`), or an IP protocol by its name in /etc/protocols.
    */
   readonly outside?:
     | { readonly protocol: 'udp'; readonly option: string; readonly port: number }
     | { readonly protocol: 'ipencap' | 'esp' }
-  /** The routes to peers in the kernel: one for the whole network, one for each peer, or none. */
+  /**
+   * The routes to peers in the kernel: `network` is one route for the whole network, `peers` one route for each peer,
+   * and `none` no route.
+   */
   readonly routes: 'network' | 'peers' | 'none'
   /**
-   * The address that answers probes to a peer. `overlay`: the peer's address in its subnet. `host`: the public address of its host.
-   * `nobody`: no address is known.
+   * The address that answers probes to a peer. `overlay`: the peer's address in its subnet. `host`: the public address
+   * of its host. `nobody`: no address is known.
    */
   readonly probe: 'overlay' | 'host' | 'nobody'
   readonly isIpv4Alone?: true
   /**
-   * True if each peer is reached over one outer family, which carries the packets of both inner families (see `outersOf`). Otherwise a
-   * packet's outer family equals its inner family.
+   * True if weftd reaches each peer over one outer family, whatever the family of the inner packet (see `outersOf`).
+   * Otherwise a packet's outer family equals its inner family.
    */
   readonly choosesUnderlay?: true
   /**
-   * True if a key proves which node sent a packet. The receiver then accepts from each node only packets with a source in that node's
-   * subnet.
+   * True if a key proves which node sent a packet, so that the receiver accepts from each node only packets with a
+   * source in that node's subnet.
    */
   readonly provesSender?: true
   /**
-   * True if the backend publishes a route to this node's subnet outside of the host. It withdraws this route when the
-   * node leaves.
+   * True if the backend publishes a route to this node's subnet outside of the host. The backend withdraws this route
+   * when the node leaves.
    */
   readonly publishesRoute?: true
-  /** The `BackendType` that leases contain; empty for backends that, as in flannel, publish none. */
+  /** The `BackendType` in leases of this backend; empty for backends that, as in flannel, publish no type. */
   readonly published: string
   /**
-   * The devices that weft's and flannel's daemons create for this backend, by the kernel's link type and a name or pattern such as
-   * `flannel%d`. weft's own device comes first.
+   * The devices that weftd and flanneld create for this backend, by the kernel's link type and a name or pattern such
+   * as `flannel%d`. weftd's own device comes first.
    */
   readonly devices: readonly (readonly [type: string, name: string])[]
 }
@@ -126,14 +137,17 @@ export interface Kind {
 /** A WireGuard key: 32 bytes in base64. */
 export const WIREGUARD_KEY = /^[A-Za-z\d+/]{42}[AEIMQUYcgkosw048]=$/
 /**
- * The age in ms at which WireGuard keys expire: neither side may use them any longer (https://www.wireguard.com/papers/wireguard.pdf,
- * section 6.1).
+ * The age in ms at which WireGuard keys expire: neither side may use them any longer
+ * (https://www.wireguard.com/papers/wireguard.pdf, section 6.1).
  */
 export const REJECT_AFTER_MS = 180_000
 const MOST_PORT = 65_535
 const MOST_MTU = 65_535
 
-/** The options of a tunnel whose packets weftd carries itself. The engine gets the options' values as one object. */
+/**
+ * The options of a tunnel whose packets weftd carries itself. The engine gets the values of these options as one
+ * object.
+ */
 const TUNNEL = {
   verifySource: { name: 'VerifySource', kind: 'word', words: ['strict', 'inner', 'off'], default: 'strict' },
   /** Makes weftd lower the maximum segment size (MSS) in TCP SYN packets to what fits into the tunnel. */
@@ -145,7 +159,7 @@ export type TunnelSettings = Values<typeof TUNNEL>
 
 /**
  * Matches a key of a cloud's API, which has at least 16 characters and no `<`. So the placeholder of a secret, which
- * contains `<`, is refused.
+ * contains `<`, does not match.
  */
 const API_KEY = /^[^\s<>]{16,128}$/
 const API_KEY_REMEDY = 'give it a key of the cloud, or leave it out and set the environment variables of the cloud'
@@ -154,7 +168,10 @@ const CLOUD_KEYS = {
   accessKeyId: { name: 'AccessKeyID', kind: 'secret', form: API_KEY, remedy: API_KEY_REMEDY },
   accessKeySecret: { name: 'AccessKeySecret', kind: 'secret', form: API_KEY, remedy: API_KEY_REMEDY },
 } as const satisfies Options
-/** The option for the ids of the route tables. If it is left out, the table of this node's cloud subnet is used. */
+/**
+ * Returns the option for the ids of the route tables. If the option is left out, weftd uses the table of this node's
+ * cloud subnet.
+ */
 const routeTables = <F extends RegExp>(form: F, example: string) =>
   ({
     name: 'RouteTableID',
@@ -163,8 +180,8 @@ const routeTables = <F extends RegExp>(form: F, example: string) =>
     remedy: `give it a text or a list of texts such as ${example}`,
   }) as const
 /**
- * The variables that templates of the backend `http` may contain. {credential} is not allowed in URLs, because the log
- * shows URLs.
+ * The variables that templates of the backend `http` may contain. The variable {credential} is not allowed in URLs,
+ * because the log shows URLs.
  */
 export const TEMPLATE_VARIABLES = [
   'subnet',
@@ -179,7 +196,7 @@ export const TEMPLATE_VARIABLES = [
   'credential',
 ]
 const URL_VARIABLES = TEMPLATE_VARIABLES.filter((name) => name !== 'credential')
-/** Matches a URL whose host has no variables, so that a template reaches only the host that it names. */
+/** Matches a URL whose host has no variables, so that a template sends requests only to the host that it names. */
 const URL_FORM = new RegExp(
   String.raw`^https?:\/\/[^\s/?#@{}\\]+(?:[/?](?:[^\s#@{}\\]|\{(?:${URL_VARIABLES.join('|')})\})*)?$`,
 )
@@ -198,8 +215,8 @@ const HTTP_OPTIONS = {
   removeMethod: { name: 'RemoveMethod', kind: 'text', default: 'DELETE', form: METHOD_FORM, remedy: METHOD_REMEDY },
   removeBody: { name: 'RemoveBody', kind: 'object', orText: true, remedy: 'give it a text or an object' },
   /**
-   * The URL that lists the routes. Without it weftd puts the route again regularly, and does not see the routes of
-   * other nodes.
+   * The URL that lists the routes. Without this option weftd puts the route again regularly, and does not see the
+   * routes of other nodes.
    */
   listUrl: { name: 'ListURL', kind: 'text', form: URL_FORM, remedy: URL_REMEDY },
   listMethod: { name: 'ListMethod', kind: 'text', default: 'GET', form: METHOD_FORM, remedy: METHOD_REMEDY },
@@ -215,12 +232,12 @@ const HTTP_OPTIONS = {
   },
   listGateway: { name: 'ListGateway', kind: 'text', default: 'gateway', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
   listId: { name: 'ListID', kind: 'text', form: MEMBER_FORM, remedy: MEMBER_REMEDY },
-  /** The maximum number of routes that the switch accepts; 0 if it is not known. */
+  /** The maximum number of routes that the switch accepts; 0 if the number is not known. */
   limit: { name: 'Limit', kind: 'number', default: 0, most: 1_000_000 },
   headers: { name: 'Headers', kind: 'object', remedy: 'give it an object of texts' },
   /**
-   * If given, requests are signed by AWS Signature Version 4, which other clouds use too. The members name the region
-   * and the service.
+   * If this option is given, weftd signs requests by AWS Signature Version 4, which other clouds use too. The option's
+   * value names the region and the service.
    */
   signAws4: {
     name: 'SignAWS4',
@@ -229,14 +246,17 @@ const HTTP_OPTIONS = {
     remedy: 'give it a region and a service, such as "cn-beijing-6/vpc"',
   },
   /**
-   * The path of a file in which each line has an origin and the {credential} for it. The file may be mounted from a
-   * Kubernetes Secret.
+   * The path of the file with the values of {credential}: each line has an origin and the credential for it. The file
+   * may be mounted from a Kubernetes Secret.
    */
   credentialFile: { name: 'CredentialFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
-  /** The path of a file with the certificates, in PEM, of the authorities to trust instead of the usual ones. */
+  /**
+   * The path of a file with the certificates, in PEM, of the authorities to trust instead of the authorities built into
+   * Node.js.
+   */
   caFile: { name: 'CAFile', kind: 'text', form: /^\//, remedy: FILE_REMEDY },
 } as const satisfies Options
-/** The properties of all backends whose routes a cloud or a switch keeps. */
+/** The properties of all backends whose routes are in a cloud or a switch. */
 const FABRIC = { overhead: 0, routes: 'none', probe: 'nobody', publishesRoute: true, devices: [] } as const
 
 const UNDERLAY = 'Underlay'
@@ -248,8 +268,8 @@ export const KINDS = {
     options: {
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
       /**
-       * The outer family that weftd tries first for each peer; `auto` means IPv4 if the network has it. Nodes may have different values,
-       * because every node accepts both families.
+       * The outer family that weftd tries first for each peer; `auto` means IPv4 if the network has IPv4. Nodes may
+       * have different values, because every node accepts packets over both families.
        */
       underlay: { name: UNDERLAY, kind: 'word', words: ['auto', 'ipv4', 'ipv6'], default: 'auto' },
       tunnel: TUNNEL,
@@ -264,8 +284,8 @@ export const KINDS = {
   },
   vxlan: {
     options: {
-      // The largest VNI is the largest number that fits into a device name after `flannel.`, because the kernel limits names to 15
-      // characters (IFNAMSIZ). RFC 7348 allows 24 bits.
+      // The largest VNI is the largest number that fits into a device name after `flannel.`, because the kernel limits
+      // names to 15 characters (IFNAMSIZ). RFC 7348 allows 24 bits.
       vni: { name: 'VNI', kind: 'number', default: 1, most: 9_999_999, isShared: true },
       port: { name: 'Port', kind: 'number', default: 0, most: MOST_PORT, isShared: true },
       /** The MTU of the underlay in bytes; with 0 weftd uses the MTU of the external interface. */
@@ -274,7 +294,7 @@ export const KINDS = {
       learning: { name: 'Learning', kind: 'flag' },
       directRouting: { name: 'DirectRouting', kind: 'flag' },
       /**
-       * Whether the kernel or weftd carries the packets. If the option is left out, the kernel does if it can,
+       * Whether the kernel or weftd carries the packets. If the option is left out, the kernel carries them if it can,
        * otherwise weftd.
        */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
@@ -327,14 +347,14 @@ export const KINDS = {
       },
       keepalive: { name: 'PersistentKeepaliveInterval', kind: 'number', default: 0, most: 65_535 },
       /**
-       * Whether the kernel or weftd carries the packets. If the option is left out, the kernel does if it can,
+       * Whether the kernel or weftd carries the packets. If the option is left out, the kernel carries them if it can,
        * otherwise weftd.
        */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
       /**
-       * `separate` creates one device for each family. All other modes create one device for both families. With `ipv4`
-       * or `ipv6` the datagrams of that device have that family; with `auto` weftd chooses the better family for each
-       * peer.
+       * `separate` creates one device for each family. All other modes create one device for both families, whose
+       * datagrams have the family IPv4 (`ipv4`), IPv6 (`ipv6`), or the family that weftd chooses for each peer
+       * (`auto`).
        */
       mode: {
         name: MODE,
@@ -343,7 +363,7 @@ export const KINDS = {
         default: 'separate',
         isShared: true,
       },
-      /** Allows routes of an operator that take packets to other nodes past the device, and so send them unencrypted. */
+      /** Allows an operator's routes by which packets to other nodes bypass the device, and so are sent unencrypted. */
       allowBypass: { name: 'AllowBypass', kind: 'flag' },
     },
     overhead: 60, // IPv4, UDP, and WireGuard's header and tag
@@ -371,7 +391,7 @@ export const KINDS = {
         remedy: 'give it a proposal of strongSwan, such as "aes256gcm16-sha256-prfsha256-ecp256"',
         isShared: true,
       },
-      // flanneld requires a PSK of at least 96 bytes (pkg/backend/ipsec/ipsec.go).
+      // The pre-shared key; flanneld requires at least 96 bytes (pkg/backend/ipsec/ipsec.go).
       psk: {
         name: 'PSK',
         kind: 'secret',
@@ -382,8 +402,8 @@ export const KINDS = {
         remedy: 'give it at least 96 characters, for example of `openssl rand -hex 48`',
       },
       /**
-       * Whether the kernel or charon carries the ESP packets. If the option is left out, the kernel does if it can,
-       * otherwise charon.
+       * Whether the kernel or charon carries the ESP packets. If the option is left out, the kernel carries them if it
+       * can, otherwise charon.
        */
       dataPath: { name: 'DataPath', kind: 'word', words: ['kernel', 'userspace'] },
     },
@@ -410,7 +430,7 @@ export const KINDS = {
     published: 'extension',
     devices: [],
   },
-  // The published type is empty, because flannel's cloud backends publish none (v0.13, backend/awsvpc and others).
+  // `published` is empty, because flannel's cloud backends publish no type (v0.13, backend/awsvpc and others).
   'aws-vpc': {
     ...FABRIC,
     options: { routeTables: routeTables(/^rtb-[\da-f]+$/, '"rtb-0a1b2c3d"') },
@@ -438,14 +458,14 @@ export type Settings<T extends BackendType> = { readonly [K in BackendType]: Val
 
 /** The number of bytes by which an IPv6 header (40 bytes, RFC 8200 section 3) is longer than an IPv4 header. */
 const IPV6_MORE = 20
-/** Returns the number of bytes that the backend adds to an inner packet if the outer header has this family. */
+/** Returns the number of bytes that the backend adds to an inner packet if the outer header has the family `family`. */
 export const overheadBy = (type: BackendType, family: 'ipv4' | 'ipv6'): number =>
   KINDS[type].overhead + (family === 'ipv6' ? IPV6_MORE : 0)
 
 /**
- * Returns the families of the outer header for inner packets of one family. The first one is tried first; the second
- * one is for peers that do not answer over the first. `backend` is the `Backend` object, and `families` lists the
- * network's families.
+ * Returns the families of the outer header for inner packets of one family: first the family that weftd tries first,
+ * then the family for peers that do not answer over the first. `backend` is the `Backend` object, and `families` lists
+ * the network's families.
  */
 export function outersOf(
   type: string,
@@ -462,8 +482,8 @@ export function outersOf(
 }
 
 /**
- * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family that the network lacks;
- * the backend refuses the value later.
+ * Returns the outer families, as `outersOf` does, for a value of the option `Underlay`. The value may name a family
+ * that the network lacks; the backend refuses the value later.
  */
 export function underlaysOf(
   underlay: unknown,
@@ -473,7 +493,10 @@ export function underlaysOf(
   return underlay === 'ipv6' ? ['ipv6', 'ipv4'] : ['ipv4', 'ipv6']
 }
 
-/** The packets that firewalls between the nodes must accept, for backends that do not use a single UDP port. */
+/**
+ * The packets that firewalls between the nodes must accept, in words. The text for a backend with its own UDP port
+ * names the port.
+ */
 export const PROTOCOL_TEXTS = {
   udp: 'UDP',
   ipencap: 'IP protocol 4 (IPIP)',
@@ -492,7 +515,9 @@ export const DEFAULT_TYPE: BackendType = 'udp'
 const memberOf = (backend: Readonly<Record<string, unknown>>, option: string): unknown =>
   Object.entries(backend).find(([name]) => name.toLowerCase() === option.toLowerCase())?.[1]
 
-/** Returns the UDP port to which peers send, according to a `Backend` object; undefined if the backend does not use UDP. */
+/**
+ * Returns the UDP port to which peers send, according to a `Backend` object; undefined if the backend does not use UDP.
+ */
 export function portOf(type: string, backend: Readonly<Record<string, unknown>>): number | undefined {
   const outside = kindOf(type)?.outside
   if (outside?.protocol !== 'udp') return undefined
@@ -500,11 +525,16 @@ export function portOf(type: string, backend: Readonly<Record<string, unknown>>)
   return typeof given === 'number' && given > 0 ? given : outside.port
 }
 
-/** Returns the backends whose leases publish this `BackendType`. An empty text returns udp and alloc. */
+/**
+ * Returns the backends whose leases publish this `BackendType`; for an empty text, the backends that publish no type.
+ */
 export const publishersOf = (published: string): readonly Kind[] =>
   Object.values<Kind>(KINDS).filter((kind) => kind.published === published)
 
-/** Returns the backends that publish this type in leases, in words: `udp, alloc or a cloud backend` for the empty type. */
+/**
+ * Returns the backends that publish this type in leases, in words, such as `udp, alloc or a cloud backend` for the
+ * empty type.
+ */
 export function publishers(published: string): string {
   if (published === '') return 'udp, alloc or a cloud backend'
   const types = Object.entries<Kind>(KINDS).filter(([, kind]) => kind.published === published)
@@ -518,15 +548,15 @@ export function remedyFor(): string {
   return `set "Backend": {"Type": ...} in the network configuration to ${known}`
 }
 
-/** True if a device has a name that the kernel may make from a pattern such as `flannel%d`. */
+/** Returns true if the kernel may have made the device name `name` from a pattern such as `flannel%d`. */
 export const isNamedBy = (pattern: string, name: string): boolean => {
   const [before = '', after] = pattern.split('%d')
   return after === undefined ? name === pattern : name.startsWith(before) && /^\d+$/.test(name.slice(before.length))
 }
 
 /**
- * True if the device has a name that weft or flannel gives. A device of weft that another program has renamed has no
- * such name.
+ * Returns true if the device has a name that weft or flannel gives to devices. A device of weft that another program
+ * has renamed has no such name.
  */
 export const hasBackendName = (device: string): boolean =>
   Object.values<Kind>(KINDS).some(({ devices }) => devices.some(([, pattern]) => isNamedBy(pattern, device)))

@@ -1,7 +1,7 @@
 // contract.ts - the interface of a backend, which carries packets between the nodes of a network.
 //
-// The daemon calls `prepare`, acquires the lease with the returned attributes, and then opens the data paths that `plan`
-// lists. The daemon gives the data paths their peers; a backend has no timers.
+// The daemon calls `prepare`, acquires the lease with the returned attributes, and then opens the data paths that
+// `plan` lists. The daemon passes the peers to the data paths; a backend has no timers.
 
 import type { Log } from '../base/log.ts'
 import type { NetworkConfig } from '../control/config/network-config.ts'
@@ -26,18 +26,19 @@ export interface Backend {
   /** The backend's type as in the network configuration, such as `udp`. */
   readonly name: string
   /**
-   * The names or name patterns of the TUN devices that an earlier weftd may have left or passed on, and on which this backend can continue.
-   * Left out if the kernel carries the packets, because then a TUN with the name of the backend's device would prevent the kernel's device.
+   * The names or name patterns of the TUN devices that an earlier weftd may have left or passed on, and that this
+   * backend can use. Left out if the kernel carries the packets, because then a TUN with the name of the backend's
+   * device would prevent the creation of the kernel's device.
    */
   readonly tunNames?: readonly string[] | undefined
   /**
-   * The names or name patterns of the devices that the backend's data path has or may have. All other devices of weft's and flannel's
-   * backends are leftovers. Left out by a backend that does not look for leftovers.
+   * The names or name patterns of the devices that the backend's data path has or may have. All other devices of weft's
+   * and flannel's backends are leftovers. Left out by a backend that does not look for leftovers.
    */
   readonly devices?: readonly string[]
   /**
    * True if weftd must not remove routes to peers' subnets through the peers' hosts, because this backend or another
-   * program makes them on purpose.
+   * program makes these routes on purpose.
    */
   readonly routesToHosts?: boolean
   /**
@@ -47,62 +48,71 @@ export interface Backend {
   readonly routesByOthers?: boolean
   /** True if the backend makes IPsec policies in the kernel. */
   readonly usesIpsec?: boolean
-  /** True if packets to peers must leave this host only through the backend's device, because only that device encrypts them. */
+  /**
+   * True if packets to peers must leave this host only through the backend's device, because only that device encrypts
+   * them.
+   */
   readonly isSealed?: boolean
   /** The external interface as the last `prepare` found it. */
   readonly external: ExternalInterface
   /**
-   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log flanneld's lines,
-   * such as `Subnet added: ...`.
+   * The functions that return the log lines for a peer's lease that is added or removed. Left out by backends that log
+   * flanneld's lines, such as `Subnet added: ...`.
    */
   readonly words?: { readonly added: (lease: Lease) => string; readonly removed?: (lease: Lease) => string }
   /**
-   * Returns the attributes that this node publishes in its lease, for the current state of the host. The daemon calls `prepare` again each
-   * time before it opens the data path. `prepare` must not change a device or route with which an earlier process may still forward.
+   * Returns the attributes that this node publishes in its lease, for the current state of the host. The daemon calls
+   * `prepare` again each time before it opens the data path. `prepare` must not change a device or route with which an
+   * earlier process may still forward.
    */
   prepare(signal: AbortSignal): Promise<LeaseAttrs>
   /**
-   * Lists the ports, devices and families that `open` will use, in the state that the last `prepare` found. The list
-   * has one part for each family if the families are opened separately. `open` succeeds if at least one part is
+   * Lists the ports, devices and families that `open` will use, in the state that the last `prepare` found. If the
+   * families are opened separately, the list has one part for each family. `open` succeeds if at least one part is
    * available. Left out by a backend that uses no ports, devices or families.
    */
   needs?(): readonly NeededPart[]
   /**
    * Lists the data paths for this node's lease, as of the last `prepare`: one, or one for each family of the network if
-   * the families are opened separately. The node opens each path. If a path fails, the node opens it again without an
-   * effect on the other paths.
+   * the families are opened separately. The node opens each data path. If a data path fails, the node opens it again,
+   * while any other data path continues.
    */
   plan(lease: OwnLease): readonly PlannedPath[]
   /**
-   * Removes the things that this node published outside of the host for a lease, such as a route in a cloud. Returns
-   * their descriptions. Called when the node leaves the network, after the data path was closed. Throws WeftError. Left
-   * out if the backend publishes nothing.
+   * Removes what this node published outside of the host for a lease, such as a route in a cloud, and returns
+   * descriptions of the removed objects. Called when the node leaves the network, after the data path was closed.
+   * Throws WeftError. Left out if the backend publishes nothing.
    */
   withdraw?(lease: Lease, signal: AbortSignal): Promise<readonly string[]>
 }
 
 /** A data path that the node opens for its lease. */
 export interface PlannedPath {
-  /** The families of inner packets. The node opens the path if it has a subnet in at least one of them. */
+  /**
+   * The families of inner packets. The node opens this data path if it has a subnet in at least one of these families.
+   */
   readonly families: readonly Family[]
   /**
-   * The length in bytes of the longest packet that containers may send through this path. If there are several paths,
-   * the smallest length applies to all.
+   * The length in bytes of the longest packet that containers may send through this data path. If there are several
+   * data paths, the smallest length applies to all.
    */
   readonly mtu: number
-  /** How the path depends on the external interface; left out if it does not. */
+  /** How the data path depends on the external interface; left out if it does not depend on it. */
   readonly external?: ExternalUse
   /**
-   * Kernel objects other than links, addresses and routes that the path uses. When one of these objects changes, weftd
-   * checks and repairs the path. Several paths may refer to the same description.
+   * Kernel objects other than links, addresses and routes that the data path uses. When one of these objects changes,
+   * weftd checks and repairs the data path. Several data paths may refer to the same description.
    */
   readonly watched?: Watched
-  /** True if the path depends on kernel objects whose changes the kernel does not report. The node then checks the path more often. */
+  /**
+   * True if the data path depends on kernel objects whose changes the kernel does not report. The node then checks the
+   * data path more often.
+   */
   readonly isUnreported?: boolean
   /**
-   * Opens the path. It starts with the peers of `leases`, if it can set peers before the first packet. `others` lists the lease keys of the
-   * peers that are reached over the second family of the underlay. When the node publishes other attributes, the member `attrs` of `own` is
-   * replaced.
+   * Opens the data path. If it can set peers before the first packet, it starts with the peers of `leases`. `others`
+   * lists the lease keys of the peers that are reached over the second family of the underlay. When the node publishes
+   * new attributes, it replaces the member `attrs` of `own`.
    */
   open(
     own: OwnLease,
@@ -114,23 +124,28 @@ export interface PlannedPath {
 
 /** How a data path depends on the external interface, which the node watches. */
 interface ExternalUse {
-  /** The families of the interface's addresses that the path uses. weftd reports if such an address is missing. */
+  /**
+   * The families of the interface's addresses that the data path uses. weftd reports if the address of a family is
+   * missing.
+   */
   readonly families: readonly Family[]
   /**
-   * True if the path must be opened again when one of these addresses changes. Any other changed address is only
-   * published to the peers.
+   * True if the node must open the data path again when an address of these families changes. If false, the node only
+   * publishes the changed address to the peers.
    */
   readonly isBound: boolean
 }
 
-/** The ports, device and families that a data path uses when it is opened, so that a check can tell beforehand if they are available. */
+/**
+ * The ports, device and families that a data path uses when it is opened. By this list weftd checks beforehand whether
+ * they are available.
+ */
 export interface NeededPart {
-  /** The UDP ports; the part needs all of them. */
   readonly ports?: readonly NeededPort[]
   readonly device?: NeededDevice
-  /** The families that this part carries. The part can be opened if at least one of these families can be carried. */
+  /** The families that this part carries. The part is available if at least one of these families can be carried. */
   readonly sides?: readonly NeededSide[]
-  /** The programs, apart from `ip`, that create the device. */
+  /** The programs, apart from `ip`, that weftd needs to create the device. */
   readonly programs?: readonly string[]
 }
 
@@ -154,38 +169,51 @@ export interface NeededDevice {
   /** The link type in the kernel's terms, such as `vxlan` or `tun`. */
   readonly type: string
   /**
-   * The networks that contain the device's addresses. By these addresses a device of an earlier run is recognised under
-   * another name.
+   * The networks that contain the device's addresses. By these networks weftd recognises a renamed device of an earlier
+   * run.
    */
   readonly networks: Nets
-  /** The types of existing devices with this name that `open` deletes; `any` if it deletes every device. */
+  /**
+   * The types of existing devices with the name `name` that `open` deletes; `any` if it deletes a device of any type.
+   */
   readonly replaces: readonly string[] | 'any'
-  /** flanneld's error message for an existing device of another type with this name; left out if weft's own message is used. */
+  /**
+   * flanneld's error message for an existing device of another type with this name. If it is left out, weft uses its
+   * own message.
+   */
   readonly refusal?: string
-  /** The outer source address of an ipip device, as text. The kernel allows one ipip device per source address without a remote address. */
+  /**
+   * The outer source address of an ipip device, as text. The kernel allows one ipip device per source address without a
+   * remote address.
+   */
   readonly local?: string
 }
 
 export interface NeededSide {
   readonly family: Family
-  /** The network, if the backend routes the whole network to the device; else undefined. */
+  /** The network, if the backend routes the whole network to the device; undefined for other backends. */
   readonly network?: Net | undefined
   /**
-   * `mtu` is the length in bytes of the longest inner packet that containers may send. `external` is the name of the
-   * interface that limits that length.
+   * The length in bytes of the longest inner packet that containers may send. `external` is the name of the interface
+   * that limits this length.
    */
   readonly mtu: number
   readonly external: string
 }
 
 export interface PathSide {
-  /** The address to which datagrams for the peer are sent, such as `192.0.2.1:8285`; without a port if the backend uses none. */
+  /**
+   * The address to which datagrams for the peer are sent, such as `192.0.2.1:8285`; without a port if the backend uses
+   * no port.
+   */
   readonly endpoint: string
-  /** An address on the peer's node that answers probes sent through the data path; left out if no such address is known. */
+  /**
+   * An address on the peer's node that answers probes sent through the data path; left out if no such address is known.
+   */
   readonly probe?: Address
   /**
-   * How packets reach the peer. `direct`: over a route to the peer's host, without a tunnel. `tunnel`: in datagrams of weftd. `kernel`:
-   * through a tunnel of the kernel. Left out if weftd cannot know.
+   * How packets reach the peer. `direct`: by a route to the peer's host, without a tunnel. `tunnel`: in datagrams of
+   * weftd. `kernel`: through a tunnel of the kernel. Left out if weftd does not know.
    */
   readonly way?: 'direct' | 'tunnel' | 'kernel'
 }
@@ -194,7 +222,10 @@ export interface PathPeer extends ByFamily<PathSide> {
   readonly key: string
 }
 
-/** The state of the encryption with a peer, for backends that negotiate keys. Members that weftd does not know are undefined. */
+/**
+ * The state of the encryption with a peer, for backends that negotiate keys. A member that weftd does not know is
+ * undefined.
+ */
 export interface PeerSession {
   readonly publicKey: string
   /** The time, in ms since 1970, of the last handshake that made keys; undefined if there was none. */
@@ -202,18 +233,24 @@ export interface PeerSession {
   /** The age of the current keys in ms; undefined if the session has no valid keys. */
   readonly ageMs: number | undefined
   /**
-   * The number of handshake initiations sent to the peer since the last handshake that made keys. This member, `failure`, `stale` and
-   * `unconfirmed` are undefined if the kernel carries the packets.
+   * The number of handshake initiations sent to the peer since the last handshake that made keys. This member,
+   * `failure`, `stale` and `unconfirmed` are undefined if the kernel carries the packets.
    */
   readonly attempts?: number | undefined
   /**
-   * Why the last initiation made no keys. `no-answer`: no response came from the peer. `not-authentic`: the response
-   * was sealed with another PSK or another key. `bad-key`: no shared secret can be computed from the peer's public key.
+   * Why the last initiation made no keys. `no-answer`: the peer sent no response. `not-authentic`: the response was
+   * encrypted with another PSK or key. `bad-key`: no shared secret can be computed from the peer's public key.
    */
   readonly failure?: 'no-answer' | 'not-authentic' | 'bad-key' | undefined
-  /** The number of initiations from the peer that were refused as replays, because their timestamp was not newer than an earlier one. */
+  /**
+   * The number of initiations from the peer that this host refused as replays, because their timestamp was not newer
+   * than that of an earlier initiation.
+   */
   readonly stale?: number | undefined
-  /** The number of initiations from the peer that this host answered, but after which the peer sent no packet with the new keys. */
+  /**
+   * The number of initiations from the peer that this host answered, but after which the peer sent no packet with the
+   * new keys.
+   */
   readonly unconfirmed?: number | undefined
   readonly txBytes: number | undefined
   readonly rxBytes: number | undefined
@@ -227,8 +264,8 @@ export interface PathTraffic extends PeerTraffic {
 /** A handshake message whose sender used a public key that no lease publishes. */
 export interface UnknownKey {
   /**
-   * The sender's public key in base64. It proves no identity: every host that knows this node's public key can send a handshake with any
-   * key.
+   * The sender's public key in base64. The key does not prove who the sender is: every host that knows this node's
+   * public key can send a handshake with any key.
    */
   readonly publicKey: string
   readonly from: UdpEndpoint
@@ -237,7 +274,10 @@ export interface UnknownKey {
 }
 
 interface Carrier {
-  /** The device's name; the first family's device if each family has one. Left out if the backend creates no device. */
+  /**
+   * The device's name. If each family has a device, the name of the first family's device. Left out if the backend
+   * creates no device.
+   */
   readonly device?: string
   /** The device's name for each family; left out if all families share one device. */
   readonly devices?: ByFamily<string>
@@ -250,30 +290,31 @@ interface Carrier {
   readonly features: readonly string[]
 }
 
-/** The part of a data path that the search for the longest packet that reaches a peer uses (docs/path-mtu.md). */
+/** The part of a data path that serves the search for the longest packet to a peer (docs/path-mtu.md). */
 export interface PathSearching {
   /**
-   * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the search uses the backend's overhead with
-   * an outer header of the packet's own family.
+   * The number of bytes that the encapsulation adds to a packet to a peer. If it is left out, the search uses the
+   * backend's overhead with an outer header of the packet's own family.
    */
   readonly overhead?: number
   /**
-   * Returns the longest packet in bytes that the kernel sends to the peer with lease key `key`; undefined if the peer has a direct route.
+   * Returns the longest packet in bytes that the kernel sends to the peer with lease key `key`; undefined if the peer
+   * has a direct route.
    */
   knownMtu(key: string, family: Family): number | undefined
   /**
-   * Limits packets to each peer in `bytes` (by lease key) to the length that the search found. Left out if the data path must not use the
-   * search's results.
+   * Limits packets to each peer to the length in bytes that the search found, by lease key. Left out if the data path
+   * must not use the search's results.
    */
   limit?(bytes: ReadonlyMap<string, number>, family: Family): void
 }
 
 /**
- * Chooses over which family of the underlay each peer is reached. The choice does not depend on the family of the inner packets, and
- * packets from peers are accepted over both families.
+ * Chooses, for each peer, the family of the underlay over which packets are sent, whatever the family of the inner
+ * packets. Packets from peers are accepted over both families.
  */
 export interface Underlays {
-  /** The outer family that is used by default; `other` below is the second outer family. */
+  /** The outer family that is used by default; `other` is the second outer family. */
   readonly first: Family
   readonly other: Family
   others(): readonly string[]
@@ -285,18 +326,18 @@ export interface Underlays {
 
 /** An open data path. Each optional member is an interface that a data path implements completely or not at all. */
 export interface DataPath {
-  /** The families that the data path can carry, even if a family is missing now. */
+  /** The families that the data path can carry, including a family that is missing now. */
   readonly families: readonly Family[]
-  /** Resolves with the reason if the data path stops working; stays pending otherwise. */
+  /** Resolves with the reason if the data path stops working; never resolves otherwise. */
   readonly fault: Promise<Error>
   /**
-   * Makes the peers equal to these leases (by lease key), without this node's own lease. Skips and counts unusable
-   * leases. `touched` lists the keys that may differ from the last call; if it is left out, all keys may differ.
+   * Makes the peers equal to `leases` (by lease key), except this node's own lease. Skips and counts unusable leases.
+   * `touched` lists the keys that may differ from the last call; if it is left out, all keys may differ.
    */
   apply(leases: ReadonlyMap<string, Lease>, ownKey: string, touched?: ReadonlySet<string>): Promise<void>
   /**
-   * Repairs this data path's device, addresses and routes in the kernel, and returns a description of each repair. After `late` resolves,
-   * the call need not wait for a slow repair; the next call returns it.
+   * Repairs this data path's device, addresses and routes in the kernel, and returns a description of each repair.
+   * After `late` resolves, the call need not wait for a slow repair; the next call then returns that repair.
    */
   resync(late?: Promise<unknown>): Promise<readonly string[]>
   close(): Promise<void>
@@ -304,13 +345,13 @@ export interface DataPath {
   /** Lists the peers that the data path has. Leaves out leases that are unusable, and peers that could not be set. */
   peers(): readonly PathPeer[]
   counters(): Readonly<Record<string, bigint>>
-  /** The source of probes; left out if the daemon cannot probe peers. */
+  /** The source of probes; left out if weftd cannot probe peers over this data path. */
   readonly probing?: Probing
-  /** Adapts the open path to changes of the host; left out if that is never necessary. */
+  /** Adapts the open data path to changes of the host; left out if that is never necessary. */
   readonly adapting?: Adapting
-  /** Counts the traffic; left out if the traffic is not counted per peer. */
+  /** Counts the traffic of each peer; left out if the data path does not count it. */
   readonly counting?: Counting
-  /** Observes weftd's engine; left out if the engine does not carry the packets. */
+  /** Observes weftd's engine; left out if another program carries the packets. */
   readonly observing?: Observing
   /** Reports handshakes; left out if the data path does not see handshakes. */
   readonly handshakes?: Handshakes
@@ -319,7 +360,10 @@ export interface DataPath {
    * family.
    */
   readonly underlays?: Underlays
-  /** Passes the open path on to the next process; left out if `close` keeps the device too. */
+  /**
+   * Passes the open data path on to the next process; left out if the device stays after `close`, so that the next
+   * process can use it.
+   */
   readonly handover?: HandoverSide
 }
 
@@ -329,15 +373,18 @@ export interface Probing {
   readonly source: Addresses
 }
 
-/** The part of a data path that adapts to changes of the host while the path is open. */
+/** The part of a data path that adapts to changes of the host while the data path is open. */
 export interface Adapting {
-  /** The families that the network has but this data path does not carry, each with the reason. At least one other family is carried. */
+  /**
+   * The families that the network has but this data path does not carry, each with the reason. At least one other
+   * family is carried.
+   */
   readonly lacking: ByFamily<string>
-  /** True if the node must call `renew`, because a family that `renew` can open is not carried. */
+  /** True if the node must call `renew`, because a family is missing that `renew` can open. */
   readonly isOutdated: boolean
   /**
    * Adapts the open data path to the external interface, and to the attributes that the node's lease now publishes.
-   * Opens missing families and leaves open families unchanged. If a family cannot be opened, logs the reason, and the
+   * Opens missing families and leaves open families unchanged. If a family cannot be opened, logs the reason; that
    * family stays missing.
    */
   renew(external: ExternalInterface): Promise<void>
@@ -345,7 +392,7 @@ export interface Adapting {
 
 /** The part of a data path that counts the packets of each peer. */
 export interface Counting {
-  /** Returns the traffic with each peer, by lease key, since the peer was added. */
+  /** Returns the traffic with each peer, by lease key, counted since the peer was added. */
   traffic(): Promise<ReadonlyMap<string, PathTraffic>>
 }
 
@@ -357,18 +404,20 @@ export interface Observing {
   /** Returns the peer with this lease key; undefined if the data path does not have the peer. */
   peer(key: string): PathPeer | undefined
   /**
-   * Returns the longest packet of a family that reaches this peer's host without fragmentation; undefined unless the known path MTU makes
-   * it shorter than the MTU of the containers.
+   * Returns the length in bytes of the longest packet of a family that reaches this peer's host without fragmentation.
+   * Returns undefined unless the known path MTU makes this length less than the MTU of the containers.
    */
   pathMtu(peer: Lease, family: Family): number | undefined
   /** Returns the packets that were dropped last, with their headers (see Engine.drops). */
   drops(after?: readonly number[]): ReturnType<Engine['drops']>
   /**
-   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
-   * does not hang soon completes another iteration.
+   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread. A
+   * thread that does not hang then soon completes another iteration.
    */
   threads(): Readonly<Record<string, number>>
-  /** Logs problems that are new since the last call, such as unknown senders. The daemon calls it every few seconds. */
+  /**
+   * Logs problems that are new since the last call, such as unknown senders. The daemon calls `look` every few seconds.
+   */
   look(): void
 }
 
@@ -380,13 +429,17 @@ export interface Handshakes {
   unknownKeys(): readonly UnknownKey[]
 }
 
-/** The part of a data path that passes the open path on to the next process. */
+/** The part of a data path that passes the open data path on to the next process. */
 export interface HandoverSide {
-  /** True if the next process can continue with the descriptors of `leave`, and this process after it with `takeBack`. */
+  /**
+   * True if the next process can use the descriptors that `leave` returns, and if this process can use them again after
+   * `takeBack`.
+   */
   readonly isLendable: boolean
   /**
    * Stops forwarding, but keeps the device with its address and routes for the next process. Returns the open
-   * descriptors in which packets wait meanwhile; returns an empty list if they cannot be passed on.
+   * descriptors, in which packets wait until a process forwards again; returns an empty list if they cannot be passed
+   * on.
    */
   leave(): Promise<readonly OpenPath[]>
   /** Forwards again with the descriptors that `leave` returned. */

@@ -1,10 +1,11 @@
-// sums.ts - joins the peers, the traffic and the counters that several data paths, or several parts of one data path, report.
+// sums.ts - combines the peers, the traffic and the counters that several data paths, or several parts of one data
+// path, report.
 
 import type { PathPeer, PathTraffic } from './contract.ts'
 
 /**
- * Joins the peers that each data path lists, by lease key. Each data path lists a peer with the families that this path
- * carries.
+ * Combines the peers that each data path lists, by lease key. A data path lists a peer only with the families that this
+ * data path carries.
  */
 export function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly PathPeer[] {
   const [first = [], ...others] = lists
@@ -14,7 +15,10 @@ export function mergePeers(lists: readonly (readonly PathPeer[])[]): readonly Pa
   return [...byKey.values()]
 }
 
-/** Adds the traffic that several data paths counted for the same peer, by lease key. `lastReceivedAt` is the latest one. */
+/**
+ * Adds the traffic that several data paths counted for the same peer, by lease key. `lastReceivedAt` is the latest of
+ * their times.
+ */
 export function sumTraffic(counted: readonly (readonly [string, PathTraffic])[]): ReadonlyMap<string, PathTraffic> {
   const sums = new Map<string, PathTraffic>()
   for (const [key, one] of counted) {

@@ -1,5 +1,7 @@
-// audience.ts - decides which HTTP requests at the health port may read the full status. Anybody may read the health checks. A request for
-// the full status must arrive at an allowed address, name this host in its Host header, and not come from a page of another web site. Pure.
+// audience.ts - decides which HTTP requests at the health port may read the full status. Pure.
+//
+// Every client may read the health checks. A request for the full status must arrive at an allowed address, name this
+// host in its Host header, and not come from a page of another web site.
 
 import { parseAddress, type Address } from '../net/address.ts'
 import { parseIpv4 } from '../net/ipv4.ts'
@@ -10,11 +12,14 @@ export interface Sender {
   /** The IP address of this host at which the connection arrived; `remote` is the address of the client. */
   readonly local: string | undefined
   readonly remote: string | undefined
-  /** The host name in the request: from the request target if that is a whole URL, else from the Host header (RFC 9112, section 3.2.2). */
+  /**
+   * The host name in the request: from the request target if it is a whole URL, else from the Host header (RFC 9112,
+   * section 3.2.2).
+   */
   readonly host: string | undefined
   /**
-   * The values of the headers Origin, Sec-Fetch-Site and Sec-Fetch-Dest. Browsers set these headers, and scripts of a page cannot change
-   * them.
+   * The value of the header Origin; `site` is that of Sec-Fetch-Site, and `dest` that of Sec-Fetch-Dest. Browsers set
+   * these headers, and scripts of a page cannot change them.
    */
   readonly origin: string | undefined
   readonly site: string | undefined
@@ -29,9 +34,9 @@ export interface Refusal {
 const ANY = new Set(['0.0.0.0', '::'])
 
 /**
- * Returns why an HTTP request may not read the full status; undefined if it may. weftd serves the full status at loopback and at
- * `statusIp`, or at no address if `statusIp` is empty. At loopback the client's address must be loopback too, because other hosts reach
- * 127.0.0.1 if net.ipv4.route_localnet is set, as kube-proxy does.
+ * Returns why an HTTP request may not read the full status; undefined if it may. weftd serves the full status at
+ * loopback and at `statusIp`, or only at the Unix socket if `statusIp` is empty. At loopback the client's address must
+ * be loopback too, because other hosts reach 127.0.0.1 if net.ipv4.route_localnet is set, as kube-proxy does.
  */
 export function refusalOf(
   { local, remote, host, ...browser }: Sender,
@@ -45,8 +50,8 @@ export function refusalOf(
       status: 403,
       why: 'this address serves only the health checks; the page and the status are served at 127.0.0.1 on the host itself, and at the address of --status-ip',
     }
-  // Accept only the host's own names. Otherwise an attacker could make a domain name resolve to this host's address (DNS rebinding), and a
-  // page under that name would have the same origin as this server and could read the status.
+  // Accept only the host's own names. Otherwise an attacker could make a domain name resolve to this host's address
+  // (DNS rebinding), and a page under that name would have the same origin as this server and could read the status.
   if (!isThisHost(host, ownName))
     return { status: 421, why: "use an IP address, localhost or this host's own name in the URL" }
   if (isOtherSite({ host, ...browser })) return { status: 403, why: 'requests from pages of other sites are refused' }
@@ -54,8 +59,8 @@ export function refusalOf(
 }
 
 /**
- * True if a page of another web site sent the request. A followed link (Sec-Fetch-Dest: document) is allowed, because the other page cannot
- * read the answer.
+ * Returns true if a page of another web site sent the request. A followed link (Sec-Fetch-Dest: document) is allowed,
+ * because the page with the link cannot read the answer.
  */
 function isOtherSite({ host, origin, site, dest }: Pick<Sender, 'host' | 'origin' | 'site' | 'dest'>): boolean {
   if (site !== undefined && !['same-origin', 'none'].includes(site) && dest !== 'document') return true
@@ -63,8 +68,8 @@ function isOtherSite({ host, origin, site, dest }: Pick<Sender, 'host' | 'origin
 }
 
 /**
- * True if the Host header has an IP address or one of this host's own names. A DNS rebinding attacker cannot use an IP address or a name
- * without a dot, because neither can be registered in the DNS.
+ * Returns true if the Host header has an IP address or one of this host's own names. A DNS rebinding attacker cannot
+ * use an IP address or a name without a dot, because neither can be registered in the DNS.
  */
 function isThisHost(host: string | undefined, ownName: string): boolean {
   const [, bracketed, plain = ''] = /^(?:\[([^\]]*)\]|([^:]*))(?::\d*)?$/.exec(host ?? '') ?? []
@@ -74,13 +79,19 @@ function isThisHost(host: string | undefined, ownName: string): boolean {
   return parseIpv4(name) !== undefined || (name !== '' && ['localhost', own, own.split('.')[0]].includes(name))
 }
 
-/** Returns a key that is equal for all spellings of an IP address. An IPv4-mapped IPv6 address gets the key of its IPv4 address. */
+/**
+ * Returns a key that is equal for all spellings of an IP address. An IPv4-mapped IPv6 address gets the key of its IPv4
+ * address.
+ */
 function keyOf(address: string | undefined): Address | undefined {
   const plain = (address ?? '').replace(/^::ffff:(?=\d+\.)/, '')
   return parseAddress(plain)
 }
 
-/** True if requests can reach this host at `statusIp`: it means all addresses, or it is one of the host's `own` addresses. */
+/**
+ * Returns true if requests can reach this host at `statusIp`: it means all addresses, or it is one of the host's
+ * addresses `own`.
+ */
 export const isReachableAt = (statusIp: string, own: readonly string[]): boolean =>
   statusIp === '' ||
   ANY.has(statusIp) ||
@@ -101,6 +112,9 @@ export function listenAt(ip: string, statusIp: string): readonly string[] {
   return covers(statusIp, ip) ? [statusIp] : [ip, statusIp]
 }
 
-/** True if a socket bound to `one` also receives connections to `other`. An empty address means all addresses, as in Go. */
+/**
+ * Returns true if a socket bound to `one` also receives connections to `other`. An empty address means all addresses,
+ * as in Go.
+ */
 const covers = (one: string, other: string): boolean =>
   one === other || one === '' || one === '::' || (one === '0.0.0.0' && !other.includes(':'))

@@ -1,4 +1,5 @@
-// drops.ts - the schema of /drops.json: the packets that were dropped most recently. docs/weft.md describes every field. Pure.
+// drops.ts - the schema of /drops.json, the report of the packets that were dropped most recently. Pure. docs/weft.md
+// describes every field.
 //
 // New fields may be added under the same version, and unknown values are null, as in the status.
 
@@ -8,22 +9,27 @@ export const DROPS_SCHEMA = 1
 
 /** The first bytes and the metadata of one dropped packet. */
 export interface DroppedPacket {
-  /** When the engine read the dropped packet, in microseconds since 1970. Packets that the engine read in one batch have the same time. */
+  /**
+   * When the engine read the dropped packet, in microseconds since 1970. Packets that the engine read in one batch have
+   * the same time.
+   */
   readonly atUs: number
-  /** `out`: the dropped packet was on its way to a peer; `in`: it came from a peer. */
+  /** The direction of the dropped packet. `out`: to a peer; `in`: from a peer. */
   readonly direction: 'out' | 'in'
-  /** The name of the drop counter that counted this packet; `reasons` in the report explains it. */
+  /** The name of the drop counter that counted this packet; the member `reasons` of the report explains the counter. */
   readonly reason: string
   /** The number of dropped packets in this entry. It is more than 1 for a superpacket, which joins several segments. */
   readonly packets: number
   readonly length: number
-  /** The underlay address of the dropped datagram: its source if `direction` is `in`, its destination if it is `out`. */
+  /**
+   * The underlay address of the dropped datagram: its source if `direction` is `in`, its destination if `direction` is
+   * `out`.
+   */
   readonly peer: string | null
   /** The host name of the peer with the address `peer`, as in the status. */
   readonly peerName: string | null
   /** The encapsulation header in hexadecimal, if the datagram contained no valid packet; else empty. */
   readonly encap: string
-  /** The first bytes of the dropped packet, in hexadecimal. */
   readonly headers: string
 }
 
@@ -32,21 +38,26 @@ export interface DropsReport {
   readonly at: string
   /** The name of the data path's device, as in the status; null if the data path is not open. */
   readonly device: string | null
-  /** The name of the data path's device in each family. */
   readonly devices: Readonly<Record<Family, string | null>>
   readonly engine: string | null
   /**
-   * All reasons for drops, with the number of packets dropped since the data path was opened. The number includes packets that `packets`
-   * does not list.
+   * All reasons for drops, with the number of packets dropped since the data path was opened. The number includes
+   * packets that `packets` does not list.
    */
   readonly reasons: Readonly<Record<string, { readonly packets: number; readonly means: string }>>
   /** The recorded dropped packets, oldest first. */
   readonly packets: readonly DroppedPacket[]
-  /** The value for the parameter `after` of the next request, which then returns only packets dropped later: `/drops.json?after=1,2`. */
+  /**
+   * The value for the parameter `after` of the next request, which then returns only packets dropped later:
+   * `/drops.json?after=1,2`.
+   */
   readonly next: readonly number[]
 }
 
-/** The reasons for which weft knows only the number of dropped packets, because the kernel dropped them before the engine read them. */
+/**
+ * The reasons for which weft knows only the number of dropped packets, because the kernel dropped them before the
+ * engine read them.
+ */
 export const HEADLESS: ReadonlySet<string> = new Set(['rx_drop_socket_full'])
 
 export const noDrops = (at: string): DropsReport => ({

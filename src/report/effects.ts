@@ -1,5 +1,5 @@
-// effects.ts - describes in words how weftd's state affects packets: which peers they do not reach, and which problems of the host stop
-// them. Pure.
+// effects.ts - describes in words how weftd's state affects packets: which peers they do not reach, and which problems
+// of the host stop them. Pure.
 
 import { FAMILY_NAMES, listed } from '../net/address.ts'
 import { kindOf, publishers } from '../path/catalog.ts'
@@ -11,7 +11,7 @@ const NAMED = 3
 
 type Seen = Pick<Status, 'state' | 'impairments' | 'peers'> & Partial<Pick<Status, 'config'>>
 
-/** Returns how the state of the node affects packets, as a part of a sentence. */
+/** Returns how the state of the node affects packets, as part of a sentence. */
 export function packetsText(status: Seen): string {
   const { state, impairments } = status
   if (state !== 'impaired') return readingOf(status).packets
@@ -52,7 +52,10 @@ function peersEffect({ peers, config }: Pick<Seen, 'peers' | 'config'>): string 
   return parts.length === 0 ? undefined : parts.join('; ')
 }
 
-/** How each problem of the host affects packets. The patterns match the messages of node/report.ts and report/snapshot.ts. */
+/**
+ * The effect of each problem of the host on packets. The patterns match the messages of node/report.ts and
+ * report/snapshot.ts.
+ */
 const HOST_EFFECTS: readonly (readonly [words: RegExp, effect: string])[] = [
   [/does not forward IPv4/, `${FAMILY_NAMES.ipv4} packets of containers do not leave this host`],
   [/does not forward IPv6/, `${FAMILY_NAMES.ipv6} packets of containers do not leave this host`],

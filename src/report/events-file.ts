@@ -5,19 +5,22 @@ import { replaceFile } from '../host/replace-file.ts'
 import { eventsText, parseEvents, type PeerEvent } from './peer-events.ts'
 
 /**
- * The maximum size, in bytes, of an events file that is read. The file has at most a thousand events, each with a few
- * hundred bytes.
+ * The maximum size, in bytes, of an events file that weftd reads. The file has at most a thousand events of a few
+ * hundred bytes each.
  */
 const MOST_BYTES = 1_000_000
 
-/** Reads the peers' events from the file. Returns no events if the file does not exist. Rejects if the file cannot be read or parsed. */
+/**
+ * Reads the peers' events from the file. Returns no events if the file does not exist. Rejects if the file cannot be
+ * read or parsed.
+ */
 export async function readEvents(path: string): Promise<readonly PeerEvent[]> {
   const there = await stat(path).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return undefined
     throw error
   })
   if (!there) return []
-  // Reject a named pipe, because reading it would block forever.
+  // Reject a named pipe, because reading a pipe would block forever.
   if (!there.isFile()) throw new Error('it is not a regular file')
   if (there.size > MOST_BYTES) throw new Error(`it has ${there.size} bytes`)
   return parseEvents(await readFile(path, 'utf8'))

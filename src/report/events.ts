@@ -3,8 +3,8 @@
 import type { StatusEvent } from './status.ts'
 
 /**
- * The maximum number of warnings and errors that are kept, and, separately, of info lines. Because of the separate
- * limits info lines do not displace warnings.
+ * The maximum number of warnings and errors that are kept. The same limit applies to info lines separately, so that
+ * info lines do not displace warnings.
  */
 const KEPT = 50
 

@@ -1,10 +1,10 @@
 // health.ts - the HTTP server of the health port and of the status socket.
 //
-// Anybody who reaches the port may read flanneld's /healthz and /readyz, and weft's /livez. Only the clients that audience.ts accepts may
-// read /status.json, /metrics for Prometheus and the page at /. Any user who may open the Unix socket can read all of these there, and also
-// /drops.json, which has the contents of dropped packets.
+// Every client that reaches the port may read flanneld's /healthz and /readyz, and weft's /livez. Only the clients that
+// audience.ts accepts may read /status.json, /metrics for Prometheus and the page at /. A user who may open the Unix
+// socket can read all of these at the socket, and also /drops.json, which has the contents of dropped packets.
 //
-// All requests are read-only. The daemon stops if it cannot serve the health checks, but not if it cannot serve the status.
+// All requests are read-only. weftd stops if it cannot serve the health checks, but not if it cannot serve the status.
 
 import { once } from 'node:events'
 import { mkdir, unlink } from 'node:fs/promises'
@@ -36,14 +36,16 @@ import {
 import { viewOf } from './view.ts'
 
 export interface Health {
-  /** The state of the node; undefined until weftd has a node. Until then, `beginning` describes the daemon. */
+  /** The state of the node; undefined until weftd has a node. Until then, `beginning` describes weftd. */
   snapshot(): Snapshot | undefined
   beginning(): Beginning
-  /** The full state of the node. Until weftd has a node, the report gives the reason why the daemon waits. */
+  /** The full state of the node. Until weftd has a node, the report has the reason why weftd waits. */
   report(): Promise<NodeReport>
-  /** The full status of the daemon and its node. If computing the status takes long, the result is cached for a short time. */
+  /** The full status of weftd and its node. A status that takes long to compute is cached for a short time. */
   status(): Promise<Status>
-  /** The packets dropped after the report whose member `next` equals `after`; all recorded packets if `after` is empty. */
+  /**
+   * The packets dropped after the report whose member `next` equals `after`; all recorded packets if `after` is empty.
+   */
   drops(after: DropsReport['next']): DropsReport
   /** The recorded events and the history of the last hour; undefined until weftd has a node. */
   memory(): Memory | undefined
@@ -76,8 +78,8 @@ interface About {
 }
 
 /**
- * How long a status is cached, as a multiple of the time that it took to compute, so that requests cannot keep weftd
- * busy. A status that took less than QUICK_MS is not cached. With up to some thousands of peers it takes less.
+ * How long weftd caches a status, as a multiple of the time that computing it took, so that requests cannot keep weftd
+ * busy. weftd does not cache a status that took less than QUICK_MS, as with up to some thousands of peers.
  */
 const REST = 10
 const QUICK_MS = 20
@@ -129,8 +131,8 @@ export function createHealth({ daemon, events, page = async () => undefined }: A
 }
 
 /**
- * Answers an HTTP request at the health port. /healthz and /readyz have the same texts as in flanneld's main.go, and accept any method as
- * flanneld does. The table in states.ts decides the results of /readyz and /livez.
+ * Answers an HTTP request at the health port. /healthz and /readyz have the same texts as in flanneld's main.go, and
+ * accept any method as flanneld does. The table in states.ts decides the results of /readyz and /livez.
  */
 async function answerAtPort(request: HttpRequest, health: Health, isAtSocket = false): Promise<Answer> {
   const node = health.snapshot()
@@ -200,7 +202,10 @@ async function answerInFull(
   }
 }
 
-/** Answers an HTTP request at the Unix socket. weftd serves /drops.json only there, because it has the contents of users' packets. */
+/**
+ * Answers an HTTP request at the Unix socket. weftd serves /drops.json only at this socket, because it has the contents
+ * of users' packets.
+ */
 async function answerAtSocket(request: HttpRequest, health: Health): Promise<Answer> {
   if (request.path !== '/drops.json') return answerAtPort(request, health, true)
   if (!isRead(request.method)) return NOT_ALLOWED
@@ -216,7 +221,10 @@ const json = (value: unknown): Answer => ({
   body: jsonLine(value),
   headers: { 'Cache-Control': 'no-store' },
 })
-/** The JSON text of each cached status. With thousands of peers, formatting the text takes as long as computing the status. */
+/**
+ * The JSON text of each cached status. With thousands of peers, formatting the text takes as long as computing the
+ * status.
+ */
 const statusTexts = new WeakMap<Status, Answer>()
 function statusText(status: Status): Answer {
   const answer = statusTexts.get(status) ?? json(status)
@@ -228,9 +236,11 @@ const NOT_FOUND = textAnswer(404, '404 page not found\n')
 const NOT_ALLOWED = textAnswer(405, '405 method not allowed\n')
 
 export interface HealthServer {
-  /** The bound port. The kernel chose it if port 0 was requested. */
+  /** The bound port. If port 0 was requested, the kernel chose this port. */
   readonly port: number
-  /** Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop. */
+  /**
+   * Closes the server and its open connections, so that a client with a kept-alive connection does not delay the stop.
+   */
   close(): Promise<void>
 }
 
@@ -238,13 +248,16 @@ interface HealthPlace {
   /** The address at which weftd serves the health checks. */
   readonly ip: string
   readonly port: number
-  /** The address, besides loopback, at which weftd serves the full status. If it is empty, weftd serves the full status at no address. */
+  /**
+   * The address, besides loopback, at which weftd serves the full status. If it is empty, weftd serves the full status
+   * at no address.
+   */
   readonly statusIp: string
 }
 
 /**
- * Starts the HTTP servers at these addresses. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot be served. If only the
- * full status cannot be served at `statusIp`, logs the problem and continues.
+ * Starts the HTTP servers at `ip` and `statusIp`. Throws WeftError PORT_IN_USE or ADDRESS if the health checks cannot
+ * be served. If only the full status cannot be served at `statusIp`, logs the problem and continues.
  */
 export async function serveHealth(
   { ip, port, statusIp }: HealthPlace,
@@ -282,8 +295,8 @@ export async function serveHealth(
   const address = server.address()
   const bound = typeof address === 'object' && address ? address.port : port
   const servers = [server]
-  // Listen at the status address only if this host has the address, because a problem with it must not stop the daemon.
-  // flanneld listens only at the address of the health checks.
+  // Listen at the status address only if this host has the address, because a problem with the status address must not
+  // stop weftd. flanneld listens only at the address of the health checks.
   const own = Object.values(networkInterfaces()).flatMap((each = []) => each)
   if (
     !isReachableAt(
@@ -304,20 +317,21 @@ export async function serveHealth(
   return { port: bound, close: async () => void (await Promise.all(servers.map(closing))) }
 }
 
-/**
- * Decides which HTTP clients may read this node's view, which is the part of its status that it shows to other nodes.
- */
+/** Decides which HTTP clients may read this node's view, the part of its status that it shows to its peers. */
 interface ViewAudience {
   isNode(address: string | undefined): boolean
-  /** True if the Authorization header has the token of the network. Rejects if this node's own token file cannot be read. */
+  /**
+   * Returns true if the Authorization header has the token of the network. Rejects if this node's own token file cannot
+   * be read.
+   */
   isTrusted(authorization: string | undefined): Promise<boolean>
 }
 
 export type ViewServer = Pick<HealthServer, 'close'>
 
 /**
- * Serves this node's view (view.ts) to the other nodes, at this node's own address in the network. Rejects with the system's error if it
- * cannot listen.
+ * Serves this node's view (view.ts) to its peers, at this node's own address in the network. Rejects with the system's
+ * error if it cannot listen.
  */
 export async function serveView(
   { address, port }: { readonly address: string; readonly port: number },
@@ -349,8 +363,9 @@ export async function serveView(
 }
 
 /**
- * Starts the HTTP server at a Unix socket that only this user may open. Replaces the socket file of a daemon that was killed. Logs a
- * warning if the socket cannot be created, because a host with a read-only /run still needs its network. An empty path means no socket.
+ * Starts the HTTP server at a Unix socket that only this user may open. Replaces the socket file of a daemon that was
+ * killed. Logs a warning if the socket cannot be created, because a host with a read-only /run still needs its network.
+ * An empty path means no socket.
  */
 export async function serveSocket(
   path: string,
@@ -368,7 +383,7 @@ export async function serveSocket(
       (request) => answerAtSocket(request, health),
       () => undefined,
     )
-    // listen() creates the socket synchronously, so the socket has the mode that this umask gives from the first moment.
+    // The system call listen(2) creates the socket file, so this umask gives the file its mode from the first moment.
     const umask = process.umask(0o177)
     try {
       server.listen(path)

@@ -1,5 +1,6 @@
-// hour.ts - records the last hour in arrays of a fixed size: traffic, drops, round trip and loss, every ten seconds for the node and every
-// two minutes for each peer. It is also the schema of /history.json; docs/status.md describes every field. Pure.
+// hour.ts - records the last hour in arrays of a fixed size: traffic, drops, round trip and loss, every ten seconds for
+// the node and every two minutes for each peer. Pure. The file is also the schema of /history.json; docs/status.md
+// describes every field.
 //
 // A monotonic clock counts the steps, so setting the wall clock does not shift the values.
 
@@ -9,7 +10,7 @@ export const STEP_MS = 10_000
 const STEPS = 360
 export const PEER_STEP_MS = 120_000
 const PEER_STEPS = 30
-/** The maximum number of peers that have a history of their own; further peers have none. */
+/** The maximum number of peers for which weftd records a history. */
 export const MOST_PEERS = 1_024
 /** The number of peers for which memory is allocated in one block. */
 const BLOCK = 64
@@ -35,7 +36,7 @@ export interface HistoryReport {
   readonly at: string
   readonly stepSeconds: number
   readonly node: Series<NodeSample>
-  /** The length in seconds of one step in `peer`. It is longer than a step of the node. */
+  /** The length in seconds of one step in `peer`. It exceeds the length of a step in `node`. */
   readonly peerStepSeconds: number
   /** The history of the peer that the request named; null if weftd has no history of it. */
   readonly peer: Series<PeerSample> | null
@@ -54,8 +55,8 @@ export const historyReport = (hour: Pick<Hour, 'node' | 'peer'>, at: string, pee
 })
 
 /**
- * Encodes a value of a peer in 16 bits: 0 if the value is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The relative error is
- * 0.04% for values well above 0.01.
+ * Encodes a value of a peer in 16 bits: 0 if the value is unknown, else 1 + 1000 * log2(1 + 100 * value), rounded. The
+ * relative error is 0.04% for values well above 0.01.
  */
 const encode = (value: number | undefined): number =>
   value === undefined || !(value >= 0) ? 0 : Math.min(65_535, 1 + Math.round(Math.log2(1 + value * 100) * 1_000))
@@ -64,13 +65,12 @@ const decode = (code: number): number | null =>
 
 /**
  * Yields the numbers of the steps after `before` up to `step`, at most the last `all` of them. No sample was recorded
- * in any of these steps except the last, so their old values must be cleared.
+ * in these steps except the last, so the caller must clear their old values.
  */
 function* stepsAfter(before: number, step: number, all: number): Generator<number> {
   for (let each = Math.max(before + 1, step - all + 1); each <= step; each++) yield each
 }
 
-/** The samples of the node and of its peers in the last hour. */
 export class Hour {
   /**
    * The samples of the node: one ring buffer for each value of NODE. The sample of a step is at the index `step modulo
@@ -81,14 +81,12 @@ export class Hour {
   #last = -1
   /** The samples of the peers, in arrays of BLOCK slots. A slot has the series of one peer. */
   readonly #blocks: Uint16Array[] = []
-  /** The slot of each peer, by lease key. */
   readonly #slots = new Map<string, number>()
-  /** The slots in `#blocks` that no peer has. */
   readonly #free: number[] = []
   /** The number of the last step in which the peers were sampled. */
   #lastOfPeers = -1
 
-  /** Records the node's values for the step that contains `now`, in ms of a monotonic clock. */
+  /** Records the node's values for the step that contains `now`, a time in ms of a monotonic clock. */
   add(sample: NodeSample, now: number): void {
     const step = Math.floor(now / STEP_MS)
     for (const each of stepsAfter(this.#last, step, STEPS)) for (const ring of this.#rings) ring[each % STEPS] = NaN
@@ -100,8 +98,8 @@ export class Hour {
   }
 
   /**
-   * Records the values of all peers, by lease key, for the step that contains `now`. Deletes the history of each peer that is missing in
-   * `samples`.
+   * Records the values of all peers, by lease key, for the step that contains `now`. Deletes the history of each peer
+   * that is missing in `samples`.
    */
   addPeers(samples: ReadonlyMap<string, PeerSample>, now: number): void {
     const step = Math.floor(now / PEER_STEP_MS)
@@ -150,13 +148,13 @@ export class Hour {
   }
 
   /**
-   * Returns the array that has one peer's series of one value, and the offset of the series in it. The steps of one series are adjacent.
+   * Returns the array with one peer's series of one value, and the offset of the series in the array. The steps of one
+   * series are adjacent.
    */
   #placeOf(slot: number, value: number): readonly [Uint16Array | undefined, number] {
     return [this.#blocks[Math.floor(slot / BLOCK)], ((slot % BLOCK) * PEER.length + value) * PEER_STEPS]
   }
 
-  /** Overwrites the series of a slot with unknown values. */
   #clear(slot: number): void {
     PEER.forEach((_, value) => {
       const [block, start] = this.#placeOf(slot, value)
@@ -165,8 +163,8 @@ export class Hour {
   }
 
   /**
-   * Returns the slot of a peer. Gives a free slot to a peer that has none. Returns undefined if MOST_PEERS peers
-   * already have a slot.
+   * Returns the slot of a peer. Gives a free slot to a peer without one. Returns undefined if MOST_PEERS peers already
+   * have slots.
    */
   #slotFor(key: string): number | undefined {
     const known = this.#slots.get(key)

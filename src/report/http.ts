@@ -1,5 +1,5 @@
-// http.ts - an HTTP server for small answers that resists overload. It limits the size and the duration of requests, and the number of
-// connections.
+// http.ts - an HTTP server for small answers that resists overload by limits on the size and the duration of requests
+// and on the number of connections.
 
 import { createServer, type IncomingMessage, type Server } from 'node:http'
 import type { Socket } from 'node:net'
@@ -30,9 +30,9 @@ export const textAnswer = (status: number, body: string): Answer => ({
 })
 
 /**
- * Limits of node:http: the size of the request header in bytes. Also, in ms: the time to receive the header, the time
- * to receive the whole request, the time between two checks of these limits, and the idle time between two requests of
- * one connection.
+ * Limits of node:http: the size of the request header in bytes and, in ms, the time to receive the header, the time to
+ * receive the whole request, the time between two checks of these limits, and the idle time between two requests of one
+ * connection.
  */
 const LIMITS = {
   maxHeaderSize: 8 << 10,
@@ -41,12 +41,13 @@ const LIMITS = {
   connectionsCheckingInterval: 2_000,
   keepAliveTimeout: 5_000,
 }
-/** The server closes a connection after this time, in ms, without a byte in either direction. */
+/** The server closes a connection after SILENT_MS milliseconds without a byte in either direction. */
 const SILENT_MS = 30_000
 const MOST_CONNECTIONS = 128
 
 /**
- * Creates the server. `refusing` returns why a request may read only the health checks; undefined if the request may read the full status.
+ * Creates the server. `refusing` returns why a request may read only the health checks; undefined if it may read the
+ * full status.
  */
 export function serverOf(
   answer: (request: HttpRequest) => Promise<Answer>,
@@ -56,8 +57,8 @@ export function serverOf(
   const server = createServer(LIMITS, (request, response) => {
     const { socket } = request
     request.resume()
-    // Refuse pipelined requests (RFC 9112 section 9.3.2). Otherwise one client could make weftd build thousands of answers in one iteration
-    // of the event loop, and hold them in memory until the client reads them.
+    // Refuse pipelined requests (RFC 9112 section 9.3.2). Otherwise one client could make weftd build thousands of
+    // answers in one iteration of the event loop, and hold them in memory until the client reads them.
     if (pending.has(socket)) return void socket.destroy()
     pending.add(socket)
     response.once('close', () => pending.delete(socket))
@@ -76,8 +77,8 @@ export function serverOf(
       })
       .catch(() => response.destroy())
   })
-  // Without a listener, an error of accept(), such as too many open files, would end the process. `listening` below handles the errors of
-  // listen().
+  // Without a listener, an error of accept(), such as too many open files, would end the process. The function
+  // `listening` handles the errors of listen().
   server.on('error', () => {})
   server.setTimeout(SILENT_MS, (socket: Socket) => socket.destroy())
   limitConnections(server)
@@ -85,8 +86,8 @@ export function serverOf(
 }
 
 /**
- * Closes a connection if there are too many. It chooses the client address with the most connections, and closes the
- * oldest of these, so that one client cannot exclude others.
+ * Closes a connection if there are too many: the oldest connection of the client address with the most connections, so
+ * that one client cannot exclude all others.
  */
 function limitConnections(server: Server): void {
   const open = new Map<Socket, string>()

@@ -1,7 +1,8 @@
 // metrics.ts - formats the status for Prometheus (text exposition format 0.0.4). docs/metrics.md lists all metrics.
 //
-// Each scrape computes all metrics from the status, so metrics and status never disagree. With very many peers the metrics of single peers
-// are omitted, because every node has a metric for every other node, and their total grows with the square of the number of nodes.
+// Each scrape computes all metrics from the status, so metrics and status never disagree. With very many peers weftd
+// omits the metrics of single peers, because every node has a metric for every other node, and their total grows with
+// the square of the number of nodes.
 
 import { Counter, Gauge, Registry } from 'prom-client'
 import { printable } from '../base/text.ts'
@@ -49,12 +50,12 @@ const ofPeers =
     })
   }
 /**
- * Returns both families in a dual-stack network. Returns no family in other networks, because the metrics without a
- * family label suffice there.
+ * Returns both families in a dual-stack network, and no family in other networks, because the metrics without a family
+ * label suffice in these.
  */
 const dualStackFamilies = ({ dataPath }: Status): readonly Family[] =>
   dataPath?.families.length === FAMILIES.length ? FAMILIES : []
-/** Makes a function that counts, in a dual-stack network, for each family the peers that match a condition. */
+/** Makes a function that counts, for each family of a dual-stack network, the peers that match a condition. */
 const byFamily =
   (isSo: (side: PeerSide) => boolean, isKnown: (status: Status) => boolean = () => true) =>
   (status: Status): readonly Sample[] =>
@@ -64,7 +65,7 @@ const byFamily =
           return [sides.filter(isSo).length, { family }]
         })
       : []
-/** Makes a function that returns, in a dual-stack network, the value of each peer in each family. */
+/** Makes a function that returns, for each family of a dual-stack network, the value of each peer. */
 const ofSides =
   (value: (side: PeerSide) => number | null) =>
   (status: Status): readonly Sample[] =>
@@ -283,17 +284,17 @@ export const METRICS: readonly Metric[] = [
   ),
   gauge(
     'weft_store_last_comparison_timestamp_seconds',
-    'When weftd last compared its copy of all leases with the store, in seconds since 1970; normally less than 60 s ago.',
+    'When weftd last compared its copy of all leases with the store (etcd, a lease directory or the Kubernetes API), in seconds since 1970; normally less than 60 s ago.',
     ({ at, store }) => one(store.comparedSecondsAgo === null ? null : Date.parse(at) / 1000 - store.comparedSecondsAgo),
   ),
   gauge(
     'weft_store_held_peers',
-    'The number of peers that weftd keeps although their leases are missing from the store, because most leases vanished from the store at the same time.',
+    'The number of peers that weftd keeps although their leases are missing from the store (etcd, a lease directory or the Kubernetes API), because most leases vanished at the same time.',
     ({ node, store }) => (node ? one(store.held) : []),
   ),
   gauge(
     'weft_store_config_gone',
-    '1 while the network configuration is missing from the store, else 0.',
+    '1 while the network configuration is missing from the store (etcd, a lease directory or the Kubernetes API), else 0.',
     ({ node, store }) => (node ? one(bit(store.configGone)) : []),
   ),
   gauge(
@@ -334,7 +335,10 @@ export const METRICS: readonly Metric[] = [
   ),
 ]
 
-/** Removes control characters from label values. Other hosts choose some of these texts, and a person may read them on a terminal. */
+/**
+ * Escapes control characters in label values. Other hosts choose some of these texts, and a person may read them on a
+ * terminal.
+ */
 const shown = (labels: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(labels).map(([name, value]) => [name, printable(value)]))
 

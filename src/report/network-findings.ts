@@ -1,12 +1,12 @@
-// network-findings.ts - finds the problems of the network in the answers of its nodes, and reports each cause once. docs/weft-network.md
-// lists all findings. Pure.
+// network-findings.ts - finds the problems of the network in the answers of its nodes, and reports each cause once.
+// docs/weft-network.md lists all findings. Pure.
 
 import { publishers } from '../path/catalog.ts'
 import type { NodeView, Sight } from './view.ts'
 
-/** The minimum percentage of lost probes that is reported as a finding. */
+/** The minimum percentage of lost probes that the report shows as a finding. */
 const LOSSY_PERCENT = 20
-/** The maximum difference between a node's clock and the median clock, in ms, that is not a finding. */
+/** The maximum difference between a node's clock and the median clock, in ms, that does not count as a finding. */
 const CLOCK_MS = 1_000
 /** The maximum number of nodes that a finding names. */
 const NAMED = 5
@@ -14,9 +14,9 @@ const NAMED = 5
 const MOST_DETAILS = 20
 
 /**
- * The kind of a node's answer to the query for its view (the part of its status that it shows to other nodes). `told`:
+ * The kind of a node's answer to the query for its view (the part of its status that it shows to its peers). `told`:
  * the node returned its view; `closed`: no process listens at the port; `refused`: the node rejected the query; `junk`:
- * the answer cannot be parsed; `silent`: no answer came.
+ * the answer cannot be parsed; `silent`: no answer arrived.
  */
 export type AnswerKind = 'told' | 'closed' | 'refused' | 'junk' | 'silent'
 
@@ -27,12 +27,15 @@ export interface QueriedNode {
   readonly subnet: string
   readonly publicIp: string
   readonly kind: AnswerKind
-  /** Why the node did not return its state; null if it did. */
+  /** Why the node did not return its state; null if the node returned it. */
   readonly why: string | null
   readonly view: NodeView | undefined
-  /** The backend type that the node publishes in its lease, if it differs from this host's backend; undefined if the backends are equal. */
+  /**
+   * The backend type in the node's lease, if it differs from this host's backend type; undefined if the two types are
+   * equal.
+   */
   readonly otherType?: string | undefined
-  /** How far the node's clock is ahead of this host's clock, and the uncertainty of that difference, in ms. */
+  /** How far the node's clock is ahead of this host's clock, in ms, and the uncertainty of this difference. */
   readonly clock: { readonly aheadMs: number; readonly uncertainMs: number } | undefined
 }
 
@@ -49,14 +52,14 @@ export interface NetworkNode {
   readonly mtu: number | null
   readonly clockAheadMs: number | null
   /**
-   * How many other nodes probe this node; `reachedBy` is how many of them get an answer. Both count only nodes that
-   * returned their state.
+   * How many other nodes probe this node; `reachedBy` is the number of those nodes to which this node answers. Both
+   * numbers count only nodes that returned their state.
    */
   readonly seenBy: number
   readonly reachedBy: number
   /**
-   * How many other nodes this node probes; `reaches` is how many of them answer. Both are null if this node did not
-   * return its state.
+   * How many other nodes this node probes; `reaches` is the number of those nodes that answer. Both are null if this
+   * node did not return its state.
    */
   readonly sees: number | null
   readonly reaches: number | null
@@ -154,7 +157,7 @@ const callOf = ({ name, subnet, publicIp }: Pick<NetworkNode, 'name' | 'subnet' 
   name ? `${name} (${subnet} at ${publicIp})` : `${subnet} at ${publicIp}`
 const briefCallOf = ({ name, subnet }: Pick<NetworkNode, 'name' | 'subnet'>): string => name ?? subnet
 
-/** Lists the first few nodes, and says how many more there are. */
+/** Lists the first NAMED nodes, and says how many more nodes there are. */
 function fewOf(nodes: readonly Pick<NetworkNode, 'name' | 'subnet'>[]): string {
   const few = nodes.slice(0, NAMED).map(briefCallOf).join(', ')
   return nodes.length > NAMED ? `${few} and ${nodes.length - NAMED} more` : few
@@ -171,7 +174,7 @@ export interface Edge {
 interface Troubles {
   /** The nodes that no other node reaches, although other nodes can send packets to them. */
   readonly dead: ReadonlySet<number>
-  /** The edges, that is, pairs of nodes, between nodes that are not dead. */
+  /** The edges (pairs of nodes) between nodes that are not dead. */
   readonly living: readonly Edge[]
   /** The edges between living nodes whose probes get no answer. */
   readonly broken: readonly Edge[]
@@ -180,15 +183,15 @@ interface Troubles {
   /** The edges between living nodes on which long packets are lost. */
   readonly narrow: readonly Edge[]
   /**
-   * The nodes that probe a peer with a problem. A node may be impaired only because of that peer, so the states of these nodes are not
-   * reported separately.
+   * The nodes that probe a peer with a problem. Such a node may be impaired only because of that peer, so the report
+   * does not show its state as a separate finding.
    */
   readonly seesTrouble: ReadonlySet<number>
 }
 
 function troublesOf(queried: readonly QueriedNode[], nodes: readonly NetworkNode[], edges: readonly Edge[]): Troubles {
-  // The nodes to which at least one other node can send packets. If the others cannot send to a node because its backend differs, its
-  // silence does not show that it is dead.
+  // The nodes to which at least one other node can send packets. If no node can send packets to a node because its
+  // backend differs, the node's silence does not show that it is dead.
   const probed = new Set(edges.flatMap(({ to, sight: { reach } }) => (reach === 'stored' ? [] : [to])))
   const isOfOther = (place: number): boolean => queried[place]?.otherType !== undefined
   const isDead = ({ answer, reachedBy, seenBy }: NetworkNode, place: number): boolean =>
@@ -208,7 +211,10 @@ function troublesOf(queried: readonly QueriedNode[], nodes: readonly NetworkNode
   return { dead, living, broken: living.filter(isLost), lossy, narrow, seesTrouble }
 }
 
-/** Returns a finding for each detail, but not more than MOST_DETAILS; another finding says how many are left out. */
+/**
+ * Returns a finding for each detail, but not more than MOST_DETAILS; one more finding says how many details are left
+ * out.
+ */
 function listFindings(name: NetworkFindingName, details: readonly string[]): readonly NetworkFinding[] {
   const more = details.length > MOST_DETAILS ? [`and ${details.length - MOST_DETAILS} more`] : []
   return [...details.slice(0, MOST_DETAILS), ...more].map((detail) => ({ name, detail }))
@@ -287,8 +293,8 @@ const clocksOf = (queried: readonly QueriedNode[], nodes: readonly NetworkNode[]
   })
 
 /**
- * Returns the findings about nodes that did not return their state. The findings `node-dead` and `node-cut-off` cover
- * the nodes that other nodes do not reach.
+ * Returns the findings about nodes that did not return their state, except nodes that no node reaches, which are
+ * covered by `node-dead` and `node-cut-off`.
  */
 function silenceFindings(
   queried: readonly QueriedNode[],
@@ -314,8 +320,8 @@ function silenceFindings(
 }
 
 /**
- * Attributes broken pairs of nodes to as few nodes as possible. Repeatedly takes the node with the most broken pairs, if at least one in
- * MANY of its pairs is broken. Reports the remaining broken pairs one by one.
+ * Attributes broken pairs of nodes to as few nodes as possible. Repeatedly takes the node with the most broken pairs,
+ * if at least one in MANY of its pairs is broken. Reports the remaining broken pairs one by one.
  */
 function causes(
   broken: readonly Edge[],
@@ -355,7 +361,7 @@ function causes(
   return [...found, ...[...pairs.slice(0, NAMED), ...more].map((detail) => ({ name: ofPair, detail }))]
 }
 
-/** A node counts as the cause of broken pairs if at least one in this number of its pairs is broken. */
+/** A node counts as the cause of broken pairs if at least one in MANY of its pairs is broken. */
 const MANY = 4
 
 function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (readonly [string, readonly T[]])[] {
@@ -364,7 +370,10 @@ function grouped<T>(all: readonly T[], keyOf: (one: T) => string): readonly (rea
   return [...groups].toSorted((a, b) => b[1].length - a[1].length)
 }
 
-/** Groups the nodes by a value, as in `0.1.0: host1, host2; 0.2.0: host3`. Returns an empty list if all values are equal. */
+/**
+ * Groups the nodes by a value, as in `0.1.0: host1, host2; 0.2.0: host3`. Returns an empty list if all values are
+ * equal.
+ */
 function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => string | null): readonly string[] {
   const groups = grouped(
     nodes.filter((node) => keyOf(node) !== null),
@@ -373,7 +382,10 @@ function groupsOf(nodes: readonly NetworkNode[], keyOf: (node: NetworkNode) => s
   return groups.length < 2 ? [] : [groups.map(([key, group]) => `${key}: ${fewOf(group)}`).join('; ')]
 }
 
-/** Lists the members of the network configuration that differ between nodes. Ignores nodes that still wait for their configuration. */
+/**
+ * Lists the members of the network configuration that differ between nodes. Ignores nodes that still wait for their
+ * configuration.
+ */
 function differences(queried: readonly QueriedNode[]): readonly string[] {
   const having = queried.flatMap(({ view, ...node }) =>
     view && Object.keys(view.config).length > 0

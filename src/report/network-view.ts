@@ -17,31 +17,37 @@ import type { Reach } from './view.ts'
 
 export const NETWORK_SCHEMA = 1
 
-/** The maximum number of nodes for which the report has a matrix. The size of the matrix grows with the square of the number of nodes. */
+/**
+ * The maximum number of nodes for which the report has a matrix. The size of the matrix grows with the square of the
+ * number of nodes.
+ */
 export const MOST_IN_MATRIX = 256
-/** How one node reaches another by its probes: `[reach, round trip in ms, loss in percent, longest packet in bytes]`. */
+/**
+ * How one node reaches another node by its probes: `[reach, round trip in ms, loss in percent, longest packet in
+ * bytes]`.
+ */
 type Cell = readonly [Reach, number | null, number | null, number | null]
 
 export interface NetworkReport {
   readonly schema: typeof NETWORK_SCHEMA
   readonly at: string
   readonly tookMs: number
-  /** The number of nodes in the network. weftd queries only some of them if the network is very large. */
+  /** The number of nodes in the network. In a very large network weftd queries only some of these nodes. */
   readonly size: number
-  /** The fraction of the probed pairs of nodes that reach each other, 0 to 1. */
+  /** The fraction, from 0 to 1, of the probed pairs of nodes that reach each other. */
   readonly whole: number
   readonly nodes: readonly NetworkNode[]
   /**
-   * A row for each querying node with a cell for each probed node. A row is null if its node did not return its state,
-   * and a cell is null if its pair is unknown. The matrix is null if there are too many nodes.
+   * A row for each querying node, with a cell for each probed node. A row is null if its node did not return its state,
+   * and a cell is null if nothing is known about its pair. The whole matrix is null if there are too many nodes.
    */
   readonly matrix: readonly (readonly (Cell | null)[] | null)[] | null
   readonly findings: readonly NetworkFinding[]
 }
 
 /**
- * Says which part of all pairs of nodes reach each other. Nodes with different backends cannot use each other's leases,
- * and do not probe each other.
+ * Says which fraction of all pairs of nodes reach each other. Nodes with different backends cannot use each other's
+ * leases, and do not probe each other.
  */
 export const wholeText = (
   { nodes, matrix, whole }: Pick<NetworkReport, 'nodes' | 'matrix' | 'whole'>,
@@ -52,7 +58,10 @@ export const wholeText = (
     ? `${percent(whole)} of the pairs that were probed reach each other`
     : 'no pair was probed yet'
 
-/** Makes the report from the queried nodes. `all` is the number of nodes in the network, which is larger if weftd queried only some. */
+/**
+ * Makes the report from the queried nodes. `all` is the number of nodes in the network, which exceeds the number of
+ * queried nodes if weftd queried only some.
+ */
 export function networkReport(
   queried: readonly QueriedNode[],
   at: string,
@@ -124,13 +133,13 @@ function matrixOf(queried: readonly QueriedNode[], edges: readonly Edge[]): NonN
 }
 
 /**
- * Returns how far each node's clock is ahead of the median clock, in ms. The median is the reference because this host's own clock may be
- * wrong.
+ * Returns how far each node's clock is ahead of the median clock, in ms. The median is the reference because this
+ * host's own clock may be wrong.
  */
 function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined)[] {
   const all = queried.flatMap(({ clock }) => (clock ? [clock.aheadMs] : [])).toSorted((a, b) => a - b)
-  // If the number of clocks is even, the lower of the two middle ones is the reference. With two clocks nothing shows which of them is
-  // right.
+  // If the number of clocks is even, use the lower of the two middle clocks as the reference. With two clocks nothing
+  // shows which clock is right.
   const middle = all[Math.floor((all.length - 1) / 2)] ?? 0
   return queried.map(({ clock }) => clock && Math.round(clock.aheadMs - middle))
 }
@@ -138,8 +147,8 @@ function clocksOf(queried: readonly QueriedNode[]): readonly (number | undefined
 type Tone = 'good' | 'bad' | 'doubtful' | 'dim'
 
 /**
- * The word for each kind of a node's answer; empty for a node that returned its state, because that state is shown
- * instead.
+ * The word for each kind of a node's answer; empty for a node that returned its state, because the report shows the
+ * state instead.
  */
 const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   told: '',
@@ -149,7 +158,9 @@ const ANSWERS: Readonly<Record<AnswerKind, string>> = {
   silent: 'silent',
 }
 
-/** Returns a node's state in one or two words, and a tone: `good` or `dim` without a problem, `bad` with one. */
+/**
+ * Returns a node's state in one or two words, and a tone: `good` or `dim` if the node has no problem, otherwise `bad`.
+ */
 export function lookOf({ answer, state, seenBy, reachedBy, sees, reaches }: NetworkNode): readonly [Tone, string] {
   if (answer === 'told') {
     const isRight = state === 'working' && seenBy === reachedBy && sees === reaches

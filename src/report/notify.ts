@@ -1,7 +1,8 @@
-// notify.ts - notifies the service manager when weftd is ready, how its status changes, that it is alive, and when it stops.
+// notify.ts - notifies the service manager when weftd is ready, how its status changes, that weftd is alive, and when
+// it stops.
 //
-// The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket that NOTIFY_SOCKET
-// names. Podman and other managers use this protocol too. Errors of this protocol never stop the daemon.
+// The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines of `NAME=value` in a datagram to the socket
+// that NOTIFY_SOCKET names. Podman and other managers use this protocol too. Errors of this protocol never stop weftd.
 
 import { setTimeout as delay } from 'node:timers/promises'
 import { messageOf } from '../base/errors.ts'
@@ -16,7 +17,10 @@ export interface State {
 }
 
 export interface Notifier {
-  /** The interval in ms at which weftd must send keep-alive messages; undefined if the service manager does not expect them. */
+  /**
+   * The interval in ms at which weftd must send keep-alive messages; undefined if the service manager does not expect
+   * them.
+   */
   readonly aliveMs: number | undefined
   /**
    * Sends the changes of weftd's state to the service manager. If a change cannot be sent now, the next call sends it.
@@ -28,20 +32,23 @@ export interface Notifier {
   /** The number of file descriptors that the service manager can keep for the next process; 0 if it keeps none. */
   readonly keeps: number
   /**
-   * Hands file descriptors to the service manager, which keeps them under these names for the next process. Resolves with true if all were
-   * sent.
+   * Hands file descriptors to the service manager, which keeps them under the given names for the next process.
+   * Resolves with true if all descriptors were sent.
    */
   keep(fds: readonly { readonly fd: number; readonly name: string }[]): Promise<boolean>
   /** Makes the service manager close the file descriptors that it keeps under these names. */
   forget(names: readonly string[]): void
 }
 
-/** Sends one datagram with file descriptors to a Unix socket. Throws an Error with the `code` EAGAIN if the call would block. */
+/**
+ * Sends one datagram with file descriptors to a Unix socket. Throws an Error with the `code` EAGAIN if the call would
+ * block.
+ */
 type SendDatagram = (socket: string, message: string, fds: readonly number[]) => void
 
 /**
- * Reads the service manager's variables and removes them from `environment`, so that child processes cannot send messages in weftd's name.
- * Returns the notifier; undefined if NOTIFY_SOCKET is not set. Logs invalid variables.
+ * Reads the service manager's variables and removes them from `environment`, so that child processes cannot send
+ * messages in weftd's name. Returns the notifier; undefined if NOTIFY_SOCKET is not set. Logs invalid variables.
  */
 export async function takeNotifier(
   environment: NodeJS.ProcessEnv,
@@ -58,7 +65,8 @@ export async function takeNotifier(
   }
   let aliveMs: number | undefined
   if (interval !== undefined && (watched === undefined || watched === String(pid))) {
-    // Send keep-alive messages twice per watchdog interval, as sd_watchdog_enabled(3) recommends. The variable has microseconds.
+    // Send keep-alive messages twice per watchdog interval, as sd_watchdog_enabled(3) recommends. The variable
+    // WATCHDOG_USEC is in microseconds.
     if (/^[1-9]\d*$/.test(interval)) aliveMs = Number(interval) / 2000
     else
       log.warn(`WATCHDOG_USEC is ${interval}, not a number of microseconds; the watchdog gets no keep-alive messages`)
@@ -66,7 +74,9 @@ export async function takeNotifier(
   return createNotifier(socket, aliveMs, Number(keeps) || 0, log, await loadSend())
 }
 
-/** How long weftd offers a file descriptor to a busy service manager, and the pause between two attempts, in ms. */
+/**
+ * How long, in ms, weftd offers a file descriptor to a busy service manager. BUSY_MS is the pause between two attempts.
+ */
 const KEEP_MS = 1_000
 const BUSY_MS = 5
 
@@ -107,8 +117,9 @@ function createNotifier(
     },
     alive: () => void send(['WATCHDOG=1']),
     stopping: () => void send(['STOPPING=1', 'STATUS=leaving']), // the same word as in states.ts, which is not imported here to keep the start fast
-    // Send one file descriptor per message, because the service manager does not preserve the order within a message. Set FDPOLL=0, because
-    // otherwise the manager would drop a socket with a pending error, such as an ICMP error from a peer's host.
+    // Send one file descriptor per message, because the service manager does not preserve the order of the descriptors
+    // in a message. Set FDPOLL=0, because otherwise the service manager would drop a socket with a pending error, such
+    // as an ICMP error from a peer's host.
     async keep(fds) {
       const end = performance.now() + KEEP_MS
       for (const { fd, name } of fds)

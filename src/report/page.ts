@@ -1,4 +1,5 @@
-// page.ts - the status page of the health port: one HTML file, with headers that forbid browsers to load any other content.
+// page.ts - the status page of the health port: one HTML file, with headers that forbid browsers to load any other
+// content.
 
 import { createHash } from 'node:crypto'
 import { pageText } from '../base/assets.ts'
@@ -11,8 +12,8 @@ export interface Page {
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('base64')
 
 /**
- * Reads the page's HTML file, for each request, because requests are rare and the page need not stay in memory. Returns undefined if the
- * page was not built.
+ * Reads the page's HTML file for each request, because requests are rare and the page need not stay in memory. Returns
+ * undefined if the page was not built.
  */
 export async function readPage(read = pageText): Promise<Page | undefined> {
   const body = await read()
@@ -21,7 +22,8 @@ export async function readPage(read = pageText): Promise<Page | undefined> {
     [...body.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, 'gs'))]
       .map(([, text = '']) => `'sha256-${sha256(text)}'`)
       .join(' ')
-  // The Content Security Policy (Level 3) of the page. It allows only the page's own script and style, and only requests to this server.
+  // The Content Security Policy (Level 3) of the page. It allows only the page's own script and style, and only
+  // requests to this server.
   const policy = [
     "default-src 'none'",
     `script-src ${hashes('script')}`,

@@ -1,5 +1,5 @@
-// peer-events.ts - the events of the peers: a list of limited length, the schema of /events.json, and the format of the file next to
-// subnet.env. docs/status.md describes every field. Pure.
+// peer-events.ts - the events of the peers: a list of limited length, the schema of /events.json, and the format of the
+// events file next to subnet.env. Pure. docs/status.md describes every field.
 //
 // New fields may be added under the same version, and unknown values are null, as in the status.
 
@@ -30,15 +30,15 @@ export interface PeerEvent {
   readonly publicIp: string
   readonly family: Family
   /**
-   * How long the condition lasted that this event ends, in seconds. Null if the event begins a condition, or if the clock was set
-   * meanwhile.
+   * The duration, in seconds, of the condition that this event ends. Null if the event begins a condition, or if the
+   * clock was set during the condition.
    */
   readonly afterSeconds: number | null
   /** The peer's previous address, if the event is `moved` or `rerouted`; else null. */
   readonly movedFrom: string | null
   /** The longest packet in bytes that the peer still answers, if the event is `narrow`; else null. */
   readonly bytes: number | null
-  /** The measured round trip in ms, and in `usualMs` the usual one, if the event is `slow` or `usual`; else null. */
+  /** The measured round trip in ms, if the event is `slow` or `usual`; else null. `usualMs` is the usual round trip. */
   readonly roundTripMs: number | null
   readonly usualMs: number | null
 }
@@ -46,11 +46,11 @@ export interface PeerEvent {
 export interface EventsReport {
   readonly schema: typeof EVENTS_SCHEMA
   readonly at: string
-  /** The events of peers, in the order in which weftd noticed them. */
+  /** The events of the peers, in the order in which weftd noticed them. */
   readonly events: readonly PeerEvent[]
 }
 
-/** Makes the report of peers' events. A daemon that has no node yet has no events. */
+/** Makes the report of peers' events. If weftd has no node yet, the report has no events. */
 export const eventsReport = (at: string, events: readonly PeerEvent[] = []): EventsReport => ({
   schema: EVENTS_SCHEMA,
   at,
@@ -65,13 +65,13 @@ export const placeOf = ({ peer, family }: Pick<PeerEvent, 'peer' | 'family'>): s
 export interface PeerEvents {
   add(event: PeerEvent): void
   /**
-   * Puts the events of earlier processes, read from the file, before all events of this process. Replaces events that an earlier call put
-   * there.
+   * Puts the events of earlier processes, read from the events file, before all events of this process. Replaces the
+   * events that an earlier call of `adopt` put there.
    */
   adopt(older: readonly PeerEvent[]): void
   /** Returns the events of earlier processes and of this process, oldest first. */
   list(): readonly PeerEvent[]
-  /** Returns the latest event of the given kinds for a peer in a family. */
+  /** Returns the latest event of the given kinds for a peer in a family; undefined if there is none. */
   last(place: Pick<PeerEvent, 'peer' | 'family'>, kinds: readonly PeerEventKind[]): PeerEvent | undefined
   /** The number of events of each kind that were added in this process, including those deleted since. */
   counts(): Readonly<Record<PeerEventKind, number>>

@@ -1,10 +1,14 @@
 // recent.ts - computes how much the data path's counters grew over the last minute. Pure.
 //
-// A count since the start shows that a problem occurred at some time; the growth over the last minute shows whether it persists.
+// A count since the start shows that a problem occurred at some time; the growth over the last minute shows whether it
+// persists.
 
 import { dropsOf, type RecentCounts } from './status.ts'
 
-/** The minimum time over which the growth is computed, in ms. The actual time can be longer by the interval between calls of `keep`. */
+/**
+ * The minimum time over which weftd computes the growth, in ms. The actual time can be longer by the interval between
+ * calls of `keep`.
+ */
 export const RECENT_MS = 60_000
 
 type Counters = Readonly<Record<string, number>>
@@ -23,7 +27,7 @@ export function createRecent(): Recent {
   let kept: { readonly counters: Counters; readonly at: number }[] = []
   return {
     keep(counters, now) {
-      // Keep the newest record that is at least a minute old, and delete older ones.
+      // Keep the newest record that is at least a minute old, and delete the records before it.
       const first = kept.findLastIndex(({ at }) => now - at >= RECENT_MS)
       kept = [...kept.slice(Math.max(0, first)), { counters, at: now }]
     },

@@ -5,7 +5,7 @@ import { seldom, type Log } from '../base/log.ts'
 import { pause } from '../host/bell.ts'
 import { isAnswered, serveHealth, serveSocket, type Health, type HealthServer } from './health.ts'
 
-/** The pause in ms before weftd tries again to bind the port or the socket that the predecessor had. */
+/** The pause in ms before weftd tries again to bind the port or the socket that the predecessor used. */
 const RETRY_MS = 1_000
 
 /** The flags that say at which addresses, port and socket weftd serves. */
@@ -18,7 +18,10 @@ export interface ServedPlaces {
   readonly 'status-socket': string
 }
 
-/** The predecessor of this process: another weftd that ran when this one started. node/restart/handover.ts provides it. */
+/**
+ * The predecessor of this process: another weftd that ran when this process started. node/restart/handover.ts provides
+ * this state.
+ */
 export interface PredecessorState {
   readonly isSuccessor: boolean
   /** Resolves with the predecessor that still runs; undefined if it has ended. */
@@ -29,8 +32,8 @@ export interface PredecessorState {
 
 /**
  * Starts the servers at the health port and the status socket. If a process other than the predecessor has the port,
- * rejects as `serveHealth` does. If this process already forwards, logs the failure instead of rejecting, and tries
- * again, because packets do not need the port.
+ * rejects as `serveHealth` does. But if this process already forwards, logs the failure and tries again, because
+ * packets do not need the port.
  */
 export async function serveStatus(
   places: ServedPlaces,
@@ -51,8 +54,8 @@ export async function serveStatus(
   }
   const later: (() => Promise<void>)[] = []
   const other = before.isSuccessor && place.port > 0 ? await before.predecessor() : undefined
-  // The predecessor uses the same port, so bind that port later. Binding it now might succeed if the predecessor has
-  // just started and has not bound it yet.
+  // The predecessor uses the same port, so bind it later. Binding it now might succeed if the predecessor has just
+  // started and has not bound it yet.
   if (other?.healthPort === place.port) later.push(atPort)
   else if (place.port > 0) {
     try {
@@ -65,8 +68,8 @@ export async function serveStatus(
       later.push(atPort)
     }
   }
-  // Create the socket now, unless a running predecessor answers at it. In a pod the predecessor's socket is not
-  // visible, and the socket of this process reports why the pod is not ready yet.
+  // Create the socket now, unless a running predecessor answers at the socket. In a pod the predecessor's socket is not
+  // visible, and this process's socket shows why the pod is not ready yet.
   const socket = places['status-socket']
   if (before.isSuccessor && socket !== '' && (await isAnswered(socket))) later.push(atSocket)
   else await atSocket()

@@ -1,12 +1,13 @@
-// snapshot.ts - the facts about a node at one moment, and the state (states.ts) and the texts that follow from them. Pure.
+// snapshot.ts - the facts about a node at one moment, and the state (states.ts) and the texts that follow from them.
+// Pure.
 
 import { familiesOf, FAMILY_NAMES, netText, type ByFamily, type Family, type Nets } from '../net/address.ts'
 import { readingOf, type Impairment, type State } from './states.ts'
 import { hungThread, type Threads } from './threads.ts'
 
 /**
- * How many seconds after the last comparison with the store leases count as possibly out of date. It is three times the
- * usual interval of comparisons.
+ * How many seconds after the last comparison with the store leases count as possibly out of date: three times the usual
+ * interval of comparisons.
  */
 const UNFOLLOWED_S = 180
 
@@ -20,23 +21,27 @@ export interface Snapshot {
   /** The families whose address is missing from the external interface, with the missing address. */
   readonly gone: ByFamily<string>
   readonly threads: Threads
-  /** Why the node leaves the network: weftd stops, or another weftd takes over. Undefined if it does not leave. */
+  /**
+   * Why the node leaves the network: weftd stops, or another weftd takes over. Undefined if the node does not leave.
+   */
   readonly leaving: string | undefined
   /** The problems of this host, such as disabled forwarding, each in a few words. */
   readonly host: readonly string[]
-  /** The routes of other programs that lead packets for the network elsewhere than into the data path, and why each matters. */
+  /**
+   * The routes of other programs that make packets for the network bypass the data path, and why each route matters.
+   */
   readonly pastPath: readonly { readonly what: string; readonly why: string }[]
-  /** Why weftd could not set or repair its firewall rules at the last check; undefined if they are in place. */
+  /** Why weftd could not set or repair its firewall rules at the last check; undefined if the rules are set. */
   readonly rules: string | undefined
   readonly peers: number
-  /** The number of peers that did not answer the most recent probes. */
   readonly silent: number
   /** The number of peers whose lease is in the store, but that are missing from the data path. */
   readonly unusable: number
-  /** The number of peers for which strongSwan's charon has no keys. `unusable` leaves them out. */
+  /** The number of peers for which strongSwan's charon has no keys. `unusable` does not count these peers. */
   readonly keyless: number
   /**
-   * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the senders of long packets.
+   * The number of peers that answer short packets but not long ones, while the kernel sends no ICMP error to the
+   * senders of long packets.
    */
   readonly narrow: number
   /** The number of peers that weftd keeps although the store no longer has their leases. */
@@ -47,7 +52,10 @@ export interface Snapshot {
   readonly store: string
   /** True if the most recent call to the store failed. */
   readonly isFailing: boolean
-  /** When weftd last compared all leases with the store; undefined if it has not yet. */
+  /**
+   * When weftd last compared all leases with the store, in ms of a monotonic clock; undefined before the first
+   * comparison.
+   */
   readonly comparedAt: number | undefined
   /** When weftd began to compare its leases with the store. */
   readonly followedSince: number
@@ -55,15 +63,16 @@ export interface Snapshot {
   readonly isConfigGone: boolean
   /** The number of repairs that weftd made since its start. */
   readonly repaired: number
-  /** True as soon as weftd has written subnet.env. */
+  /** True once weftd has written subnet.env. */
   readonly isReady: boolean
-  /** True while subnet.env still has the content that weftd wrote last. */
+  /** True if subnet.env still has the content that weftd wrote last. */
   readonly isPublished: boolean
   readonly subnetFile: string
 }
 
 /**
- * A problem of the node. Anybody may read `what`, which changes only when an event happens. Only readers of the full status may read `why`.
+ * A problem of the node. Every client may read `what`, which changes only when an event happens. Only readers of the
+ * full status may read `why`.
  */
 interface Problem extends Impairment {
   readonly why?: string | undefined
@@ -105,7 +114,7 @@ const lackedOf = (family: Family, why: string | undefined): Problem => ({
   why,
 })
 
-/** Name the interface only in `why`, because anybody may read `what`. */
+/** Name the interface only in `why`, because every client may read `what`. */
 const goneOf = (family: Family, why: string | undefined): Problem => ({
   by: 'host',
   what: `${FAMILY_NAMES[family]} has no address on the external interface`,
@@ -136,8 +145,8 @@ export function stateOf(node: Snapshot): State {
 }
 
 /**
- * Returns why the node is not in the state `working`, in words that anybody may read. Returns undefined if the node is
- * in that state.
+ * Returns why the node is not in the state `working`, in words that every client may read. Returns undefined if the
+ * node is in the state `working`.
  */
 export function troubleOf(node: Snapshot): string | undefined {
   return node.leaving ?? joined(problemsOf(node))
@@ -150,10 +159,13 @@ export function troubleInFull(node: Snapshot): string | undefined {
 const joined = (all: readonly Impairment[]): string | undefined =>
   all.length === 0 ? undefined : all.map(({ what }) => what).join('; ')
 
-/** True if subnet.env was written, so that containers can start on this host, and the node's state counts as ready in /readyz. */
+/**
+ * Returns true if subnet.env was written, so that containers can start on this host, and the node's state counts as
+ * ready in /readyz.
+ */
 export const isReadyNow = (node: Snapshot): boolean => node.isReady && readingOf(stateOf(node)).readyz === 'written'
 
-/** True if the store answered the last call and the leases are not out of date. */
+/** Returns true if the store answered the last call and the leases are not out of date. */
 export const isReached = ({ at, isFailing, comparedAt, followedSince }: Snapshot): boolean =>
   !isFailing && (comparedAt !== undefined || seconds(at - followedSince) <= UNFOLLOWED_S)
 

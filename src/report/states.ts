@@ -5,8 +5,8 @@
 // this table. A test compares it with docs/status.md.
 
 /**
- * The states of weftd. `forwarding`: weftd forwards with the last known state until the store answers. `leaving`: weftd stops, or another
- * weftd takes over.
+ * The states of weftd. In the state `forwarding` weftd forwards with the last known state until the store answers. In
+ * the state `leaving` weftd stops, or another weftd takes over.
  */
 export type StateName = 'starting' | 'forwarding' | 'working' | 'impaired' | 'leaving'
 
@@ -27,16 +27,16 @@ export interface State {
 }
 
 interface Reading {
-  /** The name of the state, or what impairs the node, as a part of a sentence. */
+  /** The name of the state, or the cause that impairs the node, as part of a sentence. */
   readonly words: string
-  /** How the state affects packets, as a part of a sentence. */
+  /** How the state affects packets, as part of a sentence. */
   readonly packets: string
   readonly tone: 'good' | 'doubtful' | 'bad'
   /** The exit code of `weft status` in this state. */
   readonly exit: 0 | 3
   /**
-   * The HTTP status of /livez. It is 503 only if a restart would help, so a service manager that restarts on 503 never ends a weftd that
-   * forwards or waits.
+   * The HTTP status of /livez. It is 503 only if a restart would help, so a service manager that restarts weftd on 503
+   * never ends a weftd that forwards or waits.
    */
   readonly livez: 200 | 503
   /** The HTTP status of /readyz. `written` means 200 as soon as weftd has written subnet.env, as in flanneld. */
@@ -167,7 +167,10 @@ const IMPAIRED: Readonly<Record<Cause, Reading>> = {
 
 export const STATE_NAMES = ['starting', 'forwarding', 'working', 'impaired', 'leaving'] as const satisfies StateName[]
 
-/** Returns the table's row for a state. If several causes impair the node, joins their texts and uses the worst of their other values. */
+/**
+ * Returns the table's row for a state. If several causes impair the node, joins their texts and uses the worst of their
+ * other values.
+ */
 export function readingOf({
   state,
   impairments,
@@ -192,7 +195,7 @@ export function readingOf({
 export interface Beginning {
   /** True while weftd forwards with the last known state. */
   readonly isForwarding: boolean
-  /** Why weftd leaves the network; undefined if it does not leave. */
+  /** Why weftd leaves the network; undefined if weftd does not leave. */
   readonly leaving: string | undefined
   readonly waitsFor: string
 }

@@ -1,7 +1,8 @@
-// status.ts - the schema of /status.json: the state of a node in numbers and words. docs/status.md describes every field. Pure.
+// status.ts - the schema of /status.json: the state of a node in numbers and words. Pure. docs/status.md describes
+// every field.
 //
-// New fields may be added under the same version. Removing a field or changing its meaning needs a new version. Unknown values are null,
-// never omitted. Times are ISO 8601 in UTC; the names of fields with other units contain the unit.
+// New fields may be added under the same version. Removing a field or changing its meaning needs a new version. Unknown
+// values are null, never omitted. Times are ISO 8601 in UTC; the names of fields with other units contain the unit.
 
 import {
   FAMILIES,
@@ -21,46 +22,53 @@ import { readingOf, stateBefore, type Beginning, type State } from './states.ts'
 export const STATUS_SCHEMA = 1
 
 /**
- * How far weftd got with a peer. `stored`: the store has its lease; `programmed`: the data path has the peer too; `answering`: the peer
- * also answered the last probe.
+ * How far weftd got with a peer. `stored`: the store has the peer's lease; `programmed`: the data path has the peer
+ * too; `answering`: the peer also answered the last probe.
  */
 export type PeerState = 'stored' | 'programmed' | 'answering'
 
-/** The WireGuard session with a peer in one family: the keys that encrypt the packets, and the handshakes that negotiate the keys. */
+/**
+ * The WireGuard session with a peer in one family: the keys that encrypt the packets, and the handshakes that negotiate
+ * the keys.
+ */
 export interface SessionStatus {
   /** The peer's public key in base64. */
   readonly publicKey: string
-  /** The seconds since the last handshake that succeeded; null if none has succeeded. */
+  /** The seconds since the last handshake that succeeded; null if no handshake has succeeded. */
   readonly handshakeSecondsAgo: number | null
   /** The seconds since the session keys were negotiated; null if there are no valid keys. */
   readonly ageSeconds: number | null
   /**
-   * The number of handshakes begun since the last one that succeeded. This field and the next three are null if the kernel carries the
-   * packets.
+   * The number of handshakes begun since the last handshake that succeeded. `attempts`, `failure`, `stale` and
+   * `unconfirmed` are null if the kernel carries the packets.
    */
   readonly attempts: number | null
   /**
-   * Why the last handshake failed. `no-answer`: no answer came from the peer; `not-authentic`: the peer's answer uses
+   * Why the last handshake failed. `no-answer`: the peer did not answer; `not-authentic`: the peer's answer uses
    * another pre-shared key; `bad-key`: the peer's public key yields no shared secret.
    */
   readonly failure: 'no-answer' | 'not-authentic' | 'bad-key' | null
   /**
-   * The number of the peer's handshakes that this node ignored, because their timestamp was not newer than that of an earlier handshake.
+   * The number of the peer's handshakes that this node ignored, because their timestamp was not newer than that of an
+   * earlier handshake.
    */
   readonly stale: number | null
-  /** The number of the peer's handshakes that this node answered, but after which the peer sent no packet with the new keys. */
+  /**
+   * The number of the peer's handshakes that this node answered, but after which the peer sent no packet with the new
+   * keys.
+   */
   readonly unconfirmed: number | null
   readonly txBytes: number | null
   readonly rxBytes: number | null
 }
 
-/** The path to a peer in one family, and what the probes over it found. */
+/** The path to a peer in one family, and the results of the probes over this path. */
 export interface PeerSide {
   /** The underlay address and port to which this node sends packets for the peer. */
   readonly endpoint: string | null
   /**
-   * How packets reach the peer. `direct`: routed to its host without a tunnel; `tunnel`: through weftd's tunnel; `kernel`: through a
-   * tunnel of the kernel.
+   * How packets reach the peer. `direct`: by a route to the peer's host, without a tunnel; `tunnel`: through weftd's
+   * tunnel; `kernel`: through a tunnel of the kernel.
    */
   readonly way: 'direct' | 'tunnel' | 'kernel' | null
   readonly state: PeerState
@@ -72,11 +80,12 @@ export interface PeerSide {
   readonly unansweredSeconds: number | null
   readonly pathMtu: number | null
   /**
-   * Whether long packets reach the peer. `whole`: the longest packet that containers may send comes back; `narrow`: only shorter packets
-   * do. Null if unknown, for example because the peer does not answer at all.
+   * Whether long packets reach the peer. `whole`: the peer answers the longest packet that containers may send;
+   * `narrow`: the peer answers only shorter packets. Null if unknown, for example because the peer does not answer at
+   * all.
    */
   readonly path: 'whole' | 'narrow' | null
-  /** The length in bytes of the longest packet that comes back from the peer; null until weftd has found it. */
+  /** The length in bytes of the longest packet that the peer answers; null until weftd has found it. */
   readonly passesBytes: number | null
   /** When `path` last changed, ISO 8601. */
   readonly pathSince: string | null
@@ -85,29 +94,32 @@ export interface PeerSide {
 }
 
 /**
- * True if only short packets reach a peer, and senders of long packets get no ICMP error. Connections then open but stall at the first long
- * packet.
+ * Returns true if only short packets reach a peer, and senders of long packets get no ICMP error. Connections then open
+ * but stall at the first long packet.
  */
 const isSilentlyNarrow = ({ path, passesBytes, pathMtu }: Pick<PeerSide, 'path' | 'passesBytes' | 'pathMtu'>) =>
   path === 'narrow' && (pathMtu === null || (passesBytes ?? 0) < pathMtu)
 
 /**
- * A peer. The fields inherited from PeerSide have the values of the worse family (`worstOf`), so that a working family does not hide a
- * broken one.
+ * A peer. The fields inherited from PeerSide have the values of the worse family (`worstOf`), so that a working family
+ * does not hide a broken one.
  */
 export interface PeerStatus extends PeerSide {
   readonly lease: string
-  /** The host name that the peer publishes in its lease; null for flanneld, which publishes none. */
+  /** The host name that the peer's weftd publishes; null for flanneld, which publishes no name. */
   readonly name: string | null
-  /** The peer's IPv4 subnet, or its IPv6 subnet if it has no IPv4 subnet. `publicIp` is the peer's address in the same family. */
+  /**
+   * The peer's IPv4 subnet, or its IPv6 subnet if it has no IPv4 subnet. `publicIp` is the peer's address in the same
+   * family.
+   */
   readonly subnet: string
   readonly publicIp: string
-  /** The peer's IPv6 subnet; null if it has none. `publicIpv6` is the peer's IPv6 underlay address, or null. */
+  /** The peer's IPv6 subnet; null if the peer has none. `publicIpv6` is the peer's IPv6 underlay address, or null. */
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
   /** The path to the peer in each family; null for a family that the peer, the network or the backend lacks. */
   readonly families: Readonly<Record<Family, PeerSide | null>>
-  /** The backend type that the peer published in its lease; empty for udp, which publishes none. */
+  /** The backend type that the peer published in its lease; empty for udp, which publishes no type. */
   readonly type: string
   /** True if weftd keeps the peer although the store no longer has its lease. */
   readonly held: boolean
@@ -122,17 +134,23 @@ export interface PeerStatus extends PeerSide {
 export interface PeersStatus {
   readonly stored: number
   readonly programmed: number
-  /** The number of peers that answered their last probe. This field and the next two are null if weftd sends no probes. */
+  /**
+   * The number of peers that answered their last probe. `answering`, `probed` and `narrow` are null if weftd sends no
+   * probes.
+   */
   readonly answering: number | null
   /** The number of peers whose last probe was answered or timed out. */
   readonly probed: number | null
   /** The number of peers that long packets do not reach, while the senders get no ICMP error. */
   readonly narrow: number | null
-  /** The interval in seconds between two probes of one peer. With very many peers it is longer than `--probe-interval`. */
+  /**
+   * The interval in seconds between two probes of one peer. With very many peers this interval exceeds
+   * `--probe-interval`.
+   */
   readonly probeSeconds: number | null
   /**
-   * The fraction of the network that this node reaches, 0 to 1: the fraction of the stored peers that the data path has, times the fraction
-   * of the probed peers that answer.
+   * The fraction of the network that this node reaches, 0 to 1: the fraction of the stored peers that the data path
+   * has, times the fraction of the probed peers that answer.
    */
   readonly whole: number
   readonly list: readonly PeerStatus[]
@@ -151,7 +169,7 @@ interface NodeStatus {
   readonly ipv6Subnet: string | null
   readonly publicIpv6: string | null
   readonly externalInterface: string | null
-  /** The name of another host that publishes the same public IP as this one; null if there is none. */
+  /** The name of another host that publishes the same public IP as this host; null if there is none. */
   readonly twin: string | null
 }
 
@@ -162,13 +180,16 @@ export interface DaemonStatus {
   readonly startedAt: string
   readonly subnetFile: string
   /**
-   * The location of the leases: the endpoints of etcd with the prefix, the lease directory, or `nodes` in Kubernetes; without user name
-   * and password.
+   * The location of the leases: the endpoints of etcd with the prefix, the lease directory, or `nodes` in Kubernetes;
+   * without user name and password.
    */
   readonly leases: string
   /** The certificate files for TLS with etcd; null if the flags name none. */
   readonly etcdFiles: { readonly caFile?: string; readonly certFile?: string; readonly keyFile?: string } | null
-  /** Where weftd serves /network.json. `open`: at the health port and the socket; `guarded`: only at the socket; `off`: at neither. */
+  /**
+   * Where weftd serves /network.json. `open`: at the health port and the socket; `guarded`: only at the socket; `off`:
+   * at neither.
+   */
   readonly network: 'off' | 'open' | 'guarded'
 }
 
@@ -179,12 +200,12 @@ export interface Status extends NodeReport {
   readonly events: readonly StatusEvent[]
 }
 
-/** How much the data path's counters grew over the last `seconds`. */
+/** How much the data path's counters grew during the last `seconds` seconds. */
 export interface RecentCounts {
   readonly seconds: number
-  /** The number of packets sent to peers and accepted from peers in that time. */
+  /** The number of packets sent to peers and accepted from peers during the last `seconds` seconds. */
   readonly packets: number
-  /** The number of packets dropped in that time, by reason. Reasons without drops are left out. */
+  /** The number of packets dropped during the last `seconds` seconds, by reason. Reasons without drops are left out. */
   readonly drops: Readonly<Record<string, number>>
 }
 
@@ -197,19 +218,22 @@ export interface NodeReport extends State {
     readonly reachable: boolean
     readonly comparedSecondsAgo: number | null
     /**
-     * The number of peers that weftd keeps although the store no longer has their leases. `holds` counts how many times weftd began to keep
-     * such peers.
+     * The number of peers that weftd keeps although the store no longer has their leases. `holds` counts how many times
+     * weftd began to keep such peers.
      */
     readonly held: number
     readonly holds: number
     /** True if the network configuration, which this node once got from the store, is no longer in the store. */
     readonly configGone: boolean
-    /** True if the configuration in the store differs from the one that the node uses, even if only a secret differs. */
+    /**
+     * True if the configuration in the store differs from the configuration that the node uses, even if only a secret
+     * differs.
+     */
     readonly configDiffers: boolean
   }
   /**
-   * The node's host name, subnets and addresses. This field and the following fields are null until the node has a
-   * lease. Only `dataPath` is also set while weftd forwards with the last known state.
+   * The node's host name, subnets and addresses. `node` and all later fields are null until the node has a lease,
+   * except `dataPath`, which is set as soon as weftd forwards.
    */
   readonly node: NodeStatus | null
   readonly config: {
@@ -218,12 +242,15 @@ export interface NodeReport extends State {
     readonly subnetLength: number
     readonly subnetMin: string
     readonly subnetMax: string
-    /** The prefix length of the nodes' IPv6 subnets. This field and the next two are null if the network has no IPv6. */
+    /**
+     * The prefix length of the nodes' IPv6 subnets. `ipv6SubnetLength`, `ipv6SubnetMin` and `ipv6SubnetMax` are null if
+     * the network has no IPv6.
+     */
     readonly ipv6SubnetLength: number | null
     readonly ipv6SubnetMin: string | null
     readonly ipv6SubnetMax: string | null
     readonly backendType: string
-    /** The member `Backend` of the network configuration, with its secrets hidden. */
+    /** The member `Backend` of the network configuration, with hidden secrets. */
     readonly backend: Readonly<Record<string, unknown>>
   } | null
   readonly lease: {
@@ -235,9 +262,9 @@ export interface NodeReport extends State {
     readonly open: boolean
     /** The families that the network configuration enables. */
     readonly families: readonly Family[]
-    /** For each enabled family, why the data path does not carry it; null if it does. */
+    /** For each enabled family, why the data path does not carry the family; null if it carries the family. */
     readonly lacking: Readonly<Record<Family, string | null>>
-    /** For each family, the address that is missing from the external interface; null if none is missing. */
+    /** For each family, the address that is missing from the external interface; null if no address is missing. */
     readonly addressGone: Readonly<Record<Family, string | null>>
     readonly mtu: number | null
     /** The MTU in bytes that the data path had when the node started; null if there is no node. */
@@ -256,8 +283,8 @@ export interface NodeReport extends State {
     /** How much the counters grew over about the last minute; null until weftd has a node. */
     readonly recent: RecentCounts | null
     /**
-     * The WireGuard public keys that tried a handshake but are in no lease, each with the time of its last handshake. The whole list is null
-     * if the data path cannot report it.
+     * The WireGuard public keys that tried a handshake but are in no lease, each with the time of its last handshake.
+     * Null if the data path cannot report these keys.
      */
     readonly unknownKeys:
       | readonly { readonly publicKey: string; readonly endpoint: string; readonly secondsAgo: number }[]
@@ -271,8 +298,7 @@ export interface NodeReport extends State {
 }
 
 /**
- * Returns the report of a daemon that has no node yet. If `dataPath` is given, the daemon forwards with the last known
- * state.
+ * Returns the report of a weftd that has no node yet. `dataPath` is given if weftd forwards with the last known state.
  */
 export const startingReport = (
   store: string,
@@ -313,8 +339,8 @@ export function dropsOf(counters: Readonly<Record<string, number>>): Readonly<Re
 export const isDrop = (counter: string): boolean => counter.includes('_drop_')
 
 /**
- * The conditions of the path to a peer, worst first. They are the peer's states (`PeerState`), and `silent` (no answer
- * to probes) and `narrow` (long packets are lost).
+ * The conditions of the path to a peer, worst first: the peer's states (`PeerState`), and `silent` (no answer to
+ * probes) and `narrow` (long packets are lost).
  */
 const CONDITIONS = ['stored', 'silent', 'narrow', 'programmed', 'answering'] as const
 export type Condition = (typeof CONDITIONS)[number]
@@ -327,12 +353,12 @@ export function conditionOf(
   return state === 'answering' && isSilentlyNarrow(side) ? 'narrow' : state
 }
 
-/** Returns the rank of a path's condition; the worst has rank 0. */
+/** Returns the rank of a path's condition; the worst condition has rank 0. */
 export const conditionRank = (condition: Condition): number => CONDITIONS.indexOf(condition)
 
 /**
  * Returns the worst of a peer's paths, by condition and then by loss. If several paths are equally bad, returns the
- * first of them. Returns undefined for an empty list.
+ * first of these. Returns undefined for an empty list.
  */
 export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
   const rank = (side: PeerSide): number => conditionRank(conditionOf(side)) * 101 - (side.lossPercent ?? 0)
@@ -340,7 +366,7 @@ export function worstOf(sides: readonly PeerSide[]): PeerSide | undefined {
   return worst
 }
 
-/** Returns the path to a peer in each family. A peer with one family has that path in its own fields. */
+/** Returns the path to a peer in each family. In a network with one family, the peer's own fields have this path. */
 export function sidesOf(peer: PeerStatus): ByFamily<PeerSide> {
   const { ipv4, ipv6 } = peer.families
   if (ipv4 && ipv6) return { ipv4, ipv6 }
@@ -360,16 +386,16 @@ export function placeIn(
 /** The default of --probe-interval, in seconds. */
 const PROBE_SECONDS = 10
 /**
- * A peer counts as sending if its last packet is younger than this number of probe intervals, so that two probes may be
- * lost. A peer that probes this node sends one packet per interval. The interval is the larger of the default and this
- * node's interval.
+ * A peer counts as sending if its last packet is younger than RECENT_INTERVALS probe intervals, so that two probes may
+ * be lost. A peer that probes this node sends one packet per interval. The interval is the larger of the default and
+ * this node's interval.
  */
 const RECENT_INTERVALS = 3
 
 /**
- * True if packets of a peer arrive although the peer does not answer: a packet came recently, and after the first probe
- * that was lost. That shows that the peer runs. Either packets to it are lost, or the firewall of its host drops the
- * echo requests. `probeSeconds` is that of PeersStatus.
+ * Returns true if packets of a peer arrive although the peer does not answer: a packet came recently, and after the
+ * first probe that was lost. Such a peer runs. Either packets to it are lost, or the firewall of its host drops the
+ * echo requests. `probeSeconds` is the member of PeersStatus.
  */
 export function isSendingOnly(
   { state, families, heardSecondsAgo, unansweredSeconds }: PeerStatus,
@@ -377,7 +403,7 @@ export function isSendingOnly(
 ): boolean {
   return (
     state !== 'answering' &&
-    // If the peer answers over one family, its packets may be of that family, and say nothing about the other family.
+    // If the peer answers over one family, its packets may be of this family, and show nothing about the second family.
     !Object.values(families).some((side) => side?.state === 'answering') &&
     heardSecondsAgo !== null &&
     heardSecondsAgo < RECENT_INTERVALS * Math.max(probeSeconds ?? 0, PROBE_SECONDS) &&
@@ -404,7 +430,7 @@ const BRIEF = 40
 /** Shortens a host name, because other hosts choose their names and may choose long ones. */
 export const briefly = (name: string): string => (name.length > BRIEF ? `${name.slice(0, BRIEF - 1)}…` : name)
 
-/** Returns a peer's host name with its subnet, as in `host2 (10.5.2.0/24)`; only the subnet if it has no name. */
+/** Returns a peer's host name with its subnet, as in `host2 (10.5.2.0/24)`; only the subnet if the peer has no name. */
 export const titleOf = ({ name, subnet }: Pick<PeerStatus, 'name' | 'subnet'>): string =>
   name ? `${briefly(name)} (${subnet})` : subnet
 
@@ -430,8 +456,8 @@ export function countPeers(list: readonly PeerStatus[], probeSeconds: number | n
 }
 
 /**
- * Returns the fraction of the network that this node reaches; undefined if there are no peers, or if no probe shows whether the programmed
- * peers answer.
+ * Returns the fraction of the network that this node reaches; undefined if there are no peers, or if no probe shows
+ * whether the programmed peers answer.
  */
 export const knownWhole = ({ whole, stored, probed }: Omit<PeersStatus, 'list'>): number | undefined =>
   whole === 1 && (stored === 0 || !probed) ? undefined : whole

@@ -1,16 +1,17 @@
 // threads.ts - detects threads of the data path that hang. Each thread counts the iterations of its loop (rounds).
 //
-// Each check requests one more round from every thread, and the next check verifies that it happened. The limit is a number of checks, not
-// a time. Otherwise all threads would seem to hang after the process was stopped or the machine was suspended.
+// Each check requests one more round from every thread, and the next check verifies that the round happened. The limit
+// is a number of checks, not a time. Otherwise all threads would seem to hang after the process was stopped or the
+// machine was suspended.
 
 /**
- * The number of checks without a new iteration of its loop after which a thread counts as hung. Sending a batch to a
- * full queue can take 2.5 s (native/io/udp.h).
+ * The number of consecutive checks without a new iteration of its loop after which a thread counts as hung. Sending a
+ * batch to a full queue can take 2.5 s (native/io/udp.h).
  */
 const HUNG_LOOKS = 5
 
 interface ThreadState {
-  /** How many iterations the thread's loop had made at the last check. */
+  /** The number of iterations that the thread's loop had made at the last check. */
   readonly rounds: number
   /** The number of consecutive checks that found no new iteration of the thread's loop. */
   readonly silentLooks: number
@@ -21,8 +22,8 @@ interface ThreadState {
 export type Threads = ReadonlyMap<string, ThreadState>
 
 /**
- * Returns the new states by thread name, after a check that found these numbers of loop iterations (rounds). A thread
- * that is not in `rounds` has ended and is removed.
+ * Returns the new states by thread name, after a check that found `rounds`, the number of loop iterations of each
+ * thread. A thread that is not in `rounds` has ended and is removed.
  */
 export function lookAtThreads(before: Threads, rounds: Readonly<Record<string, number>>, now: number): Threads {
   return new Map(
@@ -44,8 +45,8 @@ export function lookAtThreads(before: Threads, rounds: Readonly<Record<string, n
 export const isHung = ({ silentLooks }: ThreadState): boolean => silentLooks >= HUNG_LOOKS
 
 /**
- * Returns the name of the thread that has hung longest, and the time since when it hangs, in ms of the caller's clock.
- * Returns undefined if no thread hangs.
+ * Returns the name of the thread that has hung longest, and since when it hangs, in ms of the caller's clock. Returns
+ * undefined if no thread hangs.
  */
 export function hungThread(threads: Threads): { readonly name: string; readonly since: number } | undefined {
   const hung = [...threads].filter(([, thread]) => isHung(thread))

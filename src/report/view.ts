@@ -1,5 +1,5 @@
-// view.ts - the view: the part of a node's status that the node serves to the other nodes, and the schema of /view.json. docs/status.md
-// describes every field. Pure.
+// view.ts - the view: the part of a node's status that the node serves to its peers, and the schema of /view.json.
+// Pure. docs/status.md describes every field.
 //
 // A view contains neither lines of the log nor facts about the store. A view from another node is untrusted input.
 
@@ -8,28 +8,28 @@ import { conditionOf, type PeerStatus, type Status } from './status.ts'
 const VIEW_SCHEMA = 1
 
 /**
- * The maximum number of peers in a view, the part of a node's status that other nodes may read. If the node has more
- * peers, those with problems are included first.
+ * The maximum number of peers in a view, the part of a node's status that its peers may read. If the node has more
+ * peers, peers with problems are included first.
  */
 export const MOST_SEEN = 2_000
-/** The maximum number of characters of a text in a view, the part of a node's status that other nodes may read. */
+/** The maximum number of characters of a text in a view, the part of a node's status that its peers may read. */
 const LONGEST = 300
 /**
- * The maximum number of members of the network configuration in a view, the part of a node's status that other nodes
- * may read.
+ * The maximum number of members of the network configuration in a view, the part of a node's status that its peers may
+ * read.
  */
 const MOST_MEMBERS = 64
 
 /**
- * How a node reaches a peer, worst first. `stored`: the node cannot send packets to the peer; `silent`: the peer did not answer the last
- * probe; `unknown`: the node did not probe the peer; `reached`: the peer answered the last probe.
+ * How a node reaches a peer, worst first. `stored`: the node cannot send packets to the peer; `silent`: the peer did
+ * not answer the last probe; `unknown`: the node did not probe the peer; `reached`: the peer answered the last probe.
  */
 const REACHES = ['stored', 'silent', 'unknown', 'reached'] as const
 export type Reach = (typeof REACHES)[number]
 
 /**
- * Returns the node's state and its trouble. The trouble omits problems of peers, because the member `seen` shows them.
- * It is null if the node has no other problems.
+ * Returns the node's state and its trouble. The trouble omits problems of peers, because the member `seen` shows these
+ * problems. It is null if the node has no other problems.
  */
 function ownState({ state, impairments, trouble }: Status): Pick<NodeView, 'state' | 'trouble'> {
   if (state !== 'impaired') return { state, trouble }
@@ -60,7 +60,7 @@ export interface NodeView {
   readonly mtu: number | null
   /** The network configuration that the node uses, each member as text, with secrets hidden. */
   readonly config: Readonly<Record<string, string>>
-  /** The number of the node's peers. `seen` lists fewer if there are more than MOST_SEEN. */
+  /** The number of the node's peers. If there are more than MOST_SEEN, `seen` does not list all of them. */
   readonly peers: number
   readonly seen: readonly Sight[]
 }
@@ -100,7 +100,7 @@ function sightOf(peer: PeerStatus): Sight {
 
 /** Flattens the network configuration: the member `Type` of the backend becomes `backend.Type`. */
 function flat(config: NonNullable<Status['config']>): Record<string, string> {
-  // Serialize the configuration to JSON and back, because that replaces its secrets.
+  // Serialize the configuration to JSON and parse it again, because serializing replaces its secrets.
   const { backend, ...members } = JSON.parse(JSON.stringify(config)) as typeof config
   const textOf = (value: unknown): string =>
     (typeof value === 'string' ? value : (JSON.stringify(value) ?? '')).slice(0, LONGEST)

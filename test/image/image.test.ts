@@ -40,7 +40,7 @@ async function tree(): Promise<{ folder: string; paths: string[] }> {
 }
 
 describe('the image', () => {
-  it('holds everything that runs, and neither a compiler nor a package manager of Node.js', async () => {
+  it('contains everything that weft needs to run, and neither a compiler nor npm', async () => {
     const { folder, paths } = await tree()
     const programs = paths.filter((path) => /^(usr\/(local\/)?)?s?bin\/[^/]+$|^opt\/bin\//.test(path))
     const tools = /^(cc|c\+\+|as|ld|(g\+\+|gcc|cpp|clang|make|python|npm|npx|yarn|tsc|node-gyp)[-.\d]*)$/
@@ -175,7 +175,7 @@ describe('two containers run with the command of docs/docker.md', () => {
     expect(log.split('\n').filter((line) => /^[EFf]/.test(line))).toEqual([])
   })
 
-  it('log if they may not read which kind that is', async ({ skip }) => {
+  it('log a line if the kernel refuses to tell which kind that is', async ({ skip }) => {
     skip((await execute(['unshare', '--net', 'iptables-legacy', '-L'])).code !== 0, 'no iptables of the legacy kind')
     const { log, nft, legacy } = await besideLegacy([])
     expect({ nft, legacy }).toEqual({ nft: true, legacy: false })

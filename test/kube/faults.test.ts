@@ -141,7 +141,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('that requests a pause gets no request during the pause', async () => {
+  it('that requests a pause receives no request during the pause', async () => {
     const asked: number[] = []
     api.fault = () => {
       asked.push(performance.now())
@@ -152,7 +152,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect(asked[1]! - asked[0]!).toBeGreaterThanOrEqual(990)
   })
 
-  it('that has forgotten the history, 410 as an event', async () => {
+  it('that has forgotten the history, and reports 410 as an event, does not lose changes', async () => {
     await follow(600_000) // without regular listings the watch must notice the fault
     await survive(async () => {
       await api.admin.addNode('node4', '10.5.4.0/24', flannels('192.168.77.4'))
@@ -162,14 +162,14 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('that was restored from a backup', async () => {
+  it('that was restored from a backup does not lose changes', async () => {
     await follow()
     for (let time = 0; time < 20; time++) api.touch('node2')
     await eventually(() => expect(state.failing).toBe(false))
     await survive(async () => api.rewind(15))
   })
 
-  it('whose token expires and is replaced', async () => {
+  it('whose token expires is called with the new token', async () => {
     await follow()
     await survive(async () => {
       api.setToken('the next one')
@@ -180,7 +180,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     })
   })
 
-  it('whose authority is rotated', async () => {
+  it('whose certificate authority is replaced is called with the new authority', async () => {
     await follow()
     await survive(async () => {
       await api.rotate()
@@ -216,7 +216,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     await expect(obtaining).rejects.toThrow('the test is over')
   })
 
-  it('sends little: heartbeats cost only their metadata', async () => {
+  it('sends only the metadata of a node for each heartbeat', async () => {
     await follow()
     // Make a node as large as kubelet does with its images and other status.
     const images = Array.from({ length: 50 }, (_, at) => ({
@@ -401,7 +401,7 @@ describe('junk in each field', () => {
     close() {},
   })
 
-  it('in a listing or in the own node is an error of the store or a node without a lease', async () => {
+  it('in a listing or in this node is an error of the store, or means a node without a lease', async () => {
     const { signal } = new AbortController()
     const attrs = { publicIp: { ipv4: parseIpv4('192.168.77.2')! }, backendType: '' }
     let lists = 0

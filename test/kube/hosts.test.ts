@@ -123,7 +123,7 @@ describe.each(BEDS)('on the %s server', (kind, start) => {
     },
   )
 
-  it('keeps forwarding while the API is unavailable, and learns afterwards of the changes', async () => {
+  it('continues to forward while the API is unavailable, and learns of the changes afterwards', async () => {
     const made = await cluster(2, 'udp')
     const [a, b] = made.hosts as [Host, Host]
     for (const [at, host] of made.hosts.entries()) await made.admin.addNode(host.name, `10.5.${at + 1}.0/24`)

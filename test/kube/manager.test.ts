@@ -491,7 +491,7 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     expect((await manager.source.list(stopping.signal)).entries).toHaveLength(1)
   })
 
-  it('reads the network configuration from its file, and waits for a missing one', async () => {
+  it('reads the network configuration from its file, and waits for a missing file', async () => {
     const manager = await managerOf('node1')
     await expect(manager.config(stopping.signal)).rejects.toMatchObject({
       code: 'CONFIG_MISSING',
@@ -511,7 +511,9 @@ contexts: [{name: test, context: {cluster: test, user: weft}}]
     )
   })
 
-  it("keeps what it knows while the API server's etcd has no leader, and continues", async ({ skip }) => {
+  it("keeps the known leases while the API server's etcd has no leader, and follows changes afterwards", async ({
+    skip,
+  }) => {
     skip(_kind !== 'real', 'there is no etcd beneath the small server')
     const { etcd } = api as RealKubeApi
     await api.admin.addNode('node1', '10.5.1.0/24')

@@ -266,7 +266,7 @@ describe('deploy/charts/weft', () => {
     expect(byName(render())).toEqual(manifest)
   })
 
-  it("accepts the values of a release of flannel's chart, which lacks ours", () => {
+  it("accepts the values of a release of flannel's chart, which lacks weft's own values", () => {
     // The values of flannel's chart v0.28.9, with those that its comments offer.
     const flannel = {
       backend: 'vxlan',
@@ -574,7 +574,7 @@ describe('deploy/charts/weft', () => {
     expect(given).toMatchObject({ secrets: [], sources: [configMap, { secret: { name: 'mine', optional: false } }] })
   })
 
-  it("has a network of the cluster's families", () => {
+  it('has a network for each family of the cluster', () => {
     const made = (values: Values): { readonly config: unknown; readonly args: readonly string[] } => {
       const objects = render(values)
       holds(objects)

@@ -170,7 +170,7 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     expect(subnet()).toBe(held)
   })
 
-  it('by one with a missing image or wrong flags keeps its old pod', async () => {
+  it('keeps its old pod if the new pod has a missing image or wrong flags', async () => {
     const pinged = pings()
     const imageless = nextName()
     kubelet.create(podNamed(imageless, (spec) => changed(spec, { image: 'localhost/there-is-none' })))
@@ -187,7 +187,7 @@ describe('a node whose pod is replaced', { timeout: 20 * MINUTE }, () => {
     expect(isReady(await kubelet.status(current))).toBe(true)
   })
 
-  it('by one that waits for its store does not count as replaced, although the port answers', async () => {
+  it('keeps its old pod while the new pod waits for its store, although the port answers', async () => {
     const [old, next] = [current, nextName()]
     const pinged = pings()
     const config = join(leases(), 'config')

@@ -355,7 +355,7 @@ describe('the native engine', () => {
     },
   )
 
-  it('hands its descriptors over: packets pass under each engine, also those sent between two engines', async () => {
+  it('hands its descriptors over without loss of the packets that arrive between two engines', async () => {
     const script = join(packageRoot, 'dist/test/support/handover-probe.js')
     const result = JSON.parse(await output(inNamespace([process.execPath, script]))) as HandoverResult
     expect(result.crossed).toEqual({
@@ -487,7 +487,7 @@ describe('the native engine', () => {
     expect(await endOfWorker(work)).toMatch(left ? /^ended with 3 0 / : `ended with ${code} 0 false\n`)
   })
 
-  it('resolves a second stop, rejects a release after a stop, and reports why a descriptor cannot be watched', async () => {
+  it('resolves a second call of stop, rejects a release after a stop, and reports why a descriptor cannot be watched', async () => {
     const script = `
       const addon = require('node-gyp-build')(process.argv[1])
       const asked = { tunName: 'w%d', bindAddress: '127.0.0.1', port: 0, workers: 2, features: addon.featureNames }

@@ -323,7 +323,7 @@ describe('a route that bypasses wireguard and that weft did not create', () => {
   const isBypassed = async (host: Host): Promise<boolean> =>
     (await statusOf(host)).impairments.some(({ by }) => by === 'bypass')
 
-  it('makes a running node impaired and not ready in every report, until the route is removed', async () => {
+  it('makes every report show a running node as impaired and not ready, until the route is removed', async () => {
     await stopAll()
     bed = await BEDS['a directory']!()
     await bed.configure(BACKENDS.wireguard.options)

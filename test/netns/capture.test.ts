@@ -153,7 +153,7 @@ it('shows the dropped packets and the reasons', async () => {
   expect(await ended).toBe(0)
 })
 
-it('shows VXLAN datagrams without a frame for this host as they arrived', async () => {
+it('shows the unchanged datagram if VXLAN drops it because it has no frame for this host', async () => {
   await start({ Type: 'vxlan', DataPath: 'userspace' })
   const frame = Buffer.concat([Buffer.from('0800000000000700', 'hex'), Buffer.alloc(14, 2), Buffer.alloc(40, 3)])
   await send(8472, frame)

@@ -330,7 +330,7 @@ function rulesOf(restore: string, tool: string): string[] {
 }
 
 describe('while weftd runs', () => {
-  it('removes nothing, and everything after weftd has ended', async () => {
+  it('removes nothing while weftd runs, and everything after weftd has ended', async () => {
     const lab = await createLab({ hosts: 1 })
     try {
       const [host] = lab.hosts

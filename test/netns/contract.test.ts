@@ -263,7 +263,7 @@ describe('exit codes', () => {
   })
 
   it.each([true, false])(
-    'what it leaves: the lease, subnet.env and the rules stay, device and route too: %s',
+    'weftd that ends leaves the lease, subnet.env and the rules; these stay, device and route too: %s',
     async (persist) => {
       const daemon = start(host, ['--ip-masq', `--persist=${persist}`])
       await daemon.line(/flannel is ready/)

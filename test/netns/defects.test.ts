@@ -90,7 +90,7 @@ describe('an uncaught error', () => {
     await expectLeft(subnet)
   })
 
-  it('in a message of etcd', async () => {
+  it('in the handler of a message of etcd ends weftd', async () => {
     await open()
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
@@ -105,7 +105,7 @@ describe('an uncaught error', () => {
     await expectLeft(subnet)
   })
 
-  it('in a fault of an engine whose device is gone', async () => {
+  it('in the handler of a fault of the engine, whose device is gone, ends weftd', async () => {
     await open()
     const daemon = await startThrowing('fault of the engine')
     await arm(daemon)
@@ -115,7 +115,7 @@ describe('an uncaught error', () => {
     expect(readdirSync(join(leases(), 'subnets'))).toHaveLength(1)
   })
 
-  it('a thousand times a second, also during the stop: weftd still ends, and logs a few of them', async () => {
+  it('a thousand times a second, also during the stop, does not keep weftd from ending, and few of them are logged', async () => {
     await open()
     const daemon = await startThrowing('thousand errors')
     const subnet = host.subnetEnv()['FLANNEL_SUBNET']!

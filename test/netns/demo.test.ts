@@ -36,7 +36,7 @@ const OVER = [
   ['ipv4', String.raw`192\.168\.77\.`, 'IPv4'],
   ['ipv6', 'fd77::', 'IPv6'],
 ] as const
-it.each(OVER)('carries both families over one: %s', async (underlay, address, name) => {
+it.each(OVER)('carries both families over one outer family: %s', async (underlay, address, name) => {
   const { code, stdout } = await execute([
     process.execPath,
     join(packageRoot, 'dist/lab/demo.js'),

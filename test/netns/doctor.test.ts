@@ -118,7 +118,7 @@ it('explains the path of a packet, outgoing and incoming', async () => {
   await inShell(first, `ip route del ${there}/32; echo 1 > /proc/sys/net/ipv4/ip_forward`)
 })
 
-it('measures outside and inside the tunnel, names what blocks a measurement, and accepts no unknown sender', async () => {
+it('measures outside and inside the tunnel, names the cause that blocks a measurement, and accepts no unknown sender', async () => {
   const words = ['bench', second.address, '--seconds', '0.05', '--pairs', '1', '--streams', '2']
   expect(await weft(first, words)).toMatchObject({
     code: 1,

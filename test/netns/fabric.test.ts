@@ -102,7 +102,7 @@ describe('http', () => {
     for (const { lines } of [...daemons, again]) expect(lines.join('\n')).not.toContain(CREDENTIAL)
   })
 
-  it('withdraws the route when the node leaves, and weft cleanup does after a crash', async () => {
+  it('withdraws the route when the node leaves, and weft cleanup withdraws it after a crash', async () => {
     await startSwitch()
     const [one, two] = hosts
     const daemons = [await ready(one), await ready(two)]

@@ -334,7 +334,7 @@ it.each(IN_THE_WAY)(
   },
 )
 
-it('is switched to both families node by node, and each node keeps its IPv4 subnet and its peers', async () => {
+it('a network is switched to both families node by node, and each node keeps its IPv4 subnet and its peers', async () => {
   const backend = { Type: 'udp' }
   const daemons = await running(['ipv4'], backend, 3)
   const pods = await Promise.all(lab.hosts.map((host) => host.startPod()))

@@ -380,7 +380,7 @@ it('a peer that sends from another address than it publishes is logged once, and
   ping.kill()
 })
 
-it('a wrong value is an error that lists the valid ones', async () => {
+it('a wrong value of VerifySource is an error that lists the valid values', async () => {
   lab = await createLab({ hosts: 1 })
   configure({ Type: 'udp', VerifySource: 'yes' })
   const daemon = lab.hosts[0]!.startDaemon({ args: ['--lease-dir', leases()] })

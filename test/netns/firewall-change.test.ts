@@ -95,7 +95,7 @@ const steps = walkOver(WISHES.length).map((at) => WISHES[at]!)
 const size = Math.ceil(steps.length / PARTS)
 const parts = Array.from({ length: PARTS }, (_, at) => steps.slice(at * size, (at + 1) * size + 1))
 it.each(parts.map((part, at) => [at + 1, part] as const))(
-  'leaves no rule of an earlier start: part %d of all pairs',
+  'a start leaves no rule of an earlier start with other flags: part %d of all pairs',
   async (_part, walk) => {
     const expected = new Map<Wish, readonly string[]>()
     const host = await makeHost()

@@ -191,6 +191,41 @@ describe('ipsec', () => {
     expect((await captured(one, () => everyWay(one, podOne, podTwo.address))).includes(TEXT)).toBe(false)
   })
 
+  it('forwards no forged unencrypted packets to containers while charon carries the packets', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const [daemon] = [await ready(one), await ready(two)]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    const echoes = async (): Promise<number> => {
+      const { stdout } = await execute(['ip', 'netns', 'exec', podOne.namespace, 'nstat', '-asz', 'IcmpInEchos'])
+      return Number(/IcmpInEchos +(\d+)/.exec(stdout)?.[1])
+    }
+    /** Sends packets to a container from a host outside of the network, with the source of a container. Returns how many arrive. */
+    const forge = async (source: string): Promise<number> => {
+      const before = await echoes()
+      await lab.switch.output(['ip', 'address', 'replace', `${source}/32`, 'dev', 'lo'])
+      await lab.switch.output(['ip', 'route', 'replace', subnetOf(one), 'via', one.address])
+      const ping = ['ping', '-c', '3', '-i', '0.2', '-W', '1', '-I', source, podOne.address]
+      await lab.switch.output(ping).catch(() => {})
+      return (await echoes()) - before
+    }
+    const words = ['priority', '219', 'iif', 'eth0', 'from', '10.5.0.0/16', 'blackhole']
+    expect(await forge('192.0.2.77')).toBe(3)
+    expect(await forge(podTwo.address)).toBe(0)
+    await one.output(['ip', 'rule', 'del', ...words])
+    await daemon.line(/the rule for unencrypted packets from eth0 was gone/, 90_000)
+    expect(await forge(podTwo.address)).toBe(0)
+    await reach(podTwo.namespace, podOne.address)
+    const { names } = await doctor(one)
+    expect(names.filter((name) => /route|rule|polic|filter/.test(name))).toEqual([])
+    await daemon.stop()
+    expect(await forge(podTwo.address)).toBe(0)
+    const cleaned = await one.run([process.execPath, join(packageRoot, 'bin/weft'), 'cleanup', '-f', one.subnetFile])
+    expect(cleaned.stdout).toMatch(/^removed the rule for unencrypted packets from eth0$/m)
+    expect(await one.output(['ip', 'rule', 'show', 'priority', '219'])).toBe('')
+  })
+
   it('goes on after a hand-over and after a kill, although the charon of the earlier weftd ends', async () => {
     configure({ DataPath: 'userspace' })
     const [one, two] = hosts
@@ -264,6 +299,34 @@ describe('ipsec', () => {
     expect(cleaned.stdout).toMatch(/^removed the connection \S+ of charon$/m)
     expect(await swanctl('--list-conns')).toBe('')
     expect(await keys()).toBe('')
+  })
+
+  it('takes a new PSK node by node without losing packets, if charon is a service', async () => {
+    configure({ DataPath: 'userspace' })
+    const [one, two] = hosts
+    const runs = [await startCharon(one, 'yes'), await startCharon(two, 'yes')] as const
+    const swanctl = (...words: string[]): Promise<string> => one.output([...runs[0], 'swanctl', ...words])
+    const keys = async (): Promise<string> =>
+      [...(await swanctl('--list-sas', '--raw')).matchAll(/spi-(?:in|out)=\w+/g)].join(' ')
+    const daemons = [await ready(one, runs[0]), await ready(two, runs[1])]
+    const [podOne, podTwo] = [await one.startPod(), await two.startPod()]
+    await reach(podOne.namespace, podTwo.address)
+    await eventually(async () => expect((await statusOf(one)).peers).toMatchObject({ programmed: 1 }))
+    const known = await keys()
+
+    configure({ DataPath: 'userspace', PSK: 'another of tests'.repeat(6) })
+    for (const [at, host] of hosts.entries()) {
+      await daemons[at]!.stop()
+      const again = await ready(host, runs[at])
+      await again.line(/Loaded shared key for: /)
+      await reach(podOne.namespace, podTwo.address)
+      expect(await keys()).toBe(known)
+    }
+    // Both hosts have the new PSK, so they can negotiate new keys.
+    await swanctl('--terminate', '--ike', `${one.address}-${subnetOf(one)}-${subnetOf(two)}-${two.address}`)
+    await reach(podOne.namespace, podTwo.address)
+    await eventually(async () => expect(await keys()).toContain('spi-in'))
+    expect(await keys()).not.toContain(known)
   })
 
   it('does not count a peer with another PSK as reached, and weft doctor finds it', async () => {

@@ -33,7 +33,7 @@ const BACKENDS = [
   [{ Type: 'host-gw' }, 1500, 1400],
 ] as const
 it.concurrent.each(BACKENDS)(
-  '%j: every host names it, and reports whole paths again after the repair',
+  'every host reports the narrow path of %j, and reports no narrow path after the repair',
   async (Backend, whole, least) => {
     const lab = await createLab({ hosts: 3 })
     labs.push(lab)

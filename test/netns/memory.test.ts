@@ -38,7 +38,7 @@ const eventsOf = async (host: Host, ...words: string[]): Promise<EventsReport['e
 }
 const kindsOf = async (host: Host): Promise<readonly string[]> => (await eventsOf(host)).map(({ what }) => what)
 
-it('keeps that a peer was silent and came back, over a restart, a hand-over, and without a daemon', async () => {
+it('the events that a peer was silent and came back survive a restart, a hand-over and a time without a daemon', async () => {
   const leases = join(lab.folder, 'leases')
   mkdirSync(leases)
   writeFileSync(join(leases, 'config'), '{"Network":"10.5.0.0/16"}')

@@ -86,7 +86,7 @@ it.each([
   await isWhole(lab.hosts[0]!)
 })
 
-it('names the configurations that differ', async () => {
+it('weft network names the configurations that differ', async () => {
   configure({ Type: 'udp' })
   const daemons = await startAll()
   const [first, , third] = lab.hosts as [Host, Host, Host]
@@ -108,7 +108,7 @@ it('names the configurations that differ', async () => {
   })
 })
 
-it('serves its view only to nodes, and only to those with the token if one is set', async () => {
+it('a node serves its view only to nodes, and only to nodes with the token if one is set', async () => {
   configure({ Type: 'udp' })
   const token = join(lab.folder, 'token')
   writeFileSync(token, 'open sesame\n')
@@ -143,7 +143,7 @@ it('serves its view only to nodes, and only to those with the token if one is se
   for (const daemon of daemons) expect(daemon.lines.join('\n')).not.toContain('sesame')
 })
 
-it('reports a node without a view as the others see it, and is off unless it is switched on', async () => {
+it('weft network reports a node without a view as the other nodes see it, and is off by default', async () => {
   configure({ Type: 'udp' })
   const [first, second, third] = lab.hosts as [Host, Host, Host]
   const daemons = [start(first), start(second), start(third, [])]

@@ -316,7 +316,7 @@ describe.concurrent('while etcd', () => {
 })
 
 describe('a daemon', () => {
-  it('that is frozen while 3,000 leases appear and a third of them is deleted has exactly the remaining ones', async () => {
+  it('that is frozen while 3,000 leases appear and 1,000 of them are deleted has exactly the remaining leases afterwards', async () => {
     const bed = await open(1)
     const { lab, etcd } = bed
     const daemon = lab.hosts[0]!.startDaemon({ args: ['--etcd-endpoints', etcd.endpoint] })
@@ -527,7 +527,7 @@ describe.concurrent('while the lease directory', () => {
     LIMIT_MS,
   )
 
-  it('has a clock that jumps a day ahead or back, each node keeps its subnet', async () => {
+  it('has a clock that is set a day ahead or back, each node keeps its subnet', async () => {
     const { lab, folder } = await openDirectory(4)
     const daemons = lab.hosts.map((host) => host.startDaemon({ args: ['--lease-dir', folder] }))
     await Promise.all(daemons.map((daemon) => daemon.line(/flannel is ready/)))

@@ -159,7 +159,7 @@ describe('a new pod that is not ready', () => {
     expect(before.lines.filter((line) => /Ending|forwarding again/.test(line))).toEqual([])
   })
 
-  it('because its flags are wrong takes nothing over, however often it is started', async () => {
+  it('because its flags are wrong does not take the data path over, however often it is started', async () => {
     const before = await open({ Type: 'udp' })
     const pings = pinging(...containers)
     for (let time = 0; time < 3; time++) {
@@ -228,7 +228,7 @@ it('forwards again if a successor in another pod hangs, which it cannot end', as
   expect(await sent).toBe('sent\n')
 })
 
-it('of two pods that a host starts simultaneously one forwards; the other waits, and continues when the first is ended', async () => {
+it('if a host starts two pods simultaneously, one forwards, and the other waits and continues when the first has ended', async () => {
   const pod = await open({ Type: 'udp' })
   process.kill(pod.pid, 'SIGKILL')
   await ended(pod.process)
@@ -259,7 +259,7 @@ it('without maxSurge the new pod starts from the last known state', async () => 
   await reach(containers[0].namespace, containers[1].address)
 })
 
-it('no remedy names a pid of another pod, which is another process here', async () => {
+it('no remedy names a pid of another pod, because that pid means another process in this pod', async () => {
   const before = await open({ Type: 'udp' })
   process.kill(before.pid, 'SIGSTOP')
   const after = await startPod(a)

@@ -124,7 +124,7 @@ describe.each(LENT)('$backend.Type, $families', ({ backend, families, tuns }) =>
 describe('a path for each family', () => {
   const backend = { Type: 'vxlan', DataPath: 'userspace' }
 
-  it('is lent and returned together with the other one', async () => {
+  it('is lent and returned together with the path of the other family', async () => {
     await openWith(BOTH, backend)
     const { connection, ask } = await meet(a)
     const parcel = await ask('path')
@@ -209,7 +209,7 @@ describe('a daemon that was killed', () => {
 })
 
 describe('a daemon that was stopped', () => {
-  it('leaves the device with its route, and its saved state, for the next one', async () => {
+  it('leaves the device, its route and the saved state for the next daemon', async () => {
     await open({ Type: 'udp' })
     expect(await daemons[0].stop()).toBe(0)
     expect(await device(a)).toBe(true)
@@ -323,7 +323,7 @@ it('ends a successor that was lent the path and hangs, and forwards again', asyn
   expect(hanging.signalCode).toBe('SIGKILL')
 })
 
-it('lends the path once: others are refused, and after a signal the successor keeps the path', async () => {
+it('lends the path to one successor, refuses other processes, and after a signal leaves the path with the successor', async () => {
   await open({ Type: 'udp' })
   const { connection, ask } = await meet(a)
   closeAll((await ask('path')).fds)
@@ -503,7 +503,7 @@ it('weftd --leave gives the lease back and removes everything', async () => {
   await daemons[1].line(/Subnet removed/)
 })
 
-it('a start that fails leaves nothing', async () => {
+it('a start that fails leaves no device, rule or file', async () => {
   lab = await createLab({ hosts: 1 })
   ;[a] = lab.hosts as [Host]
   mkdirSync(leases())

@@ -126,7 +126,7 @@ describe('a service manager', () => {
     await manager.notice(/^STOPPING=1$/)
   })
 
-  it('that is missing costs one line of the log', async () => {
+  it('that is missing causes one line in the log', async () => {
     const socket = join(lab.folder, 'nobody')
     const daemon = start(socket, leaseDirectory())
     // By then three notices have failed.
@@ -142,7 +142,7 @@ describe('a service manager', () => {
 })
 
 describe('a thread that hangs', () => {
-  it('of any engine is named by /livez and stops the watchdog notices, until it continues', async () => {
+  it('of any engine is named by /livez and stops the keep-alive messages, until it continues', async () => {
     etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
     await etcd.ctl('put', '/coreos.com/network/config', CONFIG)
     const { endpoint } = etcd

@@ -139,7 +139,7 @@ describe.each(['iptables', 'nftables'])('two networks on each of two hosts, with
   })
 })
 
-it('a second daemon with the port of the first one reports that', async () => {
+it('a second daemon with the port of the first daemon reports the conflict', async () => {
   lab = await createLab({ hosts: 1 })
   etcd = await startEtcd({ namespace: `${lab.id}-switch`, address: '192.168.77.254' })
   await etcd.ctl('put', '/red/config', JSON.stringify({ Network: RED.network }))

@@ -292,7 +292,7 @@ const FAULTS: readonly Fault[] = [
 ]
 
 it.for(NETWORKS)(
-  'loses no packet of %s over %s without a fault on its way, and every table equals the store after each fault',
+  'loses no packet of %s over %s while its path has no fault, and every table equals the store after each fault',
   { timeout: SOAK_MS + 20 * EVENT_MS },
   async ([inner, underlay, carried, config], { annotate }) => {
     families = carried

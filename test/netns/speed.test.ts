@@ -76,7 +76,7 @@ async function backlog(daemon: Daemon, sender: Host, from: Place, address: strin
   daemon.process.kill('SIGCONT')
 }
 
-it('sends and writes a backlog in few packets', async () => {
+it('sends and writes waiting packets in few system calls', async () => {
   const { daemon, sender, receiver, from, to } = await joinAll()
   // Received UDP is joined if the device's offload is on.
   const takesJoined = offloads(daemon).includes('tun-uso')

@@ -154,7 +154,7 @@ it('a peer that restarts while the first family fails is reached over the other 
   for (const each of repair) await each()
 })
 
-it('a weftd with sockets of one family hands over to one with both, which hands over to one with a single family', async () => {
+it('a weftd with sockets of one family hands over to a weftd with both, which hands over to a weftd with one', async () => {
   lab = await createLab({ hosts: 2, families: ['ipv4', 'ipv6'] })
   const [a, b] = lab.hosts as [Host, Host]
   configure(BOTH)

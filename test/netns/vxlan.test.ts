@@ -522,7 +522,7 @@ it('with both families finds the path MTU to a peer over each family, and uses i
 })
 
 describe('who carries it', () => {
-  it('is weftd if the kernel has no vxlan, which is logged, and the MAC stays after a restart', async () => {
+  it('is weftd if the kernel has no vxlan; weftd logs that, and keeps its MAC after a restart', async () => {
     lab = await createLab({ hosts: 2 })
     const [a, b] = lab.hosts as [Host, Host]
     const env = { PATH: await pathWithoutVxlan() }
@@ -542,7 +542,7 @@ describe('who carries it', () => {
     await reach(b.namespace, tunAddress(a))
   })
 
-  it('is weftd for both families if the kernel has no vxlan, and a host may change between the two: MACs and subnets stay', async ({
+  it('is weftd for both families if the kernel has no vxlan, and a host keeps its MACs and subnets if it changes the data path', async ({
     skip,
   }) => {
     await needsKernelVxlan(skip)
@@ -575,7 +575,9 @@ describe('who carries it', () => {
     for (const address of [podA.address, podA.ipv6!]) await reach(podB.namespace, address)
   })
 
-  it('is the kernel if it can, and none if the kernel is required but cannot', async ({ skip }) => {
+  it('is the kernel if it supports vxlan; weftd ends if the kernel is required and does not support it', async ({
+    skip,
+  }) => {
     await needsKernelVxlan(skip)
     lab = await createLab({ hosts: 1 })
     const [host] = lab.hosts as [Host]

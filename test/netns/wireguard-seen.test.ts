@@ -60,7 +60,7 @@ const two = async (): Promise<readonly [Host, Host]> => {
 }
 
 describe.each(['userspace', 'kernel'] as const)('by %s, the state of a session', (carrier) => {
-  it('is the same in all reports, and contains no secret key', async () => {
+  it('is the same in all reports, which contain no secret key', async () => {
     const [a, b] = await two()
     const options = { DataPath: carrier, PersistentKeepaliveInterval: 25 }
     const daemons = [await start(a, options), await start(b, options)]

@@ -143,7 +143,7 @@ it('renews its lease and learns of every peer while each leader in turn is kille
   follower.expectFewLines()
 }, 1_200_000)
 
-it('leaves a member that froze with its connections open', async () => {
+it('uses another member if a member hangs with its connections open', async () => {
   const follower = follow(open())
   await join(1, cluster.members)
   await follower.until([1])

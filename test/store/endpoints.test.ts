@@ -223,7 +223,7 @@ it('returns to an endpoint that is back when the other one goes away', async () 
   expect(Math.min(first.cuts, second.cuts)).toBeGreaterThan(0)
 })
 
-it('leaves an endpoint that owes an answer and fails its health check', async () => {
+it('uses another endpoint if an endpoint does not answer and fails its health check', async () => {
   const [first, second] = [await startTroubledEtcd(etcd.endpoint), await startTroubledEtcd(etcd.endpoint)]
   cleanups.push(
     () => first.close(),

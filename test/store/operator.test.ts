@@ -163,7 +163,7 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
     })
   })
 
-  it('reserves, lists, shows and releases', async () => {
+  it('reserves, lists, shows and releases subnets', async () => {
     expect(await run('lease', 'reserve', '10.5.7.0/24', '192.0.2.7')).toMatchObject({
       code: 0,
       out: 'reserved 10.5.7.0/24\n',
@@ -269,7 +269,9 @@ describe.each(['etcd', 'directory'])('weft on the %s store', (kind) => {
         peer = { ...dualPeer(...sides), lease }
         expect(await release()).toMatchObject({
           code: 2,
-          err: expect.stringContaining('10.5.7.0/24 is held by 192.0.2.2, which answers; stop its daemon first'),
+          err: expect.stringContaining(
+            '10.5.7.0/24 is held by 192.0.2.2, which answers; stop the daemon of that node first',
+          ),
         })
       }
       expect((await release('--force')).code).toBe(0)

@@ -15,7 +15,7 @@ beforeAll(async () => {
 })
 afterAll(() => etcd?.close())
 
-it.each(['/a/b', '/a/b/', '//a//b//'])('accepts the prefix %j for keys below /a/b', async (prefix) => {
+it.each(['/a/b', '/a/b/', '//a//b//'])('reads and writes the keys below /a/b with the prefix %j', async (prefix) => {
   const config = '{"Network":"10.5.0.0/16"}'
   await etcd.ctl('put', '/a/b/config', config)
   await etcd.ctl('put', '/a/b/subnets/10.5.1.0-24', '{"PublicIP":"192.0.2.1","PublicIPv6":null}')

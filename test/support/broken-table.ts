@@ -7,7 +7,10 @@ export const SIDES = ['there', 'here'] as const
 export type Side = (typeof SIDES)[number]
 
 /** The names of the two hosts in the page's tables. */
-const HOSTS: Readonly<Record<Side, string>> = { there: 'on the faulty host', here: 'on the other host' }
+const HOSTS: Readonly<Record<Side, string>> = {
+  there: 'on the host with the fault',
+  here: 'on a host without the fault',
+}
 /** The text of a cell if no tool reports a fault. */
 const NOTHING = 'no tool reports a fault'
 
@@ -51,9 +54,9 @@ const NO_DAEMON = { 'no-daemon': 'no answer from weftd' }
 const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>> = {
   status: {
     ...NO_DAEMON,
-    'by-peers': 'an impairment by peers',
-    'by-store': 'an impairment by the store',
-    'by-host': 'an impairment by the host',
+    'by-peers': 'an impaired node (cause: peers)',
+    'by-store': 'an impaired node (cause: store)',
+    'by-host': 'an impaired node (cause: host)',
     'not-whole': 'silent peers',
     store: 'an unreachable store',
     repairs: 'repairs',
@@ -64,11 +67,11 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
   page: { ...NO_DAEMON, red: 'a red verdict', amber: 'an amber verdict' },
   explain: {
     'no-daemon': 'its start because weftd does not answer',
-    'out:peer': 'the peer (outgoing)',
-    'out:route': 'the route (outgoing)',
-    'out:firewall': 'the firewall (outgoing)',
-    'out:mtu': 'the MTU (outgoing)',
-    'in:firewall': 'the firewall (incoming)',
+    'out:peer': 'the step `peer` of outgoing packets',
+    'out:route': 'the step `route` of outgoing packets',
+    'out:firewall': 'the step `firewall` of outgoing packets',
+    'out:mtu': 'the step `MTU` of outgoing packets',
+    'in:firewall': 'the step `firewall` of incoming packets',
   },
   events: {
     repaired: 'a repair',
@@ -81,7 +84,7 @@ const TEXTS: Partial<Readonly<Record<Reader, Readonly<Record<string, string>>>>>
     ...NO_DAEMON,
     'no-daemon-there': 'no answer from the weftd of the second host',
     'silent-there': 'a silent second host',
-    'not-inside': 'packets only outside the tunnel',
+    'not-inside': 'that packets pass only outside the tunnel',
     broken: 'a broken stream',
     slow: 'a slow peer',
     loss: 'lost packets',
@@ -97,7 +100,7 @@ const COLUMNS = ['fault', 'host', 'reports', 'first true report'] as const
 /** The beginning of each reader's part in a row of the table, before the words of the report. */
 const REPORTS: Readonly<Record<Reader, string>> = {
   status: '`weft status` reports ',
-  page: 'the page shows ',
+  page: 'the status page shows ',
   doctor: '`weft doctor` finds ',
   explain: '`weft explain` stops at ',
   bench: '`weft bench` reports ',
@@ -127,7 +130,7 @@ function saidTable(all: readonly Reports[]): string {
       )
       const first =
         reader === undefined || seconds === undefined
-          ? 'no report is expected'
+          ? 'no tool can detect the fault on this host'
           : `${READER_NAMES[reader]} reports first, ${seconds.toFixed(1)} s after the fault`
       const fault = `\`${reports.name}\` (${FAULTS[reports.name].title})`
       return row([fault, HOSTS[side], texts.join('; ') || NOTHING, first])
@@ -145,7 +148,7 @@ function madeTable(all: readonly Reports[]): string {
       title,
       does,
       remedy,
-      `no tool reports the fault ${greenSeconds.toFixed(0)} s after the repair`,
+      `${greenSeconds.toFixed(0)} s after the repair no tool reports the fault any more`,
     ])
   })
   return [header(['fault', 'name', 'how it is made', 'remedy', 'end of the reports']), ...rows].join('\n')
@@ -165,7 +168,7 @@ export function withTables(page: string, all: readonly Reports[]): string {
 /** Parses the reports from the page's tables. */
 export function reportsOf(page: string): { name: string; side: string; reports: SideReports }[] {
   const table = between(MARK.said).exec(page)?.[0] ?? ''
-  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (on the \w+ host) \| (.*) \| (.*) \|$/gm)].map(
+  return [...table.matchAll(/^\| `([\w-]+)` \([^|]+\) \| (on (?:the|a) host \w+ the fault) \| (.*) \| (.*) \|$/gm)].map(
     ([, name = '', host = '', texts = '', first = '']) => {
       const wordsOf = (reader: Reader): string[] => {
         const text =

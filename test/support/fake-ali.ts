@@ -1,17 +1,30 @@
 // fake-ali.ts - Alibaba Cloud's VPC API and its metadata server, as far as route tables need them.
 
 import { Secret } from '../../src/base/secret.ts'
+import { acs3Authorization } from '../../src/path/backends/fabric/acs3.ts'
 import { AliPublisher } from '../../src/path/backends/fabric/ali-publisher.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
 import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
 
-const error = (status: number, Code: string): FakeAnswer =>
-  json({ Code, Message: `The message of ${Code}.`, RequestId: '1', HostId: 'vpc' }, status)
+const error = (status: number, Code: string, Message = `The message of ${Code}.`): FakeAnswer =>
+  json({ Code, Message, RequestId: '1', HostId: 'vpc' }, status)
+
+/** The headers that a signature must contain ("Request syntax and signature method V3"). */
+const REQUIRED = [
+  'host',
+  'x-acs-action',
+  'x-acs-content-sha256',
+  'x-acs-date',
+  'x-acs-signature-nonce',
+  'x-acs-version',
+]
 
 export class FakeAli extends FakeFabric {
   readonly type = 'ali-vpc'
   override readonly hasDead = false
   readonly secrets = ['secret-of-ali', 'token-of-ali']
+  /** True if the metadata server answers only requests with a token, false if it gives no tokens. */
+  isHardened = true
 
   constructor() {
     super()
@@ -30,10 +43,14 @@ export class FakeAli extends FakeFabric {
 
   protected answer(request: FakeRequest): FakeAnswer {
     const [, node, path] = /^\/node-(\d+)\/latest\/meta-data\/(.*)$/.exec(request.url.pathname) ?? []
-    return node === undefined ? this.#call(request) : this.#metadata(Number(node), path ?? '')
+    if (node !== undefined) return this.#metadata(Number(node), path ?? '', request)
+    if (!request.url.pathname.endsWith('/latest/api/token')) return this.#call(request)
+    const seconds = Number(request.headers['x-aliyun-ecs-metadata-token-ttl-seconds'])
+    return this.isHardened && request.method === 'PUT' && seconds >= 1 ? text('a-token') : text('', 404)
   }
 
-  #metadata(node: number, path: string): FakeAnswer {
+  #metadata(node: number, path: string, { headers }: FakeRequest): FakeAnswer {
+    if (this.isHardened && headers['x-aliyun-ecs-metadata-token'] !== 'a-token') return text('', 403)
     const values: Readonly<Record<string, string>> = {
       'region-id': this.region,
       'instance-id': `i-${node}`,
@@ -51,12 +68,20 @@ export class FakeAli extends FakeFabric {
     return value === undefined ? text('', 404) : text(value)
   }
 
-  #call({ headers, url: { searchParams: query } }: FakeRequest): FakeAnswer {
-    const [, id] =
-      /^ACS3-HMAC-SHA256 Credential=(\w+),SignedHeaders=[a-z0-9;-]+,Signature=[\da-f]{64}$/.exec(
+  #call({ headers, body, url: { searchParams: query } }: FakeRequest): FakeAnswer {
+    const [, id, names = ''] =
+      /^ACS3-HMAC-SHA256 Credential=(\w+),SignedHeaders=([a-z0-9;-]+),Signature=[\da-f]{64}$/.exec(
         headers.authorization ?? '',
       ) ?? []
-    if (id === undefined) return error(400, 'IncompleteSignature')
+    if (id === undefined || REQUIRED.some((name) => !names.split(';').includes(name)))
+      return error(400, 'IncompleteSignature')
+    const signed = Object.fromEntries(names.split(';').map((name) => [name, String(headers[name])]))
+    const keys = { id: `AKID${this.generation}`, secret: 'secret-of-ali' }
+    if (this.isApart(Date.parse(String(headers['x-acs-date'])))) return error(400, 'InvalidTimeStamp.Expired')
+    if (id !== keys.id) return error(403, 'InvalidSecurityToken.Expired')
+    if (acs3Authorization({ query: Object.fromEntries(query), headers: signed, body }, keys) !== headers.authorization)
+      // The API repeats the headers that it signed.
+      return error(400, 'SignatureDoesNotMatch', `not signed: x-acs-security-token:${signed['x-acs-security-token']}`)
     if (query.get('RegionId') !== 'cn-hangzhou') return error(404, 'InvalidRegionId.NotFound')
     if (headers['x-acs-security-token'] !== `token-of-ali-${this.generation}`)
       return error(403, 'InvalidSecurityToken.Expired')

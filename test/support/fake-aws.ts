@@ -2,6 +2,7 @@
 
 import { AwsPublisher } from '../../src/path/backends/fabric/aws-publisher.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
+import { signV4 } from '../../src/path/backends/fabric/sigv4.ts'
 import { FakeFabric, text, type FakeAnswer, type FakeRequest, type FakeRoute } from './fake-fabric.ts'
 
 const error = (status: number, code: string): FakeAnswer =>
@@ -16,6 +17,7 @@ export class FakeAws extends FakeFabric {
   readonly tables: readonly string[]
   /** The interfaces whose source/destination check is off. */
   readonly unchecked = new Set<string>()
+  domain = 'amazonaws.com'
 
   constructor(tables: readonly string[] = []) {
     super()
@@ -54,7 +56,7 @@ export class FakeAws extends FakeFabric {
     const mac = `02:00:00:00:00:0${node}`
     const values: Readonly<Record<string, string>> = {
       'placement/region': this.region,
-      'services/domain': 'amazonaws.com',
+      'services/domain': this.domain,
       'network/interfaces/macs/': `02:ff:ff:ff:ff:ff/\n${mac}/`,
       'network/interfaces/macs/02:ff:ff:ff:ff:ff/local-ipv4s': '198.51.100.1',
       [`network/interfaces/macs/${mac}/local-ipv4s`]: `198.51.100.2\n${this.addressOf(node)}`,
@@ -73,17 +75,10 @@ export class FakeAws extends FakeFabric {
     return value === undefined ? text('', 404) : text(value)
   }
 
-  #call({ headers, body }: FakeRequest): FakeAnswer {
+  #call({ method, url, headers, body }: FakeRequest): FakeAnswer {
     const form = new URLSearchParams(body)
-    const authorization = headers.authorization ?? ''
-    const [, id, region] =
-      /^AWS4-HMAC-SHA256 Credential=(\w+)\/\d{8}\/([\w-]+)\/ec2\/aws4_request, SignedHeaders=[a-z0-9;-]+, Signature=[\da-f]{64}$/.exec(
-        authorization,
-      ) ?? []
-    if (id === undefined) return error(400, 'MissingAuthenticationToken')
-    if (region !== 'eu-west-1') return error(401, 'AuthFailure')
-    const isExpired = headers['x-amz-security-token'] !== `token-of-aws-${this.generation}`
-    if (id.startsWith('AKID') && isExpired) return error(400, 'RequestExpired')
+    const refusal = this.#refusal({ method, url, headers, body })
+    if (refusal) return refusal
     const action = form.get('Action') ?? ''
     if (this.isReadOnly && !action.startsWith('Describe')) return error(403, 'UnauthorizedOperation')
     switch (action) {
@@ -111,6 +106,28 @@ export class FakeAws extends FakeFabric {
       default:
         return error(400, 'InvalidAction')
     }
+  }
+
+  /** Returns the answer to a request whose signature, time, region or token is wrong. */
+  #refusal({ method, url, headers, body }: FakeRequest): FakeAnswer | undefined {
+    const [, id, region = '', names = ''] =
+      /^AWS4-HMAC-SHA256 Credential=(\w+)\/\d{8}\/([\w-]+)\/ec2\/aws4_request, SignedHeaders=([a-z0-9;-]+), Signature=[\da-f]{64}$/.exec(
+        headers.authorization ?? '',
+      ) ?? []
+    if (id === undefined) return error(400, 'MissingAuthenticationToken')
+    if (region !== 'eu-west-1') return error(401, 'AuthFailure')
+    const date = String(headers['x-amz-date'])
+    const at = Date.parse(date.replace(/^(....)(..)(..)T(..)(..)(..)Z$/, '$1-$2-$3T$4:$5:$6Z'))
+    const token = headers['x-amz-security-token']
+    if (this.isApart(at) || id !== `AKID${this.generation}` || token !== `token-of-aws-${this.generation}`)
+      return error(400, 'RequestExpired')
+    const own = new Set(['host', 'x-amz-date', 'x-amz-security-token'])
+    const others = names.split(';').filter((name) => !own.has(name))
+    const signed = Object.fromEntries(others.map((name) => [name, String(headers[name])]))
+    const request = { method, url: `http://${headers.host}${url.pathname}${url.search}`, headers: signed, body }
+    const keys = { accessKeyId: id, secretAccessKey: 'secret-of-aws', sessionToken: token }
+    const { authorization } = signV4(request, keys, region, 'ec2', at)
+    return authorization === headers.authorization ? undefined : error(403, 'SignatureDoesNotMatch')
   }
 
   #describe(form: URLSearchParams): FakeAnswer {

@@ -76,6 +76,9 @@ export class FakeCharon {
     if (command === 'list-sas')
       for (const each of this.associations)
         send(socket, 7, Buffer.concat([Buffer.from('\x07list-sa', 'latin1'), encodeMessage(each)]))
+    if (command === 'list-conns')
+      for (const [each, connection] of this.connections)
+        send(socket, 7, Buffer.concat([Buffer.from('\x09list-conn', 'latin1'), encodeMessage({ [each]: connection })]))
     send(socket, 1, encodeMessage(this.#take(command, message)))
   }
 
@@ -93,7 +96,11 @@ export class FakeCharon {
   }
 }
 
+/** The longest packet that charon sends, in bytes. charon discards a longer packet (strongSwan: vici_socket.c). */
+const MOST_PACKET = 512 * 1024
+
 function send(socket: Socket, type: number, body: Buffer = Buffer.alloc(0)): void {
+  if (body.length + 1 > MOST_PACKET) return
   const length = Buffer.alloc(4)
   length.writeUInt32BE(body.length + 1)
   socket.write(Buffer.concat([length, Buffer.of(type), body]))

@@ -1,7 +1,8 @@
 // fake-fabric.ts - what the fake servers of clouds and switches share: a table of routes, the faults of an API, and an HTTP server.
 //
-// Each fake answers as the documents of its API say. It checks the key, the token, the region and the form of a signature, and not the
-// signature itself: unit/path/backends/fabric/signatures.test.ts compares signatures with published ones.
+// Each fake answers as the documents of its API say. It checks the key, the token, the region, the time and the signature of a request. It
+// computes a signature with weft's own functions. unit/path/backends/fabric/signatures.test.ts compares these functions with published
+// signatures, and unit/path/backends/fabric/clients.test.ts has the clouds' own clients send requests to the fakes.
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -45,6 +46,9 @@ export function createLogged(): Logged {
   return { lines, log: { info: at('info'), warn: at('warn'), error: at('error'), v: () => false } }
 }
 
+/** The time in ms by which the clock of a client may differ from the clock of the API. */
+const APART_MS = 300_000
+
 export abstract class FakeFabric {
   /** The routes as the API has them. */
   routes: FakeRoute[] = []
@@ -58,6 +62,10 @@ export abstract class FakeFabric {
   limit = 1000
   /** The key that the API accepts; the metadata server gives it out. */
   generation = 1
+  /** The time in ms by which the clock of the API is ahead of this process's clock. */
+  aheadMs = 0
+  /** The number of requests after which the keys expire. */
+  expiresAfter = Infinity
   /** True if the API refuses every change for lack of a permission. */
   isReadOnly = false
   /** The changes that were made, such as `put 10.5.1.0/24`. */
@@ -74,6 +82,8 @@ export abstract class FakeFabric {
   abstract readonly secrets: readonly string[]
   /** True if the metadata server gives out keys that expire. */
   readonly hasKeys: boolean = true
+  /** True if the API refuses requests with a wrong time. */
+  readonly hasClock: boolean = true
   /** True if a request names a region. */
   readonly hasRegion: boolean = true
   /** True if the API lists routes that no packet follows. */
@@ -94,6 +104,16 @@ export abstract class FakeFabric {
     this.address = `http://${host}:${(this.#server.address() as AddressInfo).port}`
     this.started()
     return this
+  }
+
+  /** The URL of the API. */
+  get url(): string {
+    return this.address
+  }
+
+  /** Gives the next route the first id again. */
+  restartIds(): void {
+    this.#nextId = 1
   }
 
   /** Called when the server has its address. */
@@ -142,6 +162,11 @@ export abstract class FakeFabric {
     return this.routes
   }
 
+  /** True if a request's time, in ms since 1970, differs too much from the time of the API. */
+  protected isApart(at: number): boolean {
+    return !(Math.abs(at - Date.now() - this.aheadMs) <= APART_MS)
+  }
+
   protected find(destination: string): FakeRoute | undefined {
     return this.routes.find((route) => route.destination === destination)
   }
@@ -176,8 +201,10 @@ export abstract class FakeFabric {
     const url = new URL(incoming.url ?? '/', this.address)
     const request = { method: incoming.method ?? 'GET', url, headers: incoming.headers, body }
     this.requests.push(request)
+    if (!url.pathname.startsWith('/node-') && --this.expiresAfter === 0) this.generation++
     const { status, headers, body: text } = this.#faultFor(request) ?? this.answer(request)
-    response.writeHead(status, headers).end(text)
+    const date = new Date(Date.now() + this.aheadMs).toUTCString()
+    response.writeHead(status, { ...headers, date }).end(text)
   }
 
   /** Metadata servers have no faults here. */

@@ -14,6 +14,9 @@ export class FakeGce extends FakeFabric {
   readonly type = 'gce'
   readonly secrets = ['token-of-gce']
   override readonly hasRegion = false
+  override readonly hasClock = false
+  /** True if another network of the project has a route with the name of each new route. */
+  areNamesTaken = false
   readonly #operations = new Map<string, { polls: number; error?: object }>()
 
   publisher(place: Place): GcePublisher {
@@ -63,6 +66,9 @@ export class FakeGce extends FakeFabric {
     if (operation !== undefined) return this.#poll(operation)
     if (this.isReadOnly && method !== 'GET') return error(403, "Required 'compute.routes.create' permission")
     if (path === '/global/routes' && method === 'GET') return this.#list(url.searchParams)
+    if (this.areNamesTaken && path.startsWith('/global/routes/') && method === 'GET')
+      return json({ name: path.split('/').at(-1), destRange: '10.5.1.0/24', network: `${NETWORK}-2` })
+    if (this.areNamesTaken && method === 'POST') return error(409, 'The resource already exists')
     if (path === '/global/routes' && method === 'POST') return this.#insert(body)
     const [, name] = /^\/global\/routes\/(.+)$/.exec(path) ?? []
     if (name === undefined || method !== 'DELETE') return error(404, 'Not Found')

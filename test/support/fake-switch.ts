@@ -12,6 +12,7 @@ export class FakeSwitch extends FakeFabric {
   readonly secrets = ['secret-of-switch']
   override readonly hasKeys = false
   override readonly hasRegion = false
+  override readonly hasClock = false
   readonly credentialFile: string
   /** True if the switch replaces a route to the same destination instead of refusing the second one. */
   replaces = false

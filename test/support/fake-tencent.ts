@@ -2,6 +2,7 @@
 
 import { Secret } from '../../src/base/secret.ts'
 import type { Place } from '../../src/path/backends/fabric/publisher.ts'
+import { signTc3 } from '../../src/path/backends/fabric/tc3.ts'
 import { TencentPublisher } from '../../src/path/backends/fabric/tencent-publisher.ts'
 import { FakeFabric, json, text, type FakeAnswer, type FakeRequest } from './fake-fabric.ts'
 
@@ -56,11 +57,29 @@ export class FakeTencent extends FakeFabric {
   }
 
   #call({ headers, body }: FakeRequest): FakeAnswer {
-    const [, id] =
-      /^TC3-HMAC-SHA256 Credential=(\w+)\/[\d-]{10}\/vpc\/tc3_request, SignedHeaders=content-type;host;x-tc-action, Signature=[\da-f]{64}$/.exec(
+    const [, id, service = '', names = ''] =
+      /^TC3-HMAC-SHA256 Credential=(\w+)\/[\d-]{10}\/(\w+)\/tc3_request, SignedHeaders=(content-type;host[a-z;-]*), Signature=[\da-f]{64}$/.exec(
         headers.authorization ?? '',
       ) ?? []
-    if (id === undefined) return error('AuthFailure.SignatureFailure')
+    const at = Number(headers['x-tc-timestamp'])
+    if (this.isApart(at * 1000)) return error('AuthFailure.SignatureExpire')
+    const [contentType, host] = [headers['content-type'] ?? '', headers.host ?? '']
+    const more = names.split(';').slice(2)
+    const signed = Object.fromEntries(more.map((name) => [name, String(headers[name]).toLowerCase()]))
+    const keys = { id: `AKID${this.generation}`, secret: 'secret-of-tencent' }
+    if (id !== undefined && id !== keys.id) return error('AuthFailure.TokenFailure')
+    // The API has the usual port. For another port Tencent Cloud's own client signs the host without the port, and takes the first part of
+    // the host as the name of the service.
+    const places = [
+      { host, service: 'vpc' },
+      { host: host.replace(/:\d+$/, ''), service: host.split('.')[0] },
+    ]
+    const isSigned = places.some(
+      (each) =>
+        each.service === service &&
+        signTc3({ host: each.host, contentType, body, signed }, keys, service, at) === headers.authorization,
+    )
+    if (!isSigned) return error('AuthFailure.SignatureFailure')
     if (headers['x-tc-region'] !== 'ap-guangzhou') return error('UnsupportedRegion')
     if (headers['x-tc-token'] !== `token-of-tencent-${this.generation}`) return error('AuthFailure.TokenFailure')
     const action = String(headers['x-tc-action'])
@@ -71,7 +90,7 @@ export class FakeTencent extends FakeFabric {
     const [route = {}] = value.Routes ?? []
     switch (action) {
       case 'DescribeRouteTables':
-        return json({ Response: { TotalCount: 2, RouteTableSet: this.#tables(body), RequestId: '1' } })
+        return this.#list(body)
       case 'CreateRoutes': {
         const { DestinationCidrBlock: destination = '', GatewayId = '' } = route
         if (this.find(destination)) return error('InvalidParameterValue.Duplicate')
@@ -86,6 +105,11 @@ export class FakeTencent extends FakeFabric {
       default:
         return error('InvalidAction')
     }
+  }
+
+  #list(body: string): FakeAnswer {
+    const RouteTableSet = this.#tables(body)
+    return json({ Response: { TotalCount: RouteTableSet.length, RouteTableSet, RequestId: '1' } })
   }
 
   #tables(body: string): object[] {

@@ -24,7 +24,7 @@ import {
 
 installRig()
 
-it('leases, opens, writes subnet.env and says so, in this order', async () => {
+it('acquires a lease, opens the data path, writes subnet.env and reports ready, in this order', async () => {
   start()
   await ready()
   const [first] = dataPaths
@@ -61,7 +61,7 @@ it('waits for a store that is down at the start, and fails on a mistake that an 
 
 describe('a lease that is new', () => {
   const keys = async () => (await store.list(new AbortController().signal)).entries.map(({ key }) => key)
-  it('is not written if the host is not fit for the data path', async () => {
+  it('is not written if the host lacks a prerequisite of the data path', async () => {
     const refusal = new WeftError('PORT_IN_USE', 'a program has the port')
     const permit = () => Promise.reject(refusal)
     start({}, undefined, { permit })
@@ -74,7 +74,7 @@ describe('a lease that is new', () => {
     expect(await keys()).toEqual([])
   })
 
-  it('is returned if the data path cannot be opened nevertheless', async () => {
+  it('is returned to the store if the data path cannot be opened', async () => {
     refuseToOpen(new WeftError('PORT_IN_USE', 'a program took the port'))
     start()
     expect(await ended).toMatchObject({ message: 'Error registering network: a program took the port' })
@@ -82,7 +82,7 @@ describe('a lease that is new', () => {
     expect(lines.at(-1)).toMatch(/The new lease is given back/)
   })
 
-  it('is returned, and the data path closed, if the rules cannot be set', async () => {
+  it('is returned to the store, and the data path is closed, if the rules cannot be set', async () => {
     const raise = () => Promise.reject(new WeftError('COMMAND', 'no rules'))
     start({ firewall: { rules: { raise, ensure: async () => ({ repaired: [], failures: [] }) }, resyncMs: 1000 } })
     expect(await ended).toMatchObject({ message: 'no rules' })
@@ -90,7 +90,7 @@ describe('a lease that is new', () => {
     expect(dataPaths[0]!.closed).toBe(true)
   })
 
-  it('is kept if the node had it before, another one forwards, or the process is stopped', async () => {
+  it('is kept if the node had it before, another process forwards, or the process is stopped', async () => {
     store.put('10.5.0.64-26', ours)
     refuseToOpen(new WeftError('PORT_IN_USE', 'a program took the port'))
     start()
@@ -122,7 +122,7 @@ describe('a lease that is new', () => {
   })
 })
 
-it('ends with the reason of the stop, every loop ended and the data path closed', async () => {
+it('ends with the reason of the stop after all loops have ended and the data path is closed', async () => {
   start()
   await ready()
   const reason = new Error('stop')
@@ -132,7 +132,7 @@ it('ends with the reason of the stop, every loop ended and the data path closed'
   expect(vi.getTimerCount()).toBe(0)
 })
 
-it('ends with a defect of one loop, and stops the others', async () => {
+it('ends with a defect of one loop, and stops all other loops', async () => {
   start()
   await ready()
   const defect = new Error('a defect')

@@ -58,7 +58,7 @@ it('the tables have the four essential loops and the observing loops', () => {
   expect(observing.length).toBeGreaterThan(10)
 })
 
-it.each(essential)('%s that throws ends the node with it, the data path closed and the lease kept', async (name) => {
+it.each(essential)('%s that throws ends the node, closes the data path and keeps the lease', async (name) => {
   start()
   await ready()
   const key = own()
@@ -71,17 +71,20 @@ it.each(essential)('%s that throws ends the node with it, the data path closed a
   expect(vi.getTimerCount()).toBe(0)
 })
 
-it.each(observing)('%s that throws starts again and stops no packets, and the log has the stack', async (name) => {
-  start()
-  await ready()
-  const first = failing.get(name)!
-  first(new Error(`a defect of ${name}`))
-  await vi.advanceTimersByTimeAsync(1_500)
-  expect(failing.get(name), 'the loop runs again').not.toBe(first)
-  const line = lines.find((each) => each.includes(`The loop ${name} failed`))
-  expect(line).toMatch(/^E .*packets still pass, and it starts again in 1 s: Error: a defect of \w+\n +at /)
-  expect([stopping.signal.aborted, dataPaths.map(({ closed }) => closed)]).toEqual([false, [false]])
-})
+it.each(observing)(
+  '%s that throws is started again without a stop of packets, and the log has the stack',
+  async (name) => {
+    start()
+    await ready()
+    const first = failing.get(name)!
+    first(new Error(`a defect of ${name}`))
+    await vi.advanceTimersByTimeAsync(1_500)
+    expect(failing.get(name), 'the loop runs again').not.toBe(first)
+    const line = lines.find((each) => each.includes(`The loop ${name} failed`))
+    expect(line).toMatch(/^E .*packets still pass, and it starts again in 1 s: Error: a defect of \w+\n +at /)
+    expect([stopping.signal.aborted, dataPaths.map(({ closed }) => closed)]).toEqual([false, [false]])
+  },
+)
 
 it('an observing loop that fails again and again starts less and less often', async () => {
   start()

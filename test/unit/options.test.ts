@@ -170,7 +170,7 @@ describe("flanneld's flags, and ours", () => {
     expect(from({ [variable]: text }, `-${name}=${other}`)).toEqual(otherValue)
   })
 
-  it('say of a secret no more than that it is there, and of URLs all but the user', () => {
+  it('are printed without the secrets, and without the users in URLs', () => {
     const { options } = parse(
       '--etcd-password=sesame',
       '--etcd-endpoints',
@@ -279,7 +279,7 @@ describe('checkFeatures', () => {
   })
 })
 
-it('describe every requested property of the external interface', () => {
+it('the flags set every requested property of the external interface', () => {
   expect(interfaceWishes(parse().options)).toEqual({
     ifaces: [],
     patterns: [],
@@ -302,7 +302,7 @@ it('describe every requested property of the external interface', () => {
   })
 })
 
-it("are cut so that each flag goes to a part of the program, with its value, or is weftd.ts's own", () => {
+it('are divided so that each flag goes with its value to one part of the program, or belongs to weftd.ts', () => {
   const { options } = parse('--workers', '3', '--lease-dir', '/leases')
   const parts = cutOptions(options)
   const given = new Set<string>([

@@ -52,7 +52,7 @@ it.each(CODES)('a start that fails by %s is repeated while packets still pass, a
   expect(lines).toContain('E This weftd forwards with the last known state, and tries again: it is wrong; put it right')
 })
 
-it('is repeated less and less often, at least every half a minute', async () => {
+it('a start is repeated less and less often, at least every half a minute', async () => {
   const at: number[] = []
   const work = async (): Promise<never> => {
     at.push(performance.now())
@@ -68,7 +68,7 @@ it('is repeated less and less often, at least every half a minute', async () => 
   expect(await started).toMatchObject({ message: 'stop' })
 })
 
-it('ends where nothing forwards and by a defect, but not while the data path is down for a moment', async () => {
+it('a start ends by a defect, or if no process forwards, but not if the data path is down for a moment', async () => {
   const wrong = new WeftError('CONFIG', 'it is wrong')
   const fails = (error: Error) => async (): Promise<never> => {
     throw error
@@ -89,7 +89,7 @@ it('ends where nothing forwards and by a defect, but not while the data path is 
   expect(await started).toBe('a node')
 })
 
-it('continues after a check of the host failed, and logs why', async () => {
+it('a start continues after a check of the host failed, and logs the reason', async () => {
   const step = Promise.reject(new Error('`ip` printed half a line'))
   await observed(step, { log, signal: stopping.signal })
   expect(lines.join('\n')).toMatch(/E A check of this host failed, and the start goes on: .*half a line/)
@@ -115,7 +115,7 @@ it.each<[what: string, befall: () => void]>([
 })
 
 it.each(['its backend cannot prepare', 'the process may not make devices'])(
-  'writes its lease last: no store is written where %s',
+  'a start writes its lease last, so it writes nothing to the store if %s',
   async (what) => {
     const refusal = new WeftError('DEVICE', 'this host has no TUN')
     const writes: string[] = []

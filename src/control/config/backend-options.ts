@@ -1,5 +1,5 @@
-// backend-options.ts - reads the options of the `Backend` object by the table of backends (path/catalog.ts). The case of a name does not
-// matter. A wrong value is refused with its remedy.
+// backend-options.ts - reads the options of the `Backend` object of the network configuration according to the table of
+// backends (path/catalog.ts). The case of an option's name does not matter. An invalid value is refused, with a remedy.
 
 import { WeftError } from '../../base/errors.ts'
 import { Secret } from '../../base/secret.ts'
@@ -8,8 +8,8 @@ import { KINDS, type BackendType, type Option, type Options, type Settings } fro
 type Given = Readonly<Record<string, unknown>>
 
 /**
- * Reads and checks all options of the `Backend` object for one backend type. The keys of `backend` must be in lower case. Throws
- * WeftError CONFIG for an invalid value.
+ * Reads and checks all options of the `Backend` object for one backend type. The keys of `backend` must be in lower
+ * case. Throws WeftError CONFIG for an invalid value.
  */
 export function readSettings<T extends BackendType>(type: T, backend: Given): Settings<T> {
   return readOptions(KINDS[type].options, backend) as Settings<T>
@@ -27,8 +27,8 @@ export function readOptions(options: Options, backend: Given): Readonly<Record<s
 const isOption = (option: Option | Options): option is Option => typeof option.kind === 'string'
 
 /**
- * Returns the value of one option from the `Backend` object, or the option's default if the object lacks it. Throws WeftError CONFIG for
- * an invalid value.
+ * Returns the value of one option from the `Backend` object, or the option's default if the object lacks it. Throws
+ * WeftError CONFIG for an invalid value.
  */
 export function readOption(option: Option, backend: Given): unknown {
   const given = backend[option.name.toLowerCase()] ?? undefined

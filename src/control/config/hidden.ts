@@ -1,12 +1,15 @@
-// hidden.ts - hides the secret parts of a network configuration, and parses JSON with error messages that quote none of the text.
+// hidden.ts - hides the secret parts of a network configuration, and parses JSON. The error messages quote none of the
+// text.
 
 import { messageOf } from '../../base/errors.ts'
 import { Secret, withoutUser } from '../../base/secret.ts'
 
-/** Matches the names of JSON members whose values are secrets. */
 const SECRET_NAME = /psk|password|passphrase|secret|token|(?<!public)key$/i
 
-/** Matches the names of members that hold a command line. Any word of a command may be a secret, so only the program's name is shown. */
+/**
+ * Matches the names of configuration members that hold a command line. Any word of a command may be a secret, so weft
+ * prints only the program's name.
+ */
 const COMMAND_NAME = /command$/i
 const programOf = (command: string): string => {
   const [program = '', ...rest] = withoutUser(command.trim()).split(/\s+/)
@@ -14,8 +17,8 @@ const programOf = (command: string): string => {
 }
 
 /**
- * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Secrets are all values of members with a secret name, the
- * words of commands, and texts that contain a URL with a user name.
+ * Returns a copy of a JSON value in which each secret is wrapped in a `Secret`. Secrets are all values of members with
+ * a secret name, the words that follow the program in a command, and texts that contain a URL with a user name.
  */
 export function hideSecrets(value: unknown, name = ''): unknown {
   if (value === null || value instanceof Secret) return value
@@ -28,8 +31,8 @@ export function hideSecrets(value: unknown, name = ''): unknown {
 }
 
 /**
- * Returns the text of a network configuration with its secrets hidden. If JSON.stringify would change only white space, the original
- * layout is kept; otherwise the result is one line. Throws an Error if the text is not JSON.
+ * Returns the text of a network configuration with its secrets hidden. Keeps the layout of the text if the text has no
+ * secret; otherwise the result is one line. Throws an Error if the text is not JSON.
  */
 export function withoutSecrets(text: string): string {
   const shown = JSON.stringify(hideSecrets(parseJson(text)))
@@ -39,14 +42,14 @@ export function withoutSecrets(text: string): string {
 const withoutSpace = (text: string): string => text.replaceAll(/\s/g, '')
 
 /**
- * The maximum nesting of objects and arrays in a configuration. Backends use three levels. A limit is needed because JSON.stringify
- * throws at some depth, although JSON.parse does not.
+ * The maximum nesting of objects and arrays in a configuration. Backends use three levels. A limit is needed because
+ * JSON.stringify throws at some depth, although JSON.parse does not.
  */
 const DEEPEST = 100
 
 /**
- * Parses JSON with error messages that quote none of the text, because the text may hold a secret; they give only line and column. Throws
- * an Error if the text is not JSON or is nested more than DEEPEST levels deep.
+ * Parses JSON. An error message has only line and column and quotes none of the text, because the text may hold a
+ * secret. Throws an Error if the text is not JSON or is nested more than DEEPEST levels deep.
  */
 export function parseJson(text: string): unknown {
   let value: unknown
@@ -67,7 +70,10 @@ const isDeeper = (value: unknown, most: number): boolean =>
 
 const isQuoting = (error: unknown): boolean => messageOf(error).endsWith(' is not valid JSON')
 
-/** Returns line and column of the first character that JSON does not allow. Finds it by a binary search over beginnings of the text. */
+/**
+ * Returns line and column of the first character that JSON does not allow. Finds the character by a binary search over
+ * prefixes of the text.
+ */
 function placeOf(text: string): string {
   const isWrong = (beginning: string): boolean => {
     try {

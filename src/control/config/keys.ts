@@ -1,5 +1,5 @@
-// keys.ts - the keys that a network configuration may have, as a table and as a JSON Schema, and the search for unknown keys. The keys of
-// `Backend` come from the table of backends (path/catalog.ts).
+// keys.ts - the keys that a network configuration may have, as a table and as a JSON Schema, and the search for unknown
+// keys. The keys of `Backend` come from the table of backends (path/catalog.ts).
 
 import { meant } from '../../base/nearest.ts'
 import {
@@ -15,7 +15,6 @@ import { goJsonMembers } from './go-json.ts'
 
 interface Key {
   readonly type: 'string' | 'boolean' | 'integer' | 'object'
-  /** The smallest allowed value of a numeric option. */
   readonly least?: number
   readonly most?: number
   /** The description of the key and of its default value, for the JSON Schema. */
@@ -74,13 +73,17 @@ const namesOf = (type: BackendType): readonly string[] => [
 
 const has = (names: readonly string[], key: string): boolean =>
   names.some((name) => name.toLowerCase() === key.toLowerCase())
-/** Formats a key of the configuration for a message: quoted, escaped and cut to 60 characters, because the key is untrusted text. */
+/**
+ * Formats a key of the configuration for a message: quoted, escaped and cut to 60 characters, because the key is
+ * untrusted text.
+ */
 const shown = (key: string): string => JSON.stringify(key.length > 60 ? `${key.slice(0, 60)}...` : key)
 
 /**
- * Lists the keys of a configuration that neither flannel nor weft reads. Each result is half a sentence that also names the key that was
- * probably meant: `the network configuration has "Bakcend", which nothing reads; did you mean Backend?`. Returns an empty list if the text
- * is not a JSON object; parseNetworkConfig refuses a text that is not a JSON object.
+ * Lists the keys of a configuration that neither flannel nor weft reads. Each result is a clause for a warning, with
+ * the key that was probably meant: `the network configuration has "Bakcend", which nothing reads; did you mean
+ * Backend?`. Returns an empty list if the text is not a JSON object; parseNetworkConfig refuses a text that is not a
+ * JSON object.
  */
 export function unknownKeys(text: string): readonly string[] {
   let value: unknown
@@ -98,7 +101,7 @@ export function unknownKeys(text: string): readonly string[] {
   return [...unknown, ...unknownOptions(backend)]
 }
 
-/** Returns a hint for an unknown top-level key of the configuration, such as that it belongs in `Backend`. */
+/** Returns a hint for an unknown top-level key of the configuration, for example that the key belongs in `Backend`. */
 function meantBy(key: string): string {
   const inside = Object.keys(KINDS).some((type) => has(namesOf(type as BackendType), key))
   return inside ? '; it belongs into Backend' : meant(key, Object.keys(HEAD))
@@ -109,7 +112,8 @@ function unknownOptions(backend: unknown): readonly string[] {
   const given = members?.get('type')
   const type = typeof given === 'string' ? given.toLowerCase() : ''
   if (!members) return []
-  // If the backend type is unknown, accept the keys of all types. parseNetworkConfig refuses the unknown type itself.
+  // If the backend type is unknown, accept the keys of all types here, because parseNetworkConfig refuses the unknown
+  // type.
   const names = isBackendType(type) ? namesOf(type) : (Object.keys(KINDS) as BackendType[]).flatMap(namesOf)
   return Object.keys(backend as object)
     .filter((key) => !has(names, key))
@@ -162,7 +166,6 @@ const backendSchema = (type: BackendType): object => ({
   additionalProperties: false,
 })
 
-/** True if a configuration without the option is invalid. */
 export const isRequired = (option: Option): boolean =>
   (option.kind === 'text' || option.kind === 'secret') && option.isRequired === true
 
@@ -172,8 +175,8 @@ function requiredOf(type: BackendType): object {
 }
 
 /**
- * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts only the usual upper
- * and lower case of each key, although the daemon ignores case.
+ * Returns the JSON Schema (draft 7, which editors and Helm support) of a network configuration. The schema accepts each
+ * key only as documented (`SubnetLen`), although the daemon ignores case.
  */
 export function configSchema(): object {
   const types = Object.keys(KINDS) as BackendType[]

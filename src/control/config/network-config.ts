@@ -1,5 +1,5 @@
-// network-config.ts - parses and checks the network configuration, with the keys, defaults, checks and messages of flannel
-// (pkg/subnet/config.go).
+// network-config.ts - parses and checks the network configuration, with the keys, defaults, checks and messages of
+// flannel (pkg/subnet/config.go).
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -11,7 +11,9 @@ import { goJsonMembers, jsonKind, readGoJsonObject } from './go-json.ts'
 import { hideSecrets, parseJson } from './hidden.ts'
 import type { HeadKey } from './keys.ts'
 
-/** The range of node subnets of one family, from `subnetMin` to `subnetMax`, each with the prefix length `subnetLength`. */
+/**
+ * The range of node subnets of one family, from `subnetMin` to `subnetMax`, each with the prefix length `subnetLength`.
+ */
 export interface SubnetRange<N extends Net> {
   readonly network: N
   readonly subnetLength: number
@@ -19,12 +21,11 @@ export interface SubnetRange<N extends Net> {
   readonly subnetMax: N['address']
 }
 
-/** The parsed network configuration: for each enabled family the range of node subnets, and the settings that all families share. */
 export interface NetworkConfig extends ByFamily<SubnetRange<Ipv4Net>, SubnetRange<Ipv6Net>> {
   readonly enableNftables: boolean
   /**
-   * The `Type` of the Backend object in lower case. It is `udp` if the configuration has no Backend object, and empty if the object has
-   * no Type.
+   * The `Type` of the Backend object in lower case. It is `udp` if the configuration has no Backend object, and empty
+   * if the Backend object has no Type.
    */
   readonly backendType: string
   /** The members of the Backend object by lower-case key. Each secret value is wrapped in a `Secret`. */
@@ -41,8 +42,8 @@ const correct = (example: string): string => `correct the network configuration,
 type Members = ReadonlyMap<string, unknown>
 
 /**
- * Returns a member of the configuration, or `fallback` if the member is absent or null, as Go treats null. Throws
- * WeftError CONFIG, which quotes `example`, if the member has another type.
+ * Returns a member of the configuration, or `fallback` if the member is absent or null; Go treats null as absent too.
+ * Throws WeftError CONFIG, which quotes `example`, if the member's type differs from that of `fallback`.
  */
 function member<T>(
   members: Members,
@@ -65,8 +66,9 @@ const isUint = (value: unknown): value is number =>
   typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
 
 /**
- * Parses and checks the text of a network configuration. Throws WeftError CONFIG. `areGiven` is true if a controller assigns the subnets,
- * as in Kubernetes. Then the range of subnets is neither needed nor checked, as in flanneld.
+ * Parses and checks the text of a network configuration. Throws WeftError CONFIG. `areGiven` is true if a controller
+ * assigns the subnets, as in Kubernetes. In that case weft, like flanneld, neither needs nor checks the range of
+ * subnets.
  */
 export function parseNetworkConfig(text: string, { areGiven = false } = {}): NetworkConfig {
   let members: Members
@@ -99,8 +101,8 @@ export function requireFamily({ ipv4, ipv6 }: NetworkConfig): void {
 }
 
 /**
- * Returns the IPv4 member of a pair, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the backend `who`, if
- * there is no IPv4 member.
+ * Returns the IPv4 value, for a backend that supports only IPv4. Throws WeftError CONFIG, which names the backend
+ * `who`, if there is no IPv4 value.
  */
 export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
   if (ipv4 === undefined)
@@ -112,8 +114,8 @@ export function ipv4For<T>(who: string, { ipv4 }: ByFamily<T, unknown>): T {
 }
 
 /**
- * Logs a warning if a backend that supports only IPv4 runs in a dual-stack network, because it does not carry IPv6 packets. Throws
- * WeftError CONFIG in an IPv6-only network. `who` is the backend's name.
+ * Logs a warning if a backend that supports only IPv4 runs in a dual-stack network, because the backend does not carry
+ * IPv6 packets. Throws WeftError CONFIG in an IPv6-only network. `who` is the backend's name.
  */
 export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log, 'warn'>): void {
   ipv4For(who, config)
@@ -124,8 +126,8 @@ export function carryIpv4Alone(who: string, config: NetworkConfig, log: Pick<Log
 }
 
 /**
- * Parses a member of the configuration with `parse`. Returns undefined if the member is absent or empty. Throws WeftError CONFIG if
- * `parse` refuses it.
+ * Parses a member of the configuration with `parse`. Returns undefined if the member is absent or empty. Throws
+ * WeftError CONFIG if `parse` refuses it.
  */
 function parsed<T>(
   members: Members,
@@ -141,7 +143,7 @@ function parsed<T>(
   return value
 }
 
-/** flannel's names of configuration keys, and its limits, for one family. */
+/** flannel's names of configuration keys and flannel's limits for one address family. */
 interface Rules<N extends Net> {
   readonly network: HeadKey
   /** The prefix of this family's keys, such as `IPv6` in IPv6SubnetMin. */
@@ -153,11 +155,14 @@ interface Rules<N extends Net> {
   readonly parse: (text: string) => N['address'] | undefined
   readonly parseNet: (text: string) => N | undefined
   readonly at: (address: bigint) => N['address']
-  /** Address ranges that cannot be routed between hosts, each with its purpose. A configuration with such a network is refused. */
+  /**
+   * Address ranges that cannot be routed between hosts, each with its purpose. weft refuses a configuration whose
+   * network is in one of these ranges.
+   */
   readonly useless: readonly (readonly [range: string, what: string])[]
-  /** The subject of flannel's error message about a network that is too small for four subnets. */
+  /** The name of the network with which flannel's error message about a network too small for four subnets begins. */
   readonly tooSmall: string
-  /** The default prefix length of a node's subnet. It applies if the network's prefix length is at most `usualUpTo`. */
+  /** The default prefix length of a node's subnet, if the network's prefix length is at most `usualUpTo`. */
   readonly usual: number
   readonly usualUpTo: number
   readonly longest: number
@@ -173,7 +178,7 @@ const IPV4: Rules<Ipv4Net> = {
   parse: parseIpv4,
   parseNet: parseIpv4Net,
   at: Number,
-  // From RFC 1122 section 3.2.1.3 and RFC 5771.
+  // These ranges are from RFC 1122 section 3.2.1.3 and RFC 5771.
   useless: [
     ['127.0.0.0/8', 'loopback'],
     ['224.0.0.0/4', 'multicast'],
@@ -194,7 +199,7 @@ const IPV6: Rules<Ipv6Net> = {
   parse: parseIpv6,
   parseNet: parseIpv6Net,
   at: (address) => address,
-  // From RFC 4291 sections 2.5.5 to 2.7.
+  // These ranges are from RFC 4291 sections 2.5.5 to 2.7.
   useless: [
     ['::/96', 'for embedded IPv4 addresses'],
     ['::ffff:0:0/96', 'for embedded IPv4 addresses'],

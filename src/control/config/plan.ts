@@ -1,5 +1,5 @@
 // plan.ts - predicts the effect of a new network configuration: the keys that change, and the number of nodes that are
-// cut off from other nodes until weftd was restarted on all nodes.
+// unreachable until weftd has restarted on all nodes.
 
 import { Secret } from '../../base/secret.ts'
 import { familiesOf, formatAddress, formatNet, FAMILIES, type Net } from '../../net/address.ts'
@@ -11,9 +11,13 @@ import type { NetworkConfig, SubnetRange } from './network-config.ts'
 interface Plan {
   /** One line for each key of the configuration that changes, such as `Backend.Port: 8285 -> 9000`. */
   readonly changes: readonly string[]
-  /** The number of nodes that cannot exchange packets with the other nodes until all nodes have restarted. */
+  /**
+   * The number of nodes that cannot exchange packets with the rest of the nodes until weftd has restarted on all nodes.
+   */
   readonly cut: number
-  /** Further consequences for an operator: another MTU of the containers, another port to open. */
+  /**
+   * Consequences for an operator besides the changed keys, such as a different MTU of the containers or a port to open.
+   */
   readonly effects: readonly string[]
 }
 
@@ -48,17 +52,17 @@ function valuesOf(config: NetworkConfig): readonly Value[] {
   ]
 }
 
-/** Compares two valid network configurations. `published` has, for each node, the backend type that the node's lease names. */
+/** Compares two valid network configurations. `published` has the backend type of each node's lease. */
 export function planOf(before: NetworkConfig, after: NetworkConfig, published: readonly string[]): Plan {
   const old = new Map(valuesOf(before).map((each) => [each.key, each]))
   const isOtherType = before.backendType !== after.backendType
-  // If the backend type changes, equal option names have different meanings. So all options that the new configuration sets count as
-  // added.
+  // If the backend type changes, equal option names have different meanings. So all options that the new configuration
+  // sets count as added.
   const isOwn = (key: string): boolean => isOtherType && key.startsWith('Backend.') && key !== 'Backend.Type'
   const oldValue = ({ key, usual }: Value): Value['value'] => (isOwn(key) ? usual : old.get(key)?.value)
   const changed = valuesOf(after).filter((each) => !isSame(each.value, oldValue(each)))
-  // True if a node already runs the new backend type. A node's type is known only if the old and the new type publish
-  // different names in their leases.
+  // Returns true if a node with a lease of type `type` already runs the new backend type. This is known only if the old
+  // and the new backend publish different types in their leases.
   const isThere = (type: string): boolean =>
     isOtherType && type !== kindOf(before.backendType)?.published && type === kindOf(after.backendType)?.published
   return {
@@ -68,10 +72,16 @@ export function planOf(before: NetworkConfig, after: NetworkConfig, published: r
   }
 }
 
-/** The MTU in bytes of most external interfaces, by which the MTUs of two configurations are compared. */
+/**
+ * The MTU in bytes of most external interfaces. planOf computes the containers' MTU for this value, to compare two
+ * configurations.
+ */
 const USUAL_MTU = 1500
 
-/** Returns the MTU of the containers if the external interface has the usual MTU; undefined if the backend does not reduce it. */
+/**
+ * Returns the MTU of the containers if the external interface's MTU is USUAL_MTU; undefined if the backend does not
+ * reduce the MTU.
+ */
 function mtuOf({ backendType: type, backend, ...config }: NetworkConfig): number | undefined {
   if (!isBackendType(type)) return undefined
   const option = optionsOf(KINDS[type].options).find(({ name }) => name === 'MTU')

@@ -1,6 +1,6 @@
 // access.ts - the API server's address and credentials: from a pod's service account, a kubeconfig, or a URL.
 //
-// The files are read again for each request, because tokens, certificates and authorities rotate. Requests are rare.
+// weftd reads the files again for each request, because tokens, certificates and authorities rotate. Requests are rare.
 
 import { readFile } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
@@ -13,16 +13,21 @@ const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount'
 export interface Access {
   /** The URL of the API server, without a trailing slash and without user and password. */
   readonly server: string
-  /** The value of the HTTP header Authorization: a bearer token, or the user and password of the URL (basic authentication). */
+  /**
+   * The value of the HTTP header Authorization: a bearer token, or the user and password of the URL (basic
+   * authentication).
+   */
   readonly authorization?: Secret
-  /** The certificate authorities that may sign the server's certificate, in PEM. Defaults to the authorities built into Node.js. */
+  /**
+   * The certificate authorities that may sign the API server's certificate, in PEM. Defaults to the authorities built
+   * into Node.js.
+   */
   readonly ca?: string
-  /** The client certificate, in PEM. */
   readonly cert?: string
   readonly key?: Secret
-  /** The name that the server's certificate must have, if that is not the host of the URL. */
+  /** The name that the API server's certificate must have, if the name differs from the host of the URL. */
   readonly serverName?: string
-  /** True if the server's certificate is not checked (insecure-skip-tls-verify). */
+  /** True if weft does not check the API server's certificate (insecure-skip-tls-verify). */
   readonly isInsecure?: boolean
 }
 
@@ -31,14 +36,15 @@ export interface AccessOptions {
   readonly apiUrl: Secret
   readonly kubeconfig: string
   readonly environment: NodeJS.ProcessEnv
-  /** The folder in which kubelet puts the pod's token and authority. Defaults to SERVICE_ACCOUNT. */
+  /** The folder in which kubelet puts the pod's token and certificate authority. Defaults to SERVICE_ACCOUNT. */
   readonly serviceAccount?: string
 }
 
 /** Reads the API server's address and the credentials from their files. Throws WeftError STORE if they are invalid. */
 export async function readAccess(options: AccessOptions): Promise<Access> {
   const { apiUrl, kubeconfig } = options
-  // A kubeconfig takes precedence over a URL, and a URL over the service account, as in client-go's BuildConfigFromFlags.
+  // A kubeconfig takes precedence over a URL, and a URL over the service account, as in client-go's
+  // BuildConfigFromFlags.
   if (kubeconfig !== '') return readKubeconfig(kubeconfig, apiUrl.reveal())
   return apiUrl.isEmpty ? readServiceAccount(options) : serverOf(apiUrl.reveal(), '--kube-api-url')
 }
@@ -58,11 +64,12 @@ function serverOf(text: string, where: string): Pick<Access, 'server' | 'authori
   url.username = url.password = ''
   const server = url.href.replace(/\/$/, '')
   if (user === '' && password === '') return { server }
-  // A user and password in the URL are sent as basic authentication (RFC 7617), as by Go's client (net/http, Request.URL).
+  // A user and password in the URL are sent as basic authentication (RFC 7617), as by Go's client (net/http,
+  // Request.URL).
   return { server, authorization: new Secret(`Basic ${Buffer.from(`${user}:${password}`).toString('base64')}`) }
 }
 
-/** Decodes percent escapes. Returns the text unchanged if an escape is invalid. */
+/** Decodes percent escapes in a URL's user or password. Returns the text unchanged if an escape is invalid. */
 function decoded(text: string): string {
   try {
     return decodeURIComponent(text)
@@ -87,7 +94,8 @@ async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUN
       'run weftd in a pod, or name a kubeconfig with --kubeconfig-file',
     )
   }
-  // The service account's files are read in sequence, so if several are missing, the error always names the same one.
+  // Read the service account's two files in sequence, so that the error names the same file each time if both files are
+  // missing.
   const token = await readPart(resolve(serviceAccount, 'token'))
   const ca = await readPart(resolve(serviceAccount, 'ca.crt'))
   return {
@@ -97,7 +105,10 @@ async function readServiceAccount({ environment, serviceAccount = SERVICE_ACCOUN
   }
 }
 
-/** The members of a kubeconfig that weft reads (client-go, tools/clientcmd/api/v1/types.go). They are untrusted: each may have any type. */
+/**
+ * The members of a kubeconfig that weft reads (client-go, tools/clientcmd/api/v1/types.go). The file is untrusted: each
+ * member may have any type.
+ */
 interface Kubeconfig {
   readonly 'current-context'?: unknown
   readonly contexts?: readonly Named<'context'>[]
@@ -107,7 +118,6 @@ interface Kubeconfig {
 type Named<Kind extends string> = { readonly name?: unknown } & { readonly [kind in Kind]?: Section | null }
 type Section = Readonly<Record<string, unknown>>
 
-/** Members of a kubeconfig that weft does not support, each with its remedy for the operator. */
 const REFUSED: Readonly<Record<string, string>> = {
   exec: 'weft starts no program for a credential; give the user a token, a tokenFile or a certificate',
   'auth-provider': 'give the user a token, a tokenFile or a certificate',
@@ -121,8 +131,8 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   try {
     config = (parse(text, { logLevel: 'error' }) ?? {}) as Kubeconfig
   } catch (error) {
-    // The message of the YAML parser quotes lines of the kubeconfig, which may contain a token. So weft's message has only line and
-    // column.
+    // The message of the YAML parser quotes lines of the kubeconfig, which may contain a token. So weft's message has
+    // only line and column.
     const [{ line, col }] = (error instanceof YAMLParseError && error.linePos) || [{ line: 0, col: 0 }]
     const where = line === 0 ? '' : ` at line ${line}, column ${col}`
     throw refuse(`${path}: it is not valid YAML${where}`, 'correct the kubeconfig')
@@ -151,8 +161,8 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
     throw refuse(`${path}: the cluster of the context has no server`, 'correct the kubeconfig, or give --kube-api-url')
 
   /**
-   * Returns a certificate, key or authority of a kubeconfig. It is given in base64 as NAME-data, or in a file whose path is relative to
-   * the kubeconfig.
+   * Returns the certificate, key or authority called `name` of a kubeconfig's section. The member `NAME-data` has it in
+   * base64; the member `NAME` has the path of its file, relative to the kubeconfig.
    */
   const material = async (section: Section | undefined, name: string): Promise<string | undefined> => {
     const inline = section?.[`${name}-data`]
@@ -164,7 +174,8 @@ async function readKubeconfig(path: string, apiUrl: string): Promise<Access> {
   const cert = await material(user, 'client-certificate')
   const key = await material(user, 'client-key')
   const { token: given, tokenFile } = user
-  // If a kubeconfig has a token and a token file, the file takes precedence as in client-go, because its token is renewed.
+  // If a kubeconfig has a token and a token file, the file takes precedence as in client-go, because a program renews
+  // the token in the file.
   const token =
     typeof tokenFile === 'string' && tokenFile !== ''
       ? (await readPart(resolve(dirname(path), tokenFile))).trim()

@@ -1,7 +1,8 @@
 // api-client.ts - a client of the Kubernetes API: requests and watches. Failures become a WeftError.
 //
-// It uses HTTP/1.1 of Node.js. A daemon has one open watch and sends few requests, so a second connection costs little. Callers decide
-// about retries. The client itself only obeys a server's Retry-After.
+// The client uses HTTP/1.1 of Node.js, in which an open watch occupies a connection and requests need a second one. A
+// daemon sends few requests, so the second connection costs little. Callers decide about retries; the client itself
+// only obeys a server's Retry-After.
 
 import { request as requestHttp, Agent as HttpAgent, type ClientRequest, type IncomingMessage } from 'node:http'
 import { request as requestHttps, Agent as HttpsAgent } from 'node:https'
@@ -14,22 +15,28 @@ import type { Access } from './access.ts'
 const ANSWER_MS = 30_000
 /**
  * How much longer than requested a watch may last, in ms. After that time weftd ends the watch, because the API server,
- * or a proxy on the way to it, does not answer any more.
+ * or a proxy before the API server, has stopped answering.
  */
 const WATCH_GRACE_MS = 10_000
 /**
- * The idle time in ms before TCP sends keepalive probes. Node.js sends ten probes one second apart (libuv, uv_tcp_keepalive), so a dead
- * connection is noticed within 15 s.
+ * The idle time in ms before TCP sends keepalive probes. Node.js sends ten probes one second apart (libuv,
+ * uv_tcp_keepalive), so a dead connection is noticed within 15 s.
  */
 const KEEPALIVE_MS = 5_000
-/** The maximum Retry-After of the API server that weftd obeys, in seconds, because changes of nodes must be noticed within a minute. */
+/**
+ * The maximum Retry-After of the API server that weftd obeys, in seconds, because changes of nodes must be noticed
+ * within a minute.
+ */
 const LONGEST_RETRY_AFTER_S = 30
-/** The maximum number of characters of an error answer that a message quotes, if the answer is not a Status object. */
+/**
+ * The maximum number of characters of an error answer that a message quotes, if the answer is not a Status object of
+ * the Kubernetes API.
+ */
 const SHOWN_BODY = 200
 
 /**
- * The Accept header for requests of a node's metadata only, which is a small part of a node. A server without this feature sends complete
- * objects.
+ * The Accept header for requests of a node's metadata only, which are a small part of the node's object. A server
+ * without this feature sends complete objects.
  */
 const METADATA_ONLY = 'application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json'
 
@@ -42,19 +49,22 @@ export interface Ask {
   readonly method: 'GET' | 'POST' | 'PATCH'
   readonly path: string
   readonly query?: Readonly<Record<string, string>>
-  /** The content of the request, which is sent as JSON. */
+  /** The body of the request, which is sent as JSON. */
   readonly body?: unknown
   readonly contentType?: string
-  /** True if the request must fail, and not wait, while the API server demands a pause (Retry-After). */
+  /** True if this request must fail immediately, and not wait, while the API server demands a pause (Retry-After). */
   readonly isDispensable?: true
 }
 
 export interface KubeClient {
-  /** Sends a request and returns the parsed answer. Returns undefined if the request is a GET of an object that does not exist. */
+  /**
+   * Sends a request and returns the parsed answer. Returns undefined if the request is a GET of an object that does not
+   * exist.
+   */
   ask<T>(ask: Ask, signal: AbortSignal): Promise<T | undefined>
   /**
-   * Watches objects for at most `seconds`, and yields batches of events. The first batch is empty, and shows that the server began to
-   * answer.
+   * Watches objects for at most `seconds`, and yields batches of events. The first batch is empty, and shows that the
+   * server began to answer.
    */
   watch(
     path: string,
@@ -65,9 +75,8 @@ export interface KubeClient {
   close(): void
 }
 
-/** Sends requests to the Kubernetes API over HTTP/1.1. */
 export class KubeApiClient implements KubeClient {
-  /** Returns the server's address and credentials. It is called before each request. */
+  /** Returns the API server's address and credentials. The client calls this function before each request. */
   readonly #access: () => Promise<Access>
   /** The HTTP agents, which keep idle connections for later requests. */
   readonly #agents = {
@@ -75,8 +84,9 @@ export class KubeApiClient implements KubeClient {
     https: new HttpsAgent({ keepAlive: true }),
   }
   /**
-   * For each kind of request, the time in ms of performance.now() until which the server rejects requests of this kind. The server
-   * limits each kind separately (API Priority and Fairness), so a rejected Event must not delay a lease.
+   * For each kind of request, the time in ms of performance.now() until which the API server rejects requests of this
+   * kind. The server limits each kind separately (API Priority and Fairness), so a rejected Event must not delay a
+   * lease.
    */
   readonly #notBefore = new Map<string, number>()
 
@@ -120,8 +130,8 @@ export class KubeApiClient implements KubeClient {
       clearTimeout(timer)
       timer = setTimeout(late, seconds * 1000 + WATCH_GRACE_MS)
       yield []
-      // In a watch the API server sends one event per line. An incomplete line at the end is dropped, because the next
-      // watch repeats the event.
+      // In a watch the API server sends one event per line. An incomplete line at the end of the response is dropped,
+      // because the next watch repeats the event.
       let rest = ''
       for await (const chunk of unpacked(response)) {
         const lines = (rest + chunk).split('\n')
@@ -144,7 +154,7 @@ export class KubeApiClient implements KubeClient {
     this.#agents.https.destroy()
   }
 
-  /** Waits until the server accepts requests of this kind again. ANSWER_MS does not include this wait. */
+  /** Waits until the API server accepts requests of this kind again. The limit ANSWER_MS does not include this wait. */
   async #waitFor(ask: Ask, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     for (const [kind, time] of this.#notBefore) if (time <= now) this.#notBefore.delete(kind)
@@ -155,7 +165,7 @@ export class KubeApiClient implements KubeClient {
     await pause(signal, until - now)
   }
 
-  /** Sends a request and returns the response, whose body has not been read yet. */
+  /** Sends a request and returns the response before its body is read. */
   async #open(ask: Ask, accept: string, signal: AbortSignal): Promise<IncomingMessage> {
     const access = await this.#access()
     const { server, authorization } = access
@@ -193,12 +203,11 @@ export class KubeApiClient implements KubeClient {
   }
 }
 
-/** Returns the kind of a request. The API server limits each kind of request separately. */
 const kindOf = ({ method, path, query }: Ask): string => `${method} ${path} ${query?.['watch'] ?? ''}`
 
 /**
  * Returns the TLS options of a request. Node.js's HTTP agent reuses a connection only for equal TLS options. So after
- * the authority or the certificate was changed, the next request makes a new connection.
+ * the authority or the certificate has changed, the next request makes a new connection.
  */
 const tlsOptions = ({ ca, cert, key, serverName, isInsecure }: Access) => ({
   ...(ca === undefined ? {} : { ca }),
@@ -226,8 +235,8 @@ function responseOf(
       .on('error', (error: NodeJS.ErrnoException) => {
         if (isOver) return // reading the answer fails with this error
         isOver = true
-        // The server closed this idle connection just as the request reused it (Node.js, request.reusedSocket). The request is sent
-        // again over a new connection.
+        // If the server closed an idle connection just as this request reused it (Node.js, request.reusedSocket), send
+        // the request again over a new connection.
         if (request.reusedSocket && error.code === 'ECONNRESET' && !signal.aborted)
           resolve(responseOf(begin, body, signal))
         else reject(error)
@@ -298,14 +307,17 @@ function parseEvent(line: string): WatchEvent {
   )
 }
 
-/** Converts an error answer of the API server to a WeftError. `text` is a Status object (Kubernetes, API conventions) or any other text. */
+/**
+ * Converts an error answer of the API server to a WeftError. `text` is the body of the answer: a Status object
+ * (Kubernetes, API conventions) or any other text.
+ */
 export function statusError(code: number, what: string, text: string): WeftError {
   let message = text.slice(0, SHOWN_BODY)
   try {
     const status = JSON.parse(text) as { message?: unknown }
     if (typeof status.message === 'string') ({ message } = status as { message: string })
   } catch {
-    // A proxy may answer with a text that is not JSON. The error message then quotes that text.
+    // A proxy may answer with a text that is not JSON. In that case the error message quotes the text.
   }
   const line = message === '' ? what : `${what}: ${message.trim()}`
   if (code === 410) return new WeftError('GAP', line)

@@ -15,7 +15,6 @@ const RETRY_MS = 1_000
 
 export interface KubeManagerOptions extends AccessOptions {
   readonly annotationPrefix: string
-  /** The path of the file that holds the network configuration. */
   readonly netConfigPath: string
   /** True if weftd clears the condition NetworkUnavailable of its node. */
   readonly setCondition: boolean
@@ -24,8 +23,8 @@ export interface KubeManagerOptions extends AccessOptions {
 }
 
 /**
- * Creates the subnet manager. If NODE_NAME is not set, it reads from the API on which node its pod runs, and waits while the API server
- * is unavailable.
+ * Creates the subnet manager for the Kubernetes API. If NODE_NAME is not set, reads the name of this pod's node from
+ * the API, and waits while the API server is unavailable.
  */
 export async function createKubeManager(options: KubeManagerOptions): Promise<SubnetManager> {
   const { log, signal, environment } = options
@@ -47,7 +46,8 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
           return await readFile(options.netConfigPath, 'utf8')
         } catch (error) {
           throw new WeftError('CONFIG_MISSING', `failed to read net conf: ${messageOf(error)}`, {
-            remedy: 'mount the file at this path, or name another file with --net-config-path',
+            remedy:
+              'mount the configuration file at the path in the message, or name another file with --net-config-path',
           })
         }
       },
@@ -63,7 +63,9 @@ export async function createKubeManager(options: KubeManagerOptions): Promise<Su
   }
 }
 
-/** Refuses the values of EVENT_QUEUE_DEPTH that flannel refuses, although weft does not have flannel's event queue. */
+/**
+ * Throws for the values of EVENT_QUEUE_DEPTH that flannel refuses, although weft does not have flannel's event queue.
+ */
 function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): void {
   if (text !== '' && !/^[+-]?\d+$/.test(text))
     throw new WeftError('USAGE', `env EVENT_QUEUE_DEPTH=${text} format error`, {
@@ -71,7 +73,7 @@ function checkQueueDepth({ EVENT_QUEUE_DEPTH: text = '' }: NodeJS.ProcessEnv): v
     })
 }
 
-/** Reads from the API on which node this pod runs, and returns the node's name. */
+/** Reads this pod from the API, and returns the name of the pod's node. */
 async function nodeOfPod(
   client: KubeClient,
   { POD_NAME: name = '', POD_NAMESPACE: namespace = '' }: NodeJS.ProcessEnv,

@@ -1,8 +1,9 @@
 // node-lease.ts - converts between nodes of the Kubernetes API and leases. Pure.
 //
-// The subnet is the podCIDR that a controller assigned to the node. It never changes in the life of a node (ValidateNodeUpdate of the API
-// server). The other data are annotations with flannel's names and bytes (pkg/subnet/kube/annotations.go, kube.go). The annotations of a
-// family without a public IP are removed, because peers would send packets to an address that the node no longer has.
+// The subnet is the podCIDR that a controller assigned to the node, and never changes in the life of a node
+// (ValidateNodeUpdate of the API server). A lease's other data are annotations with flannel's names and bytes
+// (pkg/subnet/kube/annotations.go, kube.go). weftd removes the annotations of an address family without a public IP,
+// because with the old annotations peers would send packets to an address that the node no longer has.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import {
@@ -21,7 +22,6 @@ import { shortened } from '../lease/host-name.ts'
 import { goJsonText, leaseKey, parseLeaseKey, type Lease, type LeaseAttrs } from '../lease/lease.ts'
 import type { Entry } from '../lease/subnet-manager.ts'
 
-/** The members of a Kubernetes Node object that weft reads. */
 export interface NodeObject {
   readonly metadata?: {
     readonly name?: string | undefined
@@ -61,8 +61,9 @@ export function nodeOf(value: unknown): NodeObject {
 }
 
 /**
- * Returns the time when a Kubernetes node was created, in ms since the epoch. If two nodes describe one host, the newer node is valid.
- * The resourceVersion does not show which is newer, because each heartbeat increases it.
+ * Returns the time when a Kubernetes node was created, in ms since 1970. If two nodes describe one host, the node that
+ * was created later is valid. The resourceVersion does not show which node that is, because each heartbeat increases
+ * it.
  */
 export function createdAt({ metadata }: NodeObject): bigint | undefined {
   const at = Date.parse(metadata?.creationTimestamp ?? '')
@@ -81,15 +82,15 @@ export interface AnnotationNames {
 interface FamilyNames {
   readonly backendData: string
   readonly publicIp: string
-  /** The annotation by which an operator sets a public IP that the node publishes instead of its own. */
+  /** The annotation by which an operator sets the public IP that the node publishes instead of its own address. */
   readonly publicIpOverwrite: string
   /** The annotation by which an operator sets the value of --public-ip or --public-ipv6 for this node. */
   readonly nodePublicIp: string
 }
 
 /**
- * Returns the annotation names with the prefix of --kube-annotation-prefix. Throws WeftError USAGE, with flannel's words, if Kubernetes
- * would refuse the prefix.
+ * Returns the annotation names with the prefix of --kube-annotation-prefix. Throws WeftError USAGE, with flannel's
+ * words, if Kubernetes would refuse the prefix.
  */
 export function annotationNames(given: string): AnnotationNames {
   const slashes = given.split('/').length - 1
@@ -118,8 +119,8 @@ export function annotationNames(given: string): AnnotationNames {
 }
 
 /**
- * Returns the subnets (podCIDRs) that a controller assigned to a node. Returns a text that explains the fault if they are invalid, and
- * undefined if the node has none yet.
+ * Returns the subnets (podCIDRs) that a controller assigned to a node. If the podCIDRs are invalid, returns a text with
+ * the reason. Returns undefined if the node has no podCIDR yet.
  */
 export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string | undefined {
   if (!spec?.podCIDR) return undefined
@@ -128,7 +129,7 @@ export function subnetsOf({ metadata, spec }: NodeObject): NodeSubnets | string 
   if (cidrs.length > 2) return `node ${name} pod cidrs should be IPv4/IPv6 only or dualstack` // flannel's words
   const subnet = netsOf(cidrs.flatMap((cidr) => parseNet(cidr) ?? []))
   const key = leaseKey(subnet)
-  // The podCIDR is not a valid subnet, or a lease key cannot express it.
+  // Refuse a podCIDR that is not a valid subnet, or that no lease key can express.
   if (!parseLeaseKey(key)) return `node ${name} has no pod cidr that can be a subnet: ${cidrs.join(', ')}`
   return { key, subnet }
 }
@@ -138,8 +139,8 @@ export const isManaged = ({ metadata }: NodeObject, names: AnnotationNames): boo
   metadata?.annotations?.[names.managed] === 'true'
 
 /**
- * Returns the lease of a node that flannel or weft manages, with these subnets. If the annotations are invalid, the
- * entry has the reason instead of a lease.
+ * Returns the lease of a node with the subnets `subnet`; flannel or weft must manage the node. If the annotations are
+ * invalid, the entry has the reason instead of a lease.
  */
 export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: AnnotationNames): Entry {
   const { metadata } = node
@@ -154,8 +155,8 @@ export function entryOf(node: NodeObject, { key, subnet }: NodeSubnets, names: A
 }
 
 /**
- * Reads from a node's annotations the data that the node publishes. A family whose annotations are missing or invalid is left out. Throws
- * an Error with the reason if neither family is valid.
+ * Reads from a node's annotations the data that the node publishes. A family whose annotations are missing or invalid
+ * is left out. Throws an Error with the reason if neither IPv4 nor IPv6 is valid.
  */
 export function readAttrs(annotations: Readonly<Record<string, string>>, names: AnnotationNames): LeaseAttrs {
   const ipv4 = readFamily(annotations, names.ipv4, parseIpv4)
@@ -200,8 +201,9 @@ function readBackendData(text: string | undefined, name: string): unknown {
 }
 
 /**
- * Returns the JSON merge patch by which a node's annotations publish `attrs`; a null in it removes an annotation. Returns undefined if
- * the annotations already publish `attrs`; like flannel, weftd then writes nothing.
+ * Returns the JSON merge patch that makes a node's annotations publish `attrs`; a null in the patch removes an
+ * annotation. Returns undefined if the annotations already publish `attrs`; in that case weftd, like flannel, writes
+ * nothing.
  */
 export function annotationsPatch(
   present: Readonly<Record<string, string>>,
@@ -224,8 +226,8 @@ export function annotationsPatch(
 }
 
 /**
- * Returns the addresses that an operator set by annotations of the node. Calls `onBad` with the family's name for each text that is not
- * an address, or is one at which other hosts cannot reach this host.
+ * Returns the addresses that an operator set by annotations of the node. Calls `onBad` with the family's name for each
+ * text that is not an address, or is an address at which peers cannot reach this host.
  */
 export function givenAddresses(
   { metadata }: NodeObject,

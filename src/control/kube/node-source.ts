@@ -1,8 +1,9 @@
 // node-source.ts - makes the nodes of the Kubernetes API a source of leases.
 //
-// Most of a node (images, conditions, capacity) is irrelevant here, and every heartbeat writes a node again. So weftd watches only the
-// metadata of nodes, which include the annotations. The metadata lack the podCIDR, but it never changes in a node's life. A listing has
-// the podCIDRs of all nodes. A node that was created after the listing is read once.
+// weftd does not need most of a Node object (images, conditions, capacity), and every heartbeat writes the object
+// again. So weftd watches only the metadata of nodes, which include the annotations but not the podCIDR. The podCIDR
+// never changes in a node's life. A listing has the podCIDRs of all nodes. For each node that was created after the
+// listing, weftd sends one request.
 
 import { WeftError } from '../../base/errors.ts'
 import type { Change, Entry, LeaseSource } from '../lease/subnet-manager.ts'
@@ -21,21 +22,21 @@ import {
 export const NODES = '/api/v1/nodes'
 const PAGE = 500
 /**
- * The minimum duration of a watch of the nodes, in seconds. The actual duration is random, at most twice as long, so that nodes that
- * started together do not reconnect together (as in client-go).
+ * The minimum duration of a watch of the nodes, in seconds. The actual duration is random, at most twice as long, so
+ * that nodes that started simultaneously do not reconnect simultaneously (as in client-go).
  */
 const WATCH_S = 300
-/** The minimum duration, in ms, of a watch without an event. A shorter watch counts as failed. */
+/** The minimum duration, in ms, of a watch that delivers no event. A shorter watch without events counts as failed. */
 const SHORT_MS = 5_000
 /**
- * The minimum interval of listings, in ms per node of the cluster. A listing has the complete nodes, so large clusters are listed less
- * often.
+ * The minimum interval of listings, in ms per node of the cluster. A listing has the complete nodes, so large clusters
+ * are listed less often.
  */
 const RELIST_MS_PER_NODE = 3_000
 
 interface NodeList {
   readonly version: bigint
-  /** The token by which the next page is requested; empty on the last page. */
+  /** The token with which weftd requests the next page of a listing; empty on the last page. */
   readonly next: string
   readonly nodes: readonly NodeObject[]
 }
@@ -51,8 +52,8 @@ export function nodeListOf(value: unknown): NodeList {
 }
 
 /**
- * Parses a resourceVersion. All resourceVersions of nodes come from one counter of etcd, so they can be compared as numbers (Kubernetes
- * KEP-5504).
+ * Parses a resourceVersion. All resourceVersions of nodes come from one counter of etcd, so they can be compared as
+ * numbers (Kubernetes KEP-5504).
  */
 function versionOf(text: unknown): bigint {
   if (typeof text === 'string' && /^\d{1,20}$/.test(text)) return BigInt(text)
@@ -65,7 +66,9 @@ export class NodeSource implements LeaseSource<bigint> {
   readonly #client: KubeClient
   /** The names of the annotations that weft uses in this cluster. */
   readonly #names: AnnotationNames
-  /** The subnets of each node, by the node's uid. If a node's subnets are invalid, a text has the reason instead. */
+  /**
+   * The subnets of each node, by the node's uid. If a node's subnets are invalid, the value is a text with the reason.
+   */
   readonly #subnets = new Map<string, NodeSubnets | string>()
 
   constructor(client: KubeClient, names: AnnotationNames) {
@@ -85,7 +88,8 @@ export class NodeSource implements LeaseSource<bigint> {
       try {
         page = nodeListOf(await this.#client.ask({ method: 'GET', path: NODES, query }, signal))
       } catch (error) {
-        // The API server no longer has the revision of the first page, so the listing must start again.
+        // GAP means that the API server no longer has the revision of the listing's first page, so the listing must
+        // start again.
         if (!(error instanceof WeftError) || error.code !== 'GAP') throw error
         throw new WeftError('STORE_UNAVAILABLE', error.message)
       }
@@ -97,7 +101,8 @@ export class NodeSource implements LeaseSource<bigint> {
       }
       ;({ next } = page)
     } while (next !== '')
-    // Remove the subnets of deleted nodes. Nodes that the watch added during the listing are not in `before`, so they are kept.
+    // Remove the subnets of deleted nodes. Nodes that the watch added during the listing are not in `before`, so their
+    // subnets are kept.
     for (const uid of before) if (!found.has(uid)) this.#subnets.delete(uid)
     return { cursor, entries }
   }
@@ -143,8 +148,8 @@ export class NodeSource implements LeaseSource<bigint> {
   }
 
   /**
-   * Returns the subnets of a complete node, or the reason why they are invalid. Also stores the result for later
-   * changes of the node.
+   * Returns the subnets of a node, or the reason why they are invalid. Also stores the result, because later changes in
+   * the watch lack the subnets. `node` must have its `spec`.
    */
   #remember(node: NodeObject): NodeSubnets | string | undefined {
     const { uid = '' } = node.metadata ?? {}
@@ -154,7 +159,7 @@ export class NodeSource implements LeaseSource<bigint> {
   }
 
   /**
-   * Returns the lease of a node that flannel or weft manages. `found` are the node's subnets, or the reason why they
+   * Returns the lease of a node that flannel or weft manages. `found` has the node's subnets, or the reason why they
    * are invalid.
    */
   #entry(node: NodeObject, found: NodeSubnets | string | undefined): Entry {
@@ -164,8 +169,8 @@ export class NodeSource implements LeaseSource<bigint> {
   }
 
   /**
-   * Converts an added or modified node of the watch to a change of its lease. The watch has only metadata, so the complete node is read
-   * if its subnets are not known.
+   * Converts an added or modified node of the watch to a change of its lease. The watch delivers only metadata, so this
+   * function reads the whole node if the node's subnets are not known.
    */
   async #changeOf(node: NodeObject, signal: AbortSignal): Promise<Change | undefined> {
     const { uid = '', name = '', resourceVersion = '' } = node.metadata ?? {}
@@ -173,7 +178,7 @@ export class NodeSource implements LeaseSource<bigint> {
     if (!isManaged(node, this.#names)) return typeof found === 'object' ? { kind: 'delete', key: found.key } : undefined
     if (found === undefined && !node.spec && name !== '') {
       // With a resourceVersion in the query, an API server may answer from its cache if the cache has at least that
-      // version. This saves a query of etcd.
+      // version. A cached answer saves a query of etcd.
       const ask = { method: 'GET', path: `${NODES}/${encodeURIComponent(name)}`, query: { resourceVersion } } as const
       const whole = nodeOf(await this.#client.ask(ask, signal))
       if (whole.metadata?.uid !== uid) return undefined // the node was deleted; that event follows

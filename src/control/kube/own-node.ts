@@ -1,7 +1,8 @@
 // own-node.ts - this node in the Kubernetes API: its subnet, its annotations, its condition and its Events.
 //
-// No other program writes these annotations, so a patch of the differences is enough and no version is compared. A controller assigns the
-// subnet, and weftd waits for it. If the node is created again with another subnet, the lease is lost.
+// Only weftd writes these annotations, so weftd patches the differences without a check of the resourceVersion. weftd
+// waits until a controller assigns the subnet. If the node is deleted and created again with another subnet, the lease
+// is lost.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -35,11 +36,14 @@ import { NODES, nodeListOf } from './node-source.ts'
 /** The duration of one watch of this node's object, in seconds. */
 const WAIT_S = 60
 /**
- * The pause in ms before the next watch of this node's object. Without it weftd would send requests in a busy loop to a server that ends
- * watches immediately.
+ * The pause in ms before the next watch of this node's object. Without the pause weftd would send requests in a busy
+ * loop to a server that ends each watch immediately.
  */
 const AGAIN_MS = 1_000
-/** The interval, in ms, at which weftd creates an Event again while its reason persists. The API server deletes an Event after an hour. */
+/**
+ * The interval, in ms, at which weftd creates an Event again while the Event's reason persists. The API server deletes
+ * an Event after an hour.
+ */
 const EVENT_AGAIN_MS = 3_600_000
 const PATCH = 'application/strategic-merge-patch+json'
 
@@ -54,23 +58,21 @@ type Given =
   | { readonly node: NodeObject; readonly subnets: NodeSubnets }
   | { readonly subnets?: undefined; readonly why: string; readonly isFinal: boolean }
 
-/** This node's object in the Kubernetes API. */
 export class OwnNode {
   readonly #client: KubeClient
-  /** The names of the annotations that weft uses in this cluster. */
   readonly #names: AnnotationNames
-  /** The name of this node in the Kubernetes API. */
   readonly #name: string
   readonly #log: Log
-  /** The path of this node's object in the Kubernetes API. */
   readonly #path: string
-  /** The subnet of the lease that this node obtained. */
   #held: NodeSubnets | undefined
   /** The uid of this node's object as it was last read. */
   #seenUid: string | undefined
-  /** The uid of the node object whose condition weftd has set. A node that is created again has another uid and lacks the condition. */
+  /**
+   * The uid of the node object whose condition weftd has set. A node that is deleted and created again has a new uid
+   * and lacks the condition.
+   */
   #readyUid: string | undefined
-  /** When weftd last created an Event with each message, in ms of performance.now(). */
+  /** For each message, the time in ms of performance.now() when weftd last created an Event with this message. */
   readonly #eventAt = new Map<string, number>()
 
   constructor({ client, names, name, log }: OwnNodeOptions) {
@@ -98,7 +100,7 @@ export class OwnNode {
     }
   }
 
-  /** Returns the addresses that an operator set by annotations of this node. `which` selects the annotation. */
+  /** Returns the addresses that an operator set by the annotation `which` of this node. */
   async addressesGiven(which: 'nodePublicIp' | 'publicIpOverwrite', signal: AbortSignal): Promise<Addresses> {
     const { node } = await this.#read(signal)
     const bad: string[] = []
@@ -113,7 +115,7 @@ export class OwnNode {
   }
 
   /**
-   * Returns the public IPs that this node must publish: `publicIp`, except those that an operator replaced by
+   * Returns the public IPs that this node must publish: `publicIp`, except the addresses that an operator replaced by
    * annotations of this node.
    */
   async amend(publicIp: Addresses, signal: AbortSignal): Promise<Addresses> {
@@ -130,8 +132,8 @@ export class OwnNode {
   }
 
   /**
-   * Sets the condition NetworkUnavailable of this node to false, with flannel's words. A cloud controller uses that condition to keep
-   * pods off a node until its network works.
+   * Sets the condition NetworkUnavailable of this node to false, with flannel's words. A cloud controller sets the
+   * condition to true to keep pods off a node until its network works.
    */
   async ready(signal: AbortSignal): Promise<void> {
     const uid = this.#seenUid
@@ -184,8 +186,8 @@ export class OwnNode {
   }
 
   /**
-   * Checks that this node has the subnets of `lease`, and repairs its annotations. Rejects with WeftError LEASE_LOST if
-   * the node has other subnets.
+   * Checks that this node still has the subnets of `lease`, and repairs its annotations. Rejects with WeftError
+   * LEASE_LOST if the node has different subnets.
    */
   async #renew(lease: OwnLease, attrs: LeaseAttrs, calm: Log, signal: AbortSignal): Promise<OwnLease> {
     const now = this.#given((await this.#read(signal)).node)
@@ -202,7 +204,7 @@ export class OwnNode {
     return leaseFrom(node, subnets, attrs)
   }
 
-  /** Reads this node's object, and the resourceVersion of the answer. */
+  /** Reads this node's object, and the resourceVersion of the API server's answer. */
   async #read(signal: AbortSignal): Promise<{ node: NodeObject | undefined; version: string }> {
     const query = { fieldSelector: `metadata.name=${this.#name}` }
     const { nodes, version } = nodeListOf(await this.#client.ask({ method: 'GET', path: NODES, query }, signal))
@@ -211,7 +213,6 @@ export class OwnNode {
     return { node, version: String(version) }
   }
 
-  /** Waits until this node's object changes after `version`, for at most a minute. */
   async #changed(version: string, signal: AbortSignal): Promise<void> {
     const query = { fieldSelector: `metadata.name=${this.#name}`, resourceVersion: version }
     try {
@@ -222,7 +223,10 @@ export class OwnNode {
     await pause(signal, AGAIN_MS)
   }
 
-  /** Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd to create Events. */
+  /**
+   * Creates a Kubernetes Event about this node. A failure is ignored, because flannel's RBAC rules do not allow weftd
+   * to create Events.
+   */
   async #tell(reason: string, message: string, signal: AbortSignal): Promise<void> {
     const now = performance.now()
     if (now - (this.#eventAt.get(message) ?? -Infinity) < EVENT_AGAIN_MS) return
@@ -233,7 +237,7 @@ export class OwnNode {
       kind: 'Event',
       // Events about objects without a namespace must be in the namespace `default` (Kubernetes, ValidateEvent).
       metadata: { generateName: `${this.#name}.`, namespace: 'default' },
-      // kubelet uses the node's name as its uid in Events, and `kubectl describe node` searches for that.
+      // kubelet uses the node's name as the node's uid in Events, and `kubectl describe node` searches for that uid.
       involvedObject: { kind: 'Node', apiVersion: 'v1', name: this.#name, uid: this.#name },
       reason,
       message: printable(message),
@@ -265,8 +269,8 @@ export class OwnNode {
   }
 
   /**
-   * Returns this node's subnets, or the reason why the node has none. `isFinal` in the result means that this node can
-   * never get valid subnets.
+   * Returns this node's subnets, or the reason why the node has none. `isFinal` in the result means that this node
+   * object can never get valid subnets.
    */
   #given(node: NodeObject | undefined): Given {
     const quoted = JSON.stringify(this.#name)

@@ -3,10 +3,13 @@
 import { compareAddresses, netAround, netSize, type Net } from '../../net/address.ts'
 import type { SubnetRange } from '../config/network-config.ts'
 
-/** flannel draws a new subnet at random from this number of free subnets, the lowest ones of the network. */
+/** The maximum number of free subnets, the lowest of the network, among which flannel draws a new subnet at random. */
 export const CANDIDATES = 100
 
-/** True if a node may use the subnet with this configuration: it has the configured prefix length and is in the configured range. */
+/**
+ * Returns true if a node may use the subnet with this configuration: the subnet has the configured prefix length and is
+ * in the configured range.
+ */
 export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): boolean {
   return (
     subnet.prefixLength === range.subnetLength && subnet.address >= range.subnetMin && subnet.address <= range.subnetMax
@@ -14,8 +17,9 @@ export function isCompatible<N extends Net>(subnet: N, range: SubnetRange<N>): b
 }
 
 /**
- * Returns the lowest free subnets of the range in ascending order, at most CANDIDATES. A subnet is free if it overlaps none of `taken`,
- * whose networks have the range's family and any prefix length. One large taken network is skipped in one step.
+ * Returns the lowest free subnets of the range in ascending order, at most CANDIDATES. A subnet is free if it overlaps
+ * none of the networks in `taken`, which have the range's family and any prefix length. The search skips a large taken
+ * network in one step.
  */
 export function freeSubnets<N extends Net>(range: SubnetRange<N>, taken: readonly N[]): N[] {
   const { network, subnetLength, subnetMin, subnetMax } = range
@@ -43,7 +47,8 @@ const subnetAt = <N extends Net>({ network, subnetLength }: SubnetRange<N>, addr
   netAround(typeof network.address === 'number' ? Number(address) : address, subnetLength) as N
 
 /**
- * Draws a free subnet at random. Returns undefined if no subnet of the range is free. `random` returns a number of at least 0 and below 1.
+ * Draws a free subnet at random. Returns undefined if no subnet of the range is free. `random` returns a number of at
+ * least 0 and below 1.
  */
 export function pickSubnet<N extends Net>(
   range: SubnetRange<N>,

@@ -1,10 +1,10 @@
 // claim.ts - decides which of two overlapping keys wins, and creates a lease by that rule.
 //
 // A write to a store compares only one key. But two different keys can overlap: their prefix lengths differ, or they
-// share the subnet of only one family. So a node lists the keys again after it created one, and deletes its own key if
-// an overlapping key wins. A settled key, which was written again after its creation, wins over a key that was not,
-// because its node had found that no overlapping key was older. Of two settled keys, and of two keys that are not
-// settled, the key created first wins.
+// share the subnet of only one family. So a node lists the keys again after it created a key, and deletes its own key
+// if an overlapping key wins. A settled key is a key that its node wrote again after its creation, because the node had
+// found no older overlapping key. A settled key wins over a key that is not settled. Otherwise the key that was created
+// first wins.
 
 import { familyOf, formatNet, listed, netsOf, netsOverlap, type Net, type Nets } from '../../net/address.ts'
 import type { Store, StoreEntry, Written } from '../store/store.ts'
@@ -31,8 +31,8 @@ export const overlapText = ({ key, subnet }: Across): string =>
   `Subnet ${formatNet(subnet)} overlaps ${key}, which another node took first; picking another`
 
 /**
- * Creates a lease for this node unless it overlaps a lease of another node. The store may miss an overlap, so the leases are listed again
- * after the write.
+ * Creates a lease for this node unless it overlaps a lease of another node. Some stores do not check for an overlap, so
+ * the leases are listed again after the write.
  */
 export async function createAlone(
   store: Store,
@@ -47,8 +47,8 @@ export async function createAlone(
   const written = await store.create(key, value, signal, isAcross)
   if (!written) return { across: undefined }
   const { entries } = await store.list(signal)
-  // The node with an older lease of the subnet may have overwritten this key and then deleted it. In that case the
-  // listing shows no overlap.
+  // If the key is missing, a node with an older lease of the subnet has overwritten and then deleted the key. In that
+  // case the listing shows no overlap.
   if (!entries.some((entry) => entry.key === key && entry.value === value)) return { across: undefined }
   const across = firstAcross(entries, claim)
   if (!across) return { written }
@@ -56,15 +56,21 @@ export async function createAlone(
   return { across }
 }
 
-/** True if a key was written again after its creation. A node writes its key again only after it found that no overlapping key is older. */
+/**
+ * Returns true if a key was written again after its creation. A node writes its key again only after it found that no
+ * overlapping key is older.
+ */
 export const isSettled = ({ revision, created }: StoreEntry): boolean => revision !== created
 
 /**
- * Returns a key of another node that overlaps one of this node's subnets and wins over every key of this node with that
- * subnet. Returns undefined if no key does.
+ * Returns a key of another node that overlaps a subnet of this node and wins over every key of this node with that
+ * subnet. Returns undefined if no key of another node wins.
  */
 export function firstAcross(entries: readonly StoreEntry[], { subnet, attrs, own }: Claim): Across | undefined {
-  /** The revision at which each key of this node was read. If a key has another revision now, it may belong to another node. */
+  /**
+   * The revision at which each key of this node was read. If a key has a different revision now, the key may belong to
+   * another node.
+   */
   const ours = new Map(own.map(({ key, entry }) => [key, entry.revision]))
   for (const net of listed(subnet)) {
     const wanted = netsOf([net])

@@ -9,12 +9,15 @@ import type { Store, StoreChange, StoreEntry } from '../store/store.ts'
 import { parseLeaseKey, type Lease } from './lease.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
-/** The maximum number of characters of a lease value; longer values are refused. Nodes write some hundred bytes at most. */
+/**
+ * The maximum number of characters of a lease value; weft refuses longer values. Nodes write some hundred bytes at
+ * most.
+ */
 const LONGEST_VALUE = 65_536
 
 /**
- * Makes a source of leases from a store. The source's cursors are revisions of the store. If `log` is given, each change of a lease is
- * logged there, in flanneld's words.
+ * Makes a source of leases from a store. The source's cursors are revisions of the store. If `log` is given, each
+ * change of a lease is logged in flanneld's words.
  */
 export function sourceOf(store: Store, log?: Pick<Log, 'info'>): LeaseSource<bigint> {
   return {
@@ -59,7 +62,8 @@ export function decodeLease(key: string, value: string): Lease {
   } catch (error) {
     throw new Error(`the value is not a JSON object: ${messageOf(error)}`, { cause: error })
   }
-  // A value without PublicIP means 0.0.0.0 to flannel, which writes 0.0.0.0 for a node without IPv4. flannel refuses the value null.
+  // A value without PublicIP means 0.0.0.0 to flannel, which writes 0.0.0.0 for a node without IPv4. flannel refuses a
+  // PublicIP that is null.
   const ipv4 = members.has('publicip') ? readAddress(members.get('publicip'), parseIpv4) : 0
   if (ipv4 === undefined) throw new Error(`PublicIP is ${JSON.stringify(members.get('publicip'))}`)
   const v6 = members.get('publicipv6') ?? undefined

@@ -2,11 +2,11 @@
 // I/O.
 //
 // If the value of a key cannot be read, the key keeps its previous lease. If most peers vanish at the same time,
-// usually the store lost their leases, because it was restored or wiped, or because another cluster has its name; the
-// hosts still run. So if more than half of the known leases, and more than two, vanish within the hold time, the node
-// keeps these leases. It drops them when a listing at least the hold time later still lacks them. A smaller loss takes
-// effect immediately. With few peers the node's own key decides: if that key vanishes together with more than half of
-// the peers, the store lost them.
+// usually the store lost their leases, because the store was restored or wiped, or its name now leads to another
+// cluster; the hosts still run. So if more than half of the known leases, and more than two, vanish within the hold
+// time (`holdMs`), the node keeps these leases. The node drops them when a listing at least the hold time later still
+// lacks them. A smaller loss takes effect immediately. With few peers the node's own key decides: if that key vanishes
+// together with more than half of the peers, the store lost them.
 
 import type { Log } from '../../base/log.ts'
 import { listed, type Address } from '../../net/address.ts'
@@ -16,8 +16,8 @@ import type { Change, Entry } from './subnet-manager.ts'
 const FEW_LOSSES = 2
 
 /**
- * The differences between two states of a node's leases (LeaseView). Leases are compared by value. So a lease that was
- * written again with the same value does not count as changed, and its routes stay.
+ * The differences between two states of a node's leases (LeaseView). A lease that was written again with the same value
+ * does not count as changed, so its routes stay.
  */
 export interface ViewChange {
   readonly added: readonly Lease[]
@@ -31,20 +31,20 @@ interface ViewOptions {
   /** How long, in ms, most of the peers' leases must be missing before the node drops these peers. */
   readonly holdMs: number
   /**
-   * Returns the key of this node's own lease. A loss of that key takes effect immediately, because its lease is not a peer's.
+   * Returns the key of this node's own lease. The loss of this key takes effect immediately, because the hold time
+   * protects only peers.
    */
   readonly ownKey: () => string
   readonly log: Log
 }
 
-/** Returns the public addresses of a lease. They identify the node even if its key changes. */
 const addressesOf = ({ attrs }: Lease): readonly Address[] => listed(attrs.publicIp)
 
 /** All leases of the network by key, including this node's own. */
 export type PeerView = ReadonlyMap<string, Lease>
 
 /**
- * The leases that a node uses, which may differ from the leases in the store while leases are missing there. Times are
+ * The leases that a node uses. They may differ from the leases in the store while leases are missing there. Times are
  * in ms of the caller's monotonic clock.
  */
 export class LeaseView {
@@ -53,15 +53,14 @@ export class LeaseView {
   /** The number of leases that publish each public address. */
   readonly #at = new Map<Address, number>()
   /**
-   * The leases that vanished within the last `holdMs`, in the order in which they vanished. While `#isHolding` is true, they are still in
-   * `#leases`.
+   * The leases that vanished within the last `holdMs`, in the order in which they vanished. While `#isHolding` is true,
+   * they are still in `#leases`.
    */
   readonly #gone = new Map<string, { readonly lease: Lease; readonly at: number }>()
   #isHolding = false
   #holds = 0
-  /** The time when this node's own key vanished, in ms of the caller's monotonic clock. */
   #ownLostAt = -Infinity
-  /** The keys whose unreadable value was already logged. It is not logged again. */
+  /** The keys whose unreadable value was already logged, so that it is not logged again. */
   readonly #named = new Set<string>()
 
   constructor(options: ViewOptions) {
@@ -72,22 +71,18 @@ export class LeaseView {
     return this.#leases
   }
 
-  /** True if the store has a value under this node's own key that cannot be read as a lease. */
   get isOwnUnreadable(): boolean {
     return this.#named.has(this.#options.ownKey())
   }
 
-  /** The number of leases that the node keeps although the store lacks them. */
   get held(): number {
     return this.#isHolding ? this.#gone.size : 0
   }
 
-  /** The keys of the leases that the node keeps although the store lacks them. */
   get heldKeys(): readonly string[] {
     return this.#isHolding ? [...this.#gone.keys()] : []
   }
 
-  /** How many times this node began to keep leases that the store lacks. */
   get holds(): number {
     return this.#holds
   }
@@ -157,15 +152,16 @@ export class LeaseView {
     const wasHolding = this.#isHolding
     if (!wasHolding) this.#holdIfLarge(survivors, now)
     const left = moved.map((key) => [key, undefined] as const)
-    // If this change makes the loss large enough to keep the missing leases, also restore the leases that were dropped
-    // within the last `holdMs`.
+    // If this change makes the loss so large that the node keeps missing leases, also restore the leases that were
+    // dropped within the last `holdMs`.
     const back = wasHolding ? [] : this.#held()
     return this.#apply([...left, ...[...last].filter(([key]) => !this.#isHeld(key)), ...back])
   }
 
   /**
-   * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of its key. Within a batch
-   * the previous lease comes from `last`.
+   * Returns the lease of an entry. If the entry cannot be read, logs that once, and returns the previous lease of the
+   * entry's key. The lease comes from `last`, the earlier changes of the same batch, if it has the key, and otherwise
+   * from the current leases.
    */
   #read(entry: Entry, last?: ReadonlyMap<string, Lease | undefined>): Lease | undefined {
     const { key } = entry
@@ -191,9 +187,9 @@ export class LeaseView {
   }
 
   /**
-   * Returns a function that checks if a node has a lease after the batch. For an address, the function returns true if
-   * the batch adds the address, or if a current lease that the batch does not change publishes it. Vanished leases that
-   * are kept do not count.
+   * Returns a function that checks if a node still has a lease after the batch. For an address, the function returns
+   * true if the batch adds a lease with this address, or if a current lease that the batch does not change has the
+   * address. Vanished leases that are kept do not count.
    */
   #isPresentBut(
     batch: ReadonlyMap<string, unknown>,
@@ -209,8 +205,8 @@ export class LeaseView {
   }
 
   /**
-   * Removes a vanished key from `#gone` if its node has a lease under another key, because that node only moved.
-   * Returns the removed keys.
+   * Removes a vanished key from `#gone` if its node has a lease under another key, because such a node only got a new
+   * subnet. Returns the removed keys.
    */
   #forgetMoved(isPresent: (address: Address) => boolean): string[] {
     const moved = [...this.#gone].flatMap(([key, { lease }]) => (addressesOf(lease).some(isPresent) ? [key] : []))
@@ -241,8 +237,8 @@ export class LeaseView {
   }
 
   /**
-   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless these are so
-   * many that they are a large loss of their own.
+   * Drops the leases that were missing for `holdMs`. Also drops the leases that vanished later, unless their number
+   * makes them a large loss of their own.
    */
   #confirm(survivors: number, now: number): void {
     const before = this.#gone.size

@@ -2,12 +2,12 @@
 // by a watch, and by a new listing after a gap of the watch and every minute. If listings are expensive for a source,
 // weftd postpones the periodic listing while the watch makes progress at least once a minute.
 //
-// The periodic listing runs while the watch is open, so that neither waits for the other. A watch may lag behind a
-// listing, or be ahead of a slow listing. A comparison of their cursors shows which of the two is newer. If a listing
-// has changes although the watch reported none since the previous listing, the watch is dead and is opened again.
+// The periodic listing runs while the watch is open, so that neither request waits for the other request. The result of
+// a watch may be older or newer than the result of a listing; a comparison of their cursors shows which result is
+// newer. If a listing has changes although the watch reported none since the previous listing, the watch is dead and is
+// opened again.
 //
-// The listing and the watch are requests that run concurrently. One loop takes the results of both, and sleeps until
-// there are more results.
+// One loop takes the results of the listing and of the watch, and sleeps until there are more results.
 
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -15,7 +15,10 @@ import { pause } from '../../host/bell.ts'
 import { LeaseView, type PeerView, type ViewChange } from './fail-static.ts'
 import type { Change, Entry, LeaseSource } from './subnet-manager.ts'
 
-/** The interval of complete listings in ms. A listing replaces the state that was built from changes, and so corrects errors in it. */
+/**
+ * The interval of complete listings in ms. A listing replaces the state that was built from the watch's changes, and so
+ * corrects errors in this state.
+ */
 const RELIST_MS = 60_000
 /** How long, in ms, most of the peers' leases must be missing before weftd drops these peers (fail-static.ts). */
 const HOLD_MS = 30_000
@@ -38,15 +41,17 @@ const systemClock: Clock = {
 /** The state of followLeases, for the status report and the metrics. */
 export interface FollowState {
   /**
-   * The time, in ms of `Clock.now`, when the leases last agreed with the source. They agree after a complete listing,
-   * and while an advancing watch replaces a listing. Undefined before the first listing.
+   * The time, in ms of `Clock.now`, of the last complete listing, or the last time when an advancing watch made a
+   * listing unnecessary. Undefined before the first listing.
    */
   listedAt: number | undefined
   /** True if the last request to the source of leases failed. */
   failing: boolean
-  /** The number of leases that weftd keeps although the source lacks them, until a second listing confirms that they are gone. */
+  /**
+   * The number of leases that weftd keeps although the source lacks them, until a second listing confirms that they are
+   * gone.
+   */
   held: number
-  /** The keys of the leases that are counted by `held`. */
   heldKeys?: readonly string[]
   /** How many times this node began to keep leases that the store lacks. */
   holds: number
@@ -56,7 +61,9 @@ interface FollowOptions {
   readonly log: Log
   readonly signal: AbortSignal
   readonly relistMs?: number
-  /** Returns the key of this node's own lease. A loss of that lease is reported immediately, without the hold time. */
+  /**
+   * Returns the key of this node's own lease. The loss of this lease is reported immediately, without the hold time.
+   */
   readonly ownKey?: () => string
   /** How long, in ms, most of the peers' leases must be missing before weftd drops these peers. */
   readonly holdMs?: number
@@ -66,13 +73,15 @@ interface FollowOptions {
   readonly clock?: Clock
 }
 
-/** One result of followLeases: the changes of a listing or of a batch of the watch. */
+/** One result of followLeases: the changes that a listing or a batch of the watch made. */
 interface Followed extends ViewChange {
-  /** All current leases by key. The map is not a copy: followLeases modifies it later. */
+  /** All current leases by key. The map is not a copy: followLeases modifies the map later. */
   readonly leases: PeerView
-  /** True if this result comes from a complete listing, not from the watch. */
   readonly isListing: boolean
-  /** True if the value under this node's own key cannot be read as a lease. `leases` still has the node's previous lease. */
+  /**
+   * True if the value under this node's own key cannot be read as a lease. In that case `leases` still has the node's
+   * previous lease.
+   */
   readonly isOwnUnreadable: boolean
 }
 
@@ -85,17 +94,18 @@ interface Batch<Cursor> {
   readonly changes: readonly Change[]
 }
 
-/** A request to the source of leases that runs concurrently, and its results so far. */
 interface Task<T> {
-  /** The results that the loop has not taken yet. */
+  /** The results of this request that the loop of LeaseFollower has not taken yet. */
   readonly results: T[]
   isOver: boolean
-  /** The error with which the request ended; undefined if it succeeded or still runs. */
   error: unknown
   end(): void
 }
 
-/** Makes functions to start concurrent requests, and to sleep until one of these requests has a result or ends. */
+/**
+ * Returns functions for concurrent requests: `start` starts a request, and `sleep` sleeps until a request has a result
+ * or ends.
+ */
 function createTasks(signal: AbortSignal, clock: Clock) {
   let alarm = new AbortController()
   const running = new Set<AbortController>()
@@ -143,8 +153,9 @@ function createTasks(signal: AbortSignal, clock: Clock) {
 type Tasks = ReturnType<typeof createTasks>
 
 /**
- * Yields the leases of all nodes, including this node: first a complete listing, then changes, and a new listing after each gap of the
- * watch and every minute. A failure of the source does not end the generator. If `signal` aborts, it throws the signal's reason.
+ * Yields the leases of all nodes, including this node: first a complete listing, then changes, and a new listing after
+ * each gap of the watch and every minute. A failure of the source does not end the generator. The generator throws the
+ * reason of `signal` when `signal` aborts.
  */
 export async function* followLeases<Cursor>(
   source: LeaseSource<Cursor>,
@@ -162,17 +173,14 @@ export async function* followLeases<Cursor>(
 /** Keeps a listing and a watch of a source of leases running, and merges their results. */
 class LeaseFollower<Cursor> {
   readonly #source: LeaseSource<Cursor>
-  /** The interval of listings, in ms. */
   readonly #relistMs: number
   readonly #random: () => number
   readonly #clock: Clock
-  /** The state that the status report and the metrics show. */
   readonly #state: FollowState
-  /** The leases that this node accepts, also while some of them are missing from the source. */
+  /** The leases that this node accepts, including leases that it keeps while they are missing from the source. */
   readonly #view: LeaseView
-  /** The log for failures, which are repeated until they end. */
+  /** A log that drops repeated failures. */
   readonly #calm: Log
-  /** The requests that run concurrently. */
   readonly #tasks: Tasks
   /** The cursor at which the next watch starts; undefined before the first listing and after a gap. */
   #after: { readonly cursor: Cursor } | undefined
@@ -182,7 +190,6 @@ class LeaseFollower<Cursor> {
   #listAt = 0
   /** The cursor of the last complete listing. */
   #listed: { readonly cursor: Cursor } | undefined
-  /** The running watch; undefined before the first listing and after a failure. */
   #watch: Task<Batch<Cursor>> | undefined
   /** The time in ms of `clock.now()` at which the next watch may start. */
   #watchAt = 0
@@ -190,7 +197,10 @@ class LeaseFollower<Cursor> {
   #since: Batch<Cursor>[] = []
   /** True if the watch has delivered changes since the last listing. */
   #heardSinceListing = false
-  /** The time in ms of `clock.now()` until which the last listing stays valid. It is used if the source's listings are expensive. */
+  /**
+   * The time in ms of `clock.now()` until which the last listing stays valid, for a source whose listings are
+   * expensive.
+   */
   #goodUntil = 0
   /** True if the cursor of the watch advanced within the last minute. */
   #hasGoneForward = false
@@ -211,7 +221,10 @@ class LeaseFollower<Cursor> {
     this.#tasks = createTasks(signal, clock)
   }
 
-  /** Starts the requests that are due, waits until a request has a result or another one is due, and yields the results. */
+  /**
+   * Starts the requests that are due, waits until a request has a result or the next request is due, and yields the
+   * results.
+   */
   async *next(): AsyncGenerator<Followed, void> {
     const now = this.#clock.now()
     this.#startListing(now)
@@ -247,7 +260,10 @@ class LeaseFollower<Cursor> {
     this.#listing = this.#tasks.start(async (deliver, ending) => deliver(await this.#source.list(ending)))
   }
 
-  /** Starts the watch if it does not run, a listing has given the cursor to start from, and the pause after a failure is over. */
+  /**
+   * Starts the watch if it does not run, a listing has given the cursor to start from, and the pause after a failure is
+   * over.
+   */
   #startWatch(now: number): void {
     if (this.#watch || !this.#after || now < this.#watchAt) return
     const { cursor } = this.#after
@@ -274,7 +290,7 @@ class LeaseFollower<Cursor> {
   }
 
   /**
-   * Handles the failure of a listing. A watch that answers stays open while the failed listing waits to be tried again.
+   * Handles the failure of a listing. If the watch works, it stays open while weftd waits to repeat the failed listing.
    */
   #failListing(error: unknown): void {
     if (this.#watch && this.#isWatching && isWeftError(error)) {
@@ -317,7 +333,7 @@ class LeaseFollower<Cursor> {
     )
   }
 
-  /** True if the source's listings are expensive and the advancing watch makes the next listing unnecessary. */
+  /** Returns true if the source's listings are expensive and the advancing watch makes the next listing unnecessary. */
   #isTrusted(now: number): boolean {
     const isGood = this.#watch !== undefined && this.#hasGoneForward && this.#view.held === 0 && now < this.#goodUntil
     this.#hasGoneForward = false
@@ -337,7 +353,7 @@ class LeaseFollower<Cursor> {
           if (change.kind === 'put') current.set(change.entry.key, change.entry)
           else current.delete(change.key)
     const change = this.#view.list([...current.values()], now)
-    // The random factor keeps nodes that started together from listing together.
+    // This factor is random, so that nodes that started simultaneously do not list simultaneously.
     this.#goodUntil = now + (this.#source.trustedMs?.(this.#view.leases.size) ?? 0) * (0.5 + this.#random())
     const isNews = change.added.length + change.changed.length + change.removed.length > 0
     if (this.#watch && (wentBack || (isNews && !this.#heardSinceListing))) {
@@ -350,8 +366,8 @@ class LeaseFollower<Cursor> {
       this.#watchAt = now
     }
     if (this.#watch) this.#failures = 0
-    // Make the wait before the first listing by this timer random, so that nodes that started together, or lost the
-    // same store, do not list together.
+    // The wait before the first listing by this timer is random, so that nodes that started simultaneously, or lost the
+    // same store, do not list simultaneously.
     const waitMs = this.#after ? this.#relistMs : this.#random() * this.#relistMs
     this.#listAt = now + Math.min(waitMs, this.#view.waitMs(now) ?? Infinity)
     if (!this.#after || wentBack || this.#source.isAfter(cursor, this.#after.cursor)) this.#after = { cursor }
@@ -374,7 +390,8 @@ class LeaseFollower<Cursor> {
       this.#failures = 0
       this.#heardSinceListing = true
     }
-    // A watch that lags behind the last listing repeats changes that the listing already contained. Drop these changes.
+    // A watch that lags behind the last listing repeats changes that the listing already contained. Such changes are
+    // dropped.
     const news = batches.filter(
       ({ cursor, changes }) =>
         changes.length > 0 && !(this.#listed && !this.#source.isAfter(cursor, this.#listed.cursor)),
@@ -385,7 +402,8 @@ class LeaseFollower<Cursor> {
       news.flatMap(({ changes }) => changes),
       this.#clock.now(),
     )
-    // If leases are missing, list again as soon as their hold time ends, without waiting for the next periodic listing.
+    // If leases are missing, list again as soon as the hold time of the missing leases ends, without waiting for the
+    // next periodic listing.
     this.#listAt = Math.min(this.#listAt, this.#clock.now() + (this.#view.waitMs(this.#clock.now()) ?? Infinity))
     return change
   }

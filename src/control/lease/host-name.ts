@@ -1,16 +1,16 @@
-// host-name.ts - encodes and decodes a host's name, which is stored beside its lease under its public IP:
-// `{"Hostname":"host1","ID":"..."}`. flanneld does not write it. Pure.
+// host-name.ts - encodes and decodes a host's name, which the host's weftd stores next to the leases, under the host's
+// public IP: `{"Hostname":"host1","ID":"..."}`. flanneld does not store a name. Pure.
 //
-// The name comes from another host, so a caller that prints it must escape it (base/text.ts).
+// The name comes from another host, so a caller that prints the name must escape it (base/text.ts).
 
 /**
- * The maximum length of a host's name in characters, as in DNS (RFC 1035, section 2.3.4) and Kubernetes. Linux allows only 64 bytes
- * (sethostname(2)).
+ * The maximum length of a host's name in characters, as in DNS (RFC 1035, section 2.3.4) and Kubernetes. Linux allows
+ * only 64 bytes (sethostname(2)).
  */
 const LONGEST_NAME = 253
 /**
- * The maximum number of characters of a host's claim, the JSON text that has its name. A longer claim is ignored,
- * because it is untrusted input.
+ * The maximum number of characters of the JSON text that has a host's name. weftd ignores a longer text, because any
+ * host can write a text of any length.
  */
 const LONGEST_TEXT = 65_536
 
@@ -20,8 +20,8 @@ export const shortened = (name: string): string =>
   name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name
 
 /**
- * Returns the host's name from a claim, which is JSON text that the host wrote into the store. Returns undefined if the
- * claim has no name.
+ * Returns the host's name from `claim`, JSON text that the host wrote into the store. Returns undefined if the text has
+ * no name.
  */
 export function hostNameIn(claim: string): string | undefined {
   if (claim.length > LONGEST_TEXT) return undefined

@@ -1,7 +1,7 @@
 // lease.ts - a lease: the subnets that a node holds, and the address at which the node is reached.
 //
-// The key and the value are byte for byte those of flannel, so that weft and flanneld can share a store (pkg/subnet/subnet.go,
-// pkg/subnet/etcd/registry.go).
+// The key and the value are byte for byte those of flannel, so that weft and flanneld can share a store
+// (pkg/subnet/subnet.go, pkg/subnet/etcd/registry.go).
 
 import type { Address, Addresses, Family, Net, Nets } from '../../net/address.ts'
 import { formatIpv4, formatIpv4Net, ipv4Net, parseIpv4 } from '../../net/ipv4.ts'
@@ -11,18 +11,24 @@ import { formatIpv6, formatIpv6Net, ipv6Net, parseIpv6 } from '../../net/ipv6.ts
 export interface LeaseAttrs {
   /** The addresses at which other nodes reach this node. */
   readonly publicIp: Addresses
-  /** The type of the node's backend, such as `vxlan`. Empty for the types udp and alloc, because flannel publishes no type for them. */
+  /**
+   * The type of the node's backend, such as `vxlan`. Empty for the backends udp and alloc, because flannel publishes no
+   * type for these two.
+   */
   readonly backendType: string
   /**
-   * The data of the node's backend for IPv4. `backendV6Data` has the data for IPv6. Each is a JSON value as in the
-   * store; undefined if the store has none.
+   * The data of the node's backend for IPv4; `backendV6Data` has the data for IPv6. Both are JSON values as in the
+   * store, and undefined if the store has none.
    */
   readonly backendData?: unknown
   readonly backendV6Data?: unknown
 }
 
 export interface Lease {
-  /** The identity of the lease. In a store it is the last component of the key, such as `10.5.1.0-24` or `10.5.1.0-24&fc00::-64`. */
+  /**
+   * The identity of the lease. In a store it is the last component of the key, such as `10.5.1.0-24` or
+   * `10.5.1.0-24&fc00::-64`.
+   */
   readonly key: string
   /** The node's subnets. A lease has a subnet of at least one family. */
   readonly subnet: Nets
@@ -30,26 +36,29 @@ export interface Lease {
   /** The name of the node, if the source of the lease knows it, as Kubernetes does. leasesEqual ignores the name. */
   readonly name?: string
   /**
-   * A number that is higher for a lease written later. In a store it is the revision of the key; a reservation by an
-   * operator has no number. In Kubernetes it is the creation time of the node, in ms since the epoch.
+   * A number that is higher for a lease written later. In a store `revision` is the revision of the key; a reservation
+   * by an operator has no number. In Kubernetes it is the creation time of the node, in ms since 1970.
    */
   readonly revision?: bigint
 }
 
-/** The lease of this node, with the data that are needed to renew it. */
+/** The lease of this node, with the data that a renewal needs. */
 export interface OwnLease extends Lease {
-  /** The time when the lease expires, in ms since the epoch; undefined for a reservation, which never expires. */
+  /** The time when the lease expires, in ms since 1970; undefined for a reservation, which never expires. */
   readonly expiresAt: number | undefined
   /**
-   * The time when the lease expires, in ms of the monotonic clock, which does not jump if the time of day is set. node/loops/lease.ts
-   * computes it.
+   * The time when the lease expires, in ms of the monotonic clock, which does not jump if the time of day is set.
+   * node/loops/lease.ts computes this time.
    */
   readonly endsAt?: number | undefined
-  /** The store's revision when this process last wrote or read the lease. A renewal succeeds only if the store still has this revision. */
+  /**
+   * The store's revision when this process last wrote or read the lease. A renewal succeeds only if the store still has
+   * this revision.
+   */
   readonly revision: bigint
   /**
-   * Why the store refused to write the last renewal, although it extended the lease, as a full store does. Undefined if the renewal was
-   * written.
+   * Why the last renewal only extended the lease and did not write the lease's value, for example because the store is
+   * full. Undefined if the value was written.
    */
   readonly unwritten?: string | undefined
   /** True if `obtain` created this lease because the node had none. */
@@ -67,8 +76,8 @@ export const hasFamily = <F extends Family>(lease: Lease, family: F): lease is F
   lease.subnet[family] !== undefined && lease.attrs.publicIp[family] !== undefined
 
 /**
- * Returns the part of a lease for one family, which the lease must have: the subnet, the node's public IP and the data of the node's
- * backend.
+ * Returns the part of a lease for one family, which the lease must have: the subnet, the node's public IP and the data
+ * of the node's backend.
  */
 export function sideOf({ subnet, attrs }: Lease, family: Family): LeaseSide {
   return {
@@ -83,7 +92,10 @@ interface LeaseSide {
   readonly data: unknown
 }
 
-/** True if two leases belong to the same node: they have the same public IPv4, or, if one of them has no IPv4, the same public IPv6. */
+/**
+ * Returns true if two leases belong to the same node: they have the same public IPv4 address or, if one of the leases
+ * has no IPv4, the same public IPv6 address.
+ */
 export function isOfOneNode(
   { publicIp: a }: Pick<LeaseAttrs, 'publicIp'>,
   { publicIp: b }: Pick<LeaseAttrs, 'publicIp'>,
@@ -101,12 +113,13 @@ export function leaseKey({ ipv4, ipv6 }: Nets): string {
 }
 
 /**
- * Parses the end of a lease's key to subnets. Returns undefined if the key has none. Any text may precede the subnets,
- * as in flannel's ParseSubnetKey. Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the family has no
- * subnet.
+ * Parses the end of a lease's key to subnets. Returns undefined if the key has no subnet. Any text may precede the
+ * subnets, as in flannel's ParseSubnetKey. Prefix lengths are 0 to 31 (IPv4) and 0 to 127 (IPv6); 0 means that the
+ * family has no subnet.
  */
 export function parseLeaseKey(key: string): Nets | undefined {
-  // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic time.
+  // The lookbehind keeps a match from starting inside a number. Otherwise matching a long key would take quadratic
+  // time.
   const match = /(?<!\d)(\d+\.\d+\.\d+\.\d+)-(\d+)(?:&([a-f\d:]+)-(\d+))?$/.exec(key)
   const address = parseIpv4(match?.[1] ?? '')
   const length = Number(match?.[2])
@@ -121,8 +134,8 @@ export function parseLeaseKey(key: string): Nets | undefined {
 }
 
 /**
- * Returns the text that is stored for a lease, such as `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. The members have the order of
- * flannel's Go struct.
+ * Returns the text that weft stores for a lease, such as `{"PublicIP":"1.2.3.4","PublicIPv6":null}`. The members have
+ * the order of flannel's Go struct.
  */
 export function encodeLeaseValue(attrs: LeaseAttrs): string {
   return goJsonText({
@@ -134,13 +147,13 @@ export function encodeLeaseValue(attrs: LeaseAttrs): string {
   })
 }
 
-/** Formats a value as JSON as Go's json.Marshal does, which escapes five more characters than JSON.stringify. */
+/** Formats a value as JSON like Go's json.Marshal, which escapes five more characters than JSON.stringify. */
 export function goJsonText(value: unknown): string {
   const escape = (letter: string): string => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`
   return JSON.stringify(value).replaceAll(/[<>&\u2028\u2029]/g, escape)
 }
 
-/** True if two leases have the same key and publish the same data. */
+/** Returns true if two leases have the same key and publish the same data. */
 export function leasesEqual(a: Lease, b: Lease): boolean {
   if (a.key !== b.key) return false
   const [x, y] = [a.attrs, b.attrs]
@@ -156,7 +169,6 @@ export function leasesEqual(a: Lease, b: Lease): boolean {
   )
 }
 
-/** Formats subnets as flanneld's log lines do, such as `ip: 10.5.1.0/24 ipv6: ::/0`. */
 export function describeSubnets({ ipv4, ipv6 }: Nets): string {
   return `ip: ${ipv4 ? formatIpv4Net(ipv4) : '0.0.0.0/0'} ipv6: ${ipv6 ? formatIpv6Net(ipv6) : '::/0'}`
 }

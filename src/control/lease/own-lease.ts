@@ -1,7 +1,7 @@
 // own-lease.ts - acquires, renews and releases this node's own lease in a compare-and-set store.
 //
-// Every write is conditional on the state that was read before it, so two nodes can never hold the same subnet. The loser of a race reads
-// the store again and retries.
+// A write succeeds only if the store is still in the state that the node read, so two nodes can never hold the same
+// subnet. The loser of a race reads the store again and retries.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -44,7 +44,6 @@ import {
 } from './lease.ts'
 import type { IsMine, LeaseHolder } from './subnet-manager.ts'
 
-/** Makes the object that obtains, renews and releases this node's lease in a compare-and-set store. */
 export function holderOf(store: Store, config: NetworkConfig): LeaseHolder {
   return {
     obtain: (attrs, previous, log, signal, isMine) =>
@@ -58,7 +57,7 @@ export interface AcquireOptions {
   /** The subnets that an earlier run of weftd on this node wrote to subnet.env. */
   readonly previous?: Nets
   /**
-   * Checks if this node had an address in the past. Without this function only the current addresses count as the
+   * Returns true if this node had an address in the past. Without this function only the current addresses count as the
    * node's.
    */
   readonly isMine?: IsMine
@@ -75,15 +74,16 @@ async function releaseLease(store: Store, { key, attrs }: OwnLease, signal: Abor
   for (;;) {
     const { entries } = await store.list(signal)
     const own = decodeAll(entries).find((lease) => lease.key === key && isOfOneNode(lease.attrs, attrs))
-    // A reservation is not deleted, because it belongs to the operator.
+    // weftd does not delete a reservation, because it belongs to the operator.
     if (!own || own.entry.isReservation || (await store.delete(key, own.entry, signal))) return
   }
 }
 
 /**
- * Acquires a lease for this node, with a subnet of each family that the configuration enables and for which the node has an address. For
- * each family it prefers the subnet of the node's existing lease, then the free subnet of the earlier run, then a random free subnet.
- * Rejects with WeftError OUT_OF_SUBNETS, CONFIG, STORE or STORE_UNAVAILABLE.
+ * Acquires a lease for this node, with a subnet of each family that the configuration enables and for which the node
+ * has an address. For each family `acquireLease` prefers the subnet of the node's existing lease, then the subnet of
+ * weftd's previous run if that subnet is free, then a random free subnet. Rejects with WeftError OUT_OF_SUBNETS,
+ * CONFIG, STORE or STORE_UNAVAILABLE.
  */
 export async function acquireLease(
   store: Store,
@@ -102,8 +102,8 @@ export async function acquireLease(
 }
 
 /**
- * Returns the configured range of subnets of each family for which the node has an address. Throws WeftError CONFIG if there is no such
- * family.
+ * Returns the configured range of subnets of each family for which the node has an address. Throws WeftError CONFIG if
+ * the node has no address of a configured family.
  */
 function rangesFor(config: NetworkConfig, { publicIp }: LeaseAttrs): readonly SubnetRange<Net>[] {
   const ranges = listed({
@@ -140,7 +140,10 @@ interface Round {
   readonly own: readonly FoundLease[]
 }
 
-/** Tries once to acquire a lease. Returns undefined if another node was faster; the caller then tries again. */
+/**
+ * Tries once to acquire a lease. Returns undefined if another node wrote to the store first; the caller then tries
+ * again.
+ */
 async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, log, signal } = acquiring
   const { entries } = await store.list(signal)
@@ -150,8 +153,8 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   const [lease] = own
   if (!lease) return allocate(round, acquiring)
   if (fits(lease, acquiring)) {
-    // The node may have two keys that each hold one of its previous subnets. If weftd reused only one of the two keys, the
-    // node would lose the subnet of the other key.
+    // The node may have two keys that each hold one of its previous subnets. If weftd reused only one of the two keys,
+    // the node would lose the subnet of the other key.
     const had = acquiring.ranges.flatMap((range) => hadIn(range, own, acquiring) ?? [])
     const isBest = had.every((net) => hasSubnet(lease, net))
     return isBest ? reuse(lease, round, acquiring) : allocate(round, acquiring)
@@ -167,14 +170,17 @@ async function tryAcquire(acquiring: Acquiring): Promise<OwnLease | undefined> {
   return undefined
 }
 
-/** Renews a lease that this node already has. Returns undefined if the caller must read the store again. */
+/**
+ * Renews a lease that this node already has. Returns undefined if the store has changed and the caller must read it
+ * again.
+ */
 async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
   const { key, subnet, entry } = lease
   const address = addressText(attrs.publicIp)
   log.info(`Found lease (${describeSubnets(subnet)}) for current IP (${address}), reusing`)
   // The process that created this lease may have ended before it checked if an overlapping key of another node is
-  // older. So check that now.
+  // older. So this process makes that check now.
   const across = isSettled(entry) ? undefined : firstAcross(entries, { subnet, attrs, own })
   if (across) {
     refused.push(across.subnet)
@@ -201,8 +207,8 @@ async function reuse(lease: FoundLease, { entries, own }: Round, acquiring: Acqu
 }
 
 /**
- * Creates a lease that keeps as many subnets of this node's existing leases as possible. The existing leases are deleted only after the
- * new one was created, so a kept subnet is never free, even if the process crashes in between.
+ * Creates a lease that keeps as many subnets of this node's existing leases as possible. The existing leases are
+ * deleted only after the new lease was created, so a kept subnet is never free, even if the process crashes in between.
  */
 async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | undefined> {
   const { store, attrs, refused, log, signal } = acquiring
@@ -222,8 +228,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   if (before) return giveUp(before)
   const there = entries.find((entry) => entry.key === key)
   if (there) {
-    // The overlapping key of the other node is not settled, so it loses against this node's older lease. The other node may have crashed
-    // before it noticed.
+    // The overlapping key of the other node is not settled, so it loses against this node's older lease. The other node
+    // may have crashed before it deleted that key.
     if (isSettled(there)) refused.push(...listed(subnet))
     else if (await store.update(key, value, { ...there, isReservation: false }, signal)) sayWrittenOver(there, log)
     return undefined
@@ -238,8 +244,8 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
   let { written } = created
   const old = own.filter((lease) => netsOverlap(lease.subnet, subnet))
   if (old.length > 0) {
-    // Write the new key again, which settles it, before the old key is deleted, because the old key proves that this node held the subnet
-    // first.
+    // Write the new key again, which settles it, before the old key is deleted, because the old key proves that this
+    // node held the subnet first.
     const isReservation = old.some(({ entry }) => entry.isReservation)
     const settled = await store.update(key, value, { ...written, value, isReservation }, signal)
     const last = settled && (await replaceOthers(old, { key, value, isReservation }, settled, acquiring))
@@ -251,9 +257,9 @@ async function allocate(round: Round, acquiring: Acquiring): Promise<OwnLease | 
 }
 
 /**
- * Deletes this node's other leases and then writes `key` again. When any key with a subnet is deleted, flanneld on other hosts removes
- * that subnet (pkg/lease, LeaseWatcher). So the last event that they receive must be a write. Returns undefined if another process
- * changed one of the leases.
+ * Deletes this node's leases except `key` and then writes `key` again. When a node deletes any key with a subnet,
+ * flanneld on all hosts removes the route to that subnet (pkg/lease, LeaseWatcher). So the last event that flanneld
+ * receives must be the write of `key`. Returns undefined if another process changed one of the leases.
  */
 async function replaceOthers(
   leases: readonly FoundLease[],
@@ -268,7 +274,9 @@ async function replaceOthers(
 
 const hasSubnet = ({ subnet }: Lease, net: Net): boolean => isSame(net, subnet[familyOf(net)])
 
-/** Returns the subnet of the family of `range` that this node had before, if one of the leases `own` has it. */
+/**
+ * Returns the subnet in the family of `range` that this node had before, if one of the leases `own` has that subnet.
+ */
 function hadIn(range: SubnetRange<Net>, own: readonly Lease[], { previous = {} }: Acquiring): Net | undefined {
   const net = previous[familyOf(range.network)]
   return net && isCompatible(net, range) && own.some((lease) => hasSubnet(lease, net)) ? net : undefined
@@ -279,8 +287,9 @@ const newOf = (subnet: Nets, own: readonly Lease[]): Nets =>
   netsOf(listed(subnet).filter((net) => !own.some((lease) => hasSubnet(lease, net))))
 
 /**
- * Finds leases with this node's previous subnets whose public IP is an earlier address of this node, such as one from DHCP or a virtual
- * IP. The node takes these leases over. With another subnet its running containers would lose the network.
+ * Finds leases that have this node's previous subnets, and whose public IP is an earlier address of this node, such as
+ * an address from DHCP or a virtual IP. The node takes these leases over, because with new subnets its running
+ * containers would lose the network.
  */
 async function formerLeases(
   leases: readonly FoundLease[],
@@ -302,7 +311,9 @@ async function formerLeases(
   return former
 }
 
-/** Returns the leases of this node for Round.own, including the leases `former` with an earlier address of the node. */
+/**
+ * Returns the leases of this node for Round.own, including `former`, the leases with an earlier address of the node.
+ */
 function ownLeases(
   entries: readonly StoreEntry[],
   leases: readonly FoundLease[],
@@ -310,33 +321,33 @@ function ownLeases(
   former: readonly FoundLease[],
 ): readonly FoundLease[] {
   const { attrs, previous = {} } = acquiring
-  // If the node has several leases, flanneld takes the first one of the listing. weft prefers the node's previous subnet, because the
-  // running containers have addresses of this subnet.
+  // If the node has several leases, flanneld takes the first one of the listing. weft prefers the node's previous
+  // subnet, because the running containers have addresses of this subnet.
   const rank = (lease: Lease): number =>
     2 * listed(previous).filter((net) => hasSubnet(lease, net)).length + Number(fits(lease, acquiring))
   const isOwn = (lease: FoundLease): boolean => former.includes(lease) || isOfOneNode(lease.attrs, attrs)
   const own = leases.filter(isOwn).toSorted((a, b) => rank(b) - rank(a))
   if (own.length > 0 || !primary(previous)) return own
-  // If the value under this node's previous key cannot be read, weftd overwrites it, so that an operator's typo does not move the node to
-  // another subnet. This is safe because a value without a public IP belongs to no node.
+  // If the value under this node's previous key cannot be read, weftd overwrites the value, so that an operator's typo
+  // does not move the node to another subnet. This is safe because a value without a public IP belongs to no node.
   const mine = netsOf(listed(previous).filter((net) => isWanted(net, acquiring)))
   if (!primary(mine)) return []
   const key = leaseKey(previous)
   const junk = entries.find((entry) => entry.key === key && !hasOwner(decodeOrUndefined(entry)))
-  // A key without an etcd lease is usually a reservation by an operator. But if the key's value is unreadable, an
-  // operator made a mistake.
+  // A key without an etcd lease is usually a reservation by an operator. But a key whose value is unreadable counts as
+  // an operator's mistake.
   return junk ? [{ key, subnet: previous, attrs, entry: { ...junk, isReservation: false } }] : []
 }
 
-/** True if the subnet fits one of the configured ranges from which this node needs a subnet. */
+/** Returns true if the subnet fits one of `ranges`, from each of which this node needs a subnet. */
 const isWanted = (net: Net, { ranges }: Acquiring): boolean => {
   const range = ranges.find(({ network }) => familyOf(network) === familyOf(net))
   return range !== undefined && isCompatible(net, range)
 }
 
 /**
- * True if a lease of this node has the subnets that the configuration needs. It may have a subnet of a configured family for which the
- * node has no address now, because the node's containers still use that subnet.
+ * Returns true if a lease of this node has the subnets that the configuration needs. The lease may also have a subnet
+ * of a configured family for which the node has no address now, because the node's containers still use that subnet.
  */
 function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
   return (
@@ -347,8 +358,8 @@ function fits({ subnet }: Lease, { config, ranges }: Acquiring): boolean {
 }
 
 /**
- * Chooses a subnet of each range. If no IPv6 subnet is free, the node gets only an IPv4 subnet. If no IPv4 subnet is free, it gets none,
- * because flanneld reads a key without IPv4 as 0.0.0.0/0. Throws WeftError OUT_OF_SUBNETS.
+ * Chooses a subnet of each range. If no IPv6 subnet is free, returns only an IPv4 subnet. Throws WeftError
+ * OUT_OF_SUBNETS if no IPv4 subnet is free, because flanneld reads a key without IPv4 as 0.0.0.0/0.
  */
 function chooseSubnets(round: Round, acquiring: Acquiring): Nets {
   const nets: Net[] = []
@@ -416,8 +427,9 @@ const hasOwner = (lease: Lease | undefined): boolean =>
   lease !== undefined && primary(lease.attrs.publicIp) !== undefined
 
 /**
- * Renews this node's lease and publishes `attrs` in it. Rejects with WeftError LEASE_LOST if the key is gone or belongs to another node.
- * A value that is not a lease, such as an operator's typo, is overwritten, and logged to `log`.
+ * Renews this node's lease and publishes `attrs` in the lease. Rejects with WeftError LEASE_LOST if the key is gone or
+ * belongs to another node. If the stored value is not a lease, as after an operator's typo, overwrites the value and
+ * logs the overwritten value to `log`.
  */
 export async function renewLease(
   store: Store,
@@ -427,14 +439,13 @@ export async function renewLease(
   const { attrs = lease.attrs, log, signal } = options
   const value = encodeLeaseValue(attrs)
   const before = encodeLeaseValue(lease.attrs)
-  // A lease that never expires is a reservation.
   let present = { value: before, revision: lease.revision, isReservation: lease.expiresAt === undefined }
   for (;;) {
     const written = await store.update(lease.key, value, present, signal)
     if (written) return { ...lease, attrs, unwritten: undefined, isNew: undefined, ...written }
     const entry = (await store.list(signal)).entries.find(({ key }) => key === lease.key)
     if (!entry) throw new WeftError('LEASE_LOST', `the lease of ${netsText(lease.subnet)} is gone from the store`)
-    // The store has the expected bytes under another revision. Either the answer to an earlier write of this node was
+    // The store has the expected bytes under a new revision. Either the answer to an earlier write of this node was
     // lost, or an operator turned the lease into a reservation. A reservation must stay a reservation.
     let isReservation = present.isReservation || entry.isReservation
     if (entry.value !== value && entry.value !== before) {
@@ -444,8 +455,8 @@ export async function renewLease(
       if (found && !isOwn)
         throw new WeftError('LEASE_LOST', `${netsText(lease.subnet)} is leased by another node now: ${entry.value}`)
       if (log) sayWrittenOver(entry, log)
-      // A key without an etcd lease is usually a reservation. But if its value was unreadable, an operator may have
-      // made a mistake, so the previous state decides.
+      // A key without an etcd lease is usually a reservation. But if the key's value was unreadable, an operator may
+      // have made a mistake, so the key stays a reservation only if it was one before.
       if (!found) isReservation = present.isReservation
     }
     present = { ...entry, isReservation }

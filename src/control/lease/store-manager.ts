@@ -6,7 +6,10 @@ import { sourceOf } from './decode.ts'
 import { holderOf } from './own-lease.ts'
 import type { SubnetManager } from './subnet-manager.ts'
 
-/** Returns the subnet manager of a store. `eventLog` gets a line for each change of a lease, as flanneld's etcd manager logs it. */
+/**
+ * Returns the subnet manager of a store. `eventLog` gets a line for each change of a lease, as flanneld's etcd manager
+ * logs it.
+ */
 export function managerOf(store: Store, eventLog?: Pick<Log, 'info'>): SubnetManager {
   return {
     name: store.name,

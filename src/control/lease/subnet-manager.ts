@@ -1,7 +1,7 @@
 // subnet-manager.ts - the interface to the leases of a network (flannel: pkg/subnet/subnet.go, Manager).
 //
-// store-manager.ts implements it for compare-and-set stores, kube/kube-manager.ts for the Kubernetes API. All methods reject with a
-// WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
+// store-manager.ts implements it for compare-and-set stores, kube/kube-manager.ts for the Kubernetes API. All methods
+// reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
 
 import type { Log } from '../../base/log.ts'
 import type { Address, Addresses, Nets } from '../../net/address.ts'
@@ -19,30 +19,29 @@ export type Entry =
 export type Change = { readonly kind: 'put'; readonly entry: Entry } | { readonly kind: 'delete'; readonly key: string }
 
 /**
- * A source of the leases of all nodes, including this node. A cursor marks a position in the history of that source;
- * callers must not interpret it.
+ * A source of the leases of all nodes, including this node. A cursor marks a position in the source's history of
+ * changes; callers must not interpret it.
  */
 export interface LeaseSource<Cursor> {
-  /** The name of the source in weft's messages. */
   readonly name: string
   /** Lists all leases. A watch that starts at the returned cursor yields every later change. */
   list(signal: AbortSignal): Promise<{ readonly cursor: Cursor; readonly entries: readonly Entry[] }>
   /**
-   * Yields the changes after `cursor` in order. An empty batch shows that the source still answers. All changes up to a
-   * batch's own cursor were delivered, so a later watch can start there. The generator ends only by throwing: WeftError
-   * GAP if the source no longer has these changes, another WeftError if the connection is lost, the signal's reason if
-   * `signal` aborts.
+   * Yields the changes after `cursor` in order. An empty batch shows that the source still answers. A later watch can
+   * start at the cursor of a batch, because all changes up to that cursor were delivered. The generator ends only by
+   * throwing: WeftError GAP if the source no longer has these changes, another WeftError if the connection is lost, the
+   * signal's reason if `signal` aborts.
    */
   watch(
     cursor: Cursor,
     signal: AbortSignal,
   ): AsyncIterable<{ readonly cursor: Cursor; readonly changes: readonly Change[] }>
-  /** True if cursor `a` marks a later position than cursor `b` in the history of the leases. */
+  /** Returns true if cursor `a` marks a later position than cursor `b` in the history of the leases. */
   isAfter(a: Cursor, b: Cursor): boolean
   /**
-   * Returns for how long, in ms, weftd may postpone the periodic listing after a listing with this number of leases, while the watch makes
-   * progress at least once a minute. Only a source whose
-   * listings are expensive has this method. Without it weftd lists all leases every minute.
+   * Returns how long, in ms, weftd may postpone the periodic listing if there are `leases` leases and the watch makes
+   * progress at least once a minute. Only a source whose listings are expensive has this method. For a source without
+   * this method weftd lists all leases every minute.
    */
   trustedMs?(leases: number): number
 }
@@ -50,22 +49,23 @@ export interface LeaseSource<Cursor> {
 /** A function that resolves with true if this node has or had the address. */
 export type IsMine = (address: Address) => Promise<boolean>
 
-/** Obtains, renews and releases the lease of this node. */
 export interface LeaseHolder {
   /**
    * Obtains a lease for this node: its existing lease, else a lease with the subnets `previous` of an earlier run if
-   * they are free, else a new one. Each attempt logs unexpected states to `log`. `isMine` checks if an address belonged
-   * to this node earlier. With it a lease that has the subnets `previous` but another public IP is recognised as this
-   * node's.
+   * they are free, else a new lease. Each attempt logs unexpected states to `log`. `isMine` checks if an address
+   * belonged to this node earlier. If `isMine` is given, a lease that has the subnets `previous` but another public IP
+   * can be recognised as this node's.
    */
   obtain(attrs: LeaseAttrs, previous: Nets, log: Log, signal: AbortSignal, isMine?: IsMine): Promise<OwnLease>
   /**
-   * Writes this node's lease again, with `attrs`, which extends its life. If the stored value is not a lease, overwrites it and logs that
-   * to `log`. Rejects with LEASE_LOST if the lease is gone or belongs to another node.
+   * Writes this node's lease again with `attrs`, which postpones the lease's expiry. If the stored value is not a
+   * lease, overwrites the value and logs the overwritten value to `log`. Rejects with LEASE_LOST if the lease is gone
+   * or belongs to another node.
    */
   renew(lease: OwnLease, attrs: LeaseAttrs, log: Log, signal: AbortSignal): Promise<OwnLease>
   /**
-   * Deletes the lease if it still belongs to this node. A manager whose leases end with their nodes, as in Kubernetes, lacks this method.
+   * Deletes the lease if it still belongs to this node. A manager whose leases end with their nodes, as in Kubernetes,
+   * lacks this method.
    */
   release?(lease: OwnLease, signal: AbortSignal): Promise<void>
 }
@@ -76,20 +76,19 @@ export interface SubnetManager {
   /** The name that flanneld's log uses for this manager. */
   readonly title: string
   /**
-   * True if a controller assigns the subnets, as in Kubernetes. Then the subnets of an earlier run and the configured ranges are ignored.
+   * True if a controller assigns the subnets, as in Kubernetes. In that case weftd ignores the subnets of an earlier
+   * run and the configured ranges.
    */
   readonly givesSubnets?: boolean
-  /** Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is none. */
+  /** Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is no configuration. */
   config(signal: AbortSignal): Promise<string>
   readonly source: LeaseSource<unknown>
   holder(config: NetworkConfig): LeaseHolder
   close(): Promise<void>
 
-  // The following methods are optional. Callers must check that the manager has them.
-
   /**
-   * Stores the text `value` under `name` next to the leases. Such a text is called a claim. Returns the previous value,
-   * or undefined if there was none.
+   * Stores the text `value`, called a claim, under `name` next to the leases. Returns the previous value, or undefined
+   * if there was none. Not every subnet manager has this method.
    */
   claim?(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
   /**
@@ -107,13 +106,13 @@ export interface SubnetManager {
    */
   publicIp?(signal: AbortSignal): Promise<Addresses>
   /**
-   * Returns the public IPs that this node must publish: `publicIp`, unless an operator set others, for example by
-   * annotations.
+   * Returns the public IPs that this node must publish: `publicIp`, except the addresses that an operator replaced, for
+   * example by annotations.
    */
   amend?(publicIp: Addresses, signal: AbortSignal): Promise<Addresses>
   /**
-   * Reports that the node's network works, unless that was reported already, for example in a condition of the
-   * Kubernetes node. weftd calls it repeatedly.
+   * Reports that the node's network works, for example in a condition of the Kubernetes node. weftd calls `ready`
+   * repeatedly; a call does nothing if the report was already made.
    */
   ready?(signal: AbortSignal): Promise<void>
 }

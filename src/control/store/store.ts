@@ -1,21 +1,31 @@
 // store.ts - the interface of a store: a few primitive operations on one directory of flannel's keys.
 //
-// All decisions (allocation, reuse, renewal, following changes) are made above this interface, once for every store and for the simulated
-// store of the tests. A store offers compare-and-set and a watch that can be resumed. All methods reject with a WeftError:
-// STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator must act.
+// weft makes all decisions (allocation, reuse, renewal, following changes) in the code that calls this interface, once
+// for every store and for the simulated store of the tests. A store offers compare-and-set and a watch that can be
+// resumed. All methods reject with a WeftError: STORE_UNAVAILABLE if a later attempt may succeed, STORE if an operator
+// must act.
 
-/** How long a key lives after its last write, in ms, unless a store is created with another lifetime: 24 hours, as in flannel. */
+/**
+ * How long a key lives after its last write, in ms, unless a store is created with another lifetime: 24 hours, as in
+ * flannel.
+ */
 export const LEASE_TTL_MS = 24 * 3600 * 1000
 
-/** A key below `<prefix>/subnets/` and its value. `key` is only the last component of the path; `value` is the stored bytes as text. */
+/**
+ * A key below `<prefix>/subnets/` and its value. `key` is only the last component of the path; `value` is the stored
+ * bytes as text.
+ */
 export interface StoreEntry {
   readonly key: string
   readonly value: string
-  /** A number that increases with every write of the key. `update` and `delete` compare it with the expected one. */
+  /**
+   * A number that increases with every write of the key. `update` and `delete` compare this number with the expected
+   * revision.
+   */
   readonly revision: bigint
   /**
-   * The revision at which the key was created; later writes do not change it. Of two keys, the key with the lower number was created
-   * first. It is 0 in a store whose `create` refuses overlapping keys.
+   * The revision at which the key was created; later writes do not change it. Of two keys, the key with the lower
+   * number was created first. The number is 0 in a store whose `create` refuses overlapping keys.
    */
   readonly created: bigint
   /** True if an operator reserved the key. A reservation never expires. */
@@ -33,28 +43,34 @@ export type StoreChange =
   | { readonly kind: 'delete'; readonly key: string; readonly revision: bigint }
 
 /**
- * Changes that the store delivered together, in order. An empty batch shows that the store still answers. A later watch can resume at
- * `revision`, because all changes up to it were delivered.
+ * Changes that the store delivered together, in order. An empty batch shows that the store still answers. A later watch
+ * can resume at `revision`, because all changes up to it were delivered.
  */
 export interface StoreBatch {
   readonly revision: bigint
   readonly changes: readonly StoreChange[]
 }
 
-/** The state that an entry must still have for a write to succeed. `isReservation` defaults to false. */
+/** The state that an entry must still have for a write to succeed. */
 export type Expected = Pick<StoreEntry, 'revision' | 'value'> & Partial<Pick<StoreEntry, 'isReservation'>>
 
 export interface Written {
   readonly revision: bigint
-  /** The time when the store deletes the key unless it is written again, in ms since the epoch; undefined if the key never expires. */
+  /**
+   * The time when the store deletes the key unless the key is written again, in ms since 1970; undefined if the key
+   * never expires.
+   */
   readonly expiresAt: number | undefined
-  /** Why the store could only extend the key's life and not write the value, as a full store does; undefined if the value was written. */
+  /**
+   * Why the store could only extend the key's life and not write the value, as a full store does; undefined if the
+   * value was written.
+   */
   readonly unwritten?: string
 }
 
 /**
- * The claims by name. A claim is a text that a host stores next to the leases. The answer has either all claims, or
- * those written after an earlier answer.
+ * The claims by name. A claim is a text that a host stores next to the leases. The answer has all claims, or only the
+ * claims written after an earlier answer.
  */
 export interface Claims {
   readonly revision: bigint
@@ -68,25 +84,27 @@ export interface Store {
   /** The name that flanneld's log uses for a subnet manager of this store. */
   readonly title: string
   /**
-   * Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is none; its remedy says where to write one.
+   * Returns the JSON text of the network configuration. Rejects with CONFIG_MISSING if there is no configuration; the
+   * error's remedy says where to write it.
    */
   config(signal: AbortSignal): Promise<string>
   setConfig(text: string, signal: AbortSignal): Promise<void>
   list(signal: AbortSignal): Promise<StoreListing>
   /**
-   * Returns the time when each key expires, in ms since the epoch by this host's clock. Reservations are left out,
-   * because they never expire. It costs one call per key, so only the operator's tool uses it, not the daemon.
+   * Returns the time when each key expires, in ms since 1970 by this host's clock, without the reservations, which
+   * never expire. This costs one call per key, so only the operator's tool calls `ends`, not the daemon.
    */
   ends(signal: AbortSignal): Promise<ReadonlyMap<string, number>>
   /**
-   * Yields the changes after revision `after`. The generator ends only by throwing: WeftError GAP if the store no longer has these
-   * changes, another WeftError if the connection is lost, the signal's reason if `signal` aborts.
+   * Yields the changes after revision `after`. The generator ends only by throwing: WeftError GAP if the store no
+   * longer has these changes, another WeftError if the connection is lost, the signal's reason if `signal` aborts.
    */
   watch(after: bigint, signal: AbortSignal): AsyncIterable<StoreBatch>
   /**
-   * Creates a key. Returns undefined if the key exists. The key expires unless it is written again within the store's lifetime. A store
-   * that can check all keys in the same transaction also returns undefined if `isAcross` returns true for an existing key. With other
-   * stores the caller must list the keys afterwards; of two overlapping keys the one created first stays.
+   * Creates a key. Returns undefined if the key exists. The key expires unless it is written again within the store's
+   * lifetime. A store that can check all keys in the same transaction also returns undefined if `isAcross` returns true
+   * for an existing key. With other stores the caller must list the keys afterwards; of two overlapping keys the key
+   * that was created first stays.
    */
   create(
     key: string,
@@ -95,16 +113,17 @@ export interface Store {
     isAcross?: (key: string) => boolean,
   ): Promise<Written | undefined>
   /**
-   * Writes a key if its revision and value are still `expected`; returns undefined if they are not. The value is compared too, because a
-   * restored store uses the same revisions again. A reservation stays a reservation. A full store may only extend the life of the key if
-   * the value is already `value`.
+   * Writes a key if its revision and value are still `expected`; returns undefined if they are not. The value is
+   * compared too, because a restored store uses the same revisions again. A reservation stays a reservation. If the
+   * stored value already is `value`, a full store may extend the key's life and write nothing.
    */
   update(key: string, value: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined>
-  /** Deletes a key if its revision and value are still `expected`. Returns false if they are not. */
+  /** Deletes a key if its revision and value are still `expected`, and returns true. Returns false otherwise. */
   delete(key: string, expected: Expected, signal: AbortSignal): Promise<boolean>
   /**
-   * Stores the text `value` under `name` next to the leases (a claim), at a path that flanneld never reads. Returns the previous value,
-   * or undefined if there was none. Writes only if the value differs. A claim expires like a key, if the store supports that.
+   * Stores the text `value` under `name` next to the leases (a claim), at a path that flanneld never reads. Returns the
+   * previous value, or undefined if there was none. Writes only if the value differs. A claim expires like the key of a
+   * lease, if the store supports that.
    */
   claim(name: string, value: string, signal: AbortSignal): Promise<string | undefined>
   /**

@@ -1,4 +1,5 @@
-// config.ts - reads the network configuration at the start, and later logs when the store has another one.
+// config.ts - reads the network configuration at the start, and later logs when the configuration in the store has
+// changed.
 
 import { isDeepStrictEqual } from 'node:util'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -19,7 +20,10 @@ interface FoundConfig {
   readonly configText: string
 }
 
-/** Reads the configuration every second until it is valid, as flanneld does. Throws WeftError CONFIG if it has no network. */
+/**
+ * Reads the configuration every second until it is valid, as flanneld does. Throws WeftError CONFIG if the
+ * configuration has no network.
+ */
 export async function findConfig(manager: SubnetManager, waiter: Waiter): Promise<FoundConfig> {
   const { log, signal } = waiter
   let named: string | undefined
@@ -41,14 +45,15 @@ export async function findConfig(manager: SubnetManager, waiter: Waiter): Promis
 
 /**
  * Logs when the network configuration in the store differs from the configuration with which this node started. Like
- * flanneld, the node continues to use the latter. Also logs when the store has no configuration, because no weftd can
- * start then.
+ * flanneld, the node continues to use the configuration with which it started. Also logs when the store has no
+ * configuration, because no weftd can start then.
  */
 export async function watchConfig(node: Node): Promise<never> {
   const { manager, config, log, signal } = node
   const areGiven = manager.givesSubnets
   let named: string | undefined
-  // Make the first check at a random time, so that nodes which started together do not query the store together.
+  // Make the first check at a random time, so that nodes which started simultaneously do not query the store
+  // simultaneously.
   for (let waitMs = Math.random() * COMPARE_MS; ; waitMs = node.isConfigGone ? GONE_MS : COMPARE_MS) {
     await node.configDoubt.wait(signal, waitMs)
     try {

@@ -1,5 +1,5 @@
-// data-path.ts - repairs the device of the data path, and opens missing families. Opens the whole data path again if it
-// died or if the node got another lease.
+// data-path.ts - the loop that repairs the device of the data path, and opens missing families. It opens the whole data
+// path again if the data path died or if the node got another lease.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -21,24 +21,24 @@ const REOPEN_RETRY_MS = 1_000
 const SETTLE_MS = 200
 /**
  * The interval, in ms, of checks if the last check found nothing to repair and the kernel has reported no change since.
- * The checks are needed because reports can be lost.
+ * weftd checks even then, because reports can be lost.
  */
 const CALM_MS = 30_000
 /**
- * The maximum number of repairs per minute. With more repairs another program probably undoes them, and the device is
- * checked only once per RESYNC_MS.
+ * The maximum number of repairs per minute. With more repairs another program probably undoes them, and weftd then
+ * checks the device only once per RESYNC_MS.
  */
 const REPAIRS_A_MINUTE = 60
 
 /**
- * Keeps the data path open and repaired. This loop runs once for a node: from the time when the node forwards with the
- * last known state, or when all loops start. It stops when the node stops, and leaves the data path open.
+ * Keeps the data path open and repaired. A node runs this loop only once: from the time when the node forwards with the
+ * last known state, or when all loops start. The loop stops when the node stops, and leaves the data path open.
  */
 export const keepDataPath = (node: ForwardingNode): Promise<never> => (node.keepingPath ??= keep(node))
 
 /**
- * Repairs the data path, or opens another one if that is necessary. If all loops run, also publishes a changed lease or
- * MTU.
+ * Repairs the data path, or opens a new data path if that is necessary. If all loops run, also publishes a changed
+ * lease or MTU.
  */
 async function keep(node: ForwardingNode): Promise<never> {
   const { ownership, log, signal } = node
@@ -50,13 +50,13 @@ async function keep(node: ForwardingNode): Promise<never> {
     const { dataPath } = ownership
     const before = { key: node.pathLease?.key, mtu: dataPath?.mtu }
     await keepRight(node, repairs, logGone)
-    // Count the data paths that died soon after they were opened, and pause longer after each. Otherwise they would be
-    // opened again in a busy loop.
+    // Count the data paths that died soon after they were opened, and pause longer after each of them. Otherwise weftd
+    // would open data paths in a busy loop.
     diedYoung = performance.now() - openedAt < REOPEN_RETRY_MS ? diedYoung + 1 : 0
     const calm = seldom(log)
     await ownership.untilOurs(signal)
     if (ownership.dataPath && ownership.dataPath !== dataPath) continue // the start opened one for the facts of the store
-    // Only log a failure to close the data path, because the code that opens the next data path deals with the objects
+    // Only log a failure to close the data path, because the code that opens the next data path removes the objects
     // that are left.
     const notClosed = (error: unknown): void => calm.error(`Cannot close the data path: ${describeError(error)}`)
     if (dataPath) await ownership.close(dataPath).catch(notClosed)
@@ -82,7 +82,7 @@ async function keep(node: ForwardingNode): Promise<never> {
   }
 }
 
-/** True if all loops of the node run, so that this loop may change the host beyond its data path. */
+/** Returns true if all loops of the node run, so that this loop may change the host beyond its data path. */
 const isRunning = (node: ForwardingNode): node is Node => node.isRunning
 
 async function prepareAgain(node: ForwardingNode): Promise<void> {
@@ -161,22 +161,24 @@ async function lookAfter(
       signal.throwIfAborted()
       calm.error(`Cannot check the device: ${describeError(error)}`)
     }
-    // If the node got another lease and then its old lease again before this check, the data path has the peers for the
-    // other lease.
+    // If the node got a new lease and then its former lease again before this check, the data path still has the peers
+    // that were set for the new lease.
     const isAsElsewhere = node.ownApplied !== undefined && node.ownApplied !== pathLease.key
     if (node.unapplied || isAsElsewhere) await applyPeers(node, new Set())
-    // Each try to open a missing family may change the host, and the kernel reports that change. Such a report must not
+    // Each try to open a missing family may change the host, and the kernel reports that change. The report must not
     // cause the next try, so tries have a minimum interval.
     if (dataPath.isOutdated && !renewing && performance.now() - triedAt >= RESYNC_MS) {
       triedAt = performance.now()
       renewing = renew(node, dataPath, calm).finally(() => (renewing = undefined))
       renewing.catch(() => {}) // it rejects only if the process stops, and then this function ends too
     }
-    // Wait only a limited time, so that a family that opens slowly does not delay the checks of the other family.
+    // Wait only a limited time, so that a family that opens slowly does not delay the checks of the family that is
+    // open.
     await withLatePromise(LATE_MS, (late) => Promise.race([renewing, late]))
-    // Before all loops run, the host may not be watched, because the watch begins with the first query of the store.
+    // Before all loops run, weftd may not watch the host, because the watch begins with the first query of the store.
     isCalm &&= isRunning(node) && !node.unapplied && !dataPath.unreported && !dataPath.isOutdated
-    // Search leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the time.
+    // Search for leftovers at most once per RESYNC_MS, because starting and ending containers change the host all the
+    // time.
     const isDue = performance.now() - searchedAt >= RESYNC_MS
     if (isDue) {
       searchedAt = performance.now()
@@ -189,7 +191,10 @@ async function lookAfter(
 
 type GoneLog = (gone: ByFamily<string>) => void
 
-/** Returns a function that logs when the external interface loses an address, and when it has an address again. */
+/**
+ * Returns a function that logs when the external interface loses an address, and when the interface has an address
+ * again.
+ */
 function createGoneLog(log: Log): GoneLog {
   let before: ByFamily<string> = {}
   return (gone) => {
@@ -218,6 +223,6 @@ async function renew(node: ForwardingNode, dataPath: DataPaths, log: Log): Promi
     node.signal.throwIfAborted()
     log.error(`Cannot open the data path: ${describeError(error)}`)
   }
-  // Apply the peers again, because the path to a peer, and with it the address that is probed, may have changed.
+  // Apply the peers again, because the path to a peer may have changed, and with it the address that weftd probes.
   if (!dataPath.isOutdated) await applyPeers(node)
 }

@@ -1,10 +1,10 @@
-// duplicate-node.ts - detects another host that uses this node's public IP.
+// duplicate-node.ts - the loop that detects another host that uses this node's public IP.
 //
 // Two hosts with the same public IP, such as two Vagrant machines with 10.0.2.15, use the same lease, and flanneld does
-// not notice that. Each weftd writes its host name into the store next to the leases (a claim). If another claim
-// replaces it twice, another host uses the address. One replacement proves nothing, because a restored store or an
-// earlier run can leave an old claim. flanneld writes no claim, but it writes the lease itself. After the first sign of
-// another host, weftd checks again after some seconds.
+// not notice that. Each weftd writes its host name into the store next to the leases (a claim). If a claim of another
+// host replaces this host's claim twice, another host uses the address. One replacement proves nothing, because a
+// restored store or an earlier run can leave an old claim. flanneld writes no claim, but it writes the lease itself.
+// After the first sign of another host, weftd checks again after some seconds.
 
 import { randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
@@ -15,17 +15,17 @@ import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 const CLAIM_MS = 60_000
-/** The interval, in ms, of the additional checks after a first sign of another host with this node's public IP. */
+/** The interval, in ms, of the additional checks after a first sign that another host has this node's public IP. */
 const DOUBT_MS = 2_000
 const DOUBT_LOOKS = 3
 /**
- * If this number of checks finds no name (claim) of another host in the store, weftd assumes that no other host uses
- * this node's public IP. Another host would have written its name by then.
+ * If CALM_LOOKS checks in a row find no name (claim) of another host in the store, weftd assumes that no other host
+ * uses this node's public IP. Another host would have written its name by then.
  */
 const CALM_LOOKS = 2
 /**
- * The number of checks after which a write of this node's lease counts as another host's. By then this node has
- * repeated a renewal whose answer was lost.
+ * The number of checks after which a write of this node's lease counts as written by another host. By then this node
+ * has repeated a renewal whose answer was lost.
  */
 const FOREIGN_LOOKS = 3
 
@@ -39,7 +39,8 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
   const lookAtWrites = foreignWrites(node)
   const isWrittenAnew = foreignWrite(node)
   let doubts = 0
-  // Make the second check at a random time, so that nodes which started together do not query the store together.
+  // Make the second check at a random time, so that nodes which started simultaneously do not query the store
+  // simultaneously.
   let waitMs = (0.5 + Math.random()) * CLAIM_MS
   for (;;) {
     const current = addressText(node.attrs.publicIp)
@@ -66,7 +67,7 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
         }
         answer = found
       }
-      // Check more often only until the other host is reported, because a report lasts for some minutes.
+      // Check more often only until the other host is reported, because a report stays in the status for some minutes.
       const isOthers = found !== undefined && found !== mine
       if (isOthers) doubts = node.duplicate === undefined ? DOUBT_LOOKS : 0
       claimed = true
@@ -90,7 +91,7 @@ export async function watchForDuplicateNode(node: Node): Promise<never> {
 }
 
 /**
- * Returns the revision of this node's lease if another process wrote the lease; else undefined. Always undefined if a
+ * Returns the revision of this node's lease if another process wrote the lease; else undefined. Returns undefined if a
  * controller assigns the subnets, because then the revision does not show which process wrote the lease.
  */
 function foreignRevision({ lease: { key, revision: ours }, manager, view }: Node): bigint | undefined {
@@ -110,8 +111,8 @@ function foreignWrite(node: Node): () => boolean {
 }
 
 /**
- * Returns a function that logs a write of this node's lease by another process, once the written value has lasted for
- * some checks.
+ * Returns a function that logs a write of this node's lease by another process, as soon as the written value has lasted
+ * for FOREIGN_LOOKS checks.
  */
 function foreignWrites(node: Node): () => void {
   let seen: bigint | undefined

@@ -1,6 +1,6 @@
-// firewall.ts - keeps the firewall's rules. It sets them at the start, restores them if other programs remove or
-// reorder them, and changes them when the node gets another subnet. Packets to peers do not need the rules, so the
-// start waits for them only briefly.
+// firewall.ts - the loop that maintains the firewall's rules: sets them at the start, restores them if other programs
+// remove or reorder them, and changes them when the node gets another subnet. Packets to peers do not need the rules,
+// so the start waits for the rules only briefly.
 
 import { describeError, isWeftError, WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -16,15 +16,18 @@ import { LATE_MS, RESYNC_MS, type Node } from '../node.ts'
 import { createRepairLog } from '../repairs.ts'
 import type { PreviousNets } from './subnet-env-file.ts'
 
-/** How long, in ms, this process does not touch the rules because a starting successor may set them. */
+/** How long, in ms, this process does not touch the rules because a starting successor may be setting them. */
 const STAND_BY_MS = 60_000
-/** The time in ms after which the log reports that the rules are not set yet, and why. */
+/** The time in ms after which weftd logs that the rules are not set yet, and why. */
 const RULES_LATE_MS = 3_000
 /**
- * How long, in ms, a first start waits for the rules. The wait keeps flanneld's order of log lines on slow hosts too.
+ * How long, in ms, a first start waits for the rules. Because of this wait the log lines have flanneld's order on slow
+ * hosts too.
  */
 const RULES_WAIT_MS = 10_000
-/** How long, in ms, one command waits for the lock of iptables. After that the command is tried again later. */
+/**
+ * How long, in ms, one command waits for the lock of iptables. After that weftd ends the command and tries again later.
+ */
 const LOCK_MS = 60_000
 
 /** Returns the firewall with the rules that the network configuration and the flags request. */
@@ -36,7 +39,7 @@ export function firewallFor(
   signal: AbortSignal,
   free?: Promise<void>,
 ): NonNullable<Node['firewall']> {
-  // Use the stop signal, so that a stop ends a command that waits for the lock of iptables.
+  // Pass the stop signal to `run`, so that a stop ends a command that waits for the lock of iptables.
   const runTillStop: Run = (file, args, more) =>
     more?.patient ? runForLock(file, args, more, signal) : run(file, args, more)
   const rules = createFirewall(enableNftables ? 'nftables' : 'iptables', {
@@ -70,7 +73,7 @@ async function runForLock(
       'COMMAND',
       `${(error as WeftError).message}: it waits for the xtables lock, which ${holder} has`,
       {
-        remedy: 'end that process if it hangs',
+        remedy: 'end the process that has the lock if it hangs',
       },
     )
   }
@@ -82,8 +85,8 @@ const holderText = async (): Promise<string | undefined> => {
 }
 
 /**
- * Sets the rules for the first time. If that takes long, reports it in the log and in the status, with the process that
- * holds the lock of iptables.
+ * Sets the rules for the first time. If that takes long, reports in the log and in the status which process holds the
+ * lock of iptables.
  */
 export async function raiseFirewall(
   node: Pick<Node, 'firewall' | 'lease' | 'log' | 'signal' | 'rulesTrouble'>,
@@ -113,14 +116,14 @@ async function reportLate(node: Pick<Node, 'log' | 'signal' | 'rulesTrouble'>, e
       calm.warn(`The firewall's rules are not set yet${why}; everything else goes on without them`)
     }
   } catch {
-    // Stop waiting: either the rules are set, or the daemon stops.
+    // A rejection means that the rules are set or that the daemon stops. Neither needs a log line.
   }
 }
 
 /**
- * Begins to set the rules for the first time. Like flanneld, a first start waits for them, and rejects if they cannot
- * be set; after RULES_WAIT_MS it continues without them. A node that already forwards waits only for LATE_MS. If the
- * rules cannot be set, such a node logs the reason and tries again.
+ * Begins to set the rules for the first time. Like flanneld, a first start waits for the rules, and rejects if they
+ * cannot be set; after RULES_WAIT_MS it continues without them. A node that already forwards waits only for LATE_MS,
+ * and if the rules cannot be set, it logs the reason and tries again.
  */
 export async function raiseOrLate(node: Node, forwardsAlready: boolean): Promise<void> {
   let isPatient = forwardsAlready
@@ -153,16 +156,16 @@ export async function keepFirewall(node: Node): Promise<never> {
 }
 
 /**
- * Returns a function that returns true while a successor may own the rules. This daemon must not restore its own rules
- * then.
+ * Returns a function that returns true while a successor may own the rules. While it returns true, this daemon must not
+ * restore its own rules.
  */
 function restsFor({ ownership }: Node): () => boolean {
   let since: number | undefined
   return () => {
     if (!ownership.isOurs) return true
     since = ownership.hasSuccessor ? (since ?? performance.now()) : undefined
-    // A successor that takes longer than STAND_BY_MS waits for something, such as its store, and has not touched the
-    // rules.
+    // A successor that takes longer than STAND_BY_MS waits for another step, such as the answer of its store, and has
+    // not touched the rules.
     return since !== undefined && performance.now() - since < STAND_BY_MS
   }
 }

@@ -1,4 +1,5 @@
-// forwarding.ts - checks that the kernel forwards packets, because otherwise no container reaches another node.
+// forwarding.ts - the loop that checks that the kernel forwards packets, because otherwise no container reaches another
+// node.
 
 import type { Log } from '../../base/log.ts'
 import { pause } from '../../host/bell.ts'
@@ -9,7 +10,8 @@ import { familiesOf, type Family } from '../../net/address.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
 /**
- * Records the families whose packets the kernel does not forward. The start has already logged a warning about them.
+ * Records the families whose packets the kernel does not forward. The start has already logged a warning about these
+ * families.
  */
 export async function watchForwarding(node: Node): Promise<never> {
   const { config, readSysctl, signal } = node
@@ -46,8 +48,8 @@ export async function warnOfForwarding(
   // An interface that does not forward accepts IPv6 router advertisements. Setting `all/forwarding` to 1 makes each
   // interface forward (Linux, addrconf_fixup_forwarding).
   const forwards = forwarding === '0' || (await readSysctl(`net/ipv6/conf/${route.device}/forwarding`)) !== '0'
-  // If accept_ra is 0, another program, such as systemd-networkd or NetworkManager, handles the advertisements, and the
-  // route from them stays.
+  // If accept_ra is 0, another program, such as systemd-networkd or NetworkManager, handles router advertisements, and
+  // the route that it made from them stays.
   const accepting = `net/ipv6/conf/${route.device}/accept_ra`
   if (forwards && (await readSysctl(accepting)) === '1')
     log.warn(

@@ -1,11 +1,11 @@
-// give-back.ts - returns the memory that only the start needed, some time after the start.
+// give-back.ts - returns memory that only the start needed to the kernel, some time after the start.
 
 import { createBell, pause } from '../../host/bell.ts'
 import type { Node } from '../node.ts'
 
 /**
- * The time in ms after the start at which memory is returned. By then the node has sent its first probes, and each loop
- * has run once.
+ * The time in ms after the start at which weftd returns memory to the kernel. By then the node has sent its first
+ * probes, and each loop has run once.
  */
 export const SETTLED_MS = 20_000
 

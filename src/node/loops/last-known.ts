@@ -1,4 +1,4 @@
-// last-known.ts - writes the last known state of this node to a file, with which the next process can forward before it
+// last-known.ts - writes the last known state of this node to a file, so that the next process can forward before it
 // queries the store.
 
 import { messageOf } from '../../base/errors.ts'
@@ -8,8 +8,8 @@ import type { ForwardingNode, Node } from '../node.ts'
 import { removeLastKnown, writeLastKnown } from '../restart/last-known.ts'
 
 /**
- * REST_MS is the pause in ms after each write of the file. REST_MS_A_LEASE is added to the pause for each lease. With
- * 10,000 peers the file has a megabyte, and some peers always change.
+ * The pause in ms after each write of the file; REST_MS_A_LEASE is added for each lease. With 10,000 peers the file has
+ * a megabyte, and some peers always change.
  */
 const REST_MS = 200
 const REST_MS_A_LEASE = 1
@@ -17,8 +17,8 @@ const REST_MS_A_LEASE = 1
 const turns = new WeakMap<ForwardingNode, Promise<void>>()
 
 /**
- * Writes the file of the last known state, with the descriptions of the paths that the service manager keeps. Writes
- * run one after another, so that the last one wins. Rejects with the file system's error.
+ * Writes the file of the last known state, with `paths`, the descriptions of the data paths that the service manager
+ * keeps. Writes run one after another, so that the last write wins. Rejects with the file system's error.
  */
 export function writeKnown(node: ForwardingNode, paths?: unknown): Promise<void> {
   const turn = (turns.get(node) ?? Promise.resolve()).then(() => write(node, paths))
@@ -33,11 +33,12 @@ async function write(
   { next, lease, attrs, view, backend, ownership: { dataPath } }: ForwardingNode,
   paths: unknown,
 ): Promise<void> {
-  // While the data path is down, the file keeps the previous state, for a process that starts meanwhile.
+  // While the data path is down, the file keeps the previous state, for a process that starts before the data path is
+  // up again.
   if (!next || !dataPath) return
   const { tunNames } = dataPath
-  // If the kernel carries the packets, it forwards without weftd, so the next process needs no state. But `weft
-  // cleanup` needs the file if the backend published a route.
+  // If the kernel carries the packets, it forwards without weftd, so the next process needs no last known state. But
+  // `weft cleanup` needs the file if the backend published a route.
   const isForCleanup = tunNames === undefined && backend.withdraw !== undefined
   if (tunNames === undefined && !isForCleanup) return removeLastKnown(next.lastKnown)
   const { store, config, wishes } = next

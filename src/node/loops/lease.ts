@@ -1,4 +1,5 @@
-// lease.ts - acquires this node's own lease, renews it before it expires, and acquires it again after it was lost.
+// lease.ts - the loop that renews this node's own lease before it expires, and acquires the lease again after it was
+// lost.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import { formatGoDuration, formatGoTime, seldom, type Log } from '../../base/log.ts'
@@ -10,44 +11,46 @@ import { throwUnlessWaiting, waitFor, type Waiter } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 /**
- * The time in ms for which weftd waits for the store's answer about a public IP set by an operator, if weftd can use an
- * earlier answer instead.
+ * The time in ms for which weftd waits for the store's answer about a public IP that an operator set, if weftd can use
+ * an earlier answer instead.
  */
 const AMEND_MS = 1_000
 /**
- * The shortest and the longest pause, in ms, before another try to renew the lease. With short pauses a failed try does
- * not cost much of the hour that remains before the lease expires.
+ * The shortest pause, in ms, before another try to renew the lease; RENEW_RETRY_MAX_MS is the longest. The pauses are
+ * short compared with the hour that remains before the lease expires.
  */
 const RENEW_RETRY_MIN_MS = 1_000
 const RENEW_RETRY_MAX_MS = 60_000
 /**
- * By this fraction the time of a renewal varies at random, so that nodes which started together do not renew their
- * leases together.
+ * The fraction by which the time of a renewal varies at random, so that nodes which started simultaneously do not renew
+ * their leases simultaneously.
  */
 const RENEW_JITTER = 0.1
 /**
- * A store, such as a full one, may extend a lease without writing its value. In that case weftd tries to write the
- * value again, and logs the problem again, within this time in ms.
+ * A store, such as a full etcd, may extend a lease without writing its value. In that case weftd tries to write the
+ * value again, and logs the problem again, within UNWRITTEN_MS milliseconds.
  */
 const UNWRITTEN_MS = 3_600_000
 /**
- * If this node's lease is in doubt again within this time in ms, weftd pauses before it writes the lease. The pause
- * doubles from its first to its longest value.
+ * If this node's lease is in doubt again within DISPUTE_MS milliseconds, weftd pauses before it writes the lease. The
+ * pause doubles from DISPUTE_PAUSE_MIN_MS to DISPUTE_PAUSE_MAX_MS.
  */
 const DISPUTE_MS = 600_000
 const DISPUTE_PAUSE_MIN_MS = 100
 const DISPUTE_PAUSE_MAX_MS = 60_000
 /**
- * The longest pause, in ms, before weftd writes this node's lease again if the lease is missing from the store. If most leases vanish
- * together, peers keep them for longer than this pause.
+ * The longest pause, in ms, before weftd writes this node's lease again if the lease is missing from the store. If most
+ * leases vanish at the same time, peers keep them for longer than this pause.
  */
 const GONE_PAUSE_MAX_MS = 10_000
-/** The interval in ms at which weftd compares the clocks while it waits for the next renewal. */
+/**
+ * The interval in ms at which weftd checks the wall clock and the monotonic clock while it waits for the next renewal.
+ */
 const CLOCKS_MS = 60_000
 
 /**
  * Obtains a lease for this node. If `isForwarding` is true, waits after any failure until an operator has repaired the
- * cause. Otherwise waits only for a store that is unreachable.
+ * cause. Otherwise waits only while the store is unreachable.
  */
 export async function obtainLease(
   { manager, config, isMine, log, signal }: Pick<Node, 'manager' | 'config' | 'isMine' | 'log' | 'signal'>,
@@ -86,8 +89,8 @@ const amendments = new WeakMap<Backend, Backend>()
 
 /**
  * Returns the backend with another `prepare`, which publishes the public IP that an operator set for this node. The
- * first call waits for the store. If the store does not answer a later call, that call uses the store's last answer, so
- * that a data path can be opened again. Returns the same result for the same backend.
+ * first call of `prepare` waits for the store. If the store does not answer a later call, that call uses the store's
+ * last answer, so that weftd can open a data path again. `amended` returns the same result for the same backend.
  */
 export function amended(backend: Backend, manager: Node['manager'], log: Log): Backend {
   if (!manager.amend) return backend
@@ -140,8 +143,8 @@ export async function keepLease(node: Node): Promise<never> {
     const waitMs = renewalWaitMs(node)
     if (waitMs !== undefined) node.log.info(`Waiting for ${formatGoDuration(waitMs)} to renew lease`)
     if (await untilDue(node, waitMs)) {
-      // Another host with this node's public IP may write the lease in turn with this host. Pause, so that this does
-      // not overload the store or the log.
+      // Another host with this node's public IP may write the lease in turn with this host. Pause, so that these writes
+      // do not overload the store or the log.
       const isAgain = performance.now() - answeredAt < DISPUTE_MS
       pauseMs = isAgain ? Math.min(Math.max(2 * pauseMs, DISPUTE_PAUSE_MIN_MS), DISPUTE_PAUSE_MAX_MS) : 0
       await pauseBefore(node, pauseMs)
@@ -153,8 +156,8 @@ export async function keepLease(node: Node): Promise<never> {
 }
 
 /**
- * True if the successor has written its own lease: with other attributes, or for other families and so under another
- * key. If this process wrote its lease again, both processes would overwrite each other until the hand-over.
+ * Returns true if the successor has written its own lease: with other attributes, or for other families and so under
+ * another key. If this process wrote its lease again, both processes would overwrite each other until the hand-over.
  */
 function isSuccessors({ ownership, view, lease }: Node): boolean {
   if (!ownership.hasSuccessor) return false
@@ -164,8 +167,9 @@ function isSuccessors({ ownership, view, lease }: Node): boolean {
 }
 
 /**
- * Runs `write`, and adds to the written lease its end by the monotonic clock, because the wall clock may be set later
- * (NTP does so at boot). If the wall clock is set during the write, the earlier of the two ends counts.
+ * Runs `write`, and adds to the written lease the time of its expiry by the monotonic clock, because the wall clock may
+ * be set later (NTP does so at boot). If the wall clock is set during the write, the earlier of the two possible times
+ * counts.
  */
 async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   const monotonicZero = (): number => Date.now() - performance.now()
@@ -175,7 +179,7 @@ async function timed(write: () => Promise<OwnLease>): Promise<OwnLease> {
   return { ...lease, endsAt: expiresAt === undefined ? undefined : expiresAt - Math.max(before, monotonicZero()) }
 }
 
-/** Pauses for this time in ms, or for a shorter time if the lease is gone. */
+/** Pauses for `ms` milliseconds, or for a shorter time if the lease is gone. */
 async function pauseBefore(node: Node, ms: number): Promise<void> {
   const began = performance.now()
   for (;;) {
@@ -198,8 +202,8 @@ function renewalWaitMs({ options, lease }: Node): number | undefined {
 
 /**
  * Waits until the lease is in doubt, or until `waitMs` have passed by the wall clock or by the monotonic clock. Both
- * are needed: the monotonic clock and timers stop while the host is suspended, and the wall clock can be set back.
- * Returns true if the lease is in doubt.
+ * clocks are needed: the monotonic clock and timers stop while the host is suspended, and the wall clock can be set
+ * back. Returns true if the lease is in doubt.
  */
 async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined): Promise<boolean> {
   if (waitMs === undefined) return leaseDoubt.wait(signal)
@@ -214,7 +218,8 @@ async function untilDue({ leaseDoubt, signal }: Node, waitMs: number | undefined
 }
 
 /**
- * Lists the families in which the node got an address after it acquired its lease, so that it needs a subnet of them.
+ * Lists the families in which the node got an address after it acquired its lease, so that it needs a subnet of these
+ * families.
  */
 const gainedFamilies = ({ config, lease, attrs, manager }: Node): readonly Family[] =>
   FAMILIES.filter(
@@ -249,15 +254,15 @@ async function renewOrReplace(node: Node): Promise<void> {
       const again = retryMs < RENEW_RETRY_MAX_MS ? `${retryMs / 1000} s` : '1 min'
       log.error(`Error renewing lease (trying again in ${again}): ${describeError(error)}`)
     }
-    // If this node's lease changes during the wait, the store is reachable again.
+    // If this node's lease has changed during the wait, the store is reachable again, so the pauses become short again.
     const rang = await node.leaseDoubt.wait(signal, retryMs)
     retryMs = rang ? RENEW_RETRY_MIN_MS : Math.min(2 * retryMs, RENEW_RETRY_MAX_MS)
   }
 }
 
 /**
- * Acquires a subnet of a family in which the node got an address. Returns false if that fails; the lease must then be
- * renewed unchanged.
+ * Acquires a subnet of a family in which the node got an address. Returns false if that fails; the caller must then
+ * renew the lease unchanged.
  */
 async function isExtended(node: Node): Promise<boolean> {
   try {
@@ -271,7 +276,7 @@ async function isExtended(node: Node): Promise<boolean> {
 }
 
 /**
- * Acquires the same subnet again if it is free. If it is not free, moves the node to another subnet. Waits as
+ * Acquires the same subnet again if the subnet is free. If it is not free, moves the node to another subnet. Waits as
  * obtainLease does.
  */
 async function replaceLease(node: Node, isForwarding = true): Promise<void> {

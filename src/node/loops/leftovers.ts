@@ -1,4 +1,4 @@
-// leftovers.ts - removes devices and routes of other backends that are in the way of this node's data path. Reports
+// leftovers.ts - removes devices and routes of other backends that are in the way of this node's data path. Reports all
 // other routes that bypass the data path.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
@@ -28,9 +28,9 @@ const NAMED = 5
 type Leftovers = NonNullable<Node['leftovers']>
 
 /**
- * Removes leftovers of other backends. Records in `node.pastPath` the routes that still lead packets past the data
- * path. Returns true if there are none. Only a node that forwards may do this, because otherwise a successor may have
- * made devices already.
+ * Removes leftovers of other backends. Records in `node.pastPath` the routes that still make packets bypass the data
+ * path. Returns true if there are no such routes. Only a node that forwards may call this function, because otherwise a
+ * successor may have made devices already.
  */
 export async function clearLeftovers(node: Node): Promise<boolean> {
   const { backend, leftovers, ownership } = node
@@ -41,11 +41,11 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
   if (!isOurs()) return node.pastPath.length === 0
   try {
     let found = await find(node, leftovers)
-    // If another process owns the data path now, stop: the devices and routes that were found may belong to that
-    // process.
+    // If another process owns the data path now, stop, because the devices and routes that were found may belong to
+    // that process.
     if (!isOurs()) return node.pastPath.length === 0
     const first = found.leftovers
-    // Use the log that rarely repeats a line, because another program may restore a leftover each time.
+    // Use the log that drops repeated lines, because another program may restore a leftover again and again.
     const calm = calmOf(node)
     const removed = (what: string): void => calm.info(`Removed ${what}, which another backend left`)
     const tried = await removeLeftovers(run, first, removed, isOurs)
@@ -70,8 +70,9 @@ export async function clearLeftovers(node: Node): Promise<boolean> {
 }
 
 /**
- * Returns the attributes of this node's present lease if they have another backend type. Returns undefined if the node
- * has no lease, or if the new backend makes its own routes. Must be called before the lease is written.
+ * Returns the attributes of this node's present lease if they have a backend type other than the new backend's. Returns
+ * undefined if the node has no lease, or if the new backend makes its own routes. Must be called before the lease is
+ * written.
  */
 export async function earlierAttrs(
   { backend, manager, log, signal }: Pick<Node, 'backend' | 'manager' | 'log' | 'signal'>,
@@ -83,9 +84,9 @@ export async function earlierAttrs(
 }
 
 /**
- * Removes the devices and routes that the backend of an earlier run left. It is called for a backend whose routes other
- * programs make, because later weftd cannot tell their devices and routes from leftovers. Must be called while no
- * process forwards on this host. Throws WeftError DEVICE if a leftover cannot be removed.
+ * Removes the devices and routes that the backend of an earlier run left. weftd calls `clearEarlier` only for a backend
+ * whose routes are made by other programs, because later weftd cannot tell these routes and devices from leftovers.
+ * Must be called while no process forwards on this host. Throws WeftError DEVICE if a leftover cannot be removed.
  */
 export async function clearEarlier(
   parts: Pick<Node, 'backend' | 'config' | 'leftovers' | 'options' | 'manager' | 'log' | 'signal'>,
@@ -96,8 +97,8 @@ export async function clearEarlier(
   try {
     await clear(parts, parts.leftovers, lease, before.backendType)
   } catch (error) {
-    // Write the earlier backend type into the lease again, because only that type makes the next start search for
-    // leftovers again.
+    // Write the earlier backend type into the lease again, because the next start searches for leftovers only if the
+    // lease has that type.
     const { manager, config, log, signal } = parts
     await manager
       .holder(config)
@@ -127,7 +128,7 @@ async function clear(
       earlier,
       ownDevices: [],
       routesToHosts: false,
-      // If no earlier backend made routes to hosts, no such route is a leftover.
+      // If no earlier backend made routes to hosts, no route to a host is a leftover.
       routesByOthers: !kinds.some(({ routes }) => routes === 'peers'),
       external: backend.external?.name,
       ranges: { ipv4: config.ipv4, ipv6: config.ipv6 },
@@ -154,7 +155,7 @@ const othersOf = (options: Node['options']) => () =>
   otherDaemons(handoverLock({ 'subnet-file': options['subnet-file'] }))
 
 const calmLogs = new WeakMap<Node, Log>()
-/** Returns a log that rarely repeats a line. */
+/** Returns the node's log that drops repeated lines. */
 function calmOf(node: Node): Log {
   const calm = calmLogs.get(node) ?? seldom(node.log)
   calmLogs.set(node, calm)
@@ -163,7 +164,7 @@ function calmOf(node: Node): Log {
 
 /**
  * Finds leftovers, and routes of the main table that bypass the data path. If there are none and the data path
- * encrypts, also looks up the kernel's routes, which policy rules may change.
+ * encrypts, also asks the kernel for the route of each peer, because policy rules may change it.
  */
 async function find(node: Node, leftovers: Leftovers): Promise<Found> {
   const { found, surroundings } = await findInTable(node, leftovers)
@@ -202,7 +203,10 @@ function presentDevices(dataPath: DataPaths | undefined): readonly string[] {
   return [...(dataPath?.tunNames ?? []), device, devices.ipv4, devices.ipv6].filter((name) => name !== undefined)
 }
 
-/** Lists the leases in the store, before the node follows them. Returns undefined if the store does not answer. */
+/**
+ * Lists the leases in the store, for a node that does not follow the leases yet. Returns undefined if the store does
+ * not answer.
+ */
 async function listLeases({
   manager,
   signal,
@@ -228,7 +232,8 @@ function note(
   const { backend, following } = node
   const own = bypasses.filter(({ isOfOwn }) => isOfOwn)
   const past = backend.isSealed ? bypasses.filter(({ isOfOwn }) => !isOfOwn) : []
-  // The last known leases are as good as those of a running node whose store does not answer.
+  // The leases of the last known state are enough to judge whether a route is a leftover. A running node whose store
+  // does not answer has no newer leases either.
   const isKnown = following.listedAt !== undefined || [...node.view.keys()].some((key) => key !== node.lease.key)
   const isUnjudged = backend.isSealed === true && needsLeases && !isKnown && past.length === 0
   const lines = [
@@ -264,7 +269,8 @@ const routesText = (bypasses: readonly Bypass[]): string => {
 }
 
 /**
- * Sets `node.pastPath`, and logs the lines that are new. Anybody may read the part of a line before its first colon.
+ * Sets `node.pastPath`, and logs the lines that are new. The part of a line before its first colon may be shown to
+ * everyone.
  */
 function setPastPath(node: Node, lines: readonly string[]): void {
   const before = node.pastPath.map(({ line }) => line)

@@ -1,5 +1,5 @@
-// memory.ts - records the events of the peers, and the last hour of traffic and round-trip times of this node and its
-// peers. Writes the events to a file, so that the next weftd has them.
+// memory.ts - the loop that records the events of the peers, and the last hour of traffic and round-trip times of this
+// node and its peers. It writes the events to a file, so that the next weftd has them.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -15,11 +15,11 @@ import type { Node } from '../node.ts'
 import { countersOf } from '../report.ts'
 import { PeerWatch } from './peer-watch.ts'
 
-/** The interval in ms at which the peers' results are compared with their previous results. */
+/** The interval in ms at which weftd compares the peers' probe results with their previous results. */
 const TICK_MS = 2_000
 /**
- * The minimum interval in ms between two writes of the events file. It is also the interval at which the packets that
- * silent peers sent are counted.
+ * The minimum interval in ms between two writes of the events file. HEARD_MS is the interval at which weftd counts the
+ * packets that silent peers sent.
  */
 const REST_MS = 5_000
 const HEARD_MS = 10_000
@@ -30,8 +30,8 @@ type Traffic = ReadonlyMap<string, PeerTraffic>
 
 const memories = new WeakMap<Node, ReturnType<typeof createMemory>>()
 /**
- * Returns the recorded events and the last hour of this node. A loop that is restarted after a failure continues with
- * them.
+ * Returns the recorded events and the last hour of this node. If the loop is restarted after a failure, it continues
+ * with them.
  */
 function memoryOf(node: Node): ReturnType<typeof createMemory> {
   const memory = memories.get(node) ?? createMemory(node)
@@ -70,7 +70,7 @@ export async function keepMemory(node: Node): Promise<never> {
   }
 }
 
-/** Returns the traffic of each peer. Returns no traffic if the device that counts it is gone. */
+/** Returns the traffic of each peer, or no traffic if the device that counts the traffic is gone. */
 async function trafficOf({ ownership: { dataPath } }: Node): Promise<Traffic> {
   return (await dataPath?.traffic().catch(() => undefined)) ?? new Map()
 }
@@ -99,8 +99,6 @@ function placeIn(view: Node['view'], key: string, family: Family) {
   return { peer: formatNet(net), publicIp: formatAddress(address), family }
 }
 
-// The following functions and the class Sampler record the last hour.
-
 interface Totals {
   readonly at: number
   readonly tx: number | undefined
@@ -121,15 +119,13 @@ function totalsOf(counters: Readonly<Record<string, number>>, at: number): Total
 /** Samples the traffic, the round trips and the losses of this node and of its peers. */
 class Sampler {
   readonly #node: Node
-  /** The samples of the last hour, which the status page draws. */
   readonly #hour: Hour
-  /** The counters of the data path in the last minutes. */
+  /** The counters of the data path during the last minutes. */
   readonly #recent: Recent
-  /** The present states of the peers. Each change of a state is an event. */
   readonly #watch: PeerWatch
-  /** The counters at the last sample of the node's values. */
+  /** The counters at the last sample of the node's own values. */
   #last: Totals | undefined
-  /** The time of the last sample of the node's values, in ms of performance.now(). */
+  /** The time of the last sample of the node's own values, in ms of performance.now(). */
   #stepAt = performance.now()
   /** The time of the last sample of the peers' values, in ms of performance.now(). */
   #peerStepAt: number
@@ -190,7 +186,7 @@ class Sampler {
     const ms = then ? now.at - then.at : 0
     const sample = (key: string): PeerSample => {
       const [after, earlier] = [traffic.get(key), then?.traffic.get(key)]
-      // If the node probes over two families, the worse result counts for each peer.
+      // If the node probes a peer over two families, the worse result counts.
       const probed = FAMILIES.flatMap((family) => this.#node.probes?.[family]?.result(key) ?? [])
       const times = probed.flatMap(({ isAnswering, roundTripMs }) => (isAnswering ? (roundTripMs ?? []) : []))
       return {
@@ -206,13 +202,11 @@ class Sampler {
   }
 }
 
-// The following functions keep the events in a file.
-
 /** Keeps the events in a file for the next process. Failures are only logged. */
 function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: PeerEvents) {
   const calm: Log = seldom(log)
   const path = next?.events
-  /** True if no other process writes the events file any more. */
+  /** True once no other process writes the events file. */
   let isOwn = false
   let written = ''
   let writing: Promise<void> | undefined
@@ -250,7 +244,7 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
       await read()
       await next?.free
       await read()
-      // If events were added while the file was read, the file lacks them, so it must be written.
+      // If events were added while weftd read the file, the file lacks these events, so weftd must write it.
       if (Object.values(events.counts()).some((count) => count > 0)) written = ''
       isOwn = true
     },
@@ -259,7 +253,6 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
       if (writing || performance.now() - writtenAt < REST_MS) return
       writing = write().finally(() => (writing = undefined))
     },
-    /** Writes the events that are not in the file yet. */
     async end(): Promise<void> {
       await writing
       await write()
@@ -267,7 +260,7 @@ function createEventsFile({ next, log }: Pick<Node, 'next' | 'log'>, events: Pee
   }
 }
 
-/** Rejects if the operation takes longer than PATIENCE_MS. */
+/** Settles like `work`, but rejects if `work` takes longer than PATIENCE_MS. */
 async function patiently<T>(work: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_resolve, reject) => {

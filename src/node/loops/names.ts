@@ -1,5 +1,5 @@
-// names.ts - reads the names of the other hosts. Each weftd writes its name next to its lease, under its public IP
-// (duplicate-node.ts).
+// names.ts - the loop that reads the names of the peers' hosts from the store. Each weftd writes its host's name next
+// to its lease, under its public IP (duplicate-node.ts).
 //
 // In Kubernetes the names come with the leases, so this loop has no work there. flanneld writes no name.
 
@@ -9,19 +9,19 @@ import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import type { Node } from '../node.ts'
 
 /**
- * LOOK_MS is the interval of the queries in ms. LOOK_MS_A_NAME is added for each name, so that many nodes do not
- * overload the store.
+ * The interval of the queries in ms; LOOK_MS_A_NAME is added for each name, so that many nodes do not overload the
+ * store.
  */
 const LOOK_MS = 60_000
 const LOOK_MS_A_NAME = 3
 /**
- * The time in ms between the appearance of a new lease and the query for the name of its host, which that host writes
+ * The time in ms between the appearance of a new lease and the query for the name of its host. The host writes its name
  * after its lease.
  */
 const NEW_MS = 2_000
 /**
- * The interval in ms at which all names are read. Between these reads weftd reads only changes, which do not include
- * deletions.
+ * The interval in ms at which weftd reads all names. Between these reads weftd reads only the names that were written
+ * since, which does not show deletions.
  */
 const WHOLE_MS = 3_600_000
 
@@ -54,7 +54,7 @@ export async function keepNames(node: Node): Promise<never> {
       throwUnlessWaiting(error, signal) // the loop that follows the store reports its failures
     }
     const many = node.names.size * LOOK_MS_A_NAME
-    // The random factor keeps nodes that started together from querying the store together.
+    // The pause is random, so that nodes that started simultaneously do not query the store simultaneously.
     const isNew = await node.newcomers.wait(signal, (LOOK_MS + many) * (0.5 + Math.random() / 2))
     if (isNew) await pause(signal, (NEW_MS + many) * (0.5 + Math.random() / 2))
   }

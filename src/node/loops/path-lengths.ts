@@ -1,42 +1,42 @@
-// path-lengths.ts - searches the longest packet that reaches each peer: decides which peer gets an echo request of
+// path-lengths.ts - searches for the longest packet that reaches each peer: decides which peer gets an echo request of
 // which length, and evaluates the answers. Pure.
 //
-// This is Packetization Layer Path MTU Discovery (RFC 8899) with the peer's kernel as the other end. A length does not
-// pass if no request of that length was answered, but small requests that were sent with it were. The small requests
-// are needed because a peer that is down, or a path that loses packets of any length, would otherwise look the same as
-// a path that loses long packets.
+// This is Packetization Layer Path MTU Discovery (RFC 8899), in which the peer's kernel answers. A length counts as too
+// long if no request of that length was answered, but small requests that were sent with it were. Without the small
+// requests, a peer that is down, or a path that loses packets of any length, would look like a path that loses long
+// packets.
 
 import type { Address } from '../../net/address.ts'
 import { lengthsUpTo } from '../../net/lengths.ts'
 
 /**
- * TRIES is the number of requests of one length (RFC 8899 section 5.1.2, MAX_PROBES). TRY_EVERY_MS is their interval in
- * ms (section 5.1.1, PROBE_TIMER).
+ * The number of requests of one length (RFC 8899 section 5.1.2, MAX_PROBES). TRY_EVERY_MS is their interval in ms
+ * (section 5.1.1, PROBE_TIMER).
  */
 const TRIES = 3
 const TRY_EVERY_MS = 1_000
 /**
- * The number of requests of the greatest length. It is larger, so that a path which loses one packet in twenty does not
- * count as narrow.
+ * The number of requests of the greatest length. It exceeds TRIES, so that a path which loses one packet in twenty does
+ * not count as narrow.
  */
 const TRIES_OF_LONGEST = 5
 /** The maximum number of requests of one length. Each lost small request adds two requests. */
 const MOST_TRIES = 15
 /**
- * CONFIRM_EVERY_MS is the interval in ms at which a length that passes is tried again (RFC 8899 section 5.1.1,
- * CONFIRMATION_TIMER). If the length does not pass any more, only the requests are lost, and no data. RAISE_EVERY_MS is
- * the interval in ms at which a greater length is tried (PMTU_RAISE_TIMER).
+ * The interval in ms at which weftd tries a length that passed again (RFC 8899 section 5.1.1, CONFIRMATION_TIMER). If
+ * the length does not pass any more, only the requests are lost, and no data. RAISE_EVERY_MS is the interval at which
+ * weftd tries a greater length (PMTU_RAISE_TIMER).
  */
 const CONFIRM_EVERY_MS = 10_000
 /**
- * The time in ms that each peer adds to the interval CONFIRM_EVERY_MS, so that the cost does not grow with the number
- * of peers.
+ * The time in ms that each peer adds to the interval CONFIRM_EVERY_MS, so that the number of requests per second does
+ * not grow with the number of peers.
  */
 const CONFIRM_ONE_MS = 300
 const RAISE_EVERY_MS = 30_000
 /**
- * The pause in ms after a search in which the peer was silent. Also the maximum delay in ms of the search for a new or
- * changed peer.
+ * The pause in ms after a search in which the peer was silent. SOON_MS is the maximum delay in ms of the search for a
+ * new or changed peer.
  */
 const RETRY_MS = 10_000
 const SOON_MS = 1_000
@@ -48,9 +48,8 @@ const ASKED_A_SECOND = 5
 /** The number of different ICMP sequence numbers (RFC 792). */
 const SEQUENCES = 0x10000
 export interface SearchedPeer {
-  /** The key of the peer's lease. */
   readonly key: string
-  /** The endpoint of the peer's datagrams. If it changes, the path to the peer is another one. */
+  /** The endpoint of the peer's datagrams, as address and port. A new endpoint means a new path to the peer. */
   readonly endpoint: string
   /** The address of the peer that answers echo requests through the data path. */
   readonly address: Address
@@ -70,7 +69,7 @@ export interface PathLength {
    * The length in bytes of the longest packet that reaches the peer; undefined while the search on a narrow path runs.
    */
   readonly bytes: number | undefined
-  /** The time when the path became whole or narrow, in ms of the caller's clock. */
+  /** The time when the path became narrow, or began to carry full-size packets, in ms of the caller's clock. */
   readonly since: number
 }
 
@@ -83,8 +82,8 @@ interface Known extends SearchedPeer {
 }
 
 /**
- * A binary search through the sorted sizes: the size at index `passes` reaches the peer, the size at `fails` does not, and the size at `at`
- * is tried now.
+ * A binary search through the sorted sizes: the size at index `passes` reaches the peer, the size at `fails` does not,
+ * and the size at `at` is tried now.
  */
 interface Search {
   readonly sizes: readonly number[]
@@ -95,7 +94,7 @@ interface Search {
   at: number
   tries: number
   /**
-   * The number of small requests that were sent together with the tried size. `answered` is the number of their
+   * The number of small requests that were sent together with the tried size; `answered` is the number of their
    * answers.
    */
   small: number
@@ -109,28 +108,23 @@ export class PathSearch {
   readonly #wanted: number
   /** Returns the path MTU that the kernel knows for a peer; undefined if no requests may be sent to the peer now. */
   readonly #knownMtu: (key: string) => number | undefined
-  /** Returns a number from 0 to 1. */
   readonly #random: () => number
-  /** All peers, by lease key. */
   readonly #known = new Map<string, Known>()
   /** The peers with a running search. */
   readonly #begun = new Set<Known>()
   /** The peers without a running search, by the second in which they are due. */
   readonly #later = new Map<number, Known[]>()
-  /** The peers whose time for a request has come, in the order in which they are due. */
+  /** The peers for which a request is due, in the order of their due times. */
   readonly #come: Known[] = []
   /** The number of peers at the beginning of `#come` that were already handled. */
   #taken = 0
   /** The length in bytes of the longest packet that reaches each peer with a narrow path, by lease key. */
   readonly #limits = new Map<string, number>()
-  /** The requests that wait for an answer, by sequence number. */
   readonly #waiting = new Map<
     number,
     { readonly peer: Known; readonly search: Search; readonly at: number | undefined }
   >()
-  /** The keys of the peers whose result has changed since the last call of `takeNews`. */
   #news = new Set<string>()
-  /** The sequence number of the next echo request. */
   #next: number
 
   constructor(overhead: number, wanted: number, knownMtu: (key: string) => number | undefined, random: () => number) {
@@ -141,7 +135,10 @@ export class PathSearch {
     this.#next = Math.floor(random() * SEQUENCES)
   }
 
-  /** Sets the addresses of one peer; undefined removes the peer. `now` is the time in ms of the caller's clock. */
+  /**
+   * Sets the addresses of one peer, or removes the peer if `place` is undefined. `now` is the time in ms of the
+   * caller's clock.
+   */
   look(key: string, place: Omit<SearchedPeer, 'key'> | undefined, now: number): void {
     const before = this.#known.get(key)
     if (before && before.endpoint === place?.endpoint && before.address === place.address) return
@@ -166,7 +163,7 @@ export class PathSearch {
     for (const peer of peers) this.look(peer.key, peer, now)
   }
 
-  /** Returns the probes to send now. Must be called about once a second. */
+  /** Returns the requests to send now. The caller must call `due` about once a second. */
   due(now: number): readonly Question[] {
     const questions: Question[] = []
     let peersAsked = 0
@@ -181,7 +178,7 @@ export class PathSearch {
 
   answered(sequence: number, from: Address, now: number): void {
     const { peer, search, at } = this.#waiting.get(sequence) ?? {}
-    // Ignore an answer from an address to which no request was sent, because it proves nothing.
+    // Ignore an answer from an address to which weftd sent no request, because the answer proves nothing.
     if (!peer || !search || peer.address !== from) return
     this.#waiting.delete(sequence)
     if (at === undefined) search.answered++
@@ -198,7 +195,6 @@ export class PathSearch {
     return this.#known.get(key)?.length
   }
 
-  /** Returns the keys of the peers whose result has changed since the last call. */
   takeNews(): ReadonlySet<string> {
     const before = this.#news
     this.#news = new Set()
@@ -210,7 +206,7 @@ export class PathSearch {
     return new Map([...this.#known].flatMap(([key, { length }]) => (length ? [[key, length] as const] : [])))
   }
 
-  /** Begins a search: first tries the size that passed last, or the greatest size. */
+  /** Begins a search with the size that passed last, or with the greatest size. */
   #begin(peer: Known, longest: number, now: number): Search {
     const sizes = lengthsUpTo(longest, this.#overhead)
     const confirmed = peer.limit === undefined || now >= peer.raiseAt ? -1 : sizes.indexOf(peer.limit)
@@ -219,7 +215,7 @@ export class PathSearch {
   }
 
   /**
-   * Records the longest packet that reaches a peer. `bytes` is undefined if it is only known that the path is narrow.
+   * Records the longest packet that reaches a peer. `bytes` is undefined if weftd only knows that the path is narrow.
    */
   #learn(peer: Known, bytes: number | undefined, now: number): void {
     const isWhole = bytes !== undefined && bytes >= this.#wanted
@@ -236,7 +232,7 @@ export class PathSearch {
     this.#schedule(peer, nextAt)
   }
 
-  /** Schedules a search for a peer that has none running. */
+  /** Schedules a search for a peer that has no running search. */
   #schedule(peer: Known, nextAt: number): void {
     peer.nextAt = nextAt
     const second = Math.ceil(nextAt / 1000)
@@ -245,7 +241,7 @@ export class PathSearch {
     else this.#later.set(second, [peer])
   }
 
-  /** Yields the peers that are due: first those with a running search, then those that have waited longest. */
+  /** Yields the peers that are due: first those with a running search, then the rest, the longest overdue first. */
   *#turns(now: number): Generator<Known, void, undefined> {
     yield* [...this.#begun].filter(({ nextAt }) => nextAt <= now).toSorted((a, b) => a.nextAt - b.nextAt)
     for (const second of [...this.#later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
@@ -266,14 +262,14 @@ export class PathSearch {
     for (const [sequence, request] of this.#waiting) if (request.peer === peer) this.#waiting.delete(sequence)
   }
 
-  /** Evaluates whether the tried size passed. */
+  /** Evaluates whether the tried size passed, and chooses the next size. */
   #conclude(peer: Known, search: Search, isPassing: boolean, now: number): void {
     if (isPassing) search.passes = search.at
     else search.fails = search.at
     const { sizes, passes, fails } = search
     if (fails - passes > 1) {
-      // The greatest size that passes is not known yet. But a size above the small request passed, so record that the
-      // path is narrow.
+      // The greatest size that reaches the peer is not known yet. But a greater size failed and the size at `passes`
+      // passed, so record that the path is narrow: it does not carry full-size packets.
       if (passes !== -1 && peer.length?.isWhole !== false) this.#learn(peer, undefined, now)
       this.#forget(peer)
       search.at = (passes + fails) >> 1
@@ -281,7 +277,7 @@ export class PathSearch {
       peer.nextAt = now
       return
     }
-    // If only small requests are answered, a firewall drops long echo requests, so the search has no result.
+    // If the peer answers only small requests, a firewall drops long echo requests, so the search has no result.
     if (passes === -1) peer.length = undefined
     else {
       this.#learn(peer, sizes[passes], now)
@@ -294,7 +290,7 @@ export class PathSearch {
     this.#end(peer, now + Math.max(CONFIRM_EVERY_MS, this.#known.size * CONFIRM_ONE_MS))
   }
 
-  /** Returns a request of the size at index `at`; if `at` is undefined, a small request. */
+  /** Returns a request of the size at index `at`, or a small request if `at` is undefined. */
   #newQuestion(peer: Known, search: Search, at: number | undefined): Question {
     const sequence = this.#next
     this.#next = (this.#next + 1) % SEQUENCES
@@ -317,7 +313,8 @@ export class PathSearch {
         this.#end(peer, now + RETRY_MS)
         return []
       }
-      // If the kernel's path MTU has become smaller, a router has reported it, so draw no conclusion about this size.
+      // If the kernel's path MTU has become smaller, a router has reported that, so draw no conclusion about the tried
+      // size.
       if ((before.sizes[before.at] ?? 0) <= longest) this.#conclude(peer, before, false, now)
       if (peer.nextAt > now) return []
     }

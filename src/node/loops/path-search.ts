@@ -1,6 +1,6 @@
-// path-search.ts - finds the longest packet that reaches each peer, over each inner family, with echo requests of
-// different lengths. Some routers drop long packets without an ICMP error. If the configuration asks for it, the data
-// path then sends only packets that pass.
+// path-search.ts - the loop that finds the longest packet that reaches each peer, over each inner family, with echo
+// requests of different lengths. Some routers drop long packets without an ICMP error. If the network configuration
+// requests it, the data path then sends only packets that pass.
 
 import { messageOf } from '../../base/errors.ts'
 import { pause } from '../../host/bell.ts'
@@ -13,11 +13,11 @@ import { takeUnseen, type Node } from '../node.ts'
 import { PathSearch, type SearchedPeer } from './path-lengths.ts'
 import { FORBIDDEN, forGood, send } from './probes.ts'
 
-/** The interval in ms at which requests that are due are sent. */
+/** The interval in ms at which weftd sends the requests that are due. */
 const TICK_MS = 1_000
 /**
- * The interval in ms at which the search reads all peers of a data path that cannot return single peers. Such a data
- * path is also read after each change of a peer.
+ * The interval in ms at which weftd reads all peers of a data path that cannot return single peers. It reads them also
+ * after each change of a peer.
  */
 const KEEP_MS = 10_000
 
@@ -27,7 +27,6 @@ function searchedOf(peer: PathPeer | undefined, family: Family): Omit<SearchedPe
   return probe === undefined ? undefined : { endpoint, address: probe }
 }
 
-/** The search for the longest packets over one inner family. */
 interface Searching {
   readonly family: Family
   isForbidden: boolean
@@ -43,7 +42,7 @@ interface Searching {
     | undefined
   /** The time when all peers were last passed to the search, in ms of performance.now(). */
   keptAt: number
-  /** The limits of packet lengths that the data path uses now. */
+  /** The maximum packet lengths, by lease key, that the data path uses now. */
   limits: ReadonlyMap<string, number>
 }
 
@@ -56,7 +55,7 @@ export async function searchPaths(node: Node): Promise<never> {
     for (;;) {
       await pause(signal, TICK_MS)
       const { dataPath } = node.ownership
-      // Without probes (`--probe-interval 0`) there is no search, unless the data path needs its results.
+      // With `--probe-interval 0` weftd searches only if the data path needs the results.
       const isWanted = options['probe-interval'] > 0 || dataPath?.pathSearch?.limit !== undefined
       for (const searching of searchings) openFor(searching, isWanted ? dataPath : undefined, node)
       const open = searchings.flatMap((searching) => (searching.running ? [{ ...searching.running, searching }] : []))
@@ -76,8 +75,8 @@ export async function searchPaths(node: Node): Promise<never> {
 }
 
 /**
- * Starts a new search if the data path, its address or its MTU has changed. Stops the search if there is no data path
- * or no address.
+ * Starts a new search if the data path, its address or its MTU has changed. Ends the search if there is no data path or
+ * no address.
  */
 function openFor(searching: Searching, dataPath: DataPaths | undefined, node: Node): void {
   const { family, running } = searching
@@ -85,7 +84,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   const source = dataPath?.probeSource[family]
   if (running && running.dataPath === dataPath && running.source === source && running.mtu === dataPath.mtu) return
   running?.echo.close()
-  // The limits of a search that ends must not stay in a data path that goes on.
+  // If the search ends but the data path stays open, remove the limits that the search set.
   if (running?.dataPath === dataPath && searching.limits.size > 0) dataPath?.pathSearch?.limit?.(new Map(), family)
   searching.running = undefined
   if (!dataPath || source === undefined || !openEcho || searching.isForbidden) return
@@ -112,7 +111,7 @@ function openFor(searching: Searching, dataPath: DataPaths | undefined, node: No
   }
 }
 
-/** Passes the changed peers to the search, and at intervals all peers. */
+/** Passes the changed peers to the search, and all peers every KEEP_MS. */
 function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<string> | undefined, now: number): void {
   const { family, keptAt, running } = searching
   const dataPath = running?.dataPath
@@ -131,8 +130,8 @@ function look(searching: Searching, search: PathSearch, unseen: ReadonlySet<stri
 }
 
 /**
- * Passes the limits that the search found to the data path, if the data path uses them. A peer with a direct route has
- * no limit.
+ * Passes the limits that the search found to the data path, if the data path uses limits. A peer with a direct route
+ * has no limit.
  */
 function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   const { pathSearch } = searching.running?.dataPath ?? {}
@@ -153,5 +152,4 @@ function limit(searching: Searching, search: PathSearch, { log }: Node): void {
   }
 }
 
-/** Returns how many bytes the backend adds to a packet of a family. */
 const overheadOf = (type: string, family: Family): number => (isBackendType(type) ? overheadBy(type, family) : 0)

@@ -6,23 +6,20 @@ import type { PathLength } from './path-lengths.ts'
 import type { Probed } from './probe-schedule.ts'
 
 /**
- * A peer is slow if for SLOW_IN_A_ROW probes its round trip is at least SLOW_TIMES the usual one, and at least
- * SLOW_MORE_MS longer.
+ * A peer is slow if for SLOW_IN_A_ROW consecutive probes its round trip is at least SLOW_TIMES the usual round trip,
+ * and at least SLOW_MORE_MS longer.
  */
 const SLOW_TIMES = 2
 const SLOW_MORE_MS = 2
 const SLOW_IN_A_ROW = 3
 /** A slow peer is normal again if its round trip is below this multiple of the usual round trip. */
 const USUAL_TIMES = 1.5
-/**
- * LEARNT_FROM is the number of samples from which the usual round trip is known. WEIGHT is the weight of each later
- * sample.
- */
+/** The number of samples from which the usual round trip is known. WEIGHT is the weight of each later sample. */
 const LEARNT_FROM = 10
 const WEIGHT = 1 / 16
-/** If the round trip stays longer for this time in ms, the longer round trip becomes the usual one. */
+/** If the round trip stays longer for NEW_USUAL_MS milliseconds, the longer round trip becomes the usual one. */
 const NEW_USUAL_MS = 3_600_000
-/** How long, in ms, after a peer fell silent its packets may still arrive because they were on their way. */
+/** For how many ms after a peer fell silent its packets may still arrive because they were already on their way. */
 const ON_ITS_WAY_MS = 2_000
 
 /** The present probe results of a peer over one family. */
@@ -32,20 +29,20 @@ export interface Looked {
   readonly family: Family
   readonly probed: Probed | undefined
   readonly length: PathLength | undefined
-  /** The time when the peer's last packet came, if known. All times are in ms of one monotonic clock. */
+  /** The time when the peer's last packet arrived, if known. All times are in ms of one monotonic clock. */
   readonly heardAt?: number | undefined
 }
 
 /**
- * The time when a state began: by the monotonic clock (`now`), or by the wall clock (`day`) if an earlier process saw
- * the beginning.
+ * The time when a state began: by the monotonic clock (`now`), or by the wall clock (`day`) if an earlier process
+ * recorded it.
  */
 type Since = { readonly now: number } | { readonly day: number }
 
 interface State {
   publicIp: string
   silent: Since | undefined
-  /** The time, in ms of a monotonic clock, when this process first saw that the peer was silent. */
+  /** The time, in ms of a monotonic clock, when this process first found that the peer is silent. */
   silentHere: number | undefined
   isOneWay: boolean
   narrow: Since | undefined
@@ -57,13 +54,12 @@ interface State {
   slow: number | undefined
 }
 
-/** Derives events from the answers and path lengths of the peers. */
 export class PeerWatch {
   /** The list to which an event is added for each change. */
   readonly #events: PeerEvents
   /** Returns the time of day in the text format of events. */
   readonly #stamp: () => string
-  /** The state of each peer over each family, by `placeOf`. */
+  /** The state of each peer over each family, by the key of `placeOf`. */
   readonly #states = new Map<string, State>()
 
   constructor(events: PeerEvents, stamp: () => string) {
@@ -86,12 +82,12 @@ export class PeerWatch {
     state.probed = looked.probed
   }
 
-  /** Deletes the states of all peers except these. */
+  /** Deletes the states of all peers whose key is not in `places`. */
   keep(places: ReadonlySet<string>): void {
     for (const place of this.#states.keys()) if (!places.has(place)) this.#states.delete(place)
   }
 
-  /** True if any peer is silent and weftd does not know whether packets from this peer arrive. */
+  /** Returns true if any peer is silent and weftd does not know whether packets from this peer arrive. */
   isAnySilent(): boolean {
     return [...this.#states.values()].some(({ silent, isOneWay }) => silent && !isOneWay)
   }
@@ -132,7 +128,7 @@ export class PeerWatch {
     this.#events.add({ at: this.#stamp(), what, peer, publicIp, family, ...nothing, ...known })
   }
 
-  /** Returns the time since `since` in seconds; null if the wall clock was set back meanwhile. */
+  /** Returns the time since `since` in seconds; null if the wall clock was set back since then. */
   #lasted(since: Since, now: number): number | null {
     const ms = 'now' in since ? now - since.now : Date.parse(this.#stamp()) - since.day
     return ms < 0 ? null : Math.round(ms / 1000)
@@ -147,7 +143,8 @@ export class PeerWatch {
         state.silent = { now: probed.at }
         this.#addEvent(looked, 'silent')
       }
-      // If the silence began in an earlier process, this is the time when this process first saw it.
+      // If the silence began while an earlier process ran, `silentHere` is the time at which this process first noticed
+      // the silence.
       state.silentHere ??= probed.at
       if (!state.isOneWay && heardAt !== undefined && heardAt > state.silentHere + ON_ITS_WAY_MS) {
         state.isOneWay = true
@@ -177,7 +174,7 @@ export class PeerWatch {
   /** Adds events when the round trip becomes much slower than usual, or is usual again. */
   #lookAtRoundTrip(state: State, looked: Looked, now: number): void {
     const { probed } = looked
-    // Use each probe only once, even if `look` is called more often.
+    // Use each probe only once, although `look` may be called more often.
     if (!probed?.isAnswering || probed.roundTripMs === undefined || probed.at === state.probed?.at) return
     const ms = probed.roundTripMs
     if (state.learnt < LEARNT_FROM) {

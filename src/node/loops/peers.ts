@@ -1,4 +1,4 @@
-// peers.ts - follows the leases of the other nodes, and gives the accepted leases to the data path as peers.
+// peers.ts - the loop that follows the leases of the peers, and passes the accepted leases to the data path.
 
 import { describeError } from '../../base/errors.ts'
 import { followLeases } from '../../control/lease/follow.ts'
@@ -14,7 +14,8 @@ const WORDS = {
 
 export async function keepPeers(node: Node): Promise<never> {
   const { options, manager, log, signal } = node
-  // While the node gets a subnet of a second family, its old and its new lease have different keys and a common subnet.
+  // While the node gets a subnet of a second family, its old lease and its new lease have different keys and a common
+  // subnet.
   const isOwn = ({ key, attrs, subnet }: Lease): boolean =>
     key === node.lease.key || (isOfOneNode(attrs, node.attrs) && netsOverlap(subnet, node.lease.subnet))
   const say = { ...WORDS, ...node.backend.words }
@@ -28,7 +29,7 @@ export async function keepPeers(node: Node): Promise<never> {
     state: node.following,
   })
   const overlaps = createOverlaps(node)
-  /** The keys of the leases that may differ from the applied peers; undefined if all may differ. */
+  /** The keys of the leases that may differ from the peers that were applied; undefined if all leases may differ. */
   let touched: Set<string> | undefined
   for await (const { leases, added, changed, removed, renewed, isListing, isOwnUnreadable } of following) {
     node.view = leases
@@ -46,7 +47,7 @@ export async function keepPeers(node: Node): Promise<never> {
       const applying = touched
       touched = new Set()
       await applyPeers(node, applying)
-      // Log the lines after the peers were applied, because a reader of the line may send packets immediately.
+      // Log these lines only after the peers were applied, because a reader of a line may send packets immediately.
       for (const lease of [...added, ...changed]) if (!isOwn(lease)) log.info(say.added(lease))
       for (const lease of removed) if (!isOwn(lease)) log.info(say.removed(lease))
       node.learnt.ring()
@@ -66,8 +67,8 @@ function nameHosts({ names }: Node, there: readonly Lease[], removed: readonly L
 }
 
 /**
- * Returns a function that logs each lease that overlaps this node's own lease, once for as long as it overlaps. The
- * function gets the keys whose lease may have changed since the last call; undefined for all keys.
+ * Returns a function that logs each lease that overlaps this node's own lease, once for as long as the overlap lasts.
+ * The function gets the keys whose lease may have changed since the last call; undefined means all keys.
  */
 function createOverlaps(node: Node): (touched: ReadonlySet<string> | undefined) => void {
   const named = new Set<string>()
@@ -100,8 +101,8 @@ type Applying = Pick<
 
 /**
  * Makes the data path's peers equal to all accepted leases except this node's own. Logs a failure once; the next check
- * tries again. `touched` has the keys of the leases that may differ from the applied peers. If it is left out, or if
- * this node's own lease changed, all may differ.
+ * tries again. `touched` has the keys of the leases that may differ from the applied peers. If `touched` is left out,
+ * or if this node's own lease changed, all leases may differ.
  */
 export async function applyPeers(node: Applying, touched?: ReadonlySet<string>): Promise<void> {
   const { ownership, view, lease, log, signal } = node
@@ -116,7 +117,7 @@ export async function applyPeers(node: Applying, touched?: ReadonlySet<string>):
     const { dataPath } = ownership
     await withLatePromise(LATE_MS, async (late) => dataPath?.apply(view, lease.key, where, late))
     const isBehind = dataPath?.isBehind === true
-    // If the data path refused the complete set of peers before, applying a part of the set is not enough.
+    // If the data path refused the complete set of peers before, this call with a part of the set does not complete it.
     if (!where || node.unapplied !== 'all') node.unapplied = isBehind ? 'rest' : undefined
     if (isBehind && before !== 'rest') ownership.recheck.ring()
     const news = before === 'rest' && !isBehind ? undefined : where

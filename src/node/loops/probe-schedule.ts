@@ -1,48 +1,47 @@
-// probe-schedule.ts - decides when each peer is probed over one family, and evaluates the answers. Pure.
+// probe-schedule.ts - decides when weftd probes each peer over one family, and evaluates the answers. Pure.
 //
-// Each peer is probed once per interval. The number of probes per second is limited, so with very many peers the
-// interval is longer. A peer that does not answer is probed again immediately, because one lost packet does not mean
-// that the peer is down. A peer that stays silent is probed less and less often: its lease may remain for a day after
-// its host is gone, and each probe makes this host resolve a neighbour on its link. Any sign that the peer's host is up
-// restores the usual interval.
+// weftd probes each peer once per interval. The number of probes per second is limited, so with very many peers the
+// interval is longer. After a lost probe weftd probes the peer again immediately, because one lost packet does not mean
+// that the peer is down. The longer a peer stays silent, the less often weftd probes it: the peer's lease may remain
+// for a day after its host is gone, and each probe makes this host resolve a neighbour on its link. Any sign that the
+// peer's host is up restores the usual interval.
 
 import type { Address } from '../../net/address.ts'
 
-/** The time in ms after which an unanswered probe counts as lost. A later answer still counts. */
+/** The time in ms after which an unanswered probe counts as lost. An answer that arrives later still counts. */
 export const PATIENCE_MS = 1_000
 /** The number of most recent probes from which the loss is computed. */
 const REMEMBERED = 10
 /** The number of consecutive lost probes after which a peer counts as silent. */
 const LOST_IN_A_ROW = 2
-/** The number of consecutive lost probes that count as an outage. After an outage these probes do not count as loss. */
+/**
+ * The number of consecutive lost probes that count as an outage. After the outage these probes do not count as loss.
+ */
 const OUTAGE = 4
 /** The number of consecutive lost probes after which each interval is twice as long as the previous one. */
 const BACK_OFF_AFTER = 10
 /** The longest interval in ms between probes of a silent peer, unless the usual interval is longer. */
 export const MOST_SILENT_MS = 300_000
 /**
- * Peers that fell silent within this time, in ms, of each other count as one outage: if one of them answers again, the
- * others are probed.
+ * Peers that fell silent within ONE_OUTAGE_MS milliseconds of each other count as one outage: if one of these peers
+ * answers again, weftd probes all of them.
  */
 const ONE_OUTAGE_MS = 60_000
-/** The maximum number of probes per second, which limits the cost with many peers. */
+/** The maximum number of probes per second, which limits the load of this host with many peers. */
 export const ASKED_A_SECOND = 50
 /**
- * A new peer is probed within this time in ms, and after that at a random time in the interval, so that peers which
- * appeared together are not probed together.
+ * weftd probes a new peer within SOON_MS milliseconds, and after that at a random time in the interval, so that it does
+ * not probe peers simultaneously which appeared simultaneously.
  */
 const SOON_MS = 1_000
 /** The number of different ICMP sequence numbers (RFC 792). */
 const SEQUENCES = 0x10000
 
 export interface Target {
-  /** The key of the peer's lease. */
   readonly key: string
-  /** The address that is probed. */
   readonly address: Address
 }
 
-/** A peer's state as its last probes show it. */
 export interface Probed {
   readonly isAnswering: boolean
   /** The round trip in ms of the last probe that was answered. */
@@ -55,8 +54,8 @@ export interface Probed {
   /** The time when the last probe was answered or counted as lost, in ms of the caller's clock. */
   readonly at: number
   /**
-   * The time when the first lost probe since the last answer was sent, in ms of the caller's clock; undefined if no
-   * probe was lost since.
+   * The time when the first probe since the last answer was lost, that is, when it was sent, in ms of the caller's
+   * clock. Undefined if no probe was lost since the last answer.
    */
   readonly unansweredSince: number | undefined
 }
@@ -90,7 +89,6 @@ const NOTHING_KNOWN = {
   unansweredSince: undefined,
 }
 
-/** The time, in ms of the caller's clock, at which a peer must be probed next. */
 interface Turn {
   readonly key: string
   readonly at: number
@@ -99,11 +97,9 @@ interface Turn {
 export class ProbeSchedule {
   /** The wanted interval between probes of one peer, in ms. With many peers the interval is longer. */
   readonly #wantedMs: number
-  /** Returns a number from 0 to 1. */
   readonly #random: () => number
-  /** Returns the longest interval in ms between probes of a silent peer, by its key. */
+  /** Returns the longest interval in ms between probes of a silent peer, by the peer's key. */
   readonly #mostSilentMs: (key: string) => number
-  /** All peers, by lease key. */
   readonly #known = new Map<string, Known>()
   /** The sent probes that are not answered yet, the oldest first. */
   readonly #waiting = new Map<number, { readonly key: string; readonly peer: Known; readonly sentAt: number }>()
@@ -111,17 +107,14 @@ export class ProbeSchedule {
   readonly #lost = new Map<number, Known>()
   /** The probes that are not due yet, by the second in which they are due. */
   readonly #later = new Map<number, Turn[]>()
-  /** The probes whose second has come, in the order in which they are due. */
+  /** The probes that are due, in the order of their due times. */
   readonly #come: Turn[] = []
   /** The number of probes at the beginning of `#come` that were already handled. */
   #taken = 0
-  /** The sequence number of the next probe. */
   #next: number
-  /** The keys of the peers whose result has changed since the last call of `takeNews`. */
   #news = new Set<string>()
   /** The keys of the peers that lost a probe since the last call of `takeDoubted` and may have fallen silent. */
   #doubted = new Set<string>()
-  /** The silent peers that are probed less often. */
   readonly #atRest = new Set<Known>()
 
   constructor(wantedMs: number, random: () => number, mostSilentMs: (key: string) => number = () => MOST_SILENT_MS) {
@@ -131,15 +124,13 @@ export class ProbeSchedule {
     this.#next = Math.floor(random() * SEQUENCES)
   }
 
-  /** Returns the present interval between probes of one peer, in ms. */
   intervalMs(): number {
     return Math.max(this.#wantedMs, (this.#known.size / ASKED_A_SECOND) * 1000)
   }
 
   /**
-   * Called when something shows that a peer's host is up. If the peer was probed less often, restores the usual
-   * interval and probes the peer soon. `heardAt` is the time of that sign; a sign that is older than the last probe is
-   * ignored.
+   * Records a sign that a peer's host is up. If weftd probes the peer less often, restores the usual interval and
+   * probes the peer soon. `heardAt` is the time of the sign; a sign that is older than the last probe is ignored.
    */
   wake(key: string, now: number, heardAt = Infinity): void {
     const peer = this.#known.get(key)
@@ -149,7 +140,10 @@ export class ProbeSchedule {
     this.#schedule(key, peer, now)
   }
 
-  /** Sets the address of one peer; undefined removes the peer. `now` is the time in ms of the caller's clock. */
+  /**
+   * Sets the address of one peer, or removes the peer if `address` is undefined. `now` is the time in ms of the
+   * caller's clock.
+   */
   look(key: string, address: Address | undefined, now: number): void {
     if (this.#known.get(key)?.address === address) return
     this.#forget(key)
@@ -166,14 +160,13 @@ export class ProbeSchedule {
     for (const { key, address } of targets) this.look(key, address, now)
   }
 
-  /** Probes a peer soon, unless it is known to be silent and is probed at the usual interval. */
+  /** Makes a probe of a peer due soon, unless the peer is known to be silent and is probed at the usual interval. */
   soon(key: string, now: number): void {
     const peer = this.#known.get(key)
     if (peer && this.#atRest.has(peer)) this.wake(key, now)
     else if (peer && peer.nextAt > now && lostInARow(peer) < LOST_IN_A_ROW) this.#schedule(key, peer, now)
   }
 
-  /** Returns the keys of the silent peers that are probed less often. */
   resting(): readonly string[] {
     return [...this.#atRest].map(({ key }) => key)
   }
@@ -185,7 +178,7 @@ export class ProbeSchedule {
     return before
   }
 
-  /** Returns the probes to send now. Must be called about once a second. */
+  /** Returns the probes to send now. The caller must call `due` about once a second. */
   due(now: number): readonly Request[] {
     this.#giveUp(now)
     for (const second of [...this.#later.keys()].filter((each) => each * 1000 <= now).toSorted((a, b) => a - b)) {
@@ -212,7 +205,7 @@ export class ProbeSchedule {
 
   answered(sequence: number, from: Address, roundTripMs: number, now: number): void {
     const peer = this.#waiting.get(sequence)?.peer ?? this.#lost.get(sequence)
-    // Ignore an answer from an address that was not probed, because it proves nothing.
+    // Ignore an answer from an address that weftd did not probe, because the answer proves nothing.
     if (peer?.address !== from) return
     this.#waiting.delete(sequence)
     this.#lost.delete(sequence)
@@ -221,7 +214,7 @@ export class ProbeSchedule {
     this.#news.add(peer.key)
     this.#wakeOthers(peer, now)
     this.#atRest.delete(peer)
-    // The peer may have been due much later, so move its next probe forward.
+    // The peer's next probe may be due much later, so make it due earlier.
     if (peer.lostInVain >= BACK_OFF_AFTER && this.#known.get(peer.key) === peer)
       this.#schedule(peer.key, peer, Math.min(peer.nextAt, now + this.intervalMs()))
     peer.lostInVain = 0
@@ -238,13 +231,12 @@ export class ProbeSchedule {
     )
   }
 
-  /** Returns the result of one peer; undefined if it was not probed yet. */
+  /** Returns the result of one peer; undefined if the peer was not probed yet. */
   result(key: string): Probed | undefined {
     const peer = this.#known.get(key)
     return peer && resultOf(peer)
   }
 
-  /** Returns the keys of the peers whose result has changed since the last call. */
   takeNews(): ReadonlySet<string> {
     const before = this.#news
     this.#news = new Set()
@@ -258,9 +250,7 @@ export class ProbeSchedule {
     return doublings <= 0 ? usual : Math.max(usual, Math.min(this.#mostSilentMs(key), usual * 2 ** doublings))
   }
 
-  /**
-   * Called when this peer answers again. Probes the other peers that fell silent at about the same time immediately.
-   */
+  /** Called when a silent peer answers again. Immediately probes all peers that fell silent at about the same time. */
   #wakeOthers({ unansweredSince }: Known, now: number): void {
     if (unansweredSince === undefined) return
     for (const other of Array.from(this.#atRest))
@@ -273,7 +263,7 @@ export class ProbeSchedule {
     this.#known.delete(key)
   }
 
-  /** Schedules the next probe of a peer for this time, in place of the time that was set before. */
+  /** Schedules the next probe of a peer for the time `at`, in place of the time that was set before. */
   #schedule(key: string, peer: Known, at: number): void {
     peer.nextAt = at
     const second = Math.ceil(at / 1000)
@@ -295,7 +285,7 @@ export class ProbeSchedule {
     return undefined
   }
 
-  /** Counts the probes without an answer as lost, and decides when their peers are probed again. */
+  /** Counts the probes without an answer as lost, and decides when to probe their peers again. */
   #giveUp(now: number): void {
     for (const [sequence, { key, peer, sentAt }] of this.#waiting) {
       if (now - sentAt < PATIENCE_MS) break
@@ -307,7 +297,8 @@ export class ProbeSchedule {
       peer.lostInVain++
       if (this.#waitOf(peer) > this.intervalMs() && this.#known.get(key) === peer) {
         this.#atRest.add(peer)
-        // The next probe was scheduled when this probe was sent, before it was lost, so schedule it again.
+        // When this probe was sent, the next probe was scheduled at the usual interval. Schedule it again, because this
+        // probe is lost.
         this.#schedule(key, peer, peer.requestedAt + this.#waitOf(peer))
       }
       if (lostInARow(peer) >= LOST_IN_A_ROW || this.#known.get(key) !== peer) continue
@@ -326,8 +317,8 @@ function resultOf(peer: Known): Probed | undefined {
   if (concludedAt === undefined) return undefined
   const losses = results.filter(({ isAnswered }) => !isAnswered).length
   const isAnswering = losses < results.length && lostInARow(peer) < LOST_IN_A_ROW
-  // The first lost probe of a peer that never answered proves nothing, because the peer is probed again immediately. So
-  // the peer has no result yet.
+  // The first lost probe of a peer that never answered proves nothing, because weftd probes the peer again immediately.
+  // So the peer has no result yet.
   if (!isAnswering && results.length < LOST_IN_A_ROW) return undefined
   const lossPercent = Math.round((100 * losses) / (isAnswering ? REMEMBERED : results.length))
   return { isAnswering, roundTripMs, lossPercent, at: concludedAt, unansweredSince }
@@ -344,7 +335,6 @@ function conclude(peer: Known, sequence: number, isAnswered: boolean, now: numbe
   peer.concludedAt = now
 }
 
-/** Returns the number of most recent probes that were lost consecutively. */
 function lostInARow({ results }: Known): number {
   return results.length - 1 - results.findLastIndex(({ isAnswered }) => isAnswered)
 }

@@ -1,5 +1,5 @@
-// probes.ts - probes the peers with echo requests through the data path, as `ping` does, over each inner family. Hosts with flanneld answer
-// too, because their kernels do.
+// probes.ts - the loop that probes the peers with echo requests through the data path, as `ping` does, over each inner
+// family. Hosts with flanneld answer too, because their kernels answer.
 
 import { messageOf } from '../../base/errors.ts'
 import { createBell, pause } from '../../host/bell.ts'
@@ -10,15 +10,15 @@ import type { DataPaths } from '../data-paths.ts'
 import { takeUnseen, type Node } from '../node.ts'
 import { ProbeSchedule, MOST_SILENT_MS } from './probe-schedule.ts'
 
-/** The interval in ms at which probes that are due are sent. */
+/** The interval in ms at which weftd sends the probes that are due. */
 const TICK_MS = 1_000
-/** The interval in ms at which all peers of the data path are read again, in addition to the changed peers. */
+/** The interval in ms at which weftd reads all peers of the data path again, in addition to the changed peers. */
 const KEEP_MS = 10_000
-/** The interval in ms at which the traffic counters are read, to find silent peers that send packets. */
+/** The interval in ms at which weftd reads the traffic counters, to find silent peers that send packets. */
 const HEARD_MS = 3_000
 /**
- * The longest interval in ms between probes of a silent peer if the kernel carries the packets, because weftd does not
- * notice packets from the peer then.
+ * The longest interval in ms between probes of a silent peer if the kernel carries the packets, because weftd then does
+ * not notice packets from the peer.
  */
 const MOST_UNHEARD_MS = 60_000
 /** The error codes with which the kernel refuses echo requests of a process without the permission. */
@@ -28,7 +28,6 @@ export const FORBIDDEN: ReadonlySet<string | undefined> = new Set(['EPERM', 'EAC
 interface Probing {
   readonly family: Family
   readonly probes: ProbeSchedule
-  /** The open socket for echo requests, and its source address. */
   socket: { readonly echo: Echo; readonly source: Address } | undefined
   isForbidden: boolean
 }
@@ -41,9 +40,11 @@ export async function probePeers(node: Node): Promise<never> {
     const probes = new ProbeSchedule(everyMs, Math.random, () => (isHearing(node) ? MOST_SILENT_MS : MOST_UNHEARD_MS))
     return { family, probes, socket: undefined, isForbidden: false }
   })
-  /** The object that finds silent peers whose hosts are up again. */
   const lively = createLively(node)
-  /** The data path whose peers were read last, and the time when all its peers were read, in ms of performance.now(). */
+  /**
+   * The data path whose peers the loop read last. `at` is the time when the loop read all its peers, in ms of
+   * performance.now().
+   */
   let given: { readonly dataPath?: DataPaths | undefined; readonly at: number } = { at: 0 }
   try {
     for (;;) {
@@ -54,7 +55,7 @@ export async function probePeers(node: Node): Promise<never> {
       if (open.length === 0) continue
       const now = performance.now()
       // Usually read only the changed peers, because reading thousands of peers each second costs too much. Read all
-      // peers at intervals, because the kernel may accept a route that it refused before.
+      // peers every KEEP_MS, because the kernel may now accept a route that it refused before.
       const isOther = dataPath !== given.dataPath
       const unseen = takeUnseen(node.unprobed)
       if (!isOther && unseen && dataPath?.peer) {
@@ -70,8 +71,8 @@ export async function probePeers(node: Node): Promise<never> {
       await lively(open)
       for (const { probes, socket } of open)
         for (const { address, sequence } of probes.due(now)) if (socket) send(socket.echo, address, sequence)
-      // If a peer loses probes of one family, probe it over the other family too, so that a host that is down is not
-      // reported as a fault of only one family.
+      // If a peer loses probes over one family, probe the peer over its second family too, so that a host that is down
+      // is not reported as a fault of only one family.
       for (const { family, probes } of open)
         for (const key of probes.takeDoubted())
           for (const other of open) if (other.family !== family) other.probes.soon(key, now)
@@ -82,15 +83,18 @@ export async function probePeers(node: Node): Promise<never> {
   }
 }
 
-/** True if weftd itself carries the packets of peers, so that it knows when each peer last sent one. */
+/**
+ * Returns true if weftd itself, and not the kernel, carries the packets, so that weftd knows when each peer last sent a
+ * packet.
+ */
 const isHearing = ({ ownership: { dataPath } }: Node): boolean => {
   const engine = dataPath?.carrier().engine
   return engine !== undefined && engine !== 'kernel' && engine !== 'none'
 }
 
 /**
- * Probes silent peers at the usual interval again when something shows that their hosts are up: packets arrive from
- * them, their lease was written, or this host's own address is back.
+ * Returns a function that probes silent peers at the usual interval again when their hosts seem to be up: packets
+ * arrive from them, their lease was written, or this host has its own address again.
  */
 function createLively(node: Node): (probings: readonly Probing[]) => Promise<void> {
   let lookedAt = -Infinity
@@ -122,8 +126,8 @@ const targetsOf = (peers: readonly PathPeer[], family: Family) =>
   peers.flatMap(({ key, [family]: side }) => (side?.probe === undefined ? [] : [{ key, address: side.probe }]))
 
 /**
- * Opens a socket with this source address if the present socket has another one. If there is no address, closes the
- * socket.
+ * Opens a socket with the source address `source` if the present socket has another source address. If `source` is
+ * undefined, closes the socket.
  */
 function openFor(probing: Probing, source: Address | undefined, { openEcho, log }: Node): void {
   const { probes, socket, isForbidden } = probing
@@ -146,7 +150,7 @@ function openFor(probing: Probing, source: Address | undefined, { openEcho, log 
   }
 }
 
-/** Sends an echo request. A request that the kernel refuses to send counts as lost. */
+/** Sends an echo request. A request that the kernel refuses to send counts as a lost probe. */
 export function send(echo: Echo, to: Address, sequence: number, bytes = 0): void {
   try {
     echo.send(to, sequence, bytes)
@@ -155,7 +159,7 @@ export function send(echo: Echo, to: Address, sequence: number, bytes = 0): void
   }
 }
 
-/** Waits until the process stops. */
+/** Waits until the process stops, and rejects with the reason of `signal`. */
 export async function forGood(signal: AbortSignal): Promise<never> {
   await createBell().wait(signal)
   throw signal.reason

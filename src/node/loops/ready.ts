@@ -1,4 +1,4 @@
-// ready.ts - reports to the subnet manager that this node is in the network.
+// ready.ts - the loop that reports to the subnet manager that this node is in the network.
 
 import { describeError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -7,7 +7,7 @@ import { throwUnlessWaiting } from '../exit-or-wait.ts'
 import { RESYNC_MS, type Node } from '../node.ts'
 
 /**
- * Reports repeatedly that the node is ready. flanneld reports once, at its start, and does not check whether that
+ * Reports repeatedly that the node is ready. flanneld reports once, at its start, and does not check whether the report
  * succeeded.
  */
 export async function keepReady(node: Node): Promise<never> {

@@ -1,5 +1,5 @@
-// service-manager.ts - reports the node's state to the service manager, and sends the keep-alive messages that its
-// watchdog expects.
+// service-manager.ts - the loop that reports the node's state to the service manager, and sends the keep-alive messages
+// that the service manager's watchdog expects.
 
 import { pause } from '../../host/bell.ts'
 import { summaryOf } from '../../report/snapshot.ts'

@@ -1,5 +1,5 @@
-// status-network.ts - serves this node's view (the part of its status for other nodes) at the node's own addresses in
-// the network.
+// status-network.ts - the loop that serves this node's view (the part of its status for peers) at the node's own
+// addresses in the network.
 
 import { messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -10,7 +10,7 @@ import { readToken, showsToken } from '../ask-nodes.ts'
 import type { Node } from '../node.ts'
 import { forGood } from './probes.ts'
 
-/** The interval in ms at which the node's addresses are checked, because they change with the data path. */
+/** The interval in ms at which weftd checks the node's addresses, which change with the data path. */
 const LOOK_MS = 1_000
 
 export async function serveNetworkStatus(node: Node): Promise<never> {
@@ -40,7 +40,7 @@ export async function serveNetworkStatus(node: Node): Promise<never> {
           open.set(address, await serveView({ address, port }, health, audience))
           log.info(`Other nodes can query the status at ${address}, TCP port ${port}`)
         } catch (error) {
-          // The address may not exist yet, or the previous weftd may still have the port. So log the failure and try
+          // The address may not exist yet, or the previous weftd may still use the port. So log the failure and try
           // again.
           calm.warn(
             `Cannot serve the status to other nodes at ${address}: ${messageOf(error)}; name another port with --status-network, on all nodes`,
@@ -54,7 +54,7 @@ export async function serveNetworkStatus(node: Node): Promise<never> {
   }
 }
 
-/** True if weftd on a node sends its queries from this address. Containers have other addresses. */
+/** Returns true if a node's weftd sends its queries from `address`. Containers have other addresses. */
 function isNode({ ownership, view, lease }: Node, address: Address | undefined): boolean {
   if (address === undefined) return false
   const family = familyOf(address)

@@ -21,7 +21,8 @@ export interface SubnetEnv {
 }
 
 /**
- * Formats the text of subnet.env. FLANNEL_SUBNET is the subnet's first host address, which the containers' bridge gets.
+ * Formats the text of subnet.env. FLANNEL_SUBNET has the subnet's first host address, which the containers' bridge
+ * gets.
  */
 export function formatSubnetEnv({ network, subnet, mtu, ipMasq }: SubnetEnv): string {
   return [
@@ -48,15 +49,15 @@ export async function writeSubnetEnv(path: string, env: SubnetEnv): Promise<void
   }
 }
 
-/** True if the file subnet.env has exactly this content. */
+/** Returns true if the file subnet.env has exactly the content `env`. */
 export async function holdsSubnetEnv(path: string, env: SubnetEnv): Promise<boolean> {
   const text = await readFile(path, 'utf8').catch(() => '')
   return text === formatSubnetEnv(env)
 }
 
 /**
- * The networks and subnets that an earlier run wrote to subnet.env, with host bits cleared. A family without an entry,
- * or with several entries, is undefined.
+ * The networks and subnets that an earlier run wrote to subnet.env, with host bits cleared. A family is undefined if
+ * the file has no entry or several entries for it.
  */
 export interface PreviousNets {
   readonly network: Nets
@@ -65,7 +66,7 @@ export interface PreviousNets {
 
 /**
  * Reads the subnet.env of an earlier run. Logs problems with the subnets in flanneld's words. A missing IPv6 subnet is
- * a problem only if the file has an IPv6 network, and a missing IPv4 subnet unless the file has only IPv6.
+ * a problem only if the file has an IPv6 network. A missing IPv4 subnet is a problem unless the file has only IPv6.
  */
 export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'error'>): Promise<PreviousNets> {
   let text = ''
@@ -100,10 +101,9 @@ export async function readPreviousNets(path: string, log: Pick<Log, 'warn' | 'er
 interface Value<N extends Net> {
   readonly path: string
   readonly key: string
-  /** The value of the variable as written in the file, such as `10.244.1.0/24,10.244.2.0/24`. */
   readonly value: string
   readonly parse: (text: string) => N | undefined
-  /** True if the file does not exist yet. */
+  /** True if the file does not exist yet, that is, before this host's first start of weftd. */
   readonly isFirst: boolean
 }
 

@@ -1,4 +1,5 @@
-// subnet-env.ts - writes subnet.env when the node is ready, and again if another program removes or changes it.
+// subnet-env.ts - the loop that writes subnet.env when the node is ready, and again if another program removes or
+// changes the file.
 
 import { describeError } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -11,20 +12,20 @@ import { createRepairLog } from '../repairs.ts'
 import { formatSubnetEnv, holdsSubnetEnv, writeSubnetEnv, type SubnetEnv } from './subnet-env-file.ts'
 
 /**
- * How long, in ms, a family may be missing before subnet.env omits it. Containers that start meanwhile keep their
- * addresses, so a short fault must not leave them without an address.
+ * How long, in ms, a family may be missing before weftd omits it from subnet.env. A container that starts without an
+ * address of the family never gets one, so a short fault must not change the file.
  */
 const LACKING_MS = 10_000
 
 /**
- * True if containers cannot have an address of the family: the kernel disables IPv6 on a link with a small MTU, and CNI
- * plugins then fail.
+ * Returns true if containers cannot have an address of the family: the kernel disables IPv6 on a link with a small MTU,
+ * and CNI plugins then fail.
  */
 const isRefused = (family: Family, { mtu }: DataPaths): boolean => family === 'ipv6' && mtu < LEAST_MTU
 
 /**
  * Returns the content of subnet.env for Docker, CNI plugins and scripts; undefined while the data path is down. Omits
- * the families in which containers cannot have addresses now, unless that would omit all families.
+ * the families in which containers cannot have addresses now, but never all families.
  */
 function subnetEnvOf(node: Node): SubnetEnv | undefined {
   const { options, config, lease, attrs, lackingSince } = node
@@ -78,7 +79,8 @@ export async function publish(node: Node, log = node.log): Promise<void> {
 }
 
 /**
- * Keeps subnet.env as this node wrote it, because containers need the file to start. A successor writes its own file.
+ * Restores subnet.env if another program changed or removed it, because containers need the file to start. A successor
+ * writes its own file.
  */
 export async function keepSubnetEnv(node: Node): Promise<never> {
   const { options, log, signal } = node
@@ -89,7 +91,7 @@ export async function keepSubnetEnv(node: Node): Promise<never> {
   for (;;) {
     await pause(signal, RESYNC_MS)
     const env = subnetEnvOf(node)
-    // If `isPublished` is false, an earlier run wrote the file, even if its content is the same.
+    // If `isPublished` is false, an earlier run wrote the file, so write it again even if its content is the same.
     if (!env || !node.ownership.isOurs || (node.isPublished && (await holdsSubnetEnv(path, env)))) continue
     const isOurChange = node.published !== formatSubnetEnv(env)
     if (node.isPublished && !isOurChange) repairs.add(`${path} was gone or changed`)

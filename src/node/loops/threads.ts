@@ -1,10 +1,9 @@
-// threads.ts - checks the threads of the data path, and logs a thread that hangs.
+// threads.ts - the loop that checks the threads of the data path, and logs a thread that hangs.
 
 import { pause } from '../../host/bell.ts'
 import { hungThread, lookAtThreads } from '../../report/threads.ts'
 import type { Node } from '../node.ts'
 
-/** The interval in ms of the checks of the threads. */
 export const LOOK_MS = 2_000
 
 export async function watchThreads(node: Node): Promise<never> {

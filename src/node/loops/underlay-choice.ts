@@ -1,25 +1,31 @@
-// underlay-choice.ts - decides over which underlay family each dual-stack peer is reached. Pure.
+// underlay-choice.ts - decides over which underlay family (IPv4 or IPv6) weftd sends to each dual-stack peer. Pure.
 //
-// Each peer is always probed over both families, and answers over the family of the probe. So both ends know the same
-// about the path, and each end chooses alone. If two probes over a family are lost and the other family has answered
-// since, the other family is chosen. If neither family answers, the peer is down or does not answer probes, and the
-// choice stays. The preferred family is chosen again after it has answered for some time. That time doubles each time
-// the family fails again soon.
+// weftd probes each peer over both families, and the peer answers over the family of the probe. So both ends know the
+// same about the path, and each end chooses alone. If two probes over a family are lost and the second family has
+// answered since, weftd chooses the second family. If neither family answers, the peer is down or does not answer
+// probes, and the choice stays. weftd chooses the preferred family again after it has answered for some time. That time
+// doubles each time the preferred family fails again soon.
 
 import { ProbeSchedule, PATIENCE_MS, type Probed } from './probe-schedule.ts'
 
-/** The underlay family that is preferred (`first`), or the family that is used if the preferred one fails (`other`). */
+/**
+ * An underlay family: `first` is the preferred family, and `other` is the family that weftd uses if the preferred
+ * family fails.
+ */
 export type Underlay = 'first' | 'other'
 
 export const otherThan = (by: Underlay): Underlay => (by === 'first' ? 'other' : 'first')
 
 /**
  * The longest interval in ms between two probes over one family of a peer that answers over neither family. It is
- * short, because a family that works again must be used soon.
+ * short, because weftd must soon use a family that works again.
  */
 const MOST_SILENT_MS = 60_000
 
-/** Creates the probes over each family. While a peer answers over one family, it is probed over the other at the usual interval. */
+/**
+ * Creates the probes over each family. While a peer answers over one family, weftd probes it over the second family at
+ * the usual interval.
+ */
 export function createUnderlayProbes(everyMs: number, random: () => number): Readonly<Record<Underlay, ProbeSchedule>> {
   const most =
     (otherOnes: () => ProbeSchedule) =>
@@ -38,7 +44,7 @@ export function createUnderlayProbes(everyMs: number, random: () => number): Rea
   return { first, other }
 }
 
-/** If a peer answers over one family, makes it due for a probe over the other family. */
+/** If a peer answers over one family, makes a probe over the second family due. */
 export function wakeByOther(probes: Readonly<Record<Underlay, ProbeSchedule>>, now: number): void {
   for (const which of ['first', 'other'] as const)
     for (const key of probes[which].resting())
@@ -51,19 +57,18 @@ type Answers = Readonly<Record<Underlay, Probed | undefined>>
 interface UnderlayChoices {
   /** Returns the underlay family for a peer. `now` is in ms of the clock of the answers. */
   choose(key: string, answers: Answers, now: number): Underlay
-  /** Returns the keys of the peers that use the other family. */
   others(): readonly string[]
-  /** Continues with the choices of an earlier process: these peers use the second family. */
+  /** Continues with the choices of an earlier process, in which the peers `others` use the family `other`. */
   assume(others: readonly string[]): void
   /** Forgets the choices for all peers except those for which `isPeer` returns true. */
   keep(isPeer: (key: string) => boolean): void
 }
 
-/** The number of probe intervals for which the first family must answer before it is chosen again. */
+/** The number of probe intervals for which the preferred family must answer before weftd chooses it again. */
 const STEADY = 3
 /**
- * AGAIN_MS is a time in ms. If the first family fails within this time after it was chosen again, it must answer twice
- * as long the next time, at most MOST_STEADY_MS.
+ * If the preferred family fails within AGAIN_MS milliseconds after weftd chose it again, it must answer twice as long
+ * before the next choice, at most MOST_STEADY_MS.
  */
 const AGAIN_MS = 600_000
 const MOST_STEADY_MS = 3_600_000
@@ -72,11 +77,11 @@ const KNOWN_MS = PATIENCE_MS + 2_000
 
 interface State {
   by: Underlay
-  /** For each family, the time since when it has answered every probe, in ms of the caller's clock. */
+  /** For each family, the time since which it has answered every probe, in ms of the caller's clock. */
   readonly since: Record<Underlay, number | undefined>
   /**
-   * The time in ms for which the first family must answer before it is chosen again. `backAt` is the time when it was
-   * last chosen again.
+   * The time in ms for which the preferred family must answer before weftd chooses it again. `backAt` is the time of
+   * the last such choice.
    */
   steadyMs: number
   backAt: number
@@ -133,13 +138,13 @@ const begin = (): State => ({
   backAt: -Infinity,
 })
 
-/** True if the last probe over a family was answered. */
+/** Returns true if the last probe over a family was answered. */
 const isWhole = (probed: Probed | undefined): probed is Probed =>
   probed?.isAnswering === true && probed.unansweredSince === undefined
 
 /**
- * True if a family has answered every probe since `since`, and the silent family lost probes before and after that
- * time.
+ * Returns true if a family has answered every probe since `since`, and the silent family lost probes before and after
+ * that time.
  */
 const isProof = (silent: Probed, probed: Probed | undefined, since: number | undefined): boolean =>
   probed !== undefined &&

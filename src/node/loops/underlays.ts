@@ -1,5 +1,6 @@
-// underlays.ts - chooses the underlay family of each dual-stack peer: probes these peers over both families, and moves a peer that does not
-// answer over one family to the other (underlay-choice.ts).
+// underlays.ts - the loop that chooses the underlay family (IPv4 or IPv6) of each dual-stack peer: it probes these
+// peers over both families, and moves a peer that does not answer over one family to the second family
+// (underlay-choice.ts).
 
 import { pause } from '../../host/bell.ts'
 import type { Echo } from '../../host/echo.ts'
@@ -17,15 +18,14 @@ import {
   type Underlay,
 } from './underlay-choice.ts'
 
-/** The interval in ms at which probes that are due are sent. */
+/** The interval in ms at which weftd sends the probes that are due. */
 const TICK_MS = 1_000
 const BOTH = ['first', 'other'] as const
 
-/** The probes of one data path's peers over both underlay families. */
 interface Probing {
   readonly dataPath: DataPaths
   readonly underlays: Underlays
-  /** The inner source address. One family is enough, because both inner families use the same underlay. */
+  /** The inner source address. One inner family is enough, because both inner families use the same underlay. */
   readonly source: Address
   readonly echoes: Readonly<Record<Underlay, Echo>>
   readonly probes: Readonly<Record<Underlay, ProbeSchedule>>
@@ -35,8 +35,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
   const { signal, openEcho, options } = node
   const everyMs = options['probe-interval'] * 1000
   if (!openEcho || everyMs === 0) {
-    // Without probes, undo the choices of the previous process. Nothing else would undo them, even if a chosen family
-    // stopped working.
+    // If weftd sends no probes, undo the choices of the previous process. Otherwise these choices would stay even if a
+    // chosen family stopped working.
     const { underlays } = node.ownership.dataPath ?? {}
     for (const key of underlays?.others() ?? []) underlays?.choose(key, underlays.first)
     return forGood(signal)
@@ -66,8 +66,8 @@ export async function chooseUnderlays(node: Node): Promise<never> {
       const targets = targetsOf(probing)
       const keys = new Set(targets.map(({ key }) => key))
       choices.keep((key) => keys.has(key))
-      // The choices that the data path uses now. A peer that was removed and added again uses the first family. A peer
-      // that could not be probed for a while may still use the second family.
+      // The peers that use the family `other` now. A peer that was removed and added again uses the preferred family. A
+      // peer that weftd could not probe for a while may still use the family `other`.
       const before = new Set(underlays.others())
       choices.assume([...before].filter((key) => keys.has(key)))
       for (const which of BOTH) {
@@ -76,12 +76,12 @@ export async function chooseUnderlays(node: Node): Promise<never> {
           underlays.send(key, underlays[which], echoes[which].packet(address, sequence, underlays[which]))
       }
       wakeByOther(probes, now)
-      // Silent peers are probed less often. If such a peer answers a probe through the tunnel, its host runs, so probe it over both underlays
-      // at the usual interval again.
+      // weftd probes silent peers less often. If such a peer answers a probe through the tunnel, its host runs, so
+      // probe it over both underlay families at the usual interval again.
       for (const key of probes.first.resting())
         if (FAMILIES.some((family) => node.probes?.[family]?.result(key)?.isAnswering))
           for (const which of BOTH) probes[which].wake(key, now)
-      // After a lost probe over one family, probe over the other family too, which shows whether the peer is down.
+      // After a lost probe over one family, probe over the second family too, which shows whether the peer is down.
       for (const which of BOTH) for (const key of probes[which].takeDoubted()) probes[otherThan(which)].soon(key, now)
       for (const { key } of targets) {
         const answers = { first: probes.first.result(key), other: probes.other.result(key) }
@@ -89,7 +89,7 @@ export async function chooseUnderlays(node: Node): Promise<never> {
         if (before.has(key) === (by === 'other')) continue
         underlays.choose(key, underlays[by])
         node.learnt.ring()
-        // Search the longest packet again, because the path over the other family may have another MTU.
+        // Search for the longest packet again, because the path over the new family may have another MTU.
         touch(node.unsearched, new Set([key]))
         logChoice(key, underlays, by, node)
       }
@@ -106,7 +106,7 @@ function sourceOf(dataPath: DataPaths | undefined): Address | undefined {
 
 /**
  * Opens the sockets for probes over both families. Returns undefined if the source address does not exist yet, or if
- * echo requests are forbidden, which probes.ts logs.
+ * the kernel forbids echo requests, which probes.ts logs.
  */
 function openFor(dataPath: DataPaths, source: Address, everyMs: number, { openEcho }: Node): Probing | undefined {
   const { underlays } = dataPath

@@ -1,4 +1,4 @@
-// earlier-run.ts - the data paths that an ended run of weftd left: its devices, and the descriptors that the service
+// earlier-run.ts - the data paths that an earlier run of weftd left: its devices, and the descriptors that the service
 // manager kept open (sd_notify(3), FDSTORE). report/notify.ts gives descriptors to the service manager.
 
 import { closeAll } from '../../host/unix-socket.ts'
@@ -14,7 +14,7 @@ export interface EarlierRun {
   readonly subnets?: Nets | undefined
   /** Returns the kept data paths on the first call, and none on later calls. */
   take(): readonly OpenPath[]
-  /** Closes the descriptors that were not taken. A second call has no effect. */
+  /** Closes the descriptors that `take` did not return. A second call has no effect. */
   close(): void
 }
 
@@ -22,12 +22,15 @@ export interface EarlierRun {
 const FIRST_KEPT_FD = 3
 const KEPT_NAME = 'weft-'
 
-/** Returns the name under which the service manager keeps the descriptor at an index of the list of descriptors. */
+/**
+ * Returns the name under which the service manager keeps the descriptor at the index `place` of the list of
+ * descriptors.
+ */
 export const keptName = (place: number): string => `${KEPT_NAME}${place}`
 
 /**
- * Returns the descriptors that the service manager kept for this process, in their order. Removes the variables that
- * describe them from `environment`.
+ * Returns the descriptors that the service manager kept for this process, in their order. Removes from `environment`
+ * the variables that describe these descriptors.
  */
 export function takeKept(environment: NodeJS.ProcessEnv, pid: number): number[] {
   const { LISTEN_PID: listener, LISTEN_FDNAMES: names = '' } = environment

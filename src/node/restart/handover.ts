@@ -1,10 +1,10 @@
 // handover.ts - how this process gets the data path of its host, and how it later hands the path to the next process.
-//
-//   enter    takes the lock. If the lock is free, this process owns the data path: it forwards with the last known state immediately,
-//            and serves successors. If another process has the lock, that process is the predecessor and forwards on. If it ends
-//            early, this process forwards with the last known state
-//   opening  is called before the node opens its data path. The path is the resumed one, or `take` gets it from the predecessor
-//   settle   is called when the node runs. The predecessor ends, and then this process serves successors
+// - enter: takes the lock. If the lock is free, this process owns the data path: it forwards with the last known state
+//   immediately, and serves successors. If another process has the lock, that process is the predecessor and continues
+//   to forward. If the predecessor ends early, this process forwards with the last known state.
+// - opening: is called before the node opens its data path. The node then continues with the path that this process has
+//   opened, or `take` gets the path from the predecessor.
+// - settle: is called when the node runs. The predecessor ends, and then this process serves successors.
 //
 // A backend uses `take` and `tunNames` only.
 
@@ -31,16 +31,16 @@ const MEET_MS = 5_000
 const MEET_RETRY_MS = 50
 const RESUME_RETRY_MS = 1_000
 /**
- * How long, in ms, a predecessor may take to end after it has received `end`. It kills itself after five seconds
- * (weftd.ts).
+ * How long, in ms, a predecessor may take to end after it has received `end`. The predecessor kills itself after five
+ * seconds (weftd.ts).
  */
 const END_MS = 6_000
 
 /** The properties that an inherited path must have. */
 export interface WantedPath extends Pick<OpenPath, 'bindAddresses' | 'port' | 'without'> {
   /**
-   * This node's subnets that the engine must carry. A path for other subnets belongs to another network. If they are
-   * left out, any path fits.
+   * This node's subnets that the engine must carry. A path for other subnets belongs to another network. If `subnets`
+   * is left out, any path fits.
    */
   readonly subnets?: Nets
   /** The name of the TUN device, or a pattern such as `flannel%d`. */
@@ -59,8 +59,8 @@ export interface HandoverParts {
   /** Reads the data paths that the earlier run of weftd left on this host. */
   readonly earlierRun: () => Promise<EarlierRun>
   /**
-   * Forwards with the last known state. Returns `nothing` if no state is known, and `failed` if another try may
-   * succeed.
+   * Forwards with the last known state. Resolves with `nothing` if no state is known, and with `failed` if another try
+   * may succeed.
    */
   readonly resume: (inheritable: Inheritable) => Promise<'forwards' | 'nothing' | 'failed'>
   readonly log: Log
@@ -68,7 +68,7 @@ export interface HandoverParts {
 }
 
 /**
- * Takes the lock, or connects to the process that has it. Resolves when it is known which process forwards: this
+ * Takes the lock, or connects to the process that has it. Resolves when the process that forwards is known: this
  * process, if it has a last known state, or another process.
  */
 export async function enterHandover(parts: HandoverParts): Promise<Handover> {
@@ -77,7 +77,7 @@ export async function enterHandover(parts: HandoverParts): Promise<Handover> {
   return handover
 }
 
-/** How this process gets the data path, and later passes it on. */
+/** Gets the data path for this process, and later passes it on to a successor. */
 export class Handover {
   /** Resolves when no other daemon owns the data path, the ports or the sockets. */
   readonly free: Promise<void>
@@ -98,7 +98,9 @@ export class Handover {
   private isReleased = false
   /** True if an attempt to forward with the last known state failed and will be repeated. */
   private isUnresumed = false
-  /** True if another process has, or had, the lock at the same time as this process. */
+  /**
+   * True if the lock of rendezvous.ts belongs, or belonged, to this process and to another process at the same time.
+   */
   private isShared = false
   private isOpening = false
   private isSettled = false
@@ -153,9 +155,9 @@ export class Handover {
   }
 
   /**
-   * Returns an inherited path that fits. No other process forwards through it any more. If no path fits, resolves when
-   * the sockets and devices of the other daemon are free, except those of paths that another backend may still take.
-   * Throws WeftError DEVICE if the predecessor hangs.
+   * Returns an inherited path that fits, through which no other process forwards any more. If no path fits, resolves
+   * when the sockets and devices of the predecessor are free, except those of paths that another backend may still
+   * take. Throws WeftError DEVICE if the predecessor hangs.
    */
   take(wanted: WantedPath): Promise<OpenPath | undefined> {
     return this.oneByOne(() => this.takeNext(wanted))
@@ -166,14 +168,17 @@ export class Handover {
     this.isOpening = true
     this.open()
     await this.standing
-    // This request also makes the predecessor write its current state to the file.
+    // `about` also makes the predecessor write its current state to the file of the last known state.
     const about = this.predecessorNow && !this.lock ? await this.predecessorNow.about() : undefined
     if (about?.lease) this.subnetsBefore = parseLeaseKey(about.lease.key)
   }
 
-  /** Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager kept. */
+  /**
+   * Makes the predecessor close all its paths. Without a predecessor, closes the descriptors that the service manager
+   * kept.
+   */
   async release(): Promise<void> {
-    // Close the kept descriptors, because they would block a backend that does not use them.
+    // Close the descriptors that the service manager kept, because they would block a backend that does not use them.
     if (!this.predecessorNow) this.earlierRun?.close()
     await this.releasePredecessor()
   }
@@ -203,8 +208,8 @@ export class Handover {
   }
 
   /**
-   * Closes the inherited paths that no backend took, and the lock last. If this process never forwarded (`wasIdle`),
-   * removes the lock file, because the process left no state for the next one.
+   * Closes the inherited paths that no backend took, and closes the lock last. If this process never forwarded
+   * (`wasIdle`), removes the lock file, because the process left no state for the next process.
    */
   close(wasIdle: boolean): void {
     this.isClosed = true
@@ -257,7 +262,9 @@ export class Handover {
     }
   }
 
-  /** Takes the lock, or connects to the process that has it. Tries again while that process is starting or ending. */
+  /**
+   * Takes the lock, or connects to the process that has the lock. Tries again while that process is starting or ending.
+   */
   private async claim(): Promise<void> {
     const { rendezvous, stopping } = this.parts
     const until = performance.now() + MEET_MS
@@ -265,7 +272,8 @@ export class Handover {
       this.lock = rendezvous.tryLock()
       const met = await this.meet()
       if (met && this.lock) {
-        // A process that ends releases its lock before it closes its socket.
+        // The process that listens at the socket is ending: a process releases its lock before it closes its socket.
+        // Give the lock back, and try again after that process has ended.
         this.lock.close()
         this.lock = undefined
         met.close()
@@ -312,7 +320,7 @@ export class Handover {
     )
   }
 
-  /** Called when this process has the lock, or is connected to the process that has it. */
+  /** Called when this process has the lock, or is connected to the process that has the lock. */
   private async begin(): Promise<void> {
     this.earlierRun = await this.parts.earlierRun()
     if (!this.predecessorNow) {
@@ -332,7 +340,7 @@ export class Handover {
 
   /**
    * Forwards with the last known state if the predecessor ends, or if an earlier attempt failed. Ends when the node
-   * opens its own path.
+   * opens its own data path.
    */
   private async standBy(): Promise<void> {
     while (this.predecessorNow || this.isUnresumed) {
@@ -356,8 +364,8 @@ export class Handover {
   }
 
   /**
-   * Keeps the lock that the predecessor sent. If the predecessor sent none, waits until it releases the lock, which it
-   * does last.
+   * Keeps the lock that the predecessor sent. If the predecessor sent no lock, waits until the predecessor releases the
+   * lock, which it does last.
    */
   private async takeLock(fd: number | undefined): Promise<void> {
     const { rendezvous, stopping } = this.parts
@@ -428,15 +436,15 @@ const unreachable = (pid: number | undefined, path: string): WeftError =>
   })
 
 /**
- * True for a TUN whose name comes from this backend. Also true for a TUN whose name comes from no backend, because
- * another program has renamed it.
+ * Returns true for a TUN whose name comes from this backend. Also returns true for a TUN whose name comes from no
+ * backend, because another program has renamed the TUN.
  */
 const isNameFor = (path: OpenPath, tunName: string): boolean =>
   isNamedBy(tunName, path.tunName) || !hasBackendName(path.tunName)
 
 /**
- * True if a new path may need the device or the port of this path. A data path has at most one path for each underlay
- * family.
+ * Returns true if a new path may need the device or the port of this path. A data path has at most one path for each
+ * underlay family.
  */
 const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boolean => {
   const wanted = new Set(bindAddresses.map(familyOfText))
@@ -444,8 +452,8 @@ const isInTheWay = (path: OpenPath, { tunName, bindAddresses }: WantedPath): boo
 }
 
 /**
- * False if the paths carried another subnet of a wanted family. Their device has the address and the route of that
- * other subnet.
+ * Returns false if the inherited paths carried another subnet of a wanted family, because their device has the address
+ * and the route of that other subnet.
  */
 const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): boolean =>
   FAMILIES.every((family) => {
@@ -454,8 +462,8 @@ const isForSubnets = (before: Nets | undefined, { subnets = {} }: WantedPath): b
   })
 
 /**
- * True if a new path would equal this path, except for sockets at later addresses of `bindAddresses`, which the new
- * owner opens or closes.
+ * Returns true if a new path would equal this path, except for the sockets at later addresses of `bindAddresses`, which
+ * the new owner opens or closes.
  */
 function fits(path: OpenPath, { tunName, bindAddresses, port, workers, without }: WantedPath): boolean {
   return (

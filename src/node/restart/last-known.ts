@@ -15,31 +15,31 @@ import { externalText, readExternalText, type ExternalInterface } from '../../ho
 import { replaceFile } from '../../host/replace-file.ts'
 import { eventsFile, interfaceWishes, storeKindOf, type NodeOptions, type StoreOptions } from '../../options.ts'
 
-/** The number of leases that are formatted at a time, which takes about two milliseconds. */
+/** The number of leases that weftd formats without a pause, which takes about two milliseconds. */
 const LEASES_A_PIECE = 1_000
-/** The version of the file's format. A file of another version is not used. */
+/** The version of the file's format. weftd does not use a file of another version. */
 const VERSION: number = 2
 
 export interface LastKnown {
   /** A name that identifies the store (storeNameOf). A process with another store ignores the file. */
   readonly store: string
-  /** The network configuration's text, without its secrets. */
+  /** The text of the network configuration without its secrets. */
   readonly config: string
   readonly lease: Lease
-  /** The time when the lease expires, in ms since the epoch; undefined if it does not expire. */
+  /** The time when the lease expires, in ms since 1970; undefined if the lease does not expire. */
   readonly expiresAt: number | undefined
   /** All accepted leases, including this node's own. */
   readonly leases: readonly Lease[]
   /** The lease keys of the peers that are reached over the second underlay family. */
   readonly others?: readonly string[] | undefined
-  /** The external interface that was in use. `wishes` has the flags that chose it, as text (wishesText). */
+  /** The external interface that was in use. `wishes` has the flags by which it was chosen, as text (wishesText). */
   readonly external?: ExternalInterface | undefined
   readonly wishes?: string | undefined
-  /** The names of the TUN devices, which may still exist. */
+  /** The names of the TUN devices, which may still exist when the file is read. */
   readonly tunNames: readonly string[]
   /**
-   * True if the file is only for `weft cleanup`, because it names a route to withdraw. No weftd forwards with such a
-   * file.
+   * True if the file is only for `weft cleanup`, because the file names a route to withdraw. No weftd forwards with
+   * such a file.
    */
   readonly isForCleanup?: true
   /** The descriptions of the open paths (open-path.ts) whose descriptors the service manager keeps. */
@@ -58,7 +58,7 @@ interface Written extends Omit<LastKnown, 'lease' | 'leases' | 'external'> {
 export const lastKnownFile = (options: Pick<NodeOptions, 'subnet-file'>): string =>
   `${options['subnet-file']}.last-known`
 
-/** Resolves symbolic links, because one folder can have many names. */
+/** Resolves symbolic links, because one folder can have many paths. */
 function realFolder(path: string): string {
   try {
     return realpathSync(path)
@@ -86,10 +86,12 @@ export function storeNameOf(
 
 /**
  * Writes the file of the last known state. Rejects with the file system's error. Formatting a million leases takes
- * seconds and yields to other work, so the file may or may not include changes to the leases meanwhile.
+ * seconds, with pauses for other work, so the file may or may not include changes that are made to the leases in these
+ * seconds.
  */
 export async function writeLastKnown(path: string, known: ToWrite): Promise<void> {
-  // Only weftd's user may read and write the file, because a user who can write it decides where packets go.
+  // Only weftd's user may read and write the file, because a user who can write it determines where weftd sends
+  // packets.
   await replaceFile(path, textOf(known), 0o600)
 }
 
@@ -114,8 +116,8 @@ async function* textOf({ leases, external, ...known }: ToWrite): AsyncGenerator<
 }
 
 /**
- * Reads the file of the last known state. Returns undefined if the file does not exist. If the file cannot be used,
- * logs that and returns undefined.
+ * Reads the file of the last known state. Returns undefined if the file does not exist. If the file is invalid, logs
+ * that and returns undefined.
  */
 export async function readLastKnown(path: string, log: Log): Promise<LastKnown | undefined> {
   try {
@@ -158,7 +160,8 @@ export interface Next {
   /** The flags about the external interface, as text (wishesText). */
   readonly wishes: string
   /**
-   * The paths of the file of the last known state (node/restart/last-known.ts) and of the file with the peers' events.
+   * The path of the file of the last known state (node/restart/last-known.ts); `events` is the path of the file with
+   * the peers' events.
    */
   readonly lastKnown: string
   readonly events: string
@@ -183,10 +186,10 @@ export function nextFor(
 
 /**
  * Returns the external interface of the earlier run. Returns undefined if the interface is not known, or if the flags
- * that choose it have changed.
+ * that choose the interface have changed.
  */
 export const externalOf = ({ external, wishes }: LastKnown, options: NodeOptions): ExternalInterface | undefined =>
   wishes === wishesText(options) ? external : undefined
 
-/** Returns the flags about the external interface as text, for comparison with those of another process. */
+/** Returns the flags about the external interface as text, for comparison with the flags of another process. */
 const wishesText = (options: NodeOptions): string => JSON.stringify(interfaceWishes(options))

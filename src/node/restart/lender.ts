@@ -1,4 +1,5 @@
-// lender.ts - the predecessor's side of a hand-over: it answers its successor, and forwards again if the successor ends or hangs.
+// lender.ts - the predecessor's side of a hand-over: it answers its successor, and forwards again if the successor ends
+// or hangs.
 
 import { closeAll, type Connection, type Listener, type Parcel } from '../../host/unix-socket.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
@@ -15,7 +16,7 @@ import {
   type Stage,
 } from './protocol.ts'
 
-/** The operations of a predecessor that its successor requests. */
+/** The operations that a successor requests of its predecessor. */
 export interface Lender {
   about(): About
   /** Returns why no process may take over; undefined if a process may take over. */
@@ -24,9 +25,9 @@ export interface Lender {
   attend(isThere: boolean): void
   /** Writes the last known state into its file. */
   write(): Promise<void>
-  /** Stops forwarding, and returns the open paths. Returns an empty list if there is no path to lend. */
+  /** Stops forwarding, and returns the open paths. Returns an empty list if this process has no path to lend. */
   lend(): Promise<readonly OpenPath[]>
-  /** Stops forwarding, and closes its paths, even those that were lent. The device stays. */
+  /** Stops forwarding, and closes the paths of this process, including lent paths. The device stays. */
   release(): Promise<void>
   /** Forwards again after `lend` or `release`. `why` is the end of a sentence that begins with "the successor". */
   takeBack(why: string): Promise<void>
@@ -36,14 +37,17 @@ export interface Lender {
   kill(pid: number): boolean
 }
 
-/** The reason for which a predecessor ends: another weftd has taken over (`end`), or the node leaves the network (`leave`). */
+/**
+ * The reason for which a predecessor ends: another weftd has taken over (`end`), or the node leaves the network
+ * (`leave`).
+ */
 export class Superseded extends Error {
   readonly how: 'end' | 'leave'
-  /** Reports to the other process that this process has no path open any more. */
+  /** Reports to the successor that this process has no path open any more. */
   readonly confirm: () => void
   /**
-   * For `leave`: true if the store deleted the lease, false if it did not; undefined if the subnet manager cannot
-   * delete leases.
+   * For `leave`: true if the store deleted the lease, false if the store did not; undefined if the subnet manager
+   * cannot delete leases.
    */
   isLeaseBack: boolean | undefined
 
@@ -56,8 +60,8 @@ export class Superseded extends Error {
 
 /**
  * Answers the processes that connect; only one of them at a time can be the successor. Rejects with the signal's
- * reason, after which no path is taken back. Rejects with Superseded while the successor waits for the end of this
- * process.
+ * reason; after that this process takes no path back. Rejects with Superseded while the successor waits for the end of
+ * this process.
  */
 export async function serveSuccessors(listener: Listener, lender: Lender, signal: AbortSignal): Promise<never> {
   const over = new AbortController()
@@ -85,7 +89,7 @@ interface Reply {
 
 const refused = (why: string): Reply => ({ message: { refused: why } })
 
-/** The connections of a predecessor to other processes, which share the stage of the hand-over. */
+/** The connections of a predecessor to other processes, which share the stage of the hand-over (protocol.ts). */
 class Conversations {
   private readonly lender: Lender
   private readonly stopping: AbortSignal
@@ -97,7 +101,7 @@ class Conversations {
     this.stopping = stopping
   }
 
-  /** True if the successor has the data path, or opens its own. */
+  /** True if the successor has the data path, or opens its own data path. */
   private get isAway(): boolean {
     return this.stage === 'lent' || this.stage === 'released'
   }
@@ -191,7 +195,7 @@ class Conversations {
     return lock === undefined ? [] : [lock]
   }
 
-  /** Forwards again, because the successor has gone or hangs. A successor that hangs is killed. */
+  /** Forwards again, because the successor has gone or hangs. Kills a successor that hangs. */
   private async comeBack(connection: Connection, how: 'gone' | 'silent'): Promise<void> {
     const { lender, stopping } = this
     const wasAway = this.isAway
@@ -207,7 +211,7 @@ class Conversations {
       try {
         connection.send(messageFor({ takenBack: true }))
       } catch {
-        // Ignore the error: the successor has gone.
+        // Sending fails if the successor has ended, and then nobody needs the message.
       }
     }
     connection.close()
@@ -218,7 +222,10 @@ class Conversations {
   }
 }
 
-/** Receives the next message. A message that arrived before the time limit counts, even if this process was suspended meanwhile. */
+/**
+ * Receives the next message. A message that arrived before the time limit counts, even if this process was suspended
+ * until after the limit.
+ */
 async function receive(
   connection: Connection,
   stopping: AbortSignal,
@@ -226,7 +233,8 @@ async function receive(
 ): Promise<Parcel | 'gone' | 'silent'> {
   if (withinMs === undefined) return (await connection.receive(stopping)) ?? 'gone'
   const late = new AbortController()
-  // End the time limit one turn of the event loop later, so that messages which have already arrived are read first.
+  // End the wait one turn of the event loop after the time limit, so that messages which have already arrived are read
+  // first.
   const timer = setTimeout(() => setImmediate(() => late.abort()), withinMs)
   const onStop = (): void => late.abort()
   stopping.addEventListener('abort', onStop)
@@ -247,14 +255,14 @@ function superseded(how: 'end' | 'leave', connection: Connection): Superseded {
       const { isLeaseBack } = reason
       connection.send(messageFor({ ended: true, ...(isLeaseBack === undefined ? {} : { isLeaseBack }) }))
     } catch {
-      // Ignore the error: the other process has gone.
+      // Sending fails if the other process has ended, and then nobody needs the message.
     }
     connection.close()
   })
   return reason
 }
 
-/** Waits until a killed process has ended. Skips the messages that the process sent before. */
+/** Waits until a killed process has ended. Skips the messages that this process sent before it was killed. */
 async function untilGone(connection: Connection, stopping: AbortSignal): Promise<void> {
   const until = performance.now() + KILL_MS
   for (let leftMs = KILL_MS; leftMs > 0; leftMs = until - performance.now()) {

@@ -1,4 +1,5 @@
-// open-path.ts - packs open paths for another process: descriptions as JSON, and a list of descriptors to which the descriptions refer.
+// open-path.ts - packs open paths for another process: descriptions as JSON, and a list of the descriptors to which the
+// descriptions refer.
 
 import { FAMILIES, familyOfText, type Family } from '../../net/address.ts'
 import type { OpenPath } from '../../path/engine/engine.ts'
@@ -7,7 +8,7 @@ type LoopDescriptors = OpenPath['loops'][number]
 type LoopSockets = NonNullable<LoopDescriptors['sockets']['ipv4']>
 
 interface PackedPaths {
-  /** The descriptions of the paths. They have indices of the list `fds` instead of descriptors. */
+  /** The descriptions of the paths. In place of a descriptor a description has the index of the descriptor in `fds`. */
   readonly descriptions: readonly OpenPath[]
   readonly fds: readonly number[]
 }
@@ -57,7 +58,7 @@ interface Unchecked {
   readonly [name: string]: unknown
 }
 
-/** True if the value describes a loop that has sockets in exactly these families. */
+/** Returns true if the value describes a loop that has sockets in exactly the given families. */
 function isLoop(value: unknown, families: ReadonlySet<Family>): boolean {
   const { tun, sockets } = (value ?? {}) as Unchecked
   const of = (sockets ?? {}) as Unchecked
@@ -75,7 +76,10 @@ function areSockets(value: unknown): boolean {
 const areStrings = (list: unknown): list is readonly string[] =>
   Array.isArray(list) && list.every((each) => typeof each === 'string')
 
-/** Checks a description, which another version of weft may have written. Unknown members are ignored. */
+/**
+ * Returns true if a description is valid. Another version of weft may have written the description. Unknown members are
+ * ignored.
+ */
 function isPath(value: unknown): value is OpenPath {
   const path = (value ?? {}) as { readonly [Name in keyof OpenPath]?: unknown }
   const { bindAddresses } = path

@@ -20,8 +20,8 @@ export class Predecessor {
   /** Resolves when the daemon reports that it has ended, or when the connection to it ends. */
   readonly ended: Promise<void>
   /**
-   * Resolves when the daemon forwards again, because it received nothing from this process. The lent path belongs to
-   * the daemon again.
+   * Resolves when the daemon forwards again, because it received no message from this process for too long. The lent
+   * path belongs to the daemon again.
    */
   readonly takenBack: Promise<void>
   /** Resolves when the connection to the daemon has ended. */
@@ -29,7 +29,10 @@ export class Predecessor {
   private readonly connection: Connection
   private readonly reading = new AbortController()
   private hasGone = false
-  /** The timer that shows the daemon that this process is alive, or that repeats `end` until it could be sent. */
+  /**
+   * The timer of the messages that show the daemon that this process is alive; later the timer that repeats `end` until
+   * `end` could be sent.
+   */
   private timer: NodeJS.Timeout | undefined
   /** Resolves the request that waits for its answer; undefined if no request waits. */
   private answered: ((parcel: Parcel | undefined) => void) | undefined
@@ -55,8 +58,8 @@ export class Predecessor {
   }
 
   /**
-   * Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if the daemon refuses to pass
-   * its paths on.
+   * Makes the daemon stop forwarding, and returns its open paths and the lock's descriptor. Returns undefined if the
+   * daemon refuses to pass its paths on.
    */
   async takePaths(): Promise<{ readonly paths: readonly OpenPath[]; readonly lock: number | undefined } | undefined> {
     const parcel = await this.request('path')
@@ -85,7 +88,7 @@ export class Predecessor {
   end(): void {
     clearInterval(this.timer)
     this.timer = undefined
-    // Repeat `end` until it was sent. If the connection ended before the daemon received `end`, the daemon would
+    // Repeat `end` until it could be sent. If the connection ended before the daemon received `end`, the daemon would
     // forward again.
     if (!this.isGone && !this.send('end'))
       this.timer = setInterval(() => void (this.send('end') && clearInterval(this.timer)), STILL_MS)
@@ -135,8 +138,8 @@ export class Predecessor {
   }
 
   /**
-   * Sends a request and waits for its answer. If the answer does not come in time, closes the connection, because later
-   * answers would belong to the wrong requests.
+   * Sends a request and waits for its answer. If the answer does not arrive in time, closes the connection, because
+   * later answers would belong to the wrong requests.
    */
   private async request(want: HandoverEvent, withinMs = ANSWER_MS): Promise<Parcel | undefined> {
     if (this.isGone) return undefined
@@ -188,8 +191,8 @@ export class Predecessor {
   }
 
   /**
-   * Sends a request. Returns false if the daemon's buffer is full, because the daemon has not read earlier messages
-   * yet, or hangs.
+   * Sends a request. Returns false if the daemon's buffer is full, because the daemon hangs or has not read earlier
+   * messages yet.
    */
   private send(want: HandoverEvent): boolean {
     try {
@@ -200,7 +203,9 @@ export class Predecessor {
     }
   }
 
-  /** Shows the daemon regularly that this process is alive. Otherwise the daemon would take the path back. */
+  /**
+   * Shows the daemon regularly that this process is alive. Without these messages the daemon would take the path back.
+   */
   private sendSignsOfLife(): void {
     if (this.isGone || this.timer) return
     this.send('still')
@@ -208,7 +213,7 @@ export class Predecessor {
   }
 }
 
-/** Splits the descriptors of an answer into the lock and the others. */
+/** Splits the descriptors of an answer into the lock's descriptor and the rest. */
 function unpack({ text, fds }: Parcel): { readonly lock: number | undefined; readonly rest: readonly number[] } {
   const hasLock = parse(text)['lock'] === 1 && fds.length > 0
   return { lock: hasLock ? fds[0] : undefined, rest: hasLock ? fds.slice(1) : fds }

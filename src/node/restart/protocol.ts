@@ -1,51 +1,52 @@
-// protocol.ts - how one weftd hands over to another while both run on the host: the messages, and what each process may do when. Its two
-// sides are lender.ts (the predecessor) and predecessor.ts (the successor).
+// protocol.ts - the protocol by which one weftd hands the data path over to another weftd while both run on the host.
+// lender.ts is the predecessor's side, predecessor.ts the successor's.
 //
-//   successor                   predecessor
-//   {want: 'meet'}       ->     writes its last known state (last-known.ts)
-//                        <-     {version, store, lease, ...}: the facts that the successor checks
-//   ... finds its store, configuration, interface and lease; the predecessor forwards ...
-//   {want: 'path'}       ->     stops forwarding
-//                        <-     {paths} and the descriptors: the lock first, then those in which packets wait
-//   or, if no lent path fits, or there is none:
-//   {want: 'release'}    ->     closes all its paths
-//                        <-     {released: true} and the lock
-//   {want: 'still'} ...  ->     is a sign of life every second, until `end`
-//   {want: 'end'}        ->     ends without changing the host: the successor is the node
-//                        <-     {ended: true}, when it has no path open any more
-//                        <-     {takenBack: true}, to a silent successor that it could not kill: that successor stops
+// The successor sends these requests, in this order:
+// - {want: 'meet'}: the predecessor writes its last known state (last-known.ts) and answers with {version, store,
+//   lease, ...}, which the successor checks. Then the successor finds its store, configuration, interface and lease,
+//   while the predecessor forwards.
+// - {want: 'path'}: the predecessor stops forwarding, and answers with {paths} and the descriptors: first the lock's,
+//   then those of the open paths, in which packets wait.
+// - {want: 'release'}, if no lent path fits or there is none: the predecessor closes all its paths, and answers with
+//   {released: true} and the lock.
+// - {want: 'still'}: shows every second that the successor is alive, until `end`.
+// - {want: 'end'}: the predecessor ends without changing the host, because the successor is the node now. It sends
+//   {ended: true} when it has no path open any more.
 //
-// Until `end` the predecessor can forward again. It does so when the successor ends, or sends nothing for SILENCE_MS; then it kills the
-// successor. The table NEXT below lists all transitions; the predecessor refuses a request that the table does not have. At most for
-// SILENCE_MS + KILL_MS no process forwards.
+// Until `end` the predecessor can forward again. It does so when the successor ends, or sends no message for
+// SILENCE_MS; then it kills the successor. It sends {takenBack: true} to a silent successor that it could not kill,
+// which must stop. The table NEXT lists all transitions; the predecessor refuses a request that the table does not
+// have. For at most SILENCE_MS + KILL_MS no process forwards.
 //
-//   who dies or hangs        before `path`               between `path` and `end`                      after `end`
-//   the successor dies       the predecessor forwards    the predecessor forwards again                the lock is free: a predecessor that still
-//                            all the time                immediately                                   waits to be stopped forwards again
-//   the successor hangs      the same                    it is killed after SILENCE_MS; the            its watchdog restarts it, as any node
-//                                                        predecessor forwards again
-//   the predecessor dies     the successor forwards      the successor has the path and the lock,      nothing: it has no path
-//   or is stopped            with the last known         and continues
-//                            state immediately
-//   the predecessor hangs    after ANSWER_MS the         the successor continues; `end` waits for      the same
-//                            successor ends: an error    the predecessor
+// If one of the two processes dies or hangs:
+// - The successor dies before `path`: the predecessor forwards all the time. Between `path` and `end`: the predecessor
+//   forwards again immediately. After `end`: the lock is free, and a predecessor that still waits to be stopped
+//   forwards again.
+// - The successor hangs before `path`: the predecessor forwards all the time. Between `path` and `end`: the predecessor
+//   kills the successor after SILENCE_MS and forwards again. After `end`: the watchdog restarts the successor, as any
+//   node.
+// - The predecessor dies before `path`: the successor forwards immediately with the last known state. Between `path`
+//   and `end`: the successor has the path and the lock, and continues. After `end` the death of the predecessor has no
+//   effect.
+// - The predecessor hangs before `path`: the successor ends with an error after ANSWER_MS. Between `path` and `end`:
+//   the successor continues; `end` waits for the predecessor.
 //
-// A successor that hangs in another PID namespace cannot be killed. If it has the lent path, it receives `takenBack` and stops as soon as it
-// runs again. If it opened its own path, device and port are in use until it runs again.
+// A successor that hangs in another PID namespace cannot be killed. If it has the lent path, it receives `takenBack`
+// and stops as soon as it runs again. If it opened its own path, device and port are in use until it runs again.
 //
-// Messages are JSON. A process ignores members that it does not know. A changed meaning needs a new version number; a process refuses
-// another number and names the version of weft that uses it.
+// Messages are JSON. A process ignores members that it does not know. A changed meaning needs a new version number; a
+// process refuses another number and names the version of weft that uses it.
 
 /** The version of the hand-over protocol. */
 export const VERSION = 2
-/** The time in ms within which a predecessor must answer. After that it counts as hung. */
+/** The time in ms within which a predecessor must answer. After that time the predecessor counts as hung. */
 export const ANSWER_MS = 5_000
 /**
- * The time in ms within which a predecessor must answer `leave`. It is longer, because the predecessor deletes its
- * lease first.
+ * The time in ms within which a predecessor must answer `leave`. This limit exceeds ANSWER_MS, because the predecessor
+ * deletes its lease before it answers.
  */
 export const LEAVE_MS = 15_000
-/** A successor that has the path counts as hung if it sends nothing for this time in ms. */
+/** A successor that has the path counts as hung if it sends no message for SILENCE_MS milliseconds. */
 export const SILENCE_MS = 4_000
 /** How long, in ms, a killed process may take to end. */
 export const KILL_MS = 500
@@ -60,12 +61,12 @@ export type Stage =
   | 'released' // this process has stopped and closed its paths; the successor opens its own
   | 'over' // the successor is the node, or this node has left
 
-/** The events of a hand-over: the successor's requests, its end (`gone`) and its silence. */
+/** The events of a hand-over: the successor's requests, the successor's end (`gone`) and its silence (`silent`). */
 export type HandoverEvent = 'meet' | 'path' | 'release' | 'still' | 'end' | 'leave' | 'gone' | 'silent'
 
 /**
- * The next stage of a hand-over, by stage and event. All other events are refused. From `lent` or `released` to `alone`
- * the predecessor takes the path back.
+ * The next stage of a hand-over, by stage and event. The predecessor refuses all other events. When the stage changes
+ * from `lent` or `released` to `alone`, the predecessor takes the path back.
  */
 export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent]?: Stage } } = {
   alone: { meet: 'met', leave: 'over' },
@@ -77,13 +78,12 @@ export const NEXT: { readonly [From in Stage]: { readonly [What in HandoverEvent
 
 /** A predecessor's description of itself. */
 export interface About {
-  /** The version of weft. */
   readonly version: string
   /** A name that identifies the store, as storeNameOf returns it. */
   readonly store: string
   /** The predecessor's own lease; undefined while the predecessor has none. */
   readonly lease?: { readonly key: string; readonly publicIp: string } | undefined
-  /** The TCP port of the predecessor's health checks; 0 if there is none. */
+  /** The TCP port of the predecessor's health checks; 0 if it serves none. */
   readonly healthPort: number
 }
 

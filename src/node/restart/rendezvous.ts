@@ -1,8 +1,9 @@
-// rendezvous.ts - the lock and the socket of the weftds that share one subnet file. The process with the lock has the host's data path, and
-// other processes ask it for the path at the socket. Both files are in the directory of subnet.env, readable by this user only (mode 0600).
+// rendezvous.ts - the lock and the socket of the weftd processes that share one subnet file. The process with the lock
+// has the host's data path and listens at the socket, where other processes request the path. Both files are in the
+// directory of subnet.env, and accessible to this user only (mode 0600).
 //
-// The lock belongs to an open file description (fcntl(2), F_OFD_SETLK). So the data path's owner can send the lock to another process as a
-// descriptor, and the kernel releases the lock when the last process that has it ends.
+// The lock belongs to an open file description (fcntl(2), F_OFD_SETLK). So the data path's owner can send the lock to
+// another process as a descriptor, and the kernel releases the lock when the last process that has the descriptor ends.
 
 import {
   accessSync,
@@ -32,11 +33,11 @@ export const handoverLock = (options: SubnetFile): string => `${options['subnet-
 /** The right to forward for one subnet file. Only one weftd at a time has it. */
 export interface Lock {
   /**
-   * The descriptor of the lock file, which is sent with the data path. Undefined if the file could not be created; no
-   * process can take over then.
+   * The descriptor of the lock file, which is sent with the data path. Undefined if the file could not be created; then
+   * no process can take over.
    */
   readonly fd: number | undefined
-  /** Writes this process's ID into the file, for the messages of processes that find the lock taken. */
+  /** Writes this process's ID into the lock file. A process that finds the lock taken names this ID in its messages. */
   sign(): void
   /** Idempotent. */
   close(): void
@@ -54,8 +55,8 @@ export interface Rendezvous {
   /** Returns the lock for a descriptor that another process sent. */
   receivedLock(fd: number): Lock
   /**
-   * Returns the id of the process that took the lock last. Undefined if the id is not known or belongs to another PID
-   * namespace.
+   * Returns the id of the process that took the lock last. Returns undefined if the id is not known or belongs to
+   * another PID namespace.
    */
   owner(): number | undefined
   /** Removes the files of the lock and of the socket. Only a process that alone has the lock may call this. */
@@ -74,7 +75,10 @@ export interface Rendezvous {
   kill(pid: number): boolean
 }
 
-/** True if this user may write in a folder. For a folder that does not exist, its nearest existing parent counts. */
+/**
+ * Returns true if this user may write in a folder. For a folder that does not exist, its nearest existing parent
+ * counts.
+ */
 function mayWrite(folder: string): boolean {
   try {
     accessSync(folder, constants.W_OK | constants.X_OK)
@@ -103,8 +107,8 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
     }
   }
   /**
-   * Explains why the lock file cannot be opened. If this user may not even write to its folder, weftd has not run as
-   * this user before.
+   * Returns the error for a lock file that cannot be opened. If this user may not even write to the file's folder,
+   * weftd has not run as this user before.
    */
   function forbidden(error: unknown): WeftError {
     const folder = dirname(lockPath)
@@ -131,8 +135,8 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
       }
       let isOurs = false
       try {
-        // The previous owner may have removed the file meanwhile. The lock of a removed file excludes no other process,
-        // so check that the path still leads to this file.
+        // The previous owner may have removed the lock file meanwhile. The lock of a removed file excludes no other
+        // process, so check that the path still leads to this file.
         isOurs = addon.tryLockFile(fd) && isAt(lockPath, fd)
         if (!isOurs) return undefined
         const lock = lockOf(fd)
@@ -180,7 +184,7 @@ export function rendezvousAt(options: SubnetFile, warn: (message: string) => voi
   }
 }
 
-/** True if the file at a path is this open file. */
+/** Returns true if the file at the path `path` is the open file `fd`. */
 function isAt(path: string, fd: number): boolean {
   const there = statSync(path, { throwIfNoEntry: false })
   const open = fstatSync(fd)
@@ -202,6 +206,6 @@ function writePid(fd: number): void {
     ftruncateSync(fd)
     writeSync(fd, `${[process.pid, pidNamespace() ?? []].flat().join(' ')}\n`)
   } catch {
-    // Ignore the error: messages of other processes then omit the process id.
+    // Ignore the error: without the process id in the file, messages of other processes omit the process id.
   }
 }

@@ -1,4 +1,4 @@
-// ali-vpc.ts - the backend whose routes are in route tables of Alibaba Cloud's VPC.
+// ali-vpc.ts - the backend that writes its routes into route tables of Alibaba Cloud's VPC.
 
 import type { Backend, BackendParts } from '../contract.ts'
 import { createFabricBackend } from './fabric.ts'

@@ -1,5 +1,5 @@
-// alloc.ts - the alloc backend, which only acquires a lease. Another program, such as a cloud's route controller, carries the packets. It
-// behaves like flanneld's alloc (pkg/backend/alloc).
+// alloc.ts - the alloc backend, which only acquires a lease. Another program, such as a cloud's route controller,
+// carries the packets. The backend behaves like flanneld's alloc (pkg/backend/alloc).
 
 import type { Lease } from '../../control/lease/lease.ts'
 import { currentExternal } from '../../host/external-interface.ts'
@@ -30,7 +30,7 @@ export function createAllocBackend({ config, external: found, run }: BackendPart
   }
 }
 
-/** Opens a data path that forwards no packets. It lists the peers for the status. */
+/** Opens a data path that forwards no packets, and only keeps the list of peers for the status report. */
 function openAlloc(families: readonly Family[]): DataPath {
   let applied: readonly Lease[] = []
   return {

@@ -1,4 +1,4 @@
-// aws-vpc.ts - the backend whose routes are in route tables of Amazon VPC.
+// aws-vpc.ts - the backend that writes its routes into route tables of Amazon VPC.
 
 import type { Backend, BackendParts } from '../contract.ts'
 import { createFabricBackend } from './fabric.ts'

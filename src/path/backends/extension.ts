@@ -1,9 +1,11 @@
-// extension.ts - the extension backend, which runs the operator's commands; these carry the packets. One command runs before the lease is
-// acquired, one after it, and one for each peer that is added or removed.
+// extension.ts - the extension backend, which runs the operator's commands. These commands, and not weftd, carry the
+// packets. One command runs before the lease is acquired, one command after that, and one command for each peer that is
+// added or removed.
 //
-// The commands' arguments, variables and input, and the handling of failures, are those of flanneld (pkg/backend/extension, v0.28.2 and
-// later). weftd runs commands without a shell: it splits a command at white space. It passes peers' addresses as variables, and the data
-// that a peer published only on the standard input. So a peer can add no arguments that the command does not name.
+// The commands' arguments, variables and input, and the handling of failures, are those of flanneld
+// (pkg/backend/extension, v0.28.2 and later). weftd runs commands without a shell: it splits a command at white space.
+// It passes peers' addresses as variables, and the data that a peer published only on the standard input. So a peer
+// cannot add arguments to a command.
 
 import { isDeepStrictEqual } from 'node:util'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -30,12 +32,12 @@ const TYPE = 'extension'
 const LOG_AFTER_MS = 10_000
 type Command = keyof Settings<'extension'>
 type Variables = Readonly<Record<string, string>>
-/** The names of the variables with a peer's subnet and public address, for each family. */
+/** For each family, the names of the variables that have a peer's subnet and public address. */
 const VARIABLES = { ipv4: ['SUBNET', 'PUBLIC_IP'], ipv6: ['IPV6SUBNET', 'PUBLIC_IPV6'] } as const
 
 /**
- * Splits a command at white space and then replaces `$NAME` and `${NAME}` in each word. In this order a value with spaces never becomes
- * several words.
+ * Splits a command at white space and then replaces `$NAME` and `${NAME}` in each word. In this order a value with
+ * spaces never becomes several words.
  */
 export function wordsOf(command: string, variables: Variables): string[] {
   const value = (name: string): string => variables[name] ?? process.env[name] ?? ''
@@ -62,8 +64,8 @@ export function createExtensionBackend({
   const commands = new Commands(settings, run, log)
   return {
     name: TYPE,
-    // Other programs make all routes: the commands of the operator. After the commands have run once, no route or
-    // device counts as a leftover, because a command may have made it.
+    // The operator's commands make all routes. After the commands have run once, no route or device counts as a
+    // leftover, because a command may have made it.
     routesByOthers: true,
     get external() {
       return external
@@ -71,7 +73,7 @@ export function createExtensionBackend({
     async prepare(signal): Promise<LeaseAttrs> {
       const { name, address } = external
       external = await currentExternal(run, external)
-      // The data path stays open after a rename, so the command must not run again, unless the addresses changed too.
+      // If only the interface's name has changed, the data path stays open, so PreStartupCommand must not run again.
       if (attrs && external.name !== name && isDeepStrictEqual(external.address, address)) return attrs
       const output = settings.PreStartupCommand.isEmpty
         ? undefined
@@ -113,7 +115,6 @@ export function createExtensionBackend({
   }
 }
 
-/** The operator's commands, with the rules by which weftd runs them. */
 class Commands {
   readonly #settings: Settings<'extension'>
   readonly #run: Run
@@ -131,9 +132,9 @@ class Commands {
   }
 
   /**
-   * Runs a command and returns its output. Returns an empty text if the command is not configured. Like flanneld it
-   * sets no time limit. If the command runs longer than ten seconds, logs that, and logs it again each time the waiting
-   * time has doubled.
+   * Runs a command and returns its output. Returns an empty text if the command is not configured. Like flanneld, sets
+   * no time limit. Logs a command that runs longer than ten seconds, and logs it again each time the waiting time has
+   * doubled.
    */
   async call(name: Command, variables: Variables, signal: AbortSignal, input = ''): Promise<string> {
     const [file, ...args] = wordsOf(this.#settings[name].reveal(), variables)
@@ -155,7 +156,6 @@ class Commands {
     return output.trim()
   }
 
-  /** Runs a command as `call` does. Throws WeftError CONFIG if the command fails. */
   async must(name: Command, variables: Variables, signal: AbortSignal): Promise<string> {
     try {
       return await this.call(name, variables, signal)
@@ -174,14 +174,17 @@ class ExtensionPath implements DataPath {
   readonly fault: Promise<Error> = new Promise(() => {})
   readonly #commands: Commands
   /**
-   * For each family the filter that decides which leases are peers. A peer that is usable in only one of its families
-   * is passed to the commands with only that family.
+   * For each family the filter that decides which leases are peers. If a peer is usable in only one of its families,
+   * the commands get only that family.
    */
   readonly #filters: ReadonlyMap<Family, PeerFilter>
   readonly #log: Log
-  /** Runs operations one after another, so that the commands for one list of peers end before the next list begins. */
+  /**
+   * Runs operations one after another, so that the commands for one list of peers end before the commands for the next
+   * list begin.
+   */
   readonly #next = createTurn()
-  /** Aborts when the data path is closed, which ends the running command. */
+  /** Aborts when the data path is closed; this ends the running command. */
   readonly #closing = new AbortController()
   /** The peers for which the commands were run, by lease key. */
   #known: ReadonlyMap<string, Lease> = new Map()

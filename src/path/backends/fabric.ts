@@ -1,9 +1,9 @@
-// fabric.ts - the backend for routes that a cloud or a switch keeps: the cloud or the switch routes each node's subnet
-// to the node.
+// fabric.ts - the backend whose routes are in a cloud or a switch: the cloud or the switch routes each node's subnet to
+// the node.
 //
-// On the host flannel's cloud backends did nothing but write subnet.env with the MTU of the external interface (v0.13,
-// backend/simple_network.go), and neither does this backend. Backend types differ only in their publisher
-// (fabric/publisher.ts). An outage of the API does not end a data path, because existing routes stay.
+// flannel's cloud backends changed nothing on the host, and only wrote subnet.env with the MTU of the external
+// interface (v0.13, backend/simple_network.go); this backend does the same. The fabric backends differ only in their
+// publisher (fabric/publisher.ts). An outage of the API does not end a data path, because existing routes stay.
 
 import { hostname } from 'node:os'
 import { carryIpv4Alone } from '../../control/config/network-config.ts'
@@ -23,7 +23,8 @@ import { peerAtHost } from './peer-at-host.ts'
 const FIRST_MS = 5_000
 
 /**
- * Creates the backend of type T, whose publisher writes the routes. `make` creates the publisher at the start, and again after each failure.
+ * Creates the backend of type T, which writes its routes through a publisher. `make` creates the publisher at the
+ * start, and again after each failure to publish.
  */
 export function createFabricBackend<T extends BackendType>(
   type: T,
@@ -63,7 +64,7 @@ export function createFabricBackend<T extends BackendType>(
         mtu: external.mtu,
         external: { families: FAMILIES, isBound: true },
         // The kernel does not report changes of routes outside of this host. So the node calls `resync` often, and for
-        // each route a RouteKeeper decides if a check is due.
+        // each route a RouteKeeper decides whether to check the route now.
         isUnreported: true,
         async open(own, _leases, signal) {
           const path = new FabricPath(keepersFor(own), filtersFor(own))
@@ -73,8 +74,12 @@ export function createFabricBackend<T extends BackendType>(
       },
     ],
     async withdraw(lease, signal) {
-      const removed = await Promise.all(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
-      return removed.flat()
+      // Wait for both families, because the process may end when this function fails.
+      const results = await Promise.allSettled(keepersFor(lease).map((keeper) => keeper.withdraw(signal)))
+      return results.flatMap((result) => {
+        if (result.status === 'rejected') throw result.reason
+        return result.value
+      })
     },
   }
 
@@ -93,10 +98,9 @@ export function createFabricBackend<T extends BackendType>(
 class FabricPath implements DataPath {
   readonly families: readonly Family[]
   readonly fault: Promise<Error> = new Promise(() => {})
-  /** The objects that keep this node's published routes, one for each family. */
   readonly #keepers: readonly RouteKeeper[]
   readonly #filters: ReadonlyMap<Family, PeerFilter>
-  /** The running check for which the last `resync` did not wait. */
+  /** The running check of the routes for which the last `resync` did not wait. */
   #running: Promise<readonly string[]> | undefined
 
   constructor(keepers: readonly RouteKeeper[], filters: ReadonlyMap<Family, PeerFilter>) {
@@ -106,7 +110,7 @@ class FabricPath implements DataPath {
   }
 
   /**
-   * Publishes the routes. Stops waiting after FIRST_MS, or when `signal` aborts; publishing then continues in the
+   * Publishes the routes. Stops waiting after FIRST_MS, or when `signal` aborts; then publishing continues in the
    * background.
    */
   async checkFirst(signal: AbortSignal): Promise<void> {
@@ -123,7 +127,10 @@ class FabricPath implements DataPath {
     for (const filter of this.#filters.values()) filter.take(leases, ownKey, touched)
   }
 
-  /** Waits for the running check, or starts a check. Returns the repairs if the check ends before `late` resolves. */
+  /**
+   * Waits for the running check of the routes, or starts one. Returns the repairs if the check ends before `late`
+   * resolves.
+   */
   async resync(late?: Promise<unknown>): Promise<readonly string[]> {
     const checking = (this.#running ??= this.#check())
     const repairs = await (late ? Promise.race([checking, late.then(() => undefined)]) : checking)
@@ -146,7 +153,7 @@ class FabricPath implements DataPath {
     return { peers_unusable: BigInt(skipped), ...sumCounters(this.#keepers.map((keeper) => keeper.counters())) }
   }
 
-  /** Keep the published route, as flanneld does, so that packets arrive while the daemon restarts. */
+  /** Keep the published route, as flanneld does, so that packets arrive while weftd restarts. */
   async close(): Promise<void> {
     await Promise.all(this.#keepers.map((keeper) => keeper.close()))
   }

@@ -1,4 +1,4 @@
-// gce.ts - the backend whose routes are in the network of a Google Compute Engine instance.
+// gce.ts - the backend that writes its routes into the network of a Google Compute Engine instance.
 
 import type { Backend, BackendParts } from '../contract.ts'
 import { createFabricBackend } from './fabric.ts'

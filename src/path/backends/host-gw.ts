@@ -1,4 +1,5 @@
-// host-gw.ts - the host-gw backend, without a tunnel: a route to each peer's subnet through the peer's host. All hosts must be on one link.
+// host-gw.ts - the host-gw backend, which has no tunnel: the route to each peer's subnet leads through the peer's host.
+// All hosts must be on one link.
 //
 // The routes, the lease and the error texts are those of flanneld (pkg/backend/hostgw, pkg/backend/route_network.go).
 
@@ -57,12 +58,12 @@ export function createHostGwBackend({ config, external: found, run, log }: Backe
     if (!network || local === undefined) throw new Error(`${family} is none of the network's families`)
     const isOneOfTwo = familiesOf(config).length === 2
     const filter = new PeerFilter<Net>({ type: TYPE, lease: own, network, isOneOfTwo, log })
-    // Probe from host to host, because a host without containers may have no address in its subnet.
+    // Send probes from the host's own address, because a host without containers may have no address in its subnet.
     return new HostGwPath({ family, network, probeSource: local, filter, run, log }, new FollowedLink(name, index))
   }
 }
 
-/** The data path of a family: the next hop of each peer's subnet is the peer's host. */
+/** The data path of one family, in which the next hop to each peer's subnet is the peer's host. */
 class HostGwPath extends RoutedPath {
   /** The external interface, through which the routes lead. */
   readonly #device: FollowedLink

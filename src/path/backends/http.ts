@@ -1,11 +1,12 @@
-// http.ts - the backend whose routes a switch, or any other API over HTTP, keeps by requests that the operator describes.
+// http.ts - the backend whose routes are in a switch, or in any other system with an HTTP API. The operator describes
+// the HTTP requests that change the routes.
 
 import type { Backend, BackendParts } from '../contract.ts'
 import { createFabricBackend } from './fabric.ts'
 import { HttpPublisher } from './fabric/http-publisher.ts'
 import { checkTemplates } from './fabric/template.ts'
 
-/** Creates the backend `http`. Throws WeftError CONFIG if a template is wrong. */
+/** Creates the backend `http`. Throws WeftError CONFIG if a template is invalid. */
 export function createHttpBackend(parts: BackendParts<'http'>): Backend {
   const { settings, log } = parts
   checkTemplates(settings)

@@ -22,7 +22,6 @@ interface JsonIpip {
 }
 
 export class IpipDevice {
-  /** The device, which another program may rename. */
   readonly #link: FollowedLink
   /** The outer source address of the device, as text. */
   readonly #local: string
@@ -39,7 +38,7 @@ export class IpipDevice {
     this.#log = log
   }
 
-  /** Finds or creates the device and configures it. A new device that cannot be configured is deleted. */
+  /** Finds or creates the device and configures it. Deletes a new device that cannot be configured. */
   async open(): Promise<void> {
     const made = await this.#ensure()
     try {
@@ -59,7 +58,8 @@ export class IpipDevice {
   }
 
   /**
-   * Finds or creates the device and returns a description of each repair. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel lacks ipip.
+   * Finds or creates the device and returns a description of each repair. Throws WeftError NO_DEVICE_TYPE if the kernel
+   * lacks ipip, and DEVICE for any other failure.
    */
   async #ensure(): Promise<readonly string[]> {
     const link = this.#link

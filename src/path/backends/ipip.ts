@@ -1,8 +1,8 @@
-// ipip.ts - the ipip backend: IP in IP (RFC 2003) carried by the kernel, with one device and a route to each peer's subnet through the
-// peer's host.
+// ipip.ts - the ipip backend: IP in IP (RFC 2003) carried by the kernel, with one device and a route to each peer's
+// subnet through the peer's host.
 //
-// The device, the routes, the lease and the error texts are those of flanneld (pkg/backend/ipip). There is no UDP port; firewalls between
-// the hosts must let IP protocol 4 pass.
+// The device, the routes, the lease and the error texts are those of flanneld (pkg/backend/ipip). ipip uses no UDP
+// port; firewalls between the hosts must let IP protocol 4 pass.
 
 import { carryIpv4Alone, ipv4For } from '../../control/config/network-config.ts'
 import type { Lease, LeaseAttrs, OwnLease } from '../../control/lease/lease.ts'
@@ -78,7 +78,7 @@ export function createIpipBackend({ config, settings, external: found, run, log 
   }
 }
 
-/** The data path: the next hop of each peer's subnet is the peer's host, through the device. */
+/** The data path of ipip: the route to each peer's subnet leads through the ipip device to the peer's host. */
 class IpipPath extends RoutedPath {
   readonly #link: FollowedLink
   readonly #device: IpipDevice

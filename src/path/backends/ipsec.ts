@@ -15,7 +15,7 @@ import { formatAddress, formatNet, netContains, type Net } from '../../net/addre
 import { KINDS } from '../catalog.ts'
 import type { Backend, BackendParts, DataPath } from '../contract.ts'
 import { IpsecPolicies, POLICY_CHANGES, removePolicies } from '../device/ipsec-policies.ts'
-import { removeUnreachable, UnreachableNetwork } from '../device/unreachable-network.ts'
+import { removeUserspaceGuard, UserspaceGuard } from '../device/userspace-guard.ts'
 import { Charon, checkPrograms, isCharonRunning } from './ipsec/charon.ts'
 import { IpsecConnections } from './ipsec/connections.ts'
 import { createFilter, IpsecPath } from './ipsec/ipsec-path.ts'
@@ -25,7 +25,7 @@ import { leaveCharon } from './ipsec/leave-charon.ts'
 const TYPE = 'ipsec'
 const NEEDS = `the ${TYPE} backend`
 const { overhead } = KINDS.ipsec
-/** The length in bytes of the UDP header that is added with the option UDPEncap. */
+/** The length in bytes of the UDP header that the option UDPEncap adds to each ESP packet. */
 const UDP_HEADER = 8
 /**
  * The MTU in bytes of the device of charon's plugin kernel-libipsec (strongSwan:
@@ -36,7 +36,6 @@ const USERSPACE_MTU = 1400
 export function createIpsecBackend({ config, settings, external: found, run, log }: BackendParts<'ipsec'>): Backend {
   const { psk, udpEncap, espProposal, dataPath } = settings
   let external = found
-  /** True if charon carries the ESP packets; undefined before `prepare`. */
   let isUserspace: boolean | undefined
   log.info(`IPSec config: UDPEncap=${udpEncap} ESPProposal=${espProposal}`)
 
@@ -69,8 +68,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   }
 
   /**
-   * Returns the device's MTU in bytes: flanneld's value, or less if charon carries the ESP packets. charon then always
-   * sends them in UDP datagrams, and its own device has a smaller MTU.
+   * Returns the MTU in bytes that containers get: flanneld's value, or less if charon carries the ESP packets, because
+   * charon always sends them in UDP datagrams and its device has a smaller MTU.
    */
   function mtuOf(): number {
     if (isUserspace) return Math.min(external.mtu - overhead - UDP_HEADER, USERSPACE_MTU)
@@ -78,7 +77,8 @@ export function createIpsecBackend({ config, settings, external: found, run, log
   }
 
   /**
-   * True if this host's address is within the network. In that case packets between hosts must pass the policies too.
+   * Returns true if this host's address is within the network. In that case packets between hosts must pass the
+   * policies too.
    */
   function hasHosts(): boolean {
     const { network } = ipv4For(NEEDS, config)
@@ -93,7 +93,7 @@ export function createIpsecBackend({ config, settings, external: found, run, log
     }
     const isUserland = isUserspace === true
     const guard = isUserland
-      ? new UnreachableNetwork(network, run)
+      ? new UserspaceGuard(network, () => external.name, run)
       : new IpsecPolicies({ network: formatNet(network), own, hasHosts: hasHosts(), run, log })
     const connections = new IpsecConnections({
       network,
@@ -105,10 +105,10 @@ export function createIpsecBackend({ config, settings, external: found, run, log
       start: (stop) => Charon.start(isUserland, log, stop),
       log,
     })
-    // Set the guard first, so that no packet leaves unencrypted. Then remove the guard that an earlier run with another
-    // carrier may have left, because it blocks all packets.
+    // Set the guard first, so that no packet leaves unencrypted. Then remove the guard of the other carrier (kernel or
+    // charon) that an earlier run may have left, because that guard would block all packets.
     await guard.block()
-    await (isUserland ? removePolicies(run, formatNet(network)) : removeUnreachable(run, network))
+    await (isUserland ? removePolicies(run, formatNet(network)) : removeUserspaceGuard(run, network))
     await connections.open(signal)
     const filter = createFilter(TYPE, { lease, network, log })
     return new IpsecPath({ filter, guard, connections, isUserspace: isUserland, log })
@@ -116,8 +116,9 @@ export function createIpsecBackend({ config, settings, external: found, run, log
 }
 
 /**
- * Returns true if charon carries the packets, and false if the kernel does. The configuration decides; if it does not, the kernel carries
- * them if it has ESP. If a charon runs already, weftd does not check the kernel for `"DataPath": "kernel"`.
+ * Returns true if charon carries the packets, and false if the kernel does. Uses the configured choice; without one,
+ * the kernel if it supports ESP, otherwise charon. With `"DataPath": "kernel"` and a running charon, weftd does not
+ * check that the kernel supports ESP.
  */
 async function doesCharonCarry(
   dataPath: 'kernel' | 'userspace' | undefined,
@@ -141,7 +142,10 @@ async function doesCharonCarry(
   return true
 }
 
-/** Removes what the charon of this host still has of this network. Returns the removed things in words. A failure is logged. */
+/**
+ * Removes this network's connections and shared keys from the charon that runs on this host. Returns a description of
+ * each removed object. Logs a failure.
+ */
 async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<readonly string[]> {
   try {
     return (await leaveCharon([network], signal)).map((name) => `the connection ${name} of charon`)
@@ -153,8 +157,8 @@ async function withdraw(network: Net, log: Log, signal: AbortSignal): Promise<re
 }
 
 /**
- * Warns of a host address within the network. Throws WeftError CONFIG if charon carries the packets, because the unreachable route would
- * then cut off the hosts.
+ * Warns if this host's address is within the network. Throws WeftError CONFIG instead if charon carries the packets,
+ * because the guard's unreachable route for the network would cut off the hosts.
  */
 function checkHost(host: string, isUserspace: boolean, log: Log): void {
   if (isUserspace)

@@ -1,7 +1,8 @@
-// kernel-path.ts - the common part of the data paths whose packets the kernel carries: host-gw, ipip, ipsec, vxlan and wireguard.
+// kernel-path.ts - the common part of the data paths whose packets the kernel carries: host-gw, ipip, ipsec, vxlan and
+// wireguard.
 //
-// A KernelPath decides which leases are peers and runs its operations one after another. `routed-path.ts` adds a route to each peer's
-// subnet. The file of a backend adds the backend's device and next hops.
+// A KernelPath decides which leases are peers and runs its operations one after another. `routed-path.ts` adds a route
+// to each peer's subnet. The file of a backend adds the backend's device and next hops.
 
 import type { Lease } from '../../control/lease/lease.ts'
 import type { FollowedLink } from '../../host/links.ts'
@@ -12,7 +13,7 @@ import type { PeerFilter } from '../tunnel/peer-filter.ts'
 
 interface KernelFacts {
   readonly families: readonly Family[]
-  /** The device, which another program may rename; left out if the backend has none. */
+  /** The device, which another program may rename; left out if the backend has no device. */
   readonly device?: FollowedLink
   /**
    * This host's address in each family, from which the daemon sends probes to peers; empty if the daemon cannot probe
@@ -27,20 +28,21 @@ export abstract class KernelPath implements DataPath {
   readonly families: readonly Family[]
   readonly probing: Probing
   /**
-   * Stays pending unless a backend replaces it, because objects in the kernel can be repaired without opening the data
-   * path again.
+   * Never resolves unless a backend replaces this promise, because weftd can repair objects in the kernel without
+   * opening the data path again.
    */
   readonly fault: Promise<Error> = new Promise(() => {})
-  /** The filters that decide which leases are peers, one for each family. */
   protected readonly filters: readonly PeerFilter[]
-  /** The device; undefined if the backend has none. */
   readonly #device: FollowedLink | undefined
   /**
-   * Runs the operations one after another, because their callers do not coordinate. Otherwise an older list of peers could be set last, and
-   * a repair could report objects as missing while they are being created.
+   * Runs the operations one after another, because their callers do not coordinate. Otherwise an older list of peers
+   * could be set last, and a repair could report objects as missing that another operation is creating.
    */
   readonly #next = createTurn()
-  /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
+  /**
+   * True if the last `apply` failed, so that weftd does not know which peers are set. In that case `peers` lists no
+   * peers.
+   */
   #isUnapplied = false
 
   constructor({ families, device, probeSource, filters }: KernelFacts) {
@@ -82,18 +84,14 @@ export abstract class KernelPath implements DataPath {
     return this.#next(() => this.end())
   }
 
-  /** Makes the peers in the kernel equal to these leases (DataPath.apply). */
+  /** Makes the peers in the kernel equal to `leases` (DataPath.apply). */
   protected abstract setPeers(
     leases: ReadonlyMap<string, Lease>,
     ownKey: string,
     touched?: ReadonlySet<string>,
   ): Promise<void>
-  /** Repairs the objects in the kernel (DataPath.resync). */
   protected abstract repair(): Promise<readonly string[]>
-  /** Lists the peers that are set (DataPath.peers). */
   protected abstract listPeers(): readonly PathPeer[]
-  /**
-   * Keep the devices and the routes, as flanneld does, so that the kernel forwards packets while the daemon is stopped.
-   */
+  /** Keep the devices and the routes, as flanneld does, so that the kernel forwards packets while weftd is stopped. */
   protected async end(): Promise<void> {}
 }

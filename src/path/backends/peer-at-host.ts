@@ -1,10 +1,11 @@
-// peer-at-host.ts - a peer as the status shows it, for backends that send the packets to the peer's host without a tunnel of weftd.
+// peer-at-host.ts - a peer as the status shows it, for backends that send the packets to the peer's host without a
+// tunnel of weftd.
 
 import { hasFamily, sideOf, type Lease } from '../../control/lease/lease.ts'
 import { formatAddress, type Family } from '../../net/address.ts'
 import type { PathPeer } from '../contract.ts'
 
-/** Returns the peer with the address of its host in each of the families that its lease has. */
+/** Returns the peer's status entry, with the address of the peer's host in each family that the lease has. */
 export const peerAtHost = (peer: Lease, families: readonly Family[]): PathPeer => ({
   key: peer.key,
   ...Object.fromEntries(

@@ -1,4 +1,5 @@
-// routed-path.ts - the common part of the data paths in the kernel that have a route to each peer's subnet: host-gw, ipip and vxlan.
+// routed-path.ts - the common part of the data paths in the kernel that have a route to each peer's subnet: host-gw,
+// ipip and vxlan.
 
 import type { Log } from '../../base/log.ts'
 import { sideOf, type Lease } from '../../control/lease/lease.ts'
@@ -25,20 +26,17 @@ export interface RoutedParts {
 }
 
 /**
- * A data path of one family with a route to each peer's subnet. It does not count the traffic, because the kernel counts the packets of a
- * device and not those of each peer.
+ * A data path of one family with a route to each peer's subnet. It does not count the traffic of a peer, because the
+ * kernel counts packets only for the whole device.
  */
 export abstract class RoutedPath extends KernelPath {
   readonly #family: Family
-  /** The filter that decides which leases are peers. */
   readonly #filter: PeerFilter
-  /** The routes to the peers' subnets. */
   readonly #routes: RouteSync
   /** The next hops of the peers on the same link; undefined without direct routing. */
   readonly #direct: DirectHops | undefined
-  /** The next hop of each peer, by the peer's subnet. */
   #hops: NextHops = new Map()
-  /** The peers whose packets use the tunnel because they have no direct route, by subnet. */
+  /** The peers without a direct route, whose packets use the tunnel, by subnet. */
   protected tunnelled: ReadonlyMap<string, Lease> = new Map()
 
   constructor({ family, network, device, probeSource, filter, directRouting, run, log }: RoutedParts) {
@@ -86,7 +84,7 @@ export abstract class RoutedPath extends KernelPath {
     const routed = await this.#routes.resync()
     const moved = await this.#direct?.lookUpAgain(this.#filter.peers(), this.#routes)
     if (moved && moved.size > 0) await this.#assign(moved)
-    // If the device was repaired, report only that, because the routes were lost with the device.
+    // If the device was repaired, report only that, because the kernel removed the routes together with the device.
     return repaired.length > 0 ? repaired : routed
   }
 
@@ -100,8 +98,8 @@ export abstract class RoutedPath extends KernelPath {
   }
 
   /**
-   * Makes the routes to the destinations `subnets` equal the next hops; all routes if `subnets` is left out. `before`
-   * has the peers that were in `tunnelled` before the change.
+   * Gives the wanted next hops to the routes to `subnets`, or to all routes if `subnets` is left out. `before` has the
+   * peers that were in `tunnelled` before the change.
    */
   protected async setRoutes(
     subnets: ReadonlySet<string> | undefined,
@@ -110,7 +108,7 @@ export abstract class RoutedPath extends KernelPath {
     await this.#routes.apply(this.#hops, subnets)
   }
 
-  /** Sets the next hops of the peers in `changed`; of all peers if `changed` is left out. */
+  /** Chooses the next hops of the peers in `changed`, or of all peers if `changed` is left out. */
   async #assign(changed: ReadonlyMap<string, Lease | undefined> | undefined): Promise<void> {
     const peers = this.#filter.peers()
     const before = this.tunnelled

@@ -1,4 +1,4 @@
-// tencent-vpc.ts - the backend whose routes are in route tables of Tencent Cloud's VPC.
+// tencent-vpc.ts - the backend that writes its routes into route tables of Tencent Cloud's VPC.
 
 import type { Backend, BackendParts } from '../contract.ts'
 import { createFabricBackend } from './fabric.ts'

@@ -1,8 +1,10 @@
-// udp.ts - the udp backend, which is the default: it moves IP packets between a TUN device and UDP sockets, without a header of its own.
+// udp.ts - the udp backend, which is the default: it moves IP packets between a TUN device and UDP sockets, and adds no
+// header except IP and UDP.
 //
-// The port and the wire format are those of flanneld (pkg/backend/udp), so that nodes with weftd and with flanneld can form one network.
-// The version field of an inner packet shows its family. The family of the datagram is the one over which the peer is reached. In a
-// dual-stack network weftd changes a peer's outer family if the path over the first family fails, so the MTU must fit both.
+// The port and the wire format are those of flanneld (pkg/backend/udp), so that nodes with weftd and with flanneld can
+// form one network. The receiver reads the family of an inner packet from the packet's version field. A datagram has
+// the family over which weftd reaches the peer. In a dual-stack network weftd changes a peer's outer family if the path
+// over the first family fails, so the MTU must fit both.
 
 import { WeftError } from '../../base/errors.ts'
 import type { LeaseAttrs } from '../../control/lease/lease.ts'
@@ -16,7 +18,7 @@ import { checkNetwork, Tunnel } from '../tunnel/tunnel.ts'
 const { outside, devices, options: OPTIONS } = KINDS.udp
 const [[, TUN_NAME]] = devices
 
-/** True for an address of this host to which peers on other links can send. */
+/** Returns true for an address of this host to which peers on other links can send. */
 const isUsable = (address: Address | undefined): boolean => address !== undefined && !isLinkLocal(address)
 const overheadOf = (family: Family): number => overheadBy('udp', family)
 
@@ -28,7 +30,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
   const overhead = Math.max(...[preferred, second ?? preferred].map((family) => overheadBy('udp', family)))
   /**
    * Returns the outer families in which this host has a usable address now, the preferred family first. If the host has
-   * none, returns only the preferred family.
+   * no usable address, returns only the preferred family.
    */
   const underlays = (): readonly Family[] => {
     const has = [preferred, second].filter((family) => family !== undefined && isUsable(external.address[family]))
@@ -39,7 +41,7 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     const local = external.address[outer]
     if (local === undefined && config[outer])
       throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[outer]} address`, {
-        remedy: 'give the interface such an address, or choose another interface with --iface',
+        remedy: 'give the interface an address of that family, or choose another interface with --iface',
       })
     if (local === undefined)
       throw new WeftError(
@@ -86,7 +88,8 @@ export function createUdpBackend(options: TunnelOptions<'udp'>): Backend {
     plan() {
       const mtu = external.mtu - overhead
       const [outer = preferred, other] = underlays()
-      // The outer family in which this host has no address yet. When the host gets one, the data path is opened again.
+      // The outer family in which this host has no address yet. When the host gets an address of this family, weftd
+      // opens the data path again.
       const awaited = [preferred, second].find((family) => family !== undefined && family !== outer && family !== other)
       const families = familiesOf(config)
       const carried = { families, outer, other, overheadOf } as const

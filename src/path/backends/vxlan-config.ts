@@ -1,5 +1,5 @@
 // vxlan-config.ts - the vxlan data in leases, in the form that flanneld publishes (pkg/backend/vxlan), and the values
-// that are needed whether the kernel or weftd carries the packets.
+// that both the kernel's and weftd's VXLAN need.
 
 import type { Lease, LeaseAttrs } from '../../control/lease/lease.ts'
 import type { ExternalInterface } from '../../host/external-interface.ts'
@@ -16,13 +16,13 @@ export const namesOf = (vni: number): Readonly<Record<Family, string>> => ({
 })
 
 export interface VxlanSetup {
-  /** The device names, such as `flannel.1` and `flannel-v6.1`, for the network's families. */
+  /** The names of the vxlan devices, such as `flannel.1` and `flannel-v6.1`, for the network's families. */
   readonly names: ByFamily<string>
   readonly options: Settings<'vxlan'>
   readonly port: number
   /**
-   * The longest inner packet, in bytes, that fits into a datagram of each family. Containers may send packets up to the smaller of the two
-   * lengths.
+   * For each outer family, the longest inner packet, in bytes, that fits into a datagram. Containers may send packets
+   * up to the smaller of the two lengths.
    */
   readonly mtus: Readonly<Record<Family, number>>
   /** This node's MAC for each family, which is published in the lease and used in the inner Ethernet header. */
@@ -30,7 +30,7 @@ export interface VxlanSetup {
   readonly external: ExternalInterface
 }
 
-/** The part that carries the packets: the kernel or weftd. It is created before the node has a lease. */
+/** The carrier of the packets: the kernel or weftd. weftd creates this object before the node has a lease. */
 export interface VxlanCarrier {
   readonly tunNames?: readonly string[]
   /** Returns the port, the device and the MTU that this family's data path needs. */

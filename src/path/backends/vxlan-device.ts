@@ -13,7 +13,10 @@ import { findEarlier } from '../device/flannel-devices.ts'
 import { VxlanEntryTable, type VxlanPeer } from './vxlan-entries.ts'
 import { describeVxlan, differenceOf, type JsonVxlan, type VxlanOptions } from './vxlan-link.ts'
 
-/** Finds or creates the device and sets its MAC. Throws WeftError DEVICE; NO_DEVICE_TYPE if the kernel does not support vxlan. */
+/**
+ * Finds or creates the device and sets its MAC. Throws WeftError NO_DEVICE_TYPE if the kernel does not support vxlan,
+ * and DEVICE for any other failure.
+ */
 export async function openVxlanDevice(options: VxlanOptions, mac: string, run: Run, log: Log): Promise<VxlanDevice> {
   const device = new VxlanDevice(options, mac, run, log)
   await device.open()
@@ -21,7 +24,6 @@ export async function openVxlanDevice(options: VxlanOptions, mac: string, run: R
 }
 
 export class VxlanDevice {
-  /** The device, which another program may rename. */
   readonly link: FollowedLink
   readonly entries: VxlanEntryTable
   readonly #options: VxlanOptions
@@ -60,19 +62,20 @@ export class VxlanDevice {
     else if (found.address !== this.#mac) await this.#setMac()
   }
 
-  /** Sets the device's address and MTU and brings the device up. Calling it again changes nothing. */
+  /** Sets the device's address and MTU and brings the device up. A repeated call changes nothing. */
   async configure(own: Address, network: Net): Promise<void> {
     this.#state = this.#withReasons(deviceState(this.#run, this.link, this.#options.mtu, own, network))
     try {
       await this.#state.configure()
     } catch (error) {
-      // Delete a new device that cannot be brought up, because it would mislead an operator who searches for the cause.
+      // Delete a new device that cannot be brought up, because the device would mislead an operator who searches for
+      // the cause.
       if (this.#isMade) await this.#run('ip', ['link', 'del', this.link.name]).catch(() => {})
       throw error
     }
   }
 
-  /** Repairs the device and the entries of these peers, and returns a description of each repair. */
+  /** Repairs the device and the entries of `peers`, and returns a description of each repair. */
   async resync(peers: readonly VxlanPeer[]): Promise<readonly string[]> {
     const wrong: string[] = []
     const isThere = await this.link.follow(this.#run, this.#log)
@@ -114,13 +117,13 @@ export class VxlanDevice {
     }
     await this.link.find(this.#run)
     // The kernel must not accept IPv6 router advertisements that containers of other hosts send through the tunnel.
-    // Ignore an error: the file is missing if IPv6 is disabled.
+    // Ignore an error: the file of this setting is missing if IPv6 is disabled.
     await writeFile(`/proc/sys/net/ipv6/conf/${name}/accept_ra`, '0').catch(() => {})
   }
 
   /**
-   * Describes how the device differs from the wanted options; undefined if it does not. A changed name of the external
-   * interface alone does not count as a difference.
+   * Describes how the device differs from the wanted options; undefined if it does not differ. A changed name of the
+   * external interface alone does not count as a difference.
    */
   async #differenceNow(device: JsonVxlan): Promise<string | undefined> {
     if (device.linkinfo?.info_data?.link !== this.#underlay.name) await this.#underlay.find(this.#run)
@@ -128,7 +131,7 @@ export class VxlanDevice {
   }
 
   /**
-   * Deletes the device, so that it can be created again. If the external interface is missing, throws and keeps the
+   * Deletes the device, so that weftd can create it again. If the external interface is missing, throws and keeps the
    * device, because a new device could not be created.
    */
   async #removeForAnother(): Promise<void> {
@@ -146,8 +149,7 @@ export class VxlanDevice {
   }
 
   /**
-   * Returns the device state `of`, but with error messages that name the owner of the device's name or port if
-   * configuring the device fails.
+   * Wraps the device state `of`: if `configure` fails, the error names the program that uses the device's name or port.
    */
   #withReasons(of: DeviceState): DeviceState {
     const port = { number: this.#options.port, option: KINDS.vxlan.options.port.name }

@@ -1,7 +1,8 @@
 // vxlan-entries.ts - the entries of the kernel's vxlan device for peers, as flannel sets them.
 //
-// Each peer has a neighbour entry, which maps the first address of the peer's subnet to the peer's MAC, and a forwarding entry, which maps
-// that MAC to the peer's host. Both are static, so the kernel sends no ARP requests and floods no packets (pkg/backend/vxlan/device.go).
+// Each peer has a neighbour entry, which maps the first address of the peer's subnet to the peer's MAC, and a
+// forwarding entry, which maps that MAC to the peer's host. Both entries are static, so the kernel sends no ARP
+// requests and floods no packets (pkg/backend/vxlan/device.go).
 
 import { runBatch } from '../../host/batch.ts'
 import type { Run } from '../../host/command.ts'
@@ -9,7 +10,6 @@ import { ipFlag, ipJson, parseList, type Named } from '../../host/links.ts'
 import type { Address } from '../../net/address.ts'
 
 export interface VxlanPeer {
-  /** The first address of the peer's subnet, as text. */
   readonly address: string
   /** The peer's MAC in lower case, such as `02:11:22:33:44:55`. */
   readonly mac: string
@@ -31,8 +31,8 @@ export const entriesOfPeers = (peers: Iterable<VxlanPeer>): VxlanEntries => {
 }
 
 /**
- * True if a line of `ip monitor neigh` reports an entry that is as it should be. Either this process made the change,
- * or no repair is needed.
+ * Returns true if a line of `ip monitor neigh` reports an entry that is as weftd wants it. In that case this process
+ * made the change, or no repair is needed.
  */
 export function isAsWanted(line: string, { addresses, macs }: VxlanEntries): boolean {
   const [, deleted, name = '', mac = '', state = ''] =
@@ -54,7 +54,6 @@ interface JsonForwarding {
 }
 
 export class VxlanEntryTable {
-  /** The device's name. */
   readonly #device: Named
   /** This host's address in the family of the neighbour entries. */
   readonly #local: Address
@@ -66,13 +65,16 @@ export class VxlanEntryTable {
     this.#run = run
   }
 
-  /** Sets the entries of these peers without reading the existing entries first. Resolves with true if the kernel accepted all of them. */
+  /**
+   * Sets the entries of `peers` without reading the existing entries first. Resolves with true if the kernel accepted
+   * all entries.
+   */
   async put(peers: readonly VxlanPeer[]): Promise<boolean> {
     const isForwarded = await this.#forwardTo(peers)
     return (await this.#resolveTo(peers)) && isForwarded
   }
 
-  /** Adds the entries that the device lacks for these peers, and returns the number of added entries. */
+  /** Adds the entries for `peers` that the device lacks, and returns the number of added entries. */
   async putMissing(peers: readonly VxlanPeer[]): Promise<number> {
     const known = await this.#neighbours()
     const behind = await this.#forwarding()
@@ -83,7 +85,7 @@ export class VxlanEntryTable {
     return forward.length + resolve.length
   }
 
-  /** Removes these entries from the device. Resolves with true if the device had all of them. */
+  /** Removes the given entries from the device. Resolves with true if the device had all of them. */
   async remove({ addresses, macs }: VxlanEntries): Promise<boolean> {
     const hadNeighbours = await runBatch(
       this.#run,
@@ -98,7 +100,7 @@ export class VxlanEntryTable {
     return hadNeighbours && hadForwarding
   }
 
-  /** Removes all entries except those of these peers. */
+  /** Removes all entries except those of `peers`. */
   async keepOnly(peers: readonly VxlanPeer[]): Promise<void> {
     const wanted = entriesOfPeers(peers)
     const known = await this.#neighbours()
@@ -109,7 +111,7 @@ export class VxlanEntryTable {
     })
   }
 
-  /** Returns the device's neighbour entries: for each address the MAC. */
+  /** Returns the device's neighbour entries, as a map from address to MAC. */
   async #neighbours(): Promise<Map<string, string>> {
     const args = [ipFlag(this.#local), 'neigh', 'show', 'dev', this.#device.name, 'nud', 'permanent']
     const entries = await ipJson<JsonNeighbour>(this.#run, args)
@@ -117,8 +119,8 @@ export class VxlanEntryTable {
   }
 
   /**
-   * Returns the device's forwarding entries: for each MAC the address of the host. The device has no entry for the MAC
-   * 00:00:00:00:00:00, because flannel floods no packets.
+   * Returns the device's forwarding entries, as a map from MAC to the address of the host. The device has no entry for
+   * the MAC 00:00:00:00:00:00, which would flood packets for unknown MACs.
    */
   async #forwarding(): Promise<Map<string, string>> {
     const text = await this.#run('bridge', ['-j', 'fdb', 'show', 'dev', this.#device.name])

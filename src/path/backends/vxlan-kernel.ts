@@ -1,5 +1,5 @@
-// vxlan-kernel.ts - VXLAN carried by the kernel: one device for each family; for each peer a neighbour entry, a forwarding entry and a
-// route.
+// vxlan-kernel.ts - VXLAN carried by the kernel: one device for each family; for each peer a neighbour entry, a
+// forwarding entry and a route.
 //
 // The devices, entries and routes are those of flanneld (pkg/backend/vxlan).
 
@@ -57,8 +57,8 @@ export async function prepareKernelVxlan(setup: () => VxlanSetup, parts: Parts):
     plan() {
       const open: { [F in Family]?: VxlanPath } = {}
       const watched = entriesOf(() => families.map((family) => open[family]?.carrier().device ?? names[family] ?? ''))
-      // Ignore reports about changes that this process made itself, because every other report starts a check of all
-      // entries.
+      // Ignore reports about changes that this process made itself, because a report that is not ignored starts a check
+      // of all entries.
       const isNews = (line: string): boolean =>
         watched.matters?.(line) !== false && !listed(open).some((path) => isAsWanted(line, path.entries()))
       const shared = { ...watched, matters: isNews }

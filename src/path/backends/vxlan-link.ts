@@ -1,4 +1,4 @@
-// vxlan-link.ts - reads the kernel's vxlan devices, and checks if the kernel supports them.
+// vxlan-link.ts - reads the kernel's vxlan devices, and checks whether the kernel supports vxlan.
 
 import { randomBytes } from 'node:crypto'
 import { isWeftError } from '../../base/errors.ts'
@@ -16,14 +16,14 @@ export interface VxlanOptions {
   readonly learning: boolean
   readonly gbp: boolean
   /**
-   * The outer source address of datagrams; all peers are reached over its family. `underlay` names the external interface, which has this
-   * address.
+   * The outer source address of datagrams; weftd reaches all peers over the family of this address. `underlay` names
+   * the external interface, which has the address.
    */
   readonly local: Address
   readonly underlay: string
   /**
-   * The kernel's index of the external interface to which the device is bound, by which a renamed interface is recognised; left out if it
-   * is not known.
+   * The kernel's index of the external interface to which the device is bound. By the index weftd recognises a renamed
+   * interface. Left out if the index is not known.
    */
   readonly underlayIndex?: number | undefined
   readonly mtu: number
@@ -45,13 +45,13 @@ export interface JsonVxlan {
   }
 }
 
-/** Returns a random MAC with the bits of a locally administered unicast address (IEEE 802, the two low bits of the first byte). */
+/** Returns a random MAC whose first byte marks a locally administered unicast address (IEEE 802). */
 export function randomMac(): string {
   const bytes = [...randomBytes(6)].map((byte, index) => (index === 0 ? (byte & 0xfc) | 0x02 : byte))
   return bytes.map((byte) => byte.toString(16).padStart(2, '0')).join(':')
 }
 
-/** Describes how the existing device differs from the wanted options; undefined if it equals them. */
+/** Describes how the existing device differs from the wanted options; undefined if it does not differ. */
 export function differenceOf({ linkinfo }: JsonVxlan, options: VxlanOptions): string | undefined {
   if (linkinfo?.info_kind !== 'vxlan') return `it is a device of type ${linkinfo?.info_kind ?? 'none'}`
   const { id, local, local6, link, port, learning = true, gbp = false } = linkinfo.info_data ?? {}
@@ -75,8 +75,8 @@ export const describeVxlan = async (run: Run, name: string): Promise<JsonVxlan |
   (await ipJson<JsonVxlan>(run, ['-d', 'link', 'show', 'dev', name]))[0]
 
 /**
- * Returns the name of the kernel's vxlan device of an earlier run, which another program may have renamed since. If there is none, returns
- * the name that the device will have.
+ * Returns the present name of the vxlan device of an earlier run, which another program may have renamed. If there is
+ * no such device, returns the name that a new device will have.
  */
 export async function vxlanName(run: Run, name: string, vni: number, network: Net): Promise<string> {
   if (await findLink(run, name)) return name
@@ -90,13 +90,14 @@ export async function vxlanMac(run: Run, name: string): Promise<string | undefin
 }
 
 /**
- * A device that `checkVxlan` creates and deletes. Its VNI is larger than the VNI of any flannel network, so that it conflicts with none.
+ * A device that `checkVxlan` creates and deletes. Its VNI is larger than the VNI of any flannel network, so that it
+ * cannot conflict with another device.
  */
 const PROBE = { name: 'flannel.probe', vni: 0xff_ffff }
 
 /**
  * Checks that the kernel supports vxlan devices, without changing existing devices. Throws WeftError NO_DEVICE_TYPE if
- * the kernel does not support them.
+ * it does not.
  */
 export async function checkVxlan(run: Run, name: string): Promise<void> {
   if ((await vxlanMac(run, name)) !== undefined) return

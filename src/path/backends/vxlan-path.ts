@@ -10,16 +10,16 @@ import type { VxlanDevice } from './vxlan-device.ts'
 import { entriesOfPeers, type VxlanEntries, type VxlanPeer } from './vxlan-entries.ts'
 
 /**
- * The data path of one family. For each peer without a direct route, the device has a neighbour entry and a forwarding
- * entry.
+ * The data path of one family. For each peer without a direct route, the vxlan device has a neighbour entry and a
+ * forwarding entry.
  */
 export class VxlanPath extends RoutedPath {
   readonly #family: Family
   readonly #opened: VxlanDevice
   readonly #port: number
   /**
-   * The entries that the device should have; undefined after the set of peers has changed, until they are computed
-   * again.
+   * The entries that the device should have. Undefined after the set of peers has changed, until the entries are
+   * computed again.
    */
   #wanted: VxlanEntries | undefined
 

@@ -1,5 +1,5 @@
-// vxlan-userspace.ts - VXLAN carried by weftd's engine, for hosts whose kernel does not support it. Each family has a TUN with the name
-// that the kernel's device would have. The datagrams equal those of a kernel device.
+// vxlan-userspace.ts - VXLAN carried by weftd's engine, for hosts whose kernel does not support VXLAN. Each family has
+// a TUN with the name that the kernel's device would have. The datagrams equal those of a kernel device.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
@@ -15,10 +15,7 @@ import { vxlanMac } from './vxlan-link.ts'
 
 const macBytes = (mac: string): number[] => mac.split(':').map((byte) => Number.parseInt(byte, 16))
 
-/**
- * Returns a peer's data for the encapsulation (native/encap/vxlan.h), which is the peer's MAC. `ownEnd` below returns this host's data, the
- * MAC and the VNI.
- */
+/** Returns the data that the encapsulation needs about a peer (native/encap/vxlan.h): the peer's MAC. */
 const endOf = ({ attrs }: Lease, family: Family): Uint8Array =>
   Uint8Array.from(macBytes(vtepMacOf(attrs, family) ?? ''))
 const ownEnd = (mac: string, vni: number): Uint8Array =>

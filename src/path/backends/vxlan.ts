@@ -1,8 +1,9 @@
-// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice whether the kernel or weftd
-// carries the packets.
+// vxlan.ts - the vxlan backend (RFC 7348), compatible with flannel's: its options, its lease, and the choice whether
+// the kernel or weftd carries the packets.
 //
-// The kernel and weftd publish the same lease and send the same datagrams, so a host can change between them without an effect on its
-// peers. The options and the lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and ProbePathMTU are weft's own.
+// The kernel and weftd publish the same lease and send the same datagrams, so a host can change between them without an
+// effect on its peers. The options and the lease are those of flanneld (pkg/backend/vxlan); DataPath, VerifySource and
+// ProbePathMTU are weft's own.
 
 import { isWeftError, messageOf } from '../../base/errors.ts'
 import { seldom } from '../../base/log.ts'
@@ -23,8 +24,8 @@ import { prepareUserspaceVxlan } from './vxlan-userspace.ts'
 const { outside } = KINDS.vxlan
 
 /**
- * Returns flanneld's log line for a peer's lease. flanneld logs the same line when the lease is added and when it is removed
- * (pkg/backend/vxlan, pkg/lease).
+ * Returns flanneld's log line for a peer's lease. flanneld logs the same line when the lease is added and when it is
+ * removed (pkg/backend/vxlan, pkg/lease).
  */
 const describe = ({ attrs: { backendType, publicIp, backendData, backendV6Data } }: Lease): string => {
   const json = (data: unknown): string => (data === undefined ? '(nil)' : JSON.stringify(data))
@@ -54,12 +55,12 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
   let logged = ''
   let carrier: VxlanCarrier | undefined
   let setup: VxlanSetup
-  // Log the same warning only seldom, because the daemon calls `prepare` again and again while one of two families
-  // cannot be carried.
+  // A log that drops repeated lines, because weftd calls `prepare` again and again while one of two families cannot be
+  // carried.
   const calm = seldom(log)
 
   /**
-   * Chooses whether the kernel or weftd carries the packets. If the configuration names neither, the kernel does if it
+   * Chooses whether the kernel or weftd carries the packets. Uses the configured choice; without one, the kernel if it
    * supports vxlan, otherwise weftd.
    */
   async function choose(): Promise<VxlanCarrier> {
@@ -106,8 +107,8 @@ export function createVxlanBackend(options: VxlanBackendOptions): Backend {
         const before = await (attrs ??= options.publishedBefore(external.publicIp, signal))
         return before && vtepMacOf(before, family)
       }
-      // Peers send to the MAC that they know from the lease. So this node uses the same MAC again after a restart of weftd, a new device or
-      // a reboot, and makes a random MAC only if no earlier one is known.
+      // Peers send to the MAC in the node's lease. So this node uses the same MAC again after a restart of weftd, a new
+      // device or a reboot, and makes a random MAC only if no earlier MAC is known.
       const macOf = async (family: Family): Promise<string> =>
         (await vxlanMac(run, await nameOf(family))) ?? macs[family] ?? (await published(family)) ?? randomMac()
       const found: { ipv4?: string; ipv6?: string } = {}

@@ -12,7 +12,7 @@ import { sayingWhoHasIt } from '../device/device-refusal.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 import { removeLeftovers, withKeyFile } from './wireguard/key-folder.ts'
 
-/** The maximum number of peers that one call of `wg` sets. */
+/** The maximum number of peers that one call of the program `wg` sets. */
 const PEERS_AT_ONCE = 500
 
 export interface WireguardPeer {
@@ -24,23 +24,21 @@ export interface WireguardPeer {
 }
 
 interface WireguardOptions {
-  /** The device, which another program may rename. */
   readonly link: FollowedLink
   /** The path of the private key's file. Temporary files with keys for `wg` may be created in the same directory. */
   readonly keyFile: string
   readonly privateKey: Secret
-  /** The public key that belongs to `privateKey`, in base64. */
   readonly ownKey: string
   readonly port: number
-  /** The pre-shared key, 32 bytes in base64; empty if there is none. */
+  /** The pre-shared key, 32 bytes in base64; empty if the configuration has no pre-shared key. */
   readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
+  /** The interval in seconds between keepalive packets; 0 switches keepalive packets off. */
   readonly keepalive: number
   readonly run: Run
   readonly log: Log
 }
 
-/** The traffic with a peer; `endpoint` is undefined if the kernel's device knows none. */
+/** The traffic with a peer. `endpoint` is undefined if the kernel's device has no endpoint for the peer. */
 interface WireguardTraffic extends PeerTraffic {
   readonly session: PeerSession
   readonly endpoint: string | undefined
@@ -49,8 +47,8 @@ interface WireguardTraffic extends PeerTraffic {
 export const isKey = (text: string): boolean => WIREGUARD_KEY.test(text)
 
 /**
- * Creates the device; an existing device with this name is deleted first. Throws WeftError DEVICE or COMMAND;
- * NO_DEVICE_TYPE if the kernel does not support WireGuard.
+ * Creates the device; deletes an existing device with this name first. Throws WeftError NO_DEVICE_TYPE if the kernel
+ * does not support WireGuard, and DEVICE or COMMAND for other failures.
  */
 export async function openWireguardDevice(options: WireguardOptions): Promise<WireguardDevice> {
   const { link, keyFile, run } = options
@@ -71,7 +69,9 @@ export async function openWireguardDevice(options: WireguardOptions): Promise<Wi
 
 export class WireguardDevice {
   readonly #options: WireguardOptions
-  /** The endpoint that was set for each public key. The kernel's endpoint may differ, because a peer may move. */
+  /**
+   * The endpoint that weftd set for each public key. The endpoint in the kernel may differ, because a peer may move.
+   */
   readonly #setEndpoints = new Map<string, string>()
 
   constructor(options: WireguardOptions) {
@@ -79,8 +79,8 @@ export class WireguardDevice {
   }
 
   /**
-   * Sets the device's port and private key. The key is set from memory and not from its file, because the file may have changed since this
-   * node published its public key.
+   * Sets the device's port and private key. The key is set from memory and not from its file, because the file may have
+   * changed since this node published its public key.
    */
   setOwn(): Promise<void> {
     const { link, keyFile, privateKey, port, run } = this.#options
@@ -90,7 +90,7 @@ export class WireguardDevice {
   }
 
   /**
-   * Makes the device's peers equal to these peers, without touching peers that are already right. Returns the number of
+   * Makes the device's peers equal to `peers`, without touching peers that are already right. Returns the number of
    * settings that were wrong, including the device's own settings.
    */
   async setPeers(peers: readonly WireguardPeer[]): Promise<number> {
@@ -117,8 +117,9 @@ export class WireguardDevice {
     return new Map(
       lines.map((line) => {
         const [publicKey = '', , endpoint = '', , handshake = '0', received = '', sent = ''] = line.split('\t')
-        // The byte counts are those of the encrypted packets. The kernel does not report when the last packet came, so the time of the
-        // last handshake is used: while packets are exchanged, there is a handshake at least every two minutes.
+        // The byte counts are those of the encrypted packets. The kernel does not report when the last packet arrived,
+        // so weftd uses the time of the last handshake: while packets are exchanged, there is a handshake at least
+        // every two minutes.
         const counted = { txBytes: Number(sent), rxBytes: Number(received) }
         const handshakeAt = handshake === '0' ? undefined : Number(handshake) * 1000
         // The program `wg` prints the time in whole seconds, so the difference to the present time in ms could be
@@ -143,8 +144,8 @@ export class WireguardDevice {
   }
 
   /**
-   * Reads the device's settings: whether its own key and port are right (`isOwn`), and for each public key the settings
-   * of the peer, without the peer's endpoint.
+   * Reads the device's settings: whether the device's own key and port are right (`isOwn`), and for each public key the
+   * settings of the peer, without the peer's endpoint.
    */
   async #present(): Promise<{ isOwn: boolean; peers: Map<string, string> }> {
     const { link, ownKey, port, run } = this.#options
@@ -160,8 +161,8 @@ export class WireguardDevice {
   }
 
   /**
-   * Returns the settings of a peer as one text, so that settings can be compared. By default they include this node's
-   * PSK and keepalive interval.
+   * Returns the settings of a peer as one text, so that two settings can be compared. By default the text includes this
+   * node's PSK and keepalive interval.
    */
   #settingsOf(
     allowedIps: readonly string[],

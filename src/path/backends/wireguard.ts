@@ -1,8 +1,8 @@
-// wireguard.ts - the wireguard backend, which encrypts the packets between hosts. The whole network is routed to one device for each
-// family, or to one device for both families.
+// wireguard.ts - the wireguard backend, which encrypts the packets between hosts. The whole network is routed to one
+// device for each family, or to one device for both families.
 //
-// The options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). When the daemon ends, the devices are
-// deleted and the key file stays.
+// The options, devices, routes, key file and lease are those of flanneld (pkg/backend/wireguard). When weftd ends, it
+// deletes the devices and keeps the key file.
 
 import { WeftError } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -34,12 +34,12 @@ import { lackingPrimitives } from './wireguard/primitives.ts'
 const TYPE = 'wireguard'
 const { reserved, outside, devices, options: OPTIONS } = KINDS.wireguard
 const [[, NAME], , [, NAME_V6]] = devices
-/** The default port of the IPv6 device, as in flanneld (pkg/backend/wireguard). */
+/** The default port of the IPv6 device: the IPv4 port plus one, as in flanneld (pkg/backend/wireguard). */
 const PORT_V6 = outside.port + 1
 
 type Parts = BackendParts<'wireguard'> &
   Pick<TunnelOptions, 'startEngine' | 'persistence'> & {
-    /** The cryptographic primitives that this Node.js lacks but that weftd needs to carry WireGuard itself. */
+    /** The cryptographic primitives that weftd needs to carry WireGuard itself but that this Node.js lacks. */
     readonly lacks?: readonly string[]
   }
 
@@ -72,19 +72,17 @@ class WireguardBackend {
   readonly devices: readonly string[]
   readonly #options: Parts
   readonly #lacks: readonly string[]
-  /** The families of the network. */
   readonly #families: readonly Family[]
   /** True if one device carries both families. */
   readonly #isOneDevice: boolean
   readonly #ports: Ports
   readonly #key: OwnKeyFile
   /**
-   * A log that rarely repeats a line, because the daemon calls `prepare` and `open` again and again while one of two
-   * families cannot be carried.
+   * A log that drops repeated lines, because weftd calls `prepare` and `open` again and again while one of two families
+   * cannot be carried.
    */
   readonly #calm: Log
   #external: ExternalInterface
-  /** Whether the kernel or weftd carries the packets; undefined before the first `prepare`. */
   #carrier: Carrier | undefined
 
   constructor(options: Parts) {
@@ -153,7 +151,7 @@ class WireguardBackend {
       throw new WeftError(
         'ADDRESS',
         `${this.#external.name} has no ${FAMILY_NAMES[mode]} address, which Backend.${OPTIONS.mode.name} "${mode}" needs`,
-        { remedy: 'give the interface such an address, or set another mode' },
+        { remedy: 'give the interface an address of that family, or set another mode' },
       )
     throw new WeftError(
       'CONFIG',
@@ -166,7 +164,7 @@ class WireguardBackend {
     return (this.#options.settings.mtu || this.#external.mtu) - reserved
   }
 
-  /** Returns the outer family of datagrams that carry inner packets of this family to a peer. */
+  /** Returns the outer family of datagrams that carry inner packets of the family `family` to a peer. */
   #outerOf({ attrs }: Lease, family: Family): Family {
     return this.#isOneDevice
       ? outerFamily(this.#options.settings.mode, this.#external.publicIp, attrs.publicIp)
@@ -178,8 +176,8 @@ class WireguardBackend {
   }
 
   /**
-   * True if each forwarding thread may send from its own port. Behind NAT all datagrams must leave from the published
-   * port, because a NAT lets packets in only to a port from which a packet has left.
+   * Returns true if each forwarding thread may send from a port of its own. Behind NAT all datagrams must leave from
+   * the published port, because a NAT lets packets in only to a port from which a packet has left.
    */
   #hasLanes(): boolean {
     const { address, publicIp } = this.#external
@@ -190,15 +188,15 @@ class WireguardBackend {
   }
 
   /**
-   * True if the node can have a subnet of the family. If weftd itself carries the packets, the host also needs an
-   * address of the family from which it can send.
+   * Returns true if the node can have a subnet of the family. If weftd itself carries the packets, the host also needs
+   * an address of the family from which it can send.
    */
   #isHere(family: Family): boolean {
     if (this.#external.publicIp[family] === undefined) return false
     return this.#carrier !== 'userspace' || this.#external.address[family] !== undefined
   }
 
-  /** Returns the ports, the device and the MTU that the device for these families needs. */
+  /** Returns the ports, the device and the MTU that the data path for the families `carried` needs. */
   #partOf(name: string, port: number, carried: readonly Family[]): NeededPart {
     const { config } = this.#options
     const external = this.#external
@@ -217,7 +215,7 @@ class WireguardBackend {
     }
   }
 
-  /** Returns the addresses at which the device for these families receives datagrams, each with its family. */
+  /** Returns the addresses at which the device for the families `carried` receives datagrams, each with its family. */
   #boundBy(carried: readonly Family[]): readonly (readonly [Family, string])[] {
     // The kernel binds the port on all addresses of both families, so use the wildcard addresses.
     if (this.#carrier !== 'userspace')
@@ -233,8 +231,8 @@ class WireguardBackend {
   }
 
   /**
-   * Returns the outer families of datagrams for the TUN that carries this family: one, or two in mode `auto` if the host has addresses in
-   * both families.
+   * Returns the outer families of datagrams for the TUN that carries `family`: two in mode `auto` if the host has
+   * addresses in both families, otherwise one.
    */
   #outersOf(family: Family): readonly [Family, Family?] {
     const { mode } = this.#options.settings
@@ -270,7 +268,8 @@ class WireguardBackend {
     if (this.#carrier === 'userspace') {
       const [outer] = this.#outersOf(first)
       const { address } = this.#external
-      // The outer family in which this host has no address yet. When the host gets one, the data path is opened again.
+      // The outer family in which this host has no address yet. When the host gets an address of this family, weftd
+      // opens the data path again.
       const awaited =
         this.#options.settings.mode === 'auto' ? families.filter((each) => address[each] === undefined) : []
       return {

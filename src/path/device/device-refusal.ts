@@ -1,5 +1,5 @@
-// device-refusal.ts - explains why the kernel refused to create a device: another program or device has the same port or the same
-// parameters.
+// device-refusal.ts - explains why the kernel refused to create a device: another program or device has the same port
+// or the same parameters.
 
 import { isWeftError, messageOf, WeftError } from '../../base/errors.ts'
 import type { Run } from '../../host/command.ts'
@@ -20,14 +20,15 @@ interface JsonPortDevice {
 interface MadeDevice {
   readonly name: string
   /**
-   * The device's UDP port, and the option of the `Backend` object that sets it; left out if the device uses no port.
+   * The device's UDP port, and the option of the `Backend` object that sets the port; left out if the device uses no
+   * port.
    */
   readonly port?: { readonly number: number; readonly option: string }
 }
 
 /**
- * Runs `work`, which creates the device. If the kernel refuses because the port, the name or an equal device exists, throws a WeftError
- * that lists the devices that conflict.
+ * Runs `work`, which creates the device. If the kernel refuses because the port or the name is in use or an equal
+ * device exists, throws a WeftError that lists the conflicting devices.
  */
 export async function sayingWhoHasIt<T>(run: Run, device: MadeDevice, work: () => Promise<T>): Promise<T> {
   try {

@@ -5,7 +5,10 @@ import { findLink, type Named } from '../../host/links.ts'
 import { familyOf, formatAddress, formatNet, hostNet, netContains, type Address, type Net } from '../../net/address.ts'
 
 export interface DeviceState {
-  /** Sets the MTU and the address and brings the device up, and removes addresses of an earlier lease. Calling it again changes nothing. */
+  /**
+   * Sets the MTU and the address and brings the device up, and removes addresses of an earlier lease. A repeated call
+   * changes nothing.
+   */
   configure(): Promise<void>
   /**
    * Describes how the device differs from the wanted state. The list is empty if the device has the wanted state or
@@ -16,8 +19,8 @@ export interface DeviceState {
 
 export function deviceState(run: Run, device: Named, mtu: number, own: Address, network: Net): DeviceState {
   const family = familyOf(own)
-  // Nodes' subnets differ, so no other node has this address, and duplicate address detection (RFC 4862) is switched off (`nodad`).
-  // Otherwise the kernel could not send from the address for about a second.
+  // Switch duplicate address detection (RFC 4862) off (`nodad`), because no other node has an address of this node's
+  // subnet. Otherwise the kernel could not send from the address for about a second.
   const words = family === 'ipv6' ? ['nodad'] : []
   return {
     async configure() {

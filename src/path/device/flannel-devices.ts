@@ -26,17 +26,16 @@ interface JsonLink {
 
 interface FlannelDevice {
   readonly name: string
-  /** The link type in the kernel's terms, such as `vxlan`. */
   readonly kind: string
-  /** True if a running process has the TUN open; always false for devices whose packets the kernel forwards. */
+  /** True if a running process has the TUN open; always false for a device whose packets the kernel forwards. */
   readonly inUse: boolean
 }
 
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
 /**
- * Returns a list with the device if its link type and its name match a backend's; an empty list otherwise. A name alone
- * does not prove that a backend created the device.
+ * Returns a list with the device if its link type and its name match those of a backend; an empty list otherwise. A
+ * matching name alone does not prove that a backend created the device.
  */
 async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }: JsonLink): Promise<FlannelDevice[]> {
   const kind = linkinfo?.info_kind ?? ''
@@ -44,7 +43,8 @@ async function deviceOf({ ifindex = 0, ifname: name = '', flags = [], linkinfo }
   const isOurs =
     DEVICES.some(([type, pattern]) => type === kind && isNamedBy(pattern, name)) &&
     (kind !== 'tun' || data.type === 'tun') &&
-    // flannel's vxlan devices have a fixed VNI, with which their name ends; a device with `external` takes the VNI from each packet.
+    // flannel's vxlan devices have a fixed VNI, with which their name ends. A device with `external` has no fixed VNI,
+    // because it takes the VNI from each packet.
     !data.external &&
     (data.id === undefined || name.endsWith(`.${data.id}`))
   if (!isOurs) return []
@@ -73,9 +73,9 @@ interface AddressedDevice extends FlannelDevice {
 
 /**
  * Returns the name of a device that an earlier run made and that another program has renamed since; undefined if there
- * is none. The device must have the link type of the backend's device and a name that no backend uses. It must have
- * addresses in the families of `networks`, all of them in these networks. `vni` is the VNI of a vxlan device. A TUN
- * that a process has open does not count.
+ * is none. The device must have the link type of the backend's device, a name that no backend uses, and addresses in
+ * all families of `networks`, each within these networks. `vni` is the VNI of a vxlan device. A TUN that a process has
+ * open does not count.
  */
 export async function findRenamed(run: Run, type: string, networks: Nets, vni?: number): Promise<string | undefined> {
   for (const link of await ipJson<JsonLink>(run, ['-d', 'address', 'show'])) {
@@ -92,8 +92,8 @@ export async function findRenamed(run: Run, type: string, networks: Nets, vni?: 
 }
 
 /**
- * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. No other
- * program's device has these addresses; that matters because the caller may delete the device. Logs a new name. If
+ * Looks up the device of an earlier run by its name, or else by its type and this node's addresses `own`. The addresses
+ * ensure that the device is not another program's, because the caller may delete it. Logs the device's new name. If
  * there is no such device, `device.index` is undefined afterwards.
  */
 export async function findEarlier(
@@ -111,7 +111,6 @@ export async function findEarlier(
   await device.find(run)
 }
 
-/** The kernel's link types of bridges. */
 const BRIDGES = new Set(['bridge', 'openvswitch'])
 
 /** The devices of weft's and flannel's backends on this host, with their addresses, and the names of all bridges. */

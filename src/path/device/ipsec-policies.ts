@@ -1,7 +1,8 @@
-// ipsec-policies.ts - keeps the kernel's IPsec policies, which encrypt the packets to peers and refuse unencrypted packets of the network.
+// ipsec-policies.ts - maintains the kernel's IPsec policies, which encrypt the packets to peers and drop unencrypted
+// packets of the network.
 //
-// flanneld makes three policies for each peer (pkg/backend/ipsec/handle_xfrm.go). weftd adds policies that block all other packets to and
-// from the network, so that no packet leaves unencrypted before a peer's policies exist.
+// flanneld makes three policies for each peer (pkg/backend/ipsec/handle_xfrm.go). weftd adds policies that block all
+// other packets to and from the network, so that no packet leaves unencrypted before the policies of a peer exist.
 
 import { isWeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -10,11 +11,14 @@ import { isRefusal, type Run } from '../../host/command.ts'
 import type { Watched } from '../../host/events.ts'
 import { netContains, parseNet, type Net } from '../../net/address.ts'
 
-/** flanneld's request id (pkg/backend/ipsec/ipsec_network.go), which connects the policies with charon's security associations. */
+/**
+ * flanneld's request id (pkg/backend/ipsec/ipsec_network.go), which connects the policies with charon's security
+ * associations.
+ */
 export const REQUEST_ID = 11
 /**
- * The priorities of weftd's own policies. The kernel prefers the lower number, and the peers' policies have 0. The numbers are unusual, so
- * that weftd recognizes these policies after a restart.
+ * The priorities of weftd's own policies. The kernel prefers the lower number, and the policies for peers have 0. The
+ * numbers are unusual, so that weftd recognises its own policies after a restart.
  */
 const ALLOW_PRIORITY = 0x77_65_66_73
 const BLOCK_PRIORITY = 0x77_65_66_74
@@ -31,7 +35,10 @@ export const POLICY_CHANGES: Watched = { monitor: ['ip', 'xfrm', 'monitor', 'pol
 interface PolicyOptions {
   readonly network: string
   readonly own: PolicyPeer
-  /** True if the packets of this host itself may leave unencrypted to the network, because hosts have addresses in it. */
+  /**
+   * True if packets of this host itself may leave unencrypted to the network, because hosts have addresses within the
+   * network.
+   */
   readonly hasHosts?: boolean
   readonly run: Run
   readonly log: Log
@@ -39,7 +46,7 @@ interface PolicyOptions {
 
 export class IpsecPolicies {
   readonly #options: PolicyOptions
-  /** The wanted policies, by selector: for each the words after `ip xfrm policy update`. */
+  /** The wanted policies: a map from each selector to the words after the selector in `ip xfrm policy update`. */
   #wanted: ReadonlyMap<string, string> = new Map()
   /** The selectors of wanted policies that the kernel refused. */
   #refused: ReadonlySet<string> = new Set()
@@ -49,7 +56,7 @@ export class IpsecPolicies {
   }
 
   /**
-   * Adds the policies that block unencrypted packets. The policies that an earlier run made for the peers of this node's subnet stay until
+   * Adds the policies that block unencrypted packets. The policies that an earlier run made for the peers stay until
    * `apply`, so that a restart does not interrupt the packets.
    */
   async block(): Promise<void> {
@@ -57,7 +64,7 @@ export class IpsecPolicies {
     await this.#sync((selector, words) => words.startsWith('tmpl ') && this.#isToOrFromUs(selector, words))
   }
 
-  /** Makes the kernel's policies equal those of these peers. Policies that the kernel refuses are logged. */
+  /** Makes the kernel's policies equal to those for `peers`. Logs policies that the kernel refuses. */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
     this.#wanted = new Map([...this.#blocks(), ...peers.flatMap((peer) => this.#policiesOf(peer))])
     await this.#sync()
@@ -68,7 +75,7 @@ export class IpsecPolicies {
     return (await this.#sync()).map((selector) => `the IPsec policy ${selector} was gone`)
   }
 
-  /** True if the kernel has accepted all policies of the peer. */
+  /** Returns true if the kernel has accepted all policies of the peer. */
   isSet(peer: PolicyPeer): boolean {
     return this.#policiesOf(peer).every(([selector]) => this.#wanted.has(selector) && !this.#refused.has(selector))
   }
@@ -83,8 +90,8 @@ export class IpsecPolicies {
     for (const [selector, words] of missing) if (!there.has(selector)) logChange(log, 'Adding', words)
     for (const [, words] of superfluous) logChange(log, 'Deleting', words)
     const isDone = await runBatch(run, 'ip', [
-      // Add policies before removing others, so that every packet finds either its own policy or the policy that blocks
-      // it.
+      // Add policies before removing superfluous ones, so that every packet finds either its own policy or the policy
+      // that blocks it.
       ...missing.map(([selector, words]) => `xfrm policy update ${selector} ${words}`),
       ...superfluous.map(([selector]) => `xfrm policy delete ${selector}`),
     ])
@@ -96,7 +103,7 @@ export class IpsecPolicies {
     return missing.map(([selector]) => selector).filter((selector) => !this.#refused.has(selector))
   }
 
-  /** True if the policy has this node's subnet and host address, in either direction. */
+  /** Returns true if the policy has this node's subnet and host address, in either direction. */
   #isToOrFromUs(selector: string, words: string): boolean {
     const { subnet, host } = this.#options.own
     return selector.endsWith(' dir out')
@@ -130,7 +137,10 @@ export class IpsecPolicies {
   }
 }
 
-/** Logs flanneld's line for a policy of a peer, once for each of its three policies (pkg/backend/ipsec/handle_xfrm.go). */
+/**
+ * Logs flanneld's line for a policy of a peer. flanneld logs it once for each of a peer's three policies
+ * (pkg/backend/ipsec/handle_xfrm.go).
+ */
 function logChange(log: Log, verb: 'Adding' | 'Deleting', words: string): void {
   const [, from, to] = /^tmpl src (\S+) dst (\S+) /.exec(words) ?? []
   if (from === undefined || to === undefined) return
@@ -142,8 +152,8 @@ const template = (from: string, to: string): string =>
   `tmpl src ${from} dst ${to} proto esp reqid ${REQUEST_ID} mode tunnel`
 
 /**
- * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy that differs from that form has
- * the words `other`. With `-o` iproute2 prints a policy in one line, in which `\` stands for a line break. It prints
+ * Lists the policies that weftd or flanneld made, in the form of `#wanted`. A policy that differs from this form has
+ * the words `other`. With `-o` iproute2 prints a policy in one line, with `\` in place of a line break, and prints
  * neither the action `allow` nor the default priority of templates.
  */
 export async function listPolicies(run: Run): Promise<ReadonlyMap<string, string>> {
@@ -173,7 +183,7 @@ function wordsOf(text: string): string | undefined {
   return `action ${text.includes(' action block ') ? 'block' : 'allow'} priority ${priority}`
 }
 
-/** Removes the policies of weftd and flanneld for this network. */
+/** Removes the policies of weftd and flanneld for the network. */
 export async function removePolicies(run: Run, network: string): Promise<void> {
   const selectors = [...(await listPolicies(run)).keys()].filter((selector) => isFor(selector, network))
   await runBatch(
@@ -184,8 +194,8 @@ export async function removePolicies(run: Run, network: string): Promise<void> {
 }
 
 /**
- * True if the source or the destination of the policy is within this network. This includes the policies for an earlier
- * subnet of this node. Policies for other networks may belong to another program.
+ * Returns true if the source or the destination of the policy is within the network. The policies for an earlier subnet
+ * of this node are within it too. Policies for other networks may belong to another program.
  */
 function isFor(selector: string, network: string): boolean {
   const whole = parseNet(network)

@@ -1,8 +1,9 @@
-// leftovers.ts - finds and removes what other backends of weft or flannel left on this host: devices, and routes to other nodes' subnets.
+// leftovers.ts - finds and removes devices, and routes to other nodes' subnets, that other backends of weft or flannel
+// left on this host.
 //
-// The kernel prefers a leftover route to one node's subnet over the new route to the whole network. Packets would still use the old path,
-// which may be unencrypted. weftd removes what is certainly flannel's or its own, and reports every other route that bypasses the data
-// path.
+// The kernel prefers a leftover route to one node's subnet over the new route to the whole network. So packets would
+// still use the old path, which may be unencrypted. weftd removes devices and routes that are certainly flannel's or
+// its own, and reports every other route that bypasses the data path.
 
 import { readFile } from 'node:fs/promises'
 import { parseEnv } from 'node:util'
@@ -40,27 +41,30 @@ import {
 import { isNamedBy } from '../catalog.ts'
 import { listDevices, type Devices } from './flannel-devices.ts'
 import { listPolicies } from './ipsec-policies.ts'
-import { isUnreachableNetwork, wordsFor } from './unreachable-network.ts'
+import { guardRemovals } from './userspace-guard.ts'
 
 /** The facts by which `findLeftovers` distinguishes leftovers from routes and devices that are in use. */
 export interface Surroundings {
   readonly networks: Nets
-  /** This node's current subnets; `earlier` has those of earlier runs. */
+  /** This node's current subnets; `earlier` has the subnets of earlier runs. */
   readonly subnets: Nets
   /** The subnets that this host had in earlier runs of weftd or flanneld. */
   readonly earlier: Nets
   /** The names or name patterns of the devices that this node's data path has or may have. */
   readonly ownDevices: readonly string[]
-  /** True if routes to subnets through the nodes' hosts must stay, because this data path or another program makes them on purpose. */
+  /**
+   * True if routes to subnets through the nodes' hosts must stay, because this data path or another program makes these
+   * routes on purpose.
+   */
   readonly routesToHosts: boolean
-  /** True if another program makes all routes to the network. No route then counts as a leftover. */
+  /** True if another program makes all routes to the network, so that no route counts as a leftover. */
   readonly routesByOthers?: boolean
-  /** True if this node's backend makes IPsec policies, so that weftd must not remove them. */
+  /** True if this node's backend makes IPsec policies, so that weftd must not remove IPsec policies. */
   readonly ownPolicies?: boolean
   /** The name of the external interface; left out if it is not known. */
   readonly external?: string | undefined
   /**
-   * The ranges from which subnets are leased, by family; left out if another program, such as Kubernetes, assigns the
+   * The ranges from which nodes lease subnets, by family; left out if another program, such as Kubernetes, assigns the
    * subnets.
    */
   readonly ranges?: ByFamily<SubnetRange | undefined>
@@ -82,7 +86,7 @@ export interface OtherDaemon {
   readonly networks: Nets | undefined
 }
 
-/** A device or route that an earlier backend left and that must be removed. */
+/** A device or route that an earlier backend left and that weftd must remove. */
 interface Leftover {
   /** The device or route as text, such as `the device flannel.1 (vxlan)`. */
   readonly what: string
@@ -98,7 +102,7 @@ interface Held {
   readonly command?: string
 }
 
-/** A route that takes packets past the data path, but that flannel did not certainly make. */
+/** A route by which packets bypass the data path, but that flannel did not certainly make. */
 export interface Bypass {
   readonly family: Family
   /** The route as text, such as `10.5.2.0/24 via 192.0.2.9 to eth0`. */
@@ -111,13 +115,13 @@ export interface Found {
   readonly leftovers: readonly Leftover[]
   readonly held: readonly Held[]
   readonly bypasses: readonly Bypass[]
-  /** True if some routes may be leftovers, but only the leases of all nodes can show whether they are. */
+  /** True if some routes may be leftovers, and only the leases of all nodes can show whether they are. */
   readonly needsLeases: boolean
 }
 
 /**
- * Searches this host for leftovers and bypasses. `others` lists the other running daemons; it is called only if one of them may own a
- * device or route.
+ * Searches this host for leftovers, and for routes that bypass the data path. `others` lists the other running daemons;
+ * it is called only if one of these daemons may own a device or route.
  */
 export async function findLeftovers(
   run: Run,
@@ -188,8 +192,8 @@ export async function findLeftovers(
 }
 
 /**
- * Finds the IPsec policies and the unreachable routes of the backend ipsec for these networks. They drop the packets of every other
- * backend.
+ * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks.
+ * They drop the packets of every other backend.
  */
 export async function findBlockingIpsec(
   run: Run,
@@ -204,20 +208,20 @@ export async function findBlockingIpsec(
     const [, source = '', , destination = ''] = selector.split(' ')
     return isOurs(source) || isOurs(destination)
   })
-  const unreachable = networks.filter((network) => routes.some((route) => isUnreachableNetwork(route, network)))
+  const guards = await Promise.all(networks.map((network) => guardRemovals(run, network, routes)))
   return [
     ...selectors.map((selector) => ({
       what: `the IPsec policy ${selector}`,
       command: ['xfrm', 'policy', 'delete', ...selector.split(' ')],
     })),
-    ...unreachable.map((network) => ({
-      what: `the unreachable route to ${formatNet(network)}`,
-      command: wordsFor('del', network),
-    })),
+    ...guards.flat(),
   ]
 }
 
-/** The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other nodes. */
+/**
+ * The facts about one family that classify its routes: this node's subnet, and the subnets and hosts of the other
+ * nodes.
+ */
 interface Side {
   readonly family: Family
   readonly network: Net
@@ -250,8 +254,8 @@ function sideOf(family: Family, { networks, subnets, leases }: Surroundings): Si
 }
 
 /**
- * True if the addresses of another backend's device, or the routes through it, show that the device was created for
- * this node's network.
+ * Returns true if the addresses of another backend's device, or the routes through the device, show that it was created
+ * for this node's network.
  */
 function isOfThisNode(
   addresses: readonly Address[],
@@ -275,7 +279,7 @@ function isOfThisNode(
 
 /**
  * Returns a running daemon that may own the device, because the daemon's networks overlap this node's, contain the
- * device's address, or are unknown. Returns undefined if there is none.
+ * device's address, or are unknown. Returns undefined if no daemon may own it.
  */
 function ownerOf(
   addresses: readonly Address[],
@@ -291,8 +295,8 @@ function ownerOf(
 }
 
 /**
- * Returns a running daemon that may have made the route to a host; undefined if there is none. If the daemon's networks
- * are unknown, it counts only if no lease of this network has the destination as its subnet.
+ * Returns a running daemon that may have made the route to a host; undefined if no daemon may have made it. A daemon
+ * whose networks are unknown is returned only if no lease of this network has the route's destination as its subnet.
  */
 function routeOwnerOf(
   { destination }: Route,
@@ -308,13 +312,16 @@ function routeOwnerOf(
 
 /** The maximum number of peers to which `findDiverted` looks up routes. */
 const MAX_PEERS = 100
-/** The maximum number of bridges from which `findDiverted` looks up routes. A few are enough, even if each container has its own bridge. */
+/**
+ * The maximum number of bridges from which `findDiverted` looks up routes. A few bridges are enough, even if each
+ * container has a bridge of its own.
+ */
 const MAX_BRIDGES = 4
 
 /**
- * Finds the peers for which policy routing sends packets past this node's devices, by looking up the kernel's routes.
- * Returns none if the host has no policy rules. Looks up packets from this host, and packets of its containers from
- * each bridge with an address in this node's subnet.
+ * Finds the peers for which policy routing makes packets bypass this node's devices. Looks up the kernel's routes for
+ * packets from this host, and for packets of its containers from each bridge with an address in this node's subnet.
+ * Returns an empty list if the host has no policy rules.
  */
 export async function findDiverted(run: Run, surroundings: Surroundings): Promise<readonly Bypass[]> {
   const { ownDevices } = surroundings
@@ -323,7 +330,7 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
   for (const family of familiesOf(surroundings.networks)) {
     if (!(await hasPolicyRules(run, family))) continue
     const side = sideOf(family, surroundings)
-    // Exclude leases outside the network, such as old leases after a change of the network, because packets to their
+    // Leave out leases outside the network, such as old leases after a change of the network, because packets to their
     // subnets may take any route.
     const peers = side.peers.filter((peer) => isPartOf(peer, side.network)).slice(0, MAX_PEERS)
     const lookups = await lookupArguments(run, side, isOwn)
@@ -342,8 +349,8 @@ export async function findDiverted(run: Run, surroundings: Surroundings): Promis
 }
 
 /**
- * Returns the variants of a route lookup as further arguments of `ip route get`: an empty text for packets of this host, and source and
- * bridge for packets of a container.
+ * Returns the variants of a route lookup as further arguments of `ip route get`: no arguments for packets of this host,
+ * and source and bridge for packets of a container.
  */
 async function lookupArguments(
   run: Run,
@@ -365,15 +372,15 @@ type RouteKind = 'right' | 'left' | 'own' | 'peers' | 'unknown'
 
 /**
  * Classifies a route within the network. `right`: the route must stay. `left`: the route is a leftover. `own` or
- * `peers`: the route diverts packets for this node's containers or for peers. `unknown`: more leases may show the
- * route's purpose.
+ * `peers`: the route diverts packets for this node's containers or for peers. `unknown`: the leases of all nodes may
+ * show the route's purpose.
  */
 function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'bridges'>): RouteKind {
   const { network, subnet, peers, hosts, addresses, family } = side
   const net = parseNet(route.destination)
   if (!net || route.type !== 'unicast' || here.routesByOthers) return 'right'
-  // Packets to a bridge stay within this host, because containers or virtual machines are behind it, unless the bridge is the external
-  // interface.
+  // Packets to a bridge other than the external interface stay within this host, because containers or virtual machines
+  // are behind the bridge.
   const isInner = here.bridges.has(route.device) && route.device !== here.external
   if (route.protocol === 'kernel' && (isInner || route.gateway !== undefined)) return 'right'
   // The kernel uses the route with the lowest metric. So a route to the whole network with a higher metric than weftd's
@@ -382,7 +389,7 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   if (isWhole && route.metric >= USUAL_METRIC[family]) return 'right'
   const gateway = route.gateway === undefined ? undefined : parseAddress(route.gateway)
   const isToHost = gateway !== undefined && addresses.has(gateway)
-  // weftd and flanneld name no protocol for their routes, so the kernel records `boot`, as for a manual `ip route add`.
+  // weftd and flanneld set no protocol on their routes, so the kernel records `boot`, as for a manual `ip route add`.
   const isMadeByHand = route.protocol === undefined || route.protocol === 'boot'
   if (subnet && isPartOf(net, subnet)) {
     if (route.isMultipath) return 'own'
@@ -402,7 +409,10 @@ function kindOf(route: Route, side: Side, here: Surroundings & Pick<Devices, 'br
   return route.gateway === undefined ? 'right' : 'unknown'
 }
 
-/** True if `net` could be the subnet of a node whose lease is gone. An operator may use other parts of the network for other purposes. */
+/**
+ * Returns true if `net` could be the subnet of a node whose lease is gone. An operator may use other parts of the
+ * network for other purposes.
+ */
 function mayBeLeased(net: Net, { subnet }: Side, range: SubnetRange | undefined): boolean {
   if (net.prefixLength !== subnet?.prefixLength) return false
   return !range || range.subnetLength === 0 || (net.address >= range.subnetMin && net.address <= range.subnetMax)
@@ -418,15 +428,15 @@ const wordsOf = ({ destination, gateway, device, metric }: Route, family: Family
 ]
 
 /**
- * If the number of routes to remove is greater than this, one `ip -batch` command removes them all, because thousands
- * of commands take minutes.
+ * If weftd must remove more routes than this, one `ip -batch` command removes all of them, because thousands of
+ * commands take minutes.
  */
 const ONE_BY_ONE = 20
 
 /**
- * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, it
- * returns all of these routes, and the caller must check which of them still exist. Calls `removed` with a description
- * of each removed leftover. Stops when `mayGo` returns false, because this process may then no longer change the host.
+ * Removes leftovers and returns the failures, each with the reason. If one batch command for many routes fails, returns
+ * all of these routes, and the caller must check which of them still exist. Calls `removed` with a description of each
+ * removed leftover. Stops when `mayGo` returns false, because this process may then no longer change the host.
  */
 export async function removeLeftovers(
   run: Run,
@@ -467,14 +477,17 @@ export async function removeLeftovers(
 }
 
 /**
- * Removes a kernel device of another backend that blocks a route to these networks. It leaves the device if another running daemon may own
- * it.
+ * Removes a kernel device of another backend that blocks a route to the given networks, unless another running daemon
+ * may own the device.
  */
 export async function removeKernelDevice(run: Run, name: string, networks: Nets): Promise<void> {
   if (await isRemovableKernelDevice(run, name, networks)) await run('ip', ['link', 'del', 'dev', name])
 }
 
-/** True if the device called `name` is a kernel device of a backend for these networks, and no other running daemon may own it. */
+/**
+ * Returns true if the device called `name` is a kernel device of a backend for the given networks, and no other running
+ * daemon may own the device.
+ */
 export async function isRemovableKernelDevice(run: Run, name: string, networks: Nets): Promise<boolean> {
   const device = (await listDevices(run)).flannels.find((each) => each.name === name)
   if (!device || device.inUse || device.kind === 'tun') return false
@@ -487,8 +500,8 @@ export async function isRemovableKernelDevice(run: Run, name: string, networks: 
 }
 
 /**
- * Lists the running daemons in this network namespace, except this one: weftd of other networks, and every flanneld. A weftd with the lock
- * `lockFile` is this process, its predecessor or its successor, and is left out.
+ * Lists the running daemons in this network namespace, except this one: weftd of other networks, and every flanneld.
+ * Leaves out a weftd with the lock `lockFile`, which is this process, its predecessor or its successor.
  */
 export async function otherDaemons(lockFile?: string, proc?: string): Promise<OtherDaemon[]> {
   const own = lockFile === undefined ? undefined : await identityOf(lockFile)
@@ -502,7 +515,7 @@ export async function otherDaemons(lockFile?: string, proc?: string): Promise<Ot
   return found.flat()
 }
 
-/** Reads the networks from a subnet file (subnet.env); undefined if it cannot be read or contains none. */
+/** Reads the networks from a subnet file (subnet.env); undefined if the file cannot be read or contains no network. */
 async function networksIn(path: string): Promise<Nets | undefined> {
   const text = await readFile(path, 'utf8').catch(() => '')
   const values = parseEnv(text)

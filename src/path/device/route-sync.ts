@@ -1,8 +1,8 @@
 // route-sync.ts - makes the kernel's routes to peers' subnets equal a given set, and repairs them.
 //
-// All changes are passed to one `ip -batch` process, so that thousands of peers cost one process. All routes through the backend's own
-// device belong to weftd, including those of an earlier process. Through other devices only the routes that this process made belong to
-// weftd, because an operator may have made the others.
+// One `ip -batch` process makes all changes, so that thousands of peers cost one process. All routes through the
+// backend's own device belong to weftd, including those of an earlier process. Through other devices only the routes
+// that this process made belong to weftd, because an operator may have made the rest.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -20,8 +20,8 @@ import {
 import { addressText, familyOf, netText, type Net } from '../../net/address.ts'
 
 /**
- * The maximum number of refused routes that are tried again one by one to get the kernel's reason. Also the maximum
- * number of unknown routes that one log line names.
+ * The maximum number of refused routes that weftd tries again one by one to get the kernel's reason. Also the maximum
+ * number of routes that weftd names in log lines about other programs' routes.
  */
 const NAMED = 5
 
@@ -29,7 +29,10 @@ export interface NextHop {
   readonly gateway: string
   /** The interface of the route. `RouteSync` looks up its present name if a route through the interface is missing. */
   readonly device: FollowedLink
-  /** True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device covers it. */
+  /**
+   * True if the kernel must treat the gateway as directly reachable on the device, even if no address of the device
+   * covers it.
+   */
   readonly onlink?: boolean
 }
 
@@ -78,11 +81,10 @@ export class RouteSync {
   /** The wanted routes that the kernel refused. */
   #refused: NextHops = new Map()
   /**
-   * The destinations that already have a route to a link of this host, made by another program or by the kernel for a bridge. weftd never
-   * replaces these routes.
+   * The destinations that already have a route to a link of this host, made by another program or by the kernel for a
+   * bridge. weftd never replaces such a route.
    */
   #taken: ReadonlySet<string> = new Set()
-  /** True before the first call of `apply`. */
   #isFirst = true
 
   constructor({ network, ownDevice, run, log }: RouteSyncOptions) {
@@ -94,7 +96,7 @@ export class RouteSync {
 
   /**
    * Makes weftd's routes equal to `hops`. Logs routes that the kernel refuses; `resync` tries them again. If `touched`
-   * is given, only routes to these destinations differ from the last call, so only these are read.
+   * is given, only routes to these destinations differ from the last call, so `apply` reads only these routes.
    */
   async apply(hops: NextHops, touched?: ReadonlySet<string>): Promise<void> {
     if (touched?.size === 0) return
@@ -133,7 +135,10 @@ export class RouteSync {
     )
   }
 
-  /** True if the route to this destination was requested, the kernel accepted it, and no other program's route has its place. */
+  /**
+   * Returns true if weftd wants the route to this destination, the kernel accepted the route, and no other program's
+   * route has its place.
+   */
   isSet(destination: string): boolean {
     return this.#wanted.has(destination) && !this.#refused.has(destination) && !this.#taken.has(destination)
   }
@@ -141,8 +146,8 @@ export class RouteSync {
   /** Restores missing routes and returns a description of each restored route. */
   async resync(): Promise<readonly string[]> {
     const routes = await this.#mainRoutes()
-    // Look up the interfaces' present names only if routes are missing, because the kernel's routes follow a new name
-    // by themselves.
+    // Look up the interfaces' present names only if routes are missing, because the kernel changes the name in its
+    // routes by itself.
     if (this.#missing(routes).length > 0) await this.#followDevices()
     this.#noteTaken(routes)
     const lost = this.#missing(routes)
@@ -161,8 +166,8 @@ export class RouteSync {
   }
 
   /**
-   * True if the route leads to a link of this host: it has no gateway, and its device is not the backend's own but, for
-   * example, a bridge.
+   * Returns true if the route leads to a link of this host: it has no gateway, and its device is not the backend's own
+   * device but, for example, a bridge.
    */
   #isAnothers(route: Route | undefined): boolean {
     return (
@@ -175,8 +180,8 @@ export class RouteSync {
   }
 
   /**
-   * Records in `#taken` which of these destinations have a route for which `#isAnothers` is true. Logs those that were
-   * not recorded before.
+   * Records in `#taken` which destinations of `where` have a route for which `#isAnothers` is true. Logs the
+   * destinations that were not recorded before.
    */
   #noteTaken(routes: ReadonlyMap<string, Route>, where: Iterable<string> = this.#wanted.keys()): void {
     const looked = [...where]
@@ -193,9 +198,7 @@ export class RouteSync {
     this.#taken = new Set([...unlooked, ...theirs])
   }
 
-  /**
-   * Looks up the present names of the interfaces that these routes use. Returns true if an interface has a new name.
-   */
+  /** Looks up the present names of the interfaces of the routes `of`. Returns true if an interface has a new name. */
   async #followDevices(of = this.#wanted): Promise<boolean> {
     let isRenamed = false
     for (const device of devicesOf(of)) {
@@ -206,12 +209,11 @@ export class RouteSync {
     return isRenamed
   }
 
-  /** Stores the index of each interface now, while its name is known to be right. */
+  /** Stores the index of each interface now, while the interface still has the given name. */
   async #noteDevices(): Promise<void> {
     for (const device of devicesOf(this.#wanted)) if (device.index === undefined) await device.find(this.#run)
   }
 
-  /** Returns the wanted routes to these destinations that the kernel lacks. */
   #missing(
     routes: ReadonlyMap<string, Route>,
     where: Iterable<string> = this.#wanted.keys(),
@@ -224,8 +226,8 @@ export class RouteSync {
   }
 
   /**
-   * Passes these lines to `ip -batch`, and records which routes the kernel refused. `touched` lists the destinations of
-   * the lines; if it is left out, the lines may concern all destinations.
+   * Passes `lines` to `ip -batch`, and records which routes the kernel refused. `touched` lists the destinations of the
+   * lines; if it is left out, the lines may concern all destinations.
    */
   async #change(lines: readonly string[], touched?: ReadonlySet<string>): Promise<void> {
     if (await runBatch(this.#run, 'ip', lines)) {
@@ -245,8 +247,8 @@ export class RouteSync {
   }
 
   /**
-   * Logs routes within the network that no peer needs but that use the devices of peers' routes. An earlier process or
-   * another program made them, so they are not removed.
+   * Logs routes within the network that no peer needs but that use the devices of peers' routes. weftd does not remove
+   * these routes, because an earlier process or another program made them.
    */
   #warnOfUnknown(routes: ReadonlyMap<string, Route>): void {
     const names = new Set([...devicesOf(this.#wanted)].map(({ name }) => name))

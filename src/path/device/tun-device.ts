@@ -1,6 +1,7 @@
-// tun-device.ts - configures a TUN or WireGuard device for a network (address, MTU, queue, route), and repairs the configuration.
+// tun-device.ts - configures a TUN or WireGuard device for a network (address, MTU, queue, route), and repairs the
+// configuration.
 //
-// The device's name, address, MTU and route are those that flanneld uses (pkg/backend/udp, pkg/backend/wireguard).
+// flannel uses the same name, address, MTU and route for the device (pkg/backend/udp, pkg/backend/wireguard).
 
 import { WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -35,8 +36,8 @@ import {
 import { hasBackendName, isNamedBy, KINDS } from '../catalog.ts'
 
 /**
- * The length of the TUN's queue in packets. In a measurement, 290,000 packets of 64 bytes per second passed without loss, against 155,000
- * with the kernel's default of 500.
+ * The length of the TUN's queue in packets. In a measurement with this length, 290,000 packets of 64 bytes per second
+ * passed without loss, against 155,000 with the kernel's default of 500.
  */
 const QUEUE_LENGTH = 4000
 /** The maximum number of routes that one log line names. */
@@ -47,7 +48,6 @@ interface TunOptions {
   readonly network: Net
   /** This node's subnet, which is a part of `network`. */
   readonly subnet: Net
-  /** The device's MTU in bytes. */
   readonly mtu: number
   /** The scope of the kernel's route to the network (rtnetlink(7)); defaults to `global`. */
   readonly scope?: 'global' | 'link'
@@ -55,17 +55,17 @@ interface TunOptions {
   readonly log: Log
   /**
    * Returns true if weftd itself made the route to `destination`, a part of the network, although the route does not
-   * use the device.
+   * use this device.
    */
   readonly isOwnRoute?: ((destination: string) => boolean) | undefined
 }
 
 export interface TunDevice {
-  /** Sets address, MTU, queue length and route of the existing device. Calling it again changes nothing. */
+  /** Sets address, MTU, queue length and route of the existing device. A repeated call changes nothing. */
   configure(): Promise<void>
   /**
-   * Repairs the device's configuration and returns a description of each repair. Does nothing if the device is missing, because only the
-   * caller that opened the device can create it again.
+   * Repairs the device's configuration and returns a description of each repair. Does nothing if the device is missing,
+   * because only the caller that opened the device can create it again.
    */
   resync(): Promise<readonly string[]>
 }
@@ -78,8 +78,8 @@ interface JsonTun {
 /**
  * Returns the name of a TUN device of an earlier process that no process has open, if its queues and addresses are
  * right; undefined if there is none. Tries the devices of the last process first, then the device to which the network
- * is routed. Deletes an unused device whose queues or addresses are wrong, because it would be in the way. A device
- * that another program has renamed is recognised by this node's address.
+ * is routed. Deletes an unused device whose queues or addresses are wrong, because it would be in the way. Recognises a
+ * device that another program has renamed by this node's address.
  */
 export async function adoptTun(
   run: Run,
@@ -88,13 +88,13 @@ export async function adoptTun(
   const routed = (await Promise.all(listed(networks).map((network) => routesTo(run, network))))
     .flat()
     .map(({ device }) => device)
-  // A renamed device is a candidate too, although its name matches no pattern.
+  // A renamed device is a candidate too, although its name does not match `pattern`.
   const isCandidate = (name: string): boolean => isNamedBy(pattern, name) || !hasBackendName(name)
   const names = [...last, pattern, ...routed].filter((name) => name !== '' && !name.includes('%d') && isCandidate(name))
   for (const name of new Set(names)) {
     const tun = await findIdleTun(run, name)
-    // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the network lacks do
-    // not count.
+    // A TUN with an address outside the network belongs to another daemon and must stay. Addresses in a family that the
+    // network lacks do not count.
     if (!tun || tun.addresses.some((address) => isElsewhere(networks, address))) continue
     const isOwn = (address: Address): boolean => subnets[familyOf(address)]?.address === address
     if (!hasBackendName(name) && !tun.addresses.some(isOwn)) continue
@@ -105,9 +105,9 @@ export async function adoptTun(
 }
 
 /**
- * Throws WeftError DEVICE if another process has the TUN open. Each process that opens a TUN with several queues by its name gets a part of
- * the packets (drivers/net/tun.c, tun_set_iff), so two daemons would take each other's packets. If the name is a pattern, there is no such
- * conflict, because the kernel creates a new device.
+ * Throws WeftError DEVICE if another process has the TUN open. Each process that opens a TUN with several queues by its
+ * name gets a part of the packets (drivers/net/tun.c, tun_set_iff), so two daemons would take each other's packets. If
+ * the name is a pattern, there is no such conflict, because the kernel creates a new device.
  */
 export async function refuseSharedTun(run: Run, name: string): Promise<void> {
   if (name.includes('%d') || !(await findLink(run, name))) return
@@ -122,7 +122,7 @@ export async function refuseSharedTun(run: Run, name: string): Promise<void> {
 
 /**
  * Returns the addresses of the TUN called `name`, and whether it has several queues. Returns undefined if there is no
- * such TUN, or if a process has it open.
+ * such TUN, or if a process has the TUN open.
  */
 async function findIdleTun(
   run: Run,
@@ -146,8 +146,8 @@ const isElsewhere = (networks: Nets, address: Address): boolean => {
 }
 
 /**
- * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. A TUN whose name
- * comes from no backend is deleted only if it has such an address.
+ * Deletes the TUN called `name` if no process has it open and all its addresses are within `networks`. If no backend
+ * uses the name, deletes the TUN only if it has an address within `networks`.
  */
 export async function removeIdleTun(run: Run, name: string, networks: Nets): Promise<void> {
   const tun = await findIdleTun(run, name)
@@ -162,8 +162,8 @@ export async function removeFamilies(run: Run, device: string, families: readonl
   for (const family of families) {
     if (!link || !givenTo(link).some((address) => familyOf(address) === family)) continue
     const flag = family === 'ipv4' ? '-4' : '-6'
-    // Delete only routes with the protocol `boot`, which `ip route` records for routes that name no protocol, as
-    // weftd's do.
+    // Delete only routes with the protocol `boot`, which `ip route` records for routes whose command names no protocol,
+    // such as weftd's.
     await run('ip', [flag, 'route', 'flush', 'dev', device, 'proto', 'boot'])
     await run('ip', [flag, 'address', 'flush', 'dev', device, 'scope', 'global'])
   }
@@ -187,25 +187,33 @@ const DEVICES = Object.values(KINDS).flatMap(({ devices }) => devices as readonl
 
 const ownerOf = ({ device }: Route): string => (device === '' ? 'nowhere (a blackhole or the like)' : device)
 
-/** The minimum MTU in bytes of a link with IPv6 (RFC 8200, section 5). The kernel disables IPv6 on a device with a smaller MTU. */
+/**
+ * The minimum MTU in bytes of a link with IPv6 (RFC 8200, section 5). The kernel disables IPv6 on a device with a
+ * smaller MTU.
+ */
 export const LEAST_MTU = 1280
 
-/** The minimum MTU in bytes for each family. 68 is the minimum for IPv4 (RFC 791, section 3.2), and the kernel refuses a smaller MTU. */
+/**
+ * The minimum MTU in bytes for each family. 68 is the minimum for IPv4 (RFC 791, section 3.2), and the kernel refuses a
+ * smaller MTU.
+ */
 const LEAST = { ipv4: 68, ipv6: LEAST_MTU } as const
 
 /**
- * Checks that a data path of this family alone can be opened on the external interface. `mtu` is the longest packet in bytes that containers
- * may send. Throws WeftError.
+ * Checks that weftd can open a data path of this family alone on the external interface. `mtu` is the longest packet in
+ * bytes that containers may send. Throws WeftError.
  */
 export function checkFamily(family: Family, mtu: number, external: ExternalInterface): void {
   if (external.address[family] === undefined)
     throw new WeftError('ADDRESS', `${external.name} has no ${FAMILY_NAMES[family]} address`, {
-      remedy: 'give the interface such an address',
+      remedy: 'give the interface an address of that family',
     })
   checkMtu(family, mtu, external.name)
 }
 
-/** Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family. */
+/**
+ * Throws WeftError CONFIG if `mtu`, the longest packet in bytes that containers may send, is too small for the family.
+ */
 export function checkMtu(family: Family, mtu: number, external: string): void {
   const least = LEAST[family]
   if (mtu >= least) return
@@ -219,8 +227,8 @@ export function checkMtu(family: Family, mtu: number, external: string): void {
 }
 
 /**
- * Returns the route to network `to` that weftd's own route would replace because it has the same metric. Returns
- * undefined if there is none, or if it does not use a foreign device.
+ * Returns the route of a foreign device to network `to` that weftd's own route would replace because both have the same
+ * metric. Returns undefined if there is no such route.
  */
 async function findForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<Route | undefined> {
   return (await routesTo(run, to)).find(({ metric, device }) => metric === USUAL_METRIC[familyOf(to)] && !isOwn(device))
@@ -231,8 +239,8 @@ const typesNamed = (device: string): readonly string[] =>
   DEVICES.flatMap(([type, pattern]) => (isNamedBy(pattern, device) ? [type] : []))
 
 /**
- * True for a TUN that has the first address of this node's subnet. Such a TUN was made by an earlier process, whatever
- * its name is.
+ * Returns true for a TUN that has the first address of this node's subnet. An earlier process made such a TUN, whatever
+ * its name is now.
  */
 async function isRenamedTun(run: Run, name: string, subnet: Net | undefined): Promise<boolean> {
   if (!subnet || hasBackendName(name)) return false
@@ -251,8 +259,8 @@ function foreignRouteError(to: Net, foreign: Route): WeftError {
 
 /**
  * Throws WeftError DEVICE if a foreign device has a route to the network with the same metric, because weftd's route
- * would silently replace it. Before that, deletes an unused device whose name and type show that another backend left
- * it. If `subnet` is given, a renamed TUN with the first address of this subnet is not foreign.
+ * would silently replace that route. Before that, deletes an unused device whose name and type show that another
+ * backend left it. If `subnet` is given, a renamed TUN with the first address of this subnet is not foreign.
  */
 export async function refuseForeignRoute(
   run: Run,
@@ -273,8 +281,8 @@ export async function refuseForeignRoute(
 }
 
 /**
- * Throws WeftError DEVICE in the cases in which `refuseForeignRoute` would, but changes nothing on the host. `isOwn` returns true for a
- * device whose route may stay.
+ * Throws WeftError DEVICE in the cases in which `refuseForeignRoute` would throw it, but changes nothing on the host.
+ * `isOwn` returns true for a device whose route may stay.
  */
 export async function checkForeignRoute(run: Run, to: Net, isOwn: (device: string) => boolean): Promise<void> {
   const foreign = await findForeignRoute(run, to, isOwn)
@@ -296,23 +304,26 @@ export function createTunDevice(options: TunOptions): TunDevice {
   const { device, network, subnet, mtu, run, log, scope = 'global', isOwnRoute = () => false } = options
   const family = familyOf(network)
   const route = formatNet(network)
-  // Nodes' subnets differ, so no other node has this address, and duplicate address detection (RFC 4862) is switched off (`nodad`).
+  // Switch duplicate address detection (RFC 4862) off (`nodad`), because no other node has an address of this node's
+  // subnet.
   const nodad = family === 'ipv6' ? ['nodad'] : []
   let hidden = new Set<string>()
 
   async function configure(): Promise<void> {
-    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. The kernel
-    // splits larger superpackets of containers in software (gso_features_check in net/core/dev.c).
+    // Leave gso_max_size at its default, although superpackets of 64 KiB do not fit into one datagram. With a smaller
+    // value the kernel would split longer superpackets of containers in software (gso_features_check in
+    // net/core/dev.c).
     await run('ip', ['link', 'set', 'dev', device.name, 'mtu', String(mtu), 'txqueuelen', String(QUEUE_LENGTH), 'up'])
     await run('ip', ['address', 'replace', formatNet(hostNet(subnet.address)), 'dev', device.name, ...nodad])
-    // For IPv4 the scope must be given, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2, ip/iproute.c).
+    // Give the scope for IPv4, because otherwise `ip` gives a route without a gateway the scope `link` (iproute2,
+    // ip/iproute.c).
     await run('ip', ['route', 'replace', route, 'dev', device.name, ...(family === 'ipv4' ? ['scope', scope] : [])])
   }
 
   /**
-   * Logs routes to parts of the network that do not use the device, because the kernel prefers them to weftd's route to the whole network.
-   * Routes to this node's containers are needed and not logged. Other routes take packets out of the tunnel, which an operator may want, so
-   * they are only logged.
+   * Logs routes to parts of the network that do not use the device, because the kernel prefers them to weftd's route to
+   * the whole network. Does not log routes to this node's containers, which are needed. weftd does not remove the
+   * logged routes, because an operator may want their packets to bypass the tunnel.
    */
   function logBypassing(routes: readonly Route[]): void {
     const hiding = new Set<string>()
@@ -337,8 +348,8 @@ export function createTunDevice(options: TunOptions): TunDevice {
   return {
     configure,
     async resync() {
-      // Read the routes before the device. If the device goes down between the two commands, its route disappears with
-      // it, and only the device is reported.
+      // Read the routes before the device. If the device goes down between these two commands, weft then reports only
+      // the device, and not the route that went with it.
       const within = await routesWithin(run, network)
       const link = await findLink(run, device.name)
       if (!link) return []

@@ -1,20 +1,20 @@
 // encapsulation.ts - the encapsulations: how a datagram contains an inner packet.
 //
-// The code here serves the dgram engine, which supports only flannel's udp. The native engine supports all encapsulations, with the same
-// names, in native/encap/all.h.
+// This file serves the engine `dgram`, which supports only flannel's udp. The native engine supports all
+// encapsulations, with the same names, in native/encap/all.h.
 
 export type EncapsulationName = 'udp' | 'vxlan' | 'wireguard'
 
 export interface Encapsulation {
   /**
-   * `headerBytes` is the number of bytes that the encapsulation adds before each packet, and `trailerBytes` the number
-   * behind it.
+   * The number of bytes that the encapsulation adds before each packet; `trailerBytes` is the number that it adds after
+   * the packet.
    */
   readonly headerBytes: number
   readonly trailerBytes: number
-  /** Returns the datagram that contains a packet. It is the same Buffer if the encapsulation adds no bytes. */
+  /** Returns the datagram that contains a packet. If the encapsulation adds no bytes, this is the same Buffer. */
   readonly seal: (packet: Buffer) => Buffer
-  /** Returns the packet inside a datagram without copying it; undefined if the datagram contains none. */
+  /** Returns the packet inside a datagram without copying it; undefined if the datagram contains no packet. */
   readonly open: (datagram: Buffer) => Buffer | undefined
 }
 

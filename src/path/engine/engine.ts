@@ -8,14 +8,17 @@ import type { UnknownSender } from './filter.ts'
 
 export type { SessionKeys, UdpEndpoint }
 
-/** The counters of an engine by name, since its start. `native/core/counters.h` explains each counter. */
+/** The counters of an engine since its start, by name. `native/core/counters.h` explains each counter. */
 export type Counters = Readonly<Record<string, bigint>>
 
 /** The traffic between this host and a peer. A member is undefined if the kernel or the engine does not count it. */
 export interface PeerTraffic {
   readonly txPackets: number | undefined
   readonly txBytes: number | undefined
-  /** The number of packets received from the peer. Refused packets do not count, neither here nor in `rxBytes`. */
+  /**
+   * The number of packets received from the peer. Refused packets do not count, and `rxBytes` does not include their
+   * bytes.
+   */
   readonly rxPackets: number | undefined
   readonly rxBytes: number | undefined
   /** The time in ms of performance.now() at which the last accepted packet from the peer arrived. */
@@ -25,14 +28,15 @@ export interface PeerTraffic {
 export interface EngineConfig {
   readonly encapsulation: EncapsulationName
   /**
-   * This host's own data for the encapsulation, such as a MAC, in the layout that the encapsulation's file in native/encap documents. Left
-   * out if the encapsulation needs none.
+   * This host's own data for the encapsulation, such as a MAC, in the layout that the encapsulation's file in
+   * native/encap documents. Left out if the encapsulation needs none.
    */
   readonly ownEnd?: Uint8Array
   readonly tunName: string
   /**
-   * The addresses of the external interface from which the engine sends and on which it receives, as text, at most one of each family. If
-   * the engine cannot bind the first address, it does not start. Without a later address it runs, and adds a note.
+   * The addresses of the external interface from which the engine sends and on which it receives, as text, at most one
+   * of each family. If the engine cannot bind the first address, it does not start. If it cannot bind a later address,
+   * it runs without that address, and adds a note.
    */
   readonly bindAddresses: readonly string[]
   readonly port: number
@@ -48,12 +52,16 @@ export interface EngineConfig {
   readonly subnet: Nets
   readonly settings: TunnelSettings
   /**
-   * Returns the encoded peer table (peers.ts). The engine calls it at the start and after each `takeBack`. Left out if there are no peers.
+   * Returns the encoded peer table (peers.ts). The engine calls this function at the start and after each `takeBack`.
+   * Left out if there are no peers.
    */
   readonly peers?: () => Uint8Array
   /** True if the TUN device, with its addresses and routes, must stay when this process ends without calling `stop`. */
   readonly persistent?: boolean
-  /** Called when `sessions.takeMail` has new messages to return; never called for an encapsulation without sessions. */
+  /**
+   * Called when `sessions.takeMail` has new messages to return. An encapsulation without sessions never calls this
+   * function.
+   */
   readonly onMail?: () => void
   /**
    * The open descriptors of another process with the same options, which `lend` returned in that process. The engine
@@ -72,8 +80,8 @@ export interface EngineSessions {
   /** Erases the keys of a session and drops the packets that wait for new keys. */
   forget(session: number): void
   /**
-   * Returns the messages and events since the last call. Of the messages from unknown hosts it returns at most
-   * `mostOfOthers` and discards the rest.
+   * Returns the messages and events since the last call, with at most `mostOfOthers` messages from unknown hosts.
+   * Discards all other messages from unknown hosts.
    */
   takeMail(mostOfOthers: number): Mail
   /**
@@ -83,9 +91,14 @@ export interface EngineSessions {
   send(to: UdpEndpoint, datagram: Uint8Array): boolean
 }
 
-/** The open descriptors of an engine, with the options with which they were opened, so that another process can continue to use them. */
+/**
+ * The open descriptors of an engine, with the options with which they were opened, so that another process can continue
+ * to use them.
+ */
 export interface OpenPath extends Descriptors {
-  /** The address to which the sockets of each family are bound, as text, in the order of `EngineConfig.bindAddresses`. */
+  /**
+   * The address to which the sockets of each family are bound, as text, in the order of `EngineConfig.bindAddresses`.
+   */
   readonly bindAddresses: readonly string[]
   readonly port: number
   /** The kernel features that the engine must not use, by their names in `addon.featureNames`. */
@@ -95,7 +108,7 @@ export interface OpenPath extends Descriptors {
 export interface Engine {
   readonly kind: 'native' | 'dgram'
   /**
-   * The name that the TUN has now, because another program may rename it. If the TUN was deleted, the last name that it
+   * The present name of the TUN, which another program may rename. If the TUN was deleted, the last name that the TUN
    * had.
    */
   readonly tunName: string
@@ -106,40 +119,45 @@ export interface Engine {
   readonly notes: readonly string[]
   /** Less important messages about the start; weftd logs them only with -v 1 or higher. */
   readonly details: readonly string[]
-  /** Resolves with the reason if the engine can no longer forward; stays pending otherwise. */
+  /** Resolves with the reason if the engine can no longer forward; never resolves otherwise. */
   readonly fault: Promise<Error>
-  /** Replaces the peer table with these encoded records (peers.ts). */
+  /** Replaces the peer table with the encoded records `records` (peers.ts). */
   setPeers(records: Uint8Array): void
-  /** Adds, changes or removes the peers of these encoded records; all other peers stay. */
+  /** Adds, changes or removes the peers of the encoded records `records`; all other peers stay. */
   changePeers(records: Uint8Array): void
   /** The outer families in which the engine had sockets when it started. */
   readonly outers: readonly Family[]
   /**
-   * Binds the sockets of the second outer family to another address. Packets wait meanwhile. If the bind fails, the promise rejects and the
-   * engine continues with one family.
+   * Binds the sockets of the second outer family to a new address. Packets wait until the sockets are bound. If the
+   * bind fails, the promise rejects and the engine continues with one family.
    */
   rebind?(address: string): Promise<void>
-  /** Sends a datagram from the port of the network configuration, over IPv4 or IPv6; left out if the engine cannot. */
+  /**
+   * Sends a datagram from the port of the network configuration, over IPv4 or IPv6; left out if the engine cannot send
+   * single datagrams.
+   */
   send?(to: Address, port: number, datagram: Uint8Array): void
   /**
-   * Reads the TUN device's offload settings and coalesces received packets accordingly; left out if the engine does not coalesce packets.
+   * Reads the TUN device's offload settings and coalesces received packets accordingly; left out if the engine does not
+   * coalesce packets.
    */
   followSwitches?(): void
   counters(): Counters
   /**
-   * Returns five numbers for each traffic slot since the engine started: packets and bytes sent, packets and bytes received, and the
-   * milliseconds since the last packet was received (-1 if none was). With `slot` it returns the five numbers of that slot only. The peers'
-   * records assign the slots.
+   * Returns five numbers for each traffic slot since the engine started: packets and bytes sent, packets and bytes
+   * received, and the milliseconds since the last packet was received (-1 if none was). If `slot` is given, returns the
+   * five numbers of that slot only. The peers' records assign the slots.
    */
   traffic(slot?: number): Float64Array
   /**
-   * Returns the last dropped packets with their headers. The engine keeps a few hundred for each thread and direction. With `after`, the
-   * member `next` of an earlier result, it returns only later packets; the result may come from an earlier engine.
+   * Returns the last dropped packets with their headers. The engine keeps a few hundred for each thread and direction.
+   * If `after` is the member `next` of an earlier result, returns only later packets; the earlier result may come from
+   * an earlier engine.
    */
   drops(after?: Drops['next']): Drops
   /**
-   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread, so that a thread that
-   * does not hang soon completes another iteration. The result is empty if the engine has no threads.
+   * Returns how many loop iterations each forwarding thread has completed, by thread name, and wakes each thread. A
+   * thread that does not hang then soon completes another iteration. The result is empty if the engine has no threads.
    */
   threads(): Readonly<Record<string, number>>
   readonly sessions?: EngineSessions
@@ -147,10 +165,9 @@ export interface Engine {
   takeUnknownSenders(): readonly UnknownSender[]
   /**
    * Stops forwarding and returns the descriptors, so that the caller can pass them to another process. The descriptors
-   * also stay open in this process, and packets wait in them. The encrypted sessions are saved with the descriptors,
-   * together with `head`, a description of the sessions for the process that continues. Resolves with undefined if the
-   * engine is stopped, has already passed on its descriptors, or failed to take them back. Left out if another process
-   * cannot continue.
+   * also stay open in this process, and packets wait in them. `head`, a description of the encrypted sessions for the
+   * next process, is saved together with the sessions. Resolves with undefined if the engine is stopped, has already
+   * passed on its descriptors, or failed to take them back. Left out if another process cannot continue.
    */
   lend?(head?: Uint8Array): Promise<OpenPath | undefined>
   takeBack?(): void

@@ -1,5 +1,5 @@
-// filter.ts - decides which packets from peers are accepted: their source address must belong to the sender, and their destination to this
-// node. native/core/filter.h has the same rules.
+// filter.ts - decides which packets from peers the engine accepts: their source address must belong to the sender, and
+// their destination to this node. native/core/filter.h has the same rules.
 
 import { familyOf, isLinkLocal, isOneHost, netContains, type Address, type Nets } from '../../net/address.ts'
 import type { TunnelSettings } from '../catalog.ts'
@@ -7,15 +7,16 @@ import type { PeerTable } from './peers.ts'
 
 export interface FilterOptions {
   /**
-   * `strict` accepts a packet only if its datagram came from the peer that has the inner source address. `inner` accepts the datagram from
-   * any address, but still checks the inner addresses. `off` accepts all packets, as flanneld does.
+   * `strict` accepts a packet only if its datagram came from the peer that has the inner source address. `inner`
+   * accepts the datagram from any address, but still checks the inner addresses. `off` accepts all packets, as flanneld
+   * does.
    */
   readonly verifySource: TunnelSettings['verifySource']
   readonly network: Nets
   readonly subnet: Nets
   /**
-   * True if the encapsulation proves the sender by a key. Each peer may then send only packets with a source in its own subnet, as with
-   * WireGuard's AllowedIPs (native/core/filter.h, `session_`).
+   * True if the encapsulation proves the sender by a key. In that case each peer may send only packets with a source in
+   * its own subnet, as with WireGuard's AllowedIPs (native/core/filter.h, `session_`).
    */
   readonly provesSender?: boolean
 }
@@ -49,7 +50,7 @@ export function reasonToDrop(
   const peer = peers.find(source)
   if (peer && verifySource === 'strict' && peer.hosts[familyOf(from)] !== from) return 'rx_drop_spoofed_source'
   // A source address outside the network may be that of a peer's host that does not masquerade its own packets. If the
-  // network has no subnet of the source's family, that cannot be decided, and the packet is dropped.
+  // network has no subnet of the source's family, weft cannot tell what is outside the network, and drops the packet.
   const family = familyOf(source)
   const mayBeAHost = !provesSender && network[family] && !isOf(network, source) && peers.hasEndpointAt(from, family)
   if (!peer && !mayBeAHost) return 'rx_drop_unknown_sender'
@@ -57,8 +58,8 @@ export function reasonToDrop(
 }
 
 /**
- * True if a packet from the TUN can have been sent by this host. For other packets the engine sends no ICMP error, because the error would
- * go to a peer that did not send the packet.
+ * Returns true if this host can have sent the packet that came from the TUN. For a packet that this host cannot have
+ * sent, the engine sends no ICMP error, because the error would go to a peer that did not send the packet.
  */
 export function isFromHere({ verifySource, network, subnet }: FilterOptions, source: Address): boolean {
   return verifySource === 'off' || isOf(subnet, source) || !isOf(network, source)

@@ -1,4 +1,5 @@
-// native-engine.ts - the engine in C++ threads (native/): starts it, reads its counters, passes its descriptors on and stops it.
+// native-engine.ts - the engine in C++ threads (native/): starts the threads, reads their counters, passes the
+// descriptors on and stops the threads.
 
 import type { Descriptors, Drops, LoopSockets, UnknownSender } from '../../../native/addon.d.ts'
 import { addon } from '../../host/addon.ts'
@@ -9,9 +10,12 @@ import { engineStartError } from './start-error.ts'
 import { SLOT_NUMBERS, sumTraffic } from './traffic.ts'
 
 interface NativeOptions {
-  /** The number of forwarding threads. Each has its own TUN queue and socket. */
+  /** The number of forwarding threads. Each thread has a TUN queue and sockets of its own. */
   readonly workers?: number
-  /** The nice value of the forwarding threads, from -20 (highest priority) to 19; with 0 they run at the process's nice value. */
+  /**
+   * The nice value of the forwarding threads, from -20 (highest priority) to 19; 0 leaves the threads at the process's
+   * nice value.
+   */
   readonly nice?: number
   /** How long, in microseconds, an idle thread checks its descriptors for packets before it sleeps. */
   readonly pollUs?: number
@@ -19,18 +23,21 @@ interface NativeOptions {
 }
 
 /**
- * The kernel features that are set on each UDP socket separately (native/io/udp.cc), so that some sockets may have a
- * feature that others lack.
+ * The kernel features that are set on each UDP socket separately (native/io/udp.cc), so some sockets may have a feature
+ * that others lack.
  */
 const SOCKET_FEATURES: readonly string[] = ['udp-gso', 'udp-gro']
-/** The kernel feature that `runEngine` requests; all others are requested when the descriptors are opened. */
+/** The kernel feature that `runEngine` requests; all other features are requested when the descriptors are opened. */
 const STEERING = 'tun-steering'
 
 type Bound = Descriptors & Pick<OpenPath, 'bindAddresses'>
 type OpenDescriptors = ReturnType<typeof addon.openDescriptors>
 type RunningEngine = ReturnType<typeof addon.runEngine>
 
-/** The engine in C++ threads. Its descriptors can be lent to another process and taken back, which starts the threads again. */
+/**
+ * The engine in C++ threads. Its descriptors can be lent to another process and taken back, which starts the threads
+ * again.
+ */
 export class NativeEngine implements Engine {
   readonly kind = 'native'
   readonly notes: string[] = []
@@ -40,29 +47,28 @@ export class NativeEngine implements Engine {
   readonly sessions: EngineSessions
   readonly #config: EngineConfig
   readonly #options: Required<NativeOptions>
-  /** The kernel features that are requested when descriptors are opened. */
+  /** The kernel features that the engine requests when it opens descriptors. */
   readonly #features: readonly string[]
-  /** The options of the threads. They stay the same when the threads are started again. */
+  /** The options of the threads, which stay the same when the engine starts the threads again. */
   readonly #path: ReturnType<typeof pathOf>
   /** The addresses from which the engine sends if it can bind them, at most one of each family. */
   #bindAddresses: readonly string[]
-  /** The addresses to which sockets are bound now. */
   #bound: readonly string[]
   /** The threads that forward, or that forwarded last. */
   #native: RunningEngine
   /** The name that the TUN had when the threads last ran. */
   #lastName: string
   /**
-   * The sums of the counters of this object's earlier threads. New threads start after each `takeBack`, and their own counters start at 0.
+   * The sums of the counters of this object's earlier threads. After each `takeBack` new threads start, whose counters
+   * begin at 0.
    */
   #counted: Counters = {}
-  /** The traffic by slot that this object's earlier threads counted. */
+  /** The traffic, by slot, that this object's earlier threads counted. */
   #passed: Float64Array = new Float64Array()
   /** The time at which `#passed` was read, in ms of performance.now(). */
   #passedAt = 0
-  /** True while the threads forward; false while the descriptors are passed on, and after `stop`. */
+  /** True while the threads forward; false while the descriptors are lent to another process, and after `stop`. */
   #runs = true
-  /** The last or running attempt to pass on the descriptors. */
   #lending: Promise<OpenPath | undefined> = Promise.resolve(undefined)
   /** The descriptors that were passed on and not taken back. */
   #lent: OpenPath | undefined
@@ -119,7 +125,7 @@ export class NativeEngine implements Engine {
     this.#runs = false
     this.#lending = this.#release()
     await this.#lending
-    // If `stop` was called meanwhile, it took the descriptors back and closed them, so there are no sockets to bind.
+    // If `stop` was called during the await, it has closed the descriptors, so there are no sockets to bind.
     if (!this.#lent) return
     const notesBefore = this.notes.length
     this.#bindAddresses = this.#bindAddresses.map((each) => (hasSameFamily(each) ? address : each))
@@ -158,8 +164,8 @@ export class NativeEngine implements Engine {
 
   drops(after: Drops['next'] = []): Drops {
     const drops = this.#native.drops(after)
-    // While the descriptors are passed on, the engine cannot read dropped packets, and `next` is empty. So return the
-    // position `after` unchanged.
+    // While the descriptors are lent to another process, the engine cannot read dropped packets, and `next` is empty.
+    // So return the position `after` unchanged.
     return drops.next.length > 0 ? drops : { next: after, packets: [] }
   }
 
@@ -188,7 +194,6 @@ export class NativeEngine implements Engine {
     return (this.#stopped ??= this.#stop())
   }
 
-  /** Opens the TUN and the sockets at the first address. */
   #open(bindAddress: string): OpenDescriptors {
     const { tunName, port } = this.#config
     return addon.openDescriptors({
@@ -201,8 +206,8 @@ export class NativeEngine implements Engine {
   }
 
   /**
-   * Closes the sockets at addresses that are not in `#bindAddresses`, and opens those that are missing. If sockets cannot be opened, the
-   * engine runs without them and adds a note.
+   * Closes the sockets at addresses that are not in `#bindAddresses`, and opens the missing sockets. If sockets cannot
+   * be opened, the engine runs without them and adds a note.
    */
   #bind(on: Bound): Bound {
     const kept = this.#bindAddresses.filter((address) => on.bindAddresses.includes(address))
@@ -233,7 +238,9 @@ export class NativeEngine implements Engine {
     }
   }
 
-  /** Starts the threads on these descriptors. The threads own the descriptors from then on, even if the start fails. */
+  /**
+   * Starts the threads on the descriptors `on`. From then on the threads own the descriptors, even if the start fails.
+   */
   #run(on: Descriptors, keepsSessions = true): RunningEngine {
     const { nice, pollUs } = this.#options
     const peers = this.#config.peers?.() ?? new Uint8Array()
@@ -251,7 +258,7 @@ export class NativeEngine implements Engine {
     return this.#stopped ? undefined : this.#lent
   }
 
-  /** Starts threads on the descriptors that were passed on, if there are any. */
+  /** Starts threads on the descriptors that were lent to another process, if there are any. */
   #runAgain(): void {
     const on = this.#lent
     this.#lent = undefined
@@ -285,7 +292,10 @@ export class NativeEngine implements Engine {
       this.notes.push(`the kernel does not offer ${refused.join(', ')}: forwarding works, but is slower`)
   }
 
-  /** Adds details for the log if the kernel refused the steering program or the priority of the threads. */
+  /**
+   * Adds details for the log if the kernel refused the program that steers flows to TUN queues, or the priority of the
+   * threads.
+   */
   #detailRefusals(): void {
     const { steeringRefused, priorityRefused } = this.#native
     if (steeringRefused !== undefined) {
@@ -316,7 +326,9 @@ export class NativeEngine implements Engine {
   }
 }
 
-/** Returns the options of the threads that follow from the configuration. `steers` is true if the TUN must steer flows to queues. */
+/**
+ * Returns the thread options that the configuration determines. `steers` is true if the TUN must steer flows to queues.
+ */
 function pathOf(config: EngineConfig, steers: boolean) {
   const {
     encapsulation,

@@ -1,22 +1,23 @@
-// peers.ts - the peer table of the engines: the peers' subnets, and the UDP endpoint that each subnet is reached through.
+// peers.ts - the peer table of the engines: the peers' subnets, and the UDP endpoint that each subnet is reached
+// through.
 //
-// The table is passed to C++ as an array of records of fixed length. weftd passes the whole table at the start, after missed changes and
-// for a repair, otherwise only the changed records. The datagrams to a peer may have another family than its subnet. The layout of a
-// record:
-//
-//   offset size
-//        0    1  IP version of the subnet: 4 or 6
-//        1    1  prefix length of the subnet
-//        2    1  IP version of datagrams to the peer: 4 or 6
-//        3    1  flags. 1: the subnet no longer has a peer; all fields except version, length and subnet are 0.
-//                2: datagrams to the peer must leave from the port of the network configuration.
-//        4    2  UDP port of the peer's host, big-endian
-//        6    2  limit: the longest packet in bytes that reaches the peer, big-endian; 0 if it is not known
-//        8   16  subnet, network order; an IPv4 address uses the first 4 bytes
-//       24   16  IPv6 address of the peer's host, network order; 0 for none
-//       40   16  the encapsulation's data about the peer: 0 for udp, the MAC for vxlan, the session number for wireguard
-//       56    4  slot that counts the peer's traffic, in the byte order of this host; 0 if the traffic is not counted
-//       60    4  IPv4 address of the peer's host, network order; 0 for none
+// weftd passes the table to C++ as an array of records of 64 bytes. It passes the whole table at the start, after
+// missed changes and for a repair, otherwise only the changed records. The datagrams to a peer may have another family
+// than its subnet. A record has these fields:
+// - Offset 0, 1 byte: IP version of the subnet, 4 or 6.
+// - Offset 1, 1 byte: prefix length of the subnet.
+// - Offset 2, 1 byte: IP version of datagrams to the peer, 4 or 6.
+// - Offset 3, 1 byte: flags. Flag 1: the subnet no longer has a peer; all fields except version, length and subnet are
+//   0. Flag 2: datagrams to the peer must leave from the port of the network configuration.
+// - Offset 4, 2 bytes: UDP port of the peer's host, big-endian.
+// - Offset 6, 2 bytes: limit, the longest packet in bytes that reaches the peer, big-endian; 0 if it is not known.
+// - Offset 8, 16 bytes: subnet, network order; an IPv4 address uses the first 4 bytes.
+// - Offset 24, 16 bytes: IPv6 address of the peer's host, network order; 0 for none.
+// - Offset 40, 16 bytes: the encapsulation's data about the peer: 0 for udp, the MAC for vxlan, the session number for
+//   wireguard.
+// - Offset 56, 4 bytes: slot that counts the peer's traffic, in the byte order of this host; 0 if the traffic is not
+//   counted.
+// - Offset 60, 4 bytes: IPv4 address of the peer's host, network order; 0 for none.
 
 import {
   FAMILIES,
@@ -33,20 +34,29 @@ export const PEER_RECORD_BYTES = 64
 
 export interface Peer {
   readonly subnet: Net
-  /** The addresses of the peer's host, from which its datagrams may come. One of them has the family `outer`. */
+  /**
+   * The addresses of the peer's host, from which its datagrams may come. There must be an address of the family
+   * `outer`.
+   */
   readonly hosts: Addresses
   /** The family of datagrams to the peer. */
   readonly outer: Family
   readonly port: number
-  /** The encapsulation's data about the peer, such as its MAC, at most 16 bytes; left out if the encapsulation needs none. */
+  /**
+   * The encapsulation's data about the peer, such as its MAC, at most 16 bytes; left out if the encapsulation needs
+   * none.
+   */
   readonly encap?: Uint8Array
-  /** The longest packet in bytes that reaches the peer, if a search found it to be shorter than the kernel's path MTU allows. */
+  /**
+   * The longest packet in bytes that reaches the peer, if a search found it to be shorter than the kernel's path MTU
+   * allows.
+   */
   readonly limit?: number
   /** The slot in which the engine counts the peer's traffic (traffic.ts); left out if the traffic is not counted. */
   readonly slot?: number
   /**
-   * True if datagrams to this peer must leave from the port of the network configuration, because the peer replies to the port from which
-   * it received a datagram.
+   * True if datagrams to this peer must leave from the port of the network configuration, because the peer replies to
+   * the port from which it received a datagram.
    */
   readonly isFromKnownPort?: true
   /** True in a change that removes the subnet's peer from the table. */
@@ -60,7 +70,10 @@ const IPV6_OFFSET = 24
 const ENCAP_OFFSET = 40
 const SLOT_OFFSET = 56
 const IPV4_OFFSET = 60
-/** True on a little-endian host. The slot is written in the byte order of the host, because C++ reads it as a plain integer. */
+/**
+ * True on a little-endian host. The slot is written in the byte order of the host, because C++ reads it as a plain
+ * integer.
+ */
 const IS_LITTLE_ENDIAN = new Uint8Array(Uint16Array.of(1).buffer)[0] === 1
 
 function setAddress(view: DataView, at: number, address: Address): void {
@@ -120,7 +133,7 @@ export function decodePeers(records: Uint8Array): Peer[] {
 /** A peer table that finds peers by address, with the same rules as native/core/peers.h. */
 export interface PeerTable {
   find(address: Address): Peer | undefined
-  /** True if the host of a peer with a subnet of this family has `address`. */
+  /** Returns true if `address` is that of a host whose peer has a subnet of the given family. */
   hasEndpointAt(address: Address, family: Family): boolean
   change(peers: readonly Peer[]): void
 }

@@ -19,8 +19,8 @@ export function noTun(error: NodeJS.ErrnoException): WeftError {
 }
 
 /**
- * Returns the error for a missing CAP_NET_ADMIN. root lacks this capability only in a container or a restricted unit,
- * so root gets another remedy than other users.
+ * Returns the error for the missing capability CAP_NET_ADMIN. root lacks this capability only in a container or a
+ * restricted systemd unit, so root gets a different remedy than other users.
  */
 export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   new WeftError('PERMISSION', what, {
@@ -31,8 +31,8 @@ export const noNetAdmin = (what: string, cause?: unknown): WeftError =>
   })
 
 /**
- * Returns the error with a remedy for an engine that could not start. `error` is the Error, with `code` and `syscall`, that the addon or
- * node:dgram threw.
+ * Returns the error with a remedy for an engine that could not start. `error` is the Error, with `code` and `syscall`,
+ * that the addon or node:dgram threw.
  */
 export function engineStartError(
   error: unknown,
@@ -59,7 +59,8 @@ export function engineStartError(
       'raise the limit of tasks: TasksMax= of the unit, the pids limit of the container, `ulimit -u`',
     )
   }
-  // native/engine.cc reports under this name that OpenSSL lacks the cipher, which encapsulations with encryption need.
+  // native/engine.cc reports a lack of this cipher in OpenSSL under this name. Encapsulations with encryption need the
+  // cipher.
   if (syscall === 'ChaCha20-Poly1305 of OpenSSL') {
     return fail(
       'DEVICE',

@@ -1,13 +1,13 @@
 // traffic.ts - the traffic between this host and each peer, computed from the slots in which the engines count it.
 //
-// A peer keeps its slot and its counts as long as it is a peer, even if the peer table is replaced. When a peer is removed, its slot is
-// given to another peer, whose counts start from the slot's numbers at that time.
+// A peer keeps its slot and its counts as long as it is a peer, even if the peer table is replaced. When a peer is
+// removed, its slot is given to another peer, whose counts start from the slot's numbers at that time.
 
 import type { PeerTraffic } from './engine.ts'
 
 /**
- * The number of values in each slot: packets and bytes sent, packets and bytes received, and the milliseconds since the last packet was
- * received (-1 if none was).
+ * The number of values in each slot: packets and bytes sent, packets and bytes received, and the milliseconds since the
+ * last packet was received (-1 if none was).
  */
 export const SLOT_NUMBERS = 5
 /**
@@ -18,16 +18,16 @@ const MAX_SLOTS = 1 << 24
 const NOTHING: readonly number[] = [0, 0, 0, 0, -1]
 
 /**
- * Adds the counts of two engines that used the same slots one after the other. `agoMs` is the time in ms since the numbers of the first
- * engine, `before`, were read.
+ * Adds the counts of two engines that used the same slots one after the other. `agoMs` is the time in ms since the
+ * numbers of the first engine, `before`, were read.
  */
 export function sumTraffic(now: Float64Array, before: Float64Array, agoMs: number): Float64Array {
   if (before.length === 0) return now
   const sum = new Float64Array(Math.max(now.length, before.length))
   for (let at = 0; at < sum.length; at++) {
     const [a, b] = [now[at] ?? nothing(at), before[at] ?? nothing(at)]
-    // The fifth number of a slot is an age in ms. If the later engine received no packet, the earlier engine's age counts, plus the `agoMs`
-    // that have passed since.
+    // The fifth number of a slot is an age in ms. If the later engine received no packet, the earlier engine's age
+    // counts, plus the `agoMs` that have passed since.
     if (!isAge(at)) sum[at] = a + b
     else sum[at] = a < 0 && b >= 0 ? b + agoMs : a
   }
@@ -38,7 +38,7 @@ const nothing = (at: number): number => (isAge(at) ? -1 : 0)
 
 interface Slot {
   readonly slot: number
-  /** The time in ms of the clock `now` when the peer got the slot; `before` below has the slot's numbers at that time. */
+  /** The time in ms of the clock `now` when the peer got the slot; `before` has the slot's numbers at that time. */
   readonly since: number
   readonly before: readonly number[]
 }
@@ -55,7 +55,6 @@ export class TrafficSlots {
   readonly #now: () => number
   /** The slot of each peer, by lease key. */
   readonly #slots = new Map<string, Slot>()
-  /** The slots that earlier peers had. */
   readonly #free: number[] = []
   /** The lowest slot that no peer has had. */
   #unused = 1

@@ -7,17 +7,18 @@ import { ipFlag, routesWithin } from '../../host/links.ts'
 import { formatNet, type Net } from '../../net/address.ts'
 
 /**
- * The highest metric, so that every other route to the subnet is preferred. flanneld sets no metric. In IPv4 flanneld's
- * route so has the metric 0, and the kernel puts the route of a bridge that is created later behind the blackhole route
- * (Linux 6.18, net/ipv4/fib_trie.c, fib_table_insert), so that the bridge gets no packets. In IPv6 it has the metric
- * 1024 (net/ipv6/route.c, IP6_RT_PRIO_USER), and the kernel refuses an operator's route to the same subnet.
+ * The highest metric, so that the kernel prefers every other route to the subnet. flanneld sets no metric, which has
+ * two disadvantages. In IPv4 flanneld's route has the metric 0, and if a bridge is created later, the kernel puts the
+ * bridge's route behind the blackhole route (Linux 6.18, net/ipv4/fib_trie.c, fib_table_insert). Then the bridge gets
+ * no packets. In IPv6 flanneld's route has the metric 1024 (net/ipv6/route.c, IP6_RT_PRIO_USER), and the kernel refuses
+ * an operator's route to the same subnet.
  */
 const METRIC = 0xffffffff
 
 interface Blackhole {
   /**
-   * Sets the blackhole route for this subnet, or for none, and removes the route for an earlier subnet. Returns a description of each
-   * repair.
+   * Sets the blackhole route for `subnet` unless `subnet` is undefined, and removes the route for an earlier subnet.
+   * Returns a description of each repair.
    */
   ensure(subnet: Net | undefined): Promise<readonly string[]>
 }

@@ -1,5 +1,5 @@
 // families.ts - the interface of the firewall, and the wanted rules of each family. If the rules of one family fail,
-// the other family is not affected.
+// the rules of the second family are not affected.
 
 import { isWeftError, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -9,17 +9,17 @@ import type { FirewallWish } from './rules.ts'
 
 export interface Firewall {
   /**
-   * Throws WeftError if `raise` would throw, as far as iptables or nft shows that without changing the rules. If the
-   * tool does not answer in time, does not throw. Left out if `raise` never throws.
+   * Throws WeftError if iptables or nft shows, without changing the rules, that `raise` would throw. Does not throw if
+   * the tool does not answer in time. Left out if `raise` never throws.
    */
   check?(): Promise<void>
   /**
-   * Sets the rules for the first time, and removes rules that other versions, other flags or the mode with the other
-   * tool left. Logs a failure after which flanneld would continue. Throws WeftError for a failure with which flanneld
-   * would exit.
+   * Sets the rules for the first time, and removes rules that other versions, other flags or the other tool (iptables
+   * or nft) left. Logs a failure after which flanneld would continue. Throws WeftError for a failure with which
+   * flanneld would exit.
    */
   raise(subnet: Nets): Promise<void>
-  /** Repairs the rules, or changes them for another subnet of this node. */
+  /** Repairs the rules, or changes the rules if this node has another subnet now. */
   ensure(subnet: Nets): Promise<Ensured>
   /**
    * Makes the next `ensure` search again for rules that must be removed, because another daemon may have restored them
@@ -38,13 +38,16 @@ export interface FirewallOptions extends Pick<FirewallWish, 'masq' | 'forward'> 
   readonly network: Nets
   /** True if masquerading must not use fully random source ports (--ip-masq-fully-random-disable). */
   readonly plainPorts: boolean
-  /** The network and the subnet in the subnet.env of an earlier run. */
+  /** The network and the subnet that an earlier run wrote to subnet.env. */
   readonly previous: { readonly network: Nets; readonly subnet: Nets }
   readonly run: Run
   readonly log: Log
 }
 
-/** The wanted rules of one family. If `isOn` is false, the family must have no rules, and `network` and `subnet` have no meaning. */
+/**
+ * The wanted rules of one family. If `isOn` is false, the family must have no rules, and `network` and `subnet` have no
+ * meaning.
+ */
 export interface FamilyWish extends Omit<FirewallWish, 'randomFully'> {
   readonly isOn: boolean
 }
@@ -53,12 +56,13 @@ export interface FamilyWish extends Omit<FirewallWish, 'randomFully'> {
 export interface Part {
   readonly family: Family
   /**
-   * The family's network. If the family is not enabled, the network of the earlier run, whose rules must be removed.
+   * The family's network. If the configuration does not enable the family, the network of the earlier run, whose rules
+   * weftd must remove.
    */
   readonly network: Net
   /**
-   * The networks whose rules belong to this daemon, in the notation of iptables and nft: the present network, and that
-   * of the earlier run.
+   * The networks whose rules belong to this daemon, in the notation of iptables and nft: the present network, and the
+   * network of the earlier run.
    */
   readonly ours: ReadonlySet<string>
   /**
@@ -69,8 +73,8 @@ export interface Part {
 }
 
 /**
- * Returns a part for each enabled family, and for each family that an earlier run had, because the rules of the earlier
- * run must be removed.
+ * Returns a part for each enabled family, and for each family that an earlier run had, because weftd must remove the
+ * rules of the earlier run.
  */
 export function partsOf({ network, previous, masq, forward }: FirewallOptions): readonly Part[] {
   return FAMILIES.flatMap((family) => {
@@ -89,7 +93,10 @@ export function partsOf({ network, previous, masq, forward }: FirewallOptions): 
 const networksOf = (...networks: readonly (Net | undefined)[]): ReadonlySet<string> =>
   new Set(networks.flatMap((network) => (network ? [formatNet(network)] : [])))
 
-/** Runs all these functions in order, and collects their repairs and errors. If one fails, the next one still runs. */
+/**
+ * Runs all functions in `works` in order, and collects their repairs and errors. If one function fails, the next
+ * function still runs.
+ */
 export async function ensureEach(works: readonly (() => Promise<readonly string[]>)[]): Promise<Ensured> {
   const repaired: string[] = []
   const failures: WeftError[] = []

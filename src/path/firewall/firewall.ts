@@ -1,8 +1,8 @@
 // firewall.ts - creates the firewall that sets and repairs the rules with iptables or nft.
 //
 // Versions of iptables and nft print the same rule in different ways. So weftd stores the listing that the tool prints
-// right after the rules were set. Later it checks that the listing equals the stored one, rule by rule and in order.
-// The log lines are those of flanneld.
+// immediately after weftd has set the rules. Later weftd compares the present listing with the stored listing, rule by
+// rule and in order. The log lines are those of flanneld.
 
 import { describeError, prefixed } from '../../base/errors.ts'
 import type { Nets } from '../../net/address.ts'
@@ -14,8 +14,8 @@ import { createNftables } from './nftables.ts'
 export type { Firewall } from './families.ts'
 
 /**
- * Returns the firewall for the tool that the network configuration names. It is needed even if no rules are wanted, because rules of an
- * earlier run may have to be removed.
+ * Returns the firewall for the tool that the network configuration names. A node needs the firewall even if it wants no
+ * rules, because rules of an earlier run may have to be removed.
  */
 export function createFirewall(
   tool: 'iptables' | 'nftables',
@@ -25,7 +25,7 @@ export function createFirewall(
   return options.blackhole ? withBlackhole(rules, options) : rules
 }
 
-/** Returns a firewall that also sets the blackhole route. If the route cannot be set at the start, that is only logged. */
+/** Returns a firewall that also sets the blackhole route. Only logs a failure to set the route at the start. */
 function withBlackhole(rules: Firewall, options: FirewallOptions): Firewall {
   const { run, log } = options
   const routes = partsOf(options).map(({ network, wishFor }) => {

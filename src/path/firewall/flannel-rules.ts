@@ -1,9 +1,11 @@
-// flannel-rules.ts - recognises the rules of every flannel version in a listing of iptables or nft, and no other rules. Pure.
+// flannel-rules.ts - recognises the rules of every flannel version in a listing of iptables or nft, and no other rules.
+// Pure.
 //
-// Up to version 0.5 flannel had a chain FLANNEL. Up to 0.19 its rules were in the chains POSTROUTING and FORWARD, since 0.16 with a
-// comment. Since 0.20 they are in chains that only flannel uses (network/ipmasq.go, network/iptables.go of those versions). A rule is
-// flannel's if it has flannel's comment or is in a chain with flannel's name. Another rule counts as flannel's only if it is part of a
-// complete set of flannel's rules, in order, for a network that is known to be flannel's.
+// Up to version 0.5 flannel had a chain FLANNEL. Up to 0.19 its rules were in the chains POSTROUTING and FORWARD, since
+// 0.16 with a comment. Since 0.20 they are in chains that only flannel uses (network/ipmasq.go, network/iptables.go of
+// those versions). A rule is flannel's if it has flannel's comment or is in a chain with flannel's name. Any other rule
+// counts as flannel's only if it is part of a complete set of flannel's rules, in order, for a network that is known to
+// be flannel's.
 
 import type { Family } from '../../net/address.ts'
 
@@ -15,7 +17,7 @@ export const WORDS = {
 
 /**
  * A chain of flannel in iptables. `jump` is the rule, without `-A CHAIN`, by which the built-in chain `from` jumps to
- * the chain.
+ * this chain.
  */
 export interface IptablesChain {
   /** The member of FirewallWish that must be true for the chain to exist. */
@@ -26,7 +28,7 @@ export interface IptablesChain {
   readonly jump: string
 }
 
-/** The comments with which iptables marks flannel's rules, as match arguments. */
+/** The match arguments of iptables for flannel's comments, which mark flannel's rules. */
 export const MASQ = '-m comment --comment "flanneld masq"'
 export const FORWARD = '-m comment --comment "flanneld forward"'
 
@@ -53,9 +55,11 @@ export type Tables = ReadonlyMap<string, readonly string[]>
 interface FlannelRules {
   /** The rules and chains that are flannel's, in the notation of iptables-save. */
   readonly rules: readonly string[]
-  /** The commands that remove these rules, as input of `iptables-restore --noflush` between the table's name and COMMIT. */
+  /**
+   * The commands that remove these rules, as input of `iptables-restore --noflush` between the table's name and COMMIT.
+   */
   readonly removal: readonly string[]
-  /** Rules of other programs that jump to a chain of flannel. Such a chain is emptied but not deleted. */
+  /** Rules of other programs that jump to a chain of flannel. weft empties such a chain, but does not delete it. */
   readonly stays: readonly string[]
 }
 
@@ -77,8 +81,8 @@ const forwardForm = (match: string): RegExp =>
 const MASQUERADE = 'MASQUERADE(?: --random-fully)?'
 
 /**
- * The forms of the rules that old versions of flannel put into built-in chains, each with a letter for `MASQ_SETS`. The first group of the
- * expression is the network, the second is flannel's comment.
+ * The forms of the rules that old versions of flannel put into built-in chains, each with the letter that MASQ_SETS
+ * uses. The first group of each expression is the network, the second is flannel's comment.
  */
 const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['r', masqForm(String.raw`-s ${NET} -d \1`, 'RETURN')],
@@ -90,8 +94,8 @@ const FORMS: readonly (readonly [letter: string, form: RegExp])[] = [
   ['t', forwardForm(`-d ${NET}`)],
 ]
 /**
- * Matches the complete sets of rules, written as the letters of `FORMS`. MASQ_SETS has the sets of flannel 0.6 to 0.8,
- * 0.9 to 0.19, and 0.5. FORWARD_SETS has the set of 0.9 and later.
+ * Matches the complete sets of masquerading rules of flannel 0.6 to 0.8, 0.9 to 0.19, and 0.5, written as the letters
+ * of FORMS. FORWARD_SETS matches the set of forwarding rules of flannel 0.9 and later.
  */
 const MASQ_SETS = /rms?h|jh?/g
 const FORWARD_SETS = /ft/g
@@ -125,7 +129,10 @@ function inSets(rules: readonly Placed[], sets: RegExp): Placed[] {
   })
 }
 
-/** True if the chain FLANNEL contains exactly the two rules of flannel 0.5, so that no other program made the chain. */
+/**
+ * Returns true if the chain FLANNEL contains exactly the two rules of flannel 0.5, which shows that no other program
+ * made the chain.
+ */
 function hasChainOf05(lines: readonly string[]): boolean {
   const rules = lines.filter((line) => line.startsWith('-A FLANNEL ')).join('\n')
   return new RegExp(String.raw`^-A FLANNEL -d ${NET} -j ACCEPT\n-A FLANNEL ! -d 224\.0\.0\.0/4 -j MASQUERADE$`).test(
@@ -144,8 +151,8 @@ const NETWORK_RULE = new RegExp(
 )
 
 /**
- * True for a rule of flannel that names networks, but none of `networks`. Such a rule belongs to another daemon on this
- * host, because all daemons use the same chains.
+ * Returns true for a rule of flannel that names networks, but none of `networks`. Such a rule belongs to another daemon
+ * on this host, because all daemons use the same chains.
  */
 export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean {
   return NETWORK_RULE.test(rule) && !networksIn(rule).some((network) => networks.has(network))
@@ -155,16 +162,16 @@ export function isAnothers(rule: string, networks: ReadonlySet<string>): boolean
 export function flannelNetworks(lines: readonly string[]): string[] {
   const rules = placed(lines)
   const sure = [...rules.filter(({ commented }) => commented), ...inSets(rules, MASQ_SETS)]
-  // In the chains of flannel 0.20 and later, the rules that this expression matches begin with the network; the other rules begin with the
-  // node's subnet.
+  // In the chains of flannel 0.20 and later, the rules that this expression matches begin with the network; all other
+  // rules begin with the node's subnet.
   const own = lines.filter((line) => /^-A FLANNEL-(?:POSTRTG -s \S+ ! -d|FWD -[sd]) /.test(line))
   return [...new Set([...sure.map(({ network }) => network), ...own.flatMap((line) => networksIn(line).slice(0, 1))])]
 }
 
 /**
  * Finds in one table the rules of flannel for `networks`, which are in iptables' notation. Ignores the chain `except`
- * and the jumps to it. If a chain also contains rules of another daemon, the chain stays, and only its rules for
- * `networks` are removed.
+ * and the jumps to it. If a chain also contains rules of another daemon, the chain stays, and weft removes only its
+ * rules for `networks`.
  */
 export function findFlannelRules(
   table: string,
@@ -213,7 +220,7 @@ function chainsIn(table: string, lines: readonly string[]): { readonly chain: st
   return chains.filter(({ chain }) => lines.some((line) => line.startsWith(`:${chain} `)))
 }
 
-/** Returns input of `iptables-restore --noflush` that removes the found rules; an empty text if there are none. */
+/** Returns input of `iptables-restore --noflush` that removes the found rules; an empty text if no rules were found. */
 export function removalInput(found: ReadonlyMap<string, FlannelRules>): string {
   return [...found]
     .filter(([, { removal }]) => removal.length > 0)
@@ -228,10 +235,10 @@ interface NftRule {
 }
 
 /**
- * Finds flannel's chains, and the jumps to them, in a table that iptables-nft made; `json` is the output of `nft -j -a
- * list table`. It is for hosts on which iptables is not installed. If `networks` is left out, finds the chains of any
- * network. nft does not print the comments of rules, so the rules of flannel up to 0.19, which have no chains of their
- * own, are not found. `removal` is input for `nft -f`.
+ * Finds flannel's chains, and the jumps to them, in a table that iptables-nft made, for hosts on which iptables is not
+ * installed; `json` is the output of `nft -j -a list table`. If `networks` is left out, finds the chains of any
+ * network. Does not find the rules of flannel up to 0.19, which have no chains of their own, because nft does not print
+ * the comments of rules. `removal` in the result is input for `nft -f`.
  */
 export function findFlannelNftRules(
   family: string,
@@ -277,7 +284,7 @@ const networksOf = (rule: NftRule): string[] =>
   [...JSON.stringify(rule).matchAll(/"addr":"([^"]+)","len":(\d+)/g)].map(([, addr, len]) => `${addr}/${len}`)
 
 /**
- * True if the expression of a rule does not limit which packets match. That is so for the jump itself, a counter, and a
+ * Returns true if the expression of a rule does not limit which packets match: the jump itself, a counter, and a
  * comment, which nft prints without its text.
  */
 function restrictsNothing(expression: Readonly<Record<string, unknown>>): boolean {

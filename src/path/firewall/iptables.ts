@@ -37,8 +37,8 @@ const SAYS = {
 } as const
 
 /**
- * A text that no listing equals. It is stored in place of a listing if another program changed the rules right after
- * they were set, so that the next `ensure` sets them again.
+ * A text that equals no listing. weftd stores it in place of a listing if another program changed the rules immediately
+ * after weftd set them, so that the next `ensure` sets them again.
  */
 const UNDONE = 'undone'
 
@@ -70,7 +70,7 @@ export function createIptables(options: FirewallOptions): Firewall {
   }
 }
 
-/** Removes the nftables rules of an earlier run of this daemon in nftables mode; rules of other daemons stay. */
+/** Removes the nftables rules that an earlier run of this daemon set in nftables mode; rules of other daemons stay. */
 async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   const listings = await Promise.all(
     FAMILIES.map(async (family) => ({
@@ -83,7 +83,6 @@ async function removeNftRules(parts: readonly Part[], run: Run): Promise<void> {
   if (input !== '') await run('nft', ['-f', '-'], { input })
 }
 
-/** Sets and repairs the chains of one family. */
 class FamilyChains {
   readonly #family: Family
   /** The networks whose rules belong to this daemon, in iptables' notation. */
@@ -97,13 +96,15 @@ class FamilyChains {
   /** The network and the subnet of the earlier run, from subnet.env. */
   readonly #previous: FirewallOptions['previous']
   readonly #program: 'iptables' | 'ip6tables'
-  /** The subnet and the rules of each chain as they were last set. */
+  /** For each chain the subnet and the listing of the rules as weftd last set them. */
   readonly #shown = new Map<string, string>()
-  /** The chains that were checked or removed since the start, or since the last `lookAgain`. */
+  /** The chains that weftd has checked or removed since the start, or since the last `lookAgain`. */
   readonly #tidy = new Set<IptablesChain>()
-  /** True if iptables has version 1.6.2 or later; undefined until its version was read. */
+  /** True if iptables has version 1.6.2 or later; undefined until weftd has read the version. */
   #isModern: boolean | undefined
-  /** True if iptables can print a single chain without reading all rules; undefined until its version was read. */
+  /**
+   * True if iptables can print a single chain without reading all rules; undefined until weftd has read the version.
+   */
   #isByChain: boolean | undefined
 
   constructor({ family, ours, wishFor }: Part, { run, log, plainPorts, previous }: FirewallOptions) {
@@ -118,8 +119,8 @@ class FamilyChains {
   }
 
   /**
-   * Returns, for each chain that has to be checked or removed, a function that does so. The functions together read the
-   * tables only once.
+   * Returns a function for each chain that has to be checked or removed. All these functions together read the tables
+   * only once.
    */
   works(
     subnet: Nets,
@@ -142,7 +143,7 @@ class FamilyChains {
       })
   }
 
-  /** Sets the rules of one chain for the first time. Failures are only logged, because `works` tries again later. */
+  /** Sets the rules of one chain for the first time. Only logs failures, because `works` tries again later. */
   async bootstrap(subnet: Nets, chain: IptablesChain): Promise<void> {
     const says = SAYS[this.#family]
     const wish = this.#wishFor(subnet)
@@ -172,8 +173,8 @@ class FamilyChains {
   }
 
   /**
-   * Reads the rules of all tables. The command has no option -t, because legacy iptables would create a missing table
-   * for it, and creating the nat table starts connection tracking.
+   * Reads the rules of all tables. The command has no option -t, because with -t legacy iptables would create a missing
+   * table, and creating the nat table starts connection tracking.
    */
   async #readAll(): Promise<Tables> {
     return readTables(await this.#run(`${this.#program}-save`, []))
@@ -181,7 +182,7 @@ class FamilyChains {
 
   /**
    * Reads the lines of a table that concern one chain. Only iptables-nft can show a single chain without reading all
-   * rules, of which kube-proxy has tens of thousands. If a chain must be deleted, all rules are read, because any rule
+   * rules, of which kube-proxy has tens of thousands. If the chain must be deleted, reads all rules, because any rule
    * may jump to the chain.
    */
   async #readLines(chain: IptablesChain, isWanted: boolean, all: () => Promise<Tables>): Promise<readonly string[]> {
@@ -192,8 +193,8 @@ class FamilyChains {
   }
 
   /**
-   * Sets the rules of one chain, or removes the chain if it is not wanted. Returns true if rules were missing and had to be restored. `all`
-   * reads all tables.
+   * Sets the rules of one chain, or removes a chain that is not wanted. Returns true if rules were missing and had to
+   * be restored. `all` reads all tables.
    */
   async #ensureChain(chain: IptablesChain, all: () => Promise<Tables>, subnet: Nets): Promise<boolean> {
     if (this.#isModern === undefined) {
@@ -240,9 +241,9 @@ const NO_CHAIN = /No chain\/target\/match by that name|does not exist|is incompa
 
 /**
  * Reads with iptables-nft the chain of flannel and the built-in chain that jumps to it, and returns their lines in the
- * notation of iptables-save. With `isFirst` it also reads the chain of flannel 0.5. Returns undefined if the tool
+ * notation of iptables-save. If `isFirst` is true, also reads the chain of flannel 0.5. Returns undefined if the tool
  * failed for a chain that may exist, for example because the built-in chain contains a rule from nft that this iptables
- * cannot print. The caller then reads all rules, because a chain that is wrongly considered missing would be rebuilt
+ * cannot print. The caller then reads all rules: if weftd considered the chain missing, it would rebuild the chain
  * without the rules of other daemons.
  */
 async function readChains(
@@ -266,7 +267,8 @@ async function readChains(
 }
 
 /**
- * Logs a line of flanneld if the network or subnet differs from that in subnet.env. `none` is the text for a missing network in subnet.env.
+ * Logs a line of flanneld if the network or subnet differs from that in subnet.env. `none` is the text for a missing
+ * network in subnet.env.
  */
 function logRecycling(log: Log, none: string, now: readonly Net[], before: readonly (Net | undefined)[]): void {
   const text = (nets: readonly (Net | undefined)[]): string =>
@@ -279,8 +281,9 @@ function logRecycling(log: Log, none: string, now: readonly Net[], before: reado
 }
 
 /**
- * Warns if the kernel module br_netfilter is not loaded. Only with this module does the kernel pass packets between two ports of a bridge
- * to iptables. flanneld exits without it. weft continues, because only containers on the same bridge are affected.
+ * Warns if the kernel module br_netfilter is not loaded. Without this module, packets between two ports of a bridge
+ * bypass iptables. flanneld exits without the module. weft continues, because only containers on the same bridge are
+ * affected.
  */
 async function checkBridgeNetfilter(family: Family, log: Log): Promise<void> {
   const file = `/proc/sys/net/bridge/bridge-nf-call-${WORDS[family].iptables}`

@@ -6,8 +6,9 @@ import type { Family } from '../../net/address.ts'
 import { WORDS } from './flannel-rules.ts'
 
 /**
- * Returns the output of `nft list table` for flannel's table; an empty text if the table does not exist. Rejects for every other failure,
- * because a table that is wrongly considered missing would be rebuilt without the rules of other daemons.
+ * Returns the output of `nft list table` for flannel's table; an empty text if the table does not exist. Rejects for
+ * every other failure: if weftd considered the table missing, it would rebuild the table without the rules of other
+ * daemons.
  */
 export async function listNftTable(run: Run, family: Family): Promise<string> {
   const { nft, table } = WORDS[family]

@@ -1,4 +1,5 @@
-// nftables.ts - sets and repairs the firewall rules with nft: one table for each family, each set in one transaction.
+// nftables.ts - sets and repairs the firewall rules with nft: one table for each family, each of which weftd sets in
+// one transaction.
 
 import { describeError, isWeftError, prefixed, type WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -23,8 +24,8 @@ const SAYS = {
 } as const
 
 /**
- * A text that no listing equals. It is stored in place of a listing if another program changed the rules right after
- * they were set, so that the next `ensure` sets them again.
+ * A text that equals no listing. weftd stores it in place of a listing if another program changed the rules immediately
+ * after weftd set them, so that the next `ensure` sets them again.
  */
 const UNDONE = 'undone'
 
@@ -38,15 +39,15 @@ export function createNftables(options: FirewallOptions): Firewall {
     probing.catch(() => (probing = undefined)) // nft gave no answer, so probe again
     return probing
   }
-  // Like flanneld, create the tables of both families, even if the network has only one.
+  // Like flanneld, create the tables of both families, even if the network has only one family.
   const others = FAMILIES.filter((family) => !parts.some((part) => part.family === family))
   const beside = others.map(nftTable).join('')
   const tables = parts.map((part) => ({ ...part, workFor: createTable(part, run, randomFully, beside) }))
   const removeOther = () => removeIptablesRules(run, new Set(parts.flatMap(({ ours }) => [...ours])), log)
   let isOtherToGo = false
   /**
-   * Returns the failure with which flanneld would exit, so that it must end the start. That is a failure of the table
-   * or of its masquerading rules, if the rules of no family could be set. Returns undefined if weftd can continue.
+   * Returns the failure that must end the start, because flanneld would exit with it: a failure of a table with
+   * masquerading rules, if the rules of no family could be set. Returns undefined if weftd can continue.
    */
   const fatalOf = (failures: readonly WeftError[], isUp: boolean): WeftError | undefined =>
     isUp || (forward && !masq) ? undefined : failures[0]
@@ -57,7 +58,7 @@ export function createNftables(options: FirewallOptions): Firewall {
       let isUp = false
       for (const { family, network, wishFor } of parts) {
         // This node's subnet is not known yet. So check with the network instead, because the kernel accepts or refuses
-        // both in the same way.
+        // a network in the same way as a subnet.
         const wish = wishFor({ [family]: network })
         const input = nftInput({ ...wish, randomFully: false })
         try {
@@ -107,8 +108,8 @@ export function createNftables(options: FirewallOptions): Firewall {
 }
 
 /**
- * Rejects if the command failed for good, because the tool refused it or is not installed. Resolves if the tool only
- * did not answer in time, because a later try may succeed.
+ * Rejects if the command failed permanently, because nft refused it or is not installed. Resolves if nft only did not
+ * answer in time, because a later try may succeed.
  */
 async function answered(command: Promise<unknown>): Promise<void> {
   await command.catch((error: unknown) => {
@@ -124,7 +125,9 @@ function failedWords(family: Family, { masq, forward }: FamilyWish): string {
     : `nftables: couldn't initialise table ${WORDS[family].table}: `
 }
 
-/** Returns a function that, for this node's subnets, sets one family's table and returns a description of each repair. */
+/**
+ * Returns a function that, for this node's subnets, sets one family's table and returns a description of each repair.
+ */
 function createTable(
   { family, ours, wishFor }: Part,
   run: Run,
@@ -164,8 +167,8 @@ const countNftRules = (text: string): number =>
   text.match(/^\s+(ip6?|meta) .*(return|accept|masquerade.*)$/gm)?.length ?? 0
 
 /**
- * Returns true if nft supports the option `fully-random`. Like flanneld it tests that with an IPv4 table, and the
- * result counts for both families. Rejects if nft does not answer.
+ * Returns true if nft supports the option `fully-random`. Like flanneld, tests that with an IPv4 table and uses the
+ * result for both families. Rejects if nft does not answer.
  */
 async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
   const input =
@@ -181,8 +184,8 @@ async function knowsFullyRandom(run: Run, log: Log): Promise<boolean> {
 }
 
 /**
- * Removes the iptables rules that an earlier run in iptables mode left. Failures are only logged, because the node can work without the
- * removal.
+ * Removes the iptables rules that an earlier run in iptables mode left. Only logs failures, because the node can work
+ * without the removal.
  */
 async function removeIptablesRules(run: Run, networks: ReadonlySet<string>, log: Log): Promise<void> {
   try {

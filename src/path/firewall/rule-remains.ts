@@ -1,4 +1,5 @@
-// rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set them.
+// rule-remains.ts - finds and removes the firewall rules of flannel that are on this host, whether iptables or nft set
+// them.
 
 import { readFile } from 'node:fs/promises'
 import { describeError, isWeftError } from '../../base/errors.ts'
@@ -23,8 +24,8 @@ interface Search {
 }
 
 /**
- * An iptables command, to whose name `-save` and `-restore` are appended. Also has the arguments with which `-restore`
- * waits for the lock.
+ * An iptables command, to whose name `-save` and `-restore` are appended. `wait` has the arguments with which
+ * `-restore` waits for the lock.
  */
 interface Tool {
   readonly name: string
@@ -38,8 +39,8 @@ interface Listing extends Tool {
 const TABLES = FLANNEL_CHAINS.map(({ table }) => table)
 
 /**
- * Finds the rules and chains of flannel for `networks`, in legacy iptables and iptables-nft and in both families. With
- * `discover` it also finds the rules for other networks that flannel's own rules name.
+ * Finds the rules and chains of flannel for `networks`, in legacy iptables and iptables-nft and in both families. If
+ * `discover` is true, also finds the rules for other networks that flannel's own rules name.
  */
 export async function findIptablesRemains(run: Run, networks: ReadonlySet<string>, discover: boolean): Promise<Search> {
   const listings: Listing[] = []
@@ -47,7 +48,7 @@ export async function findIptablesRemains(run: Run, networks: ReadonlySet<string
   const unseen: string[] = []
   for (const { nft: family, iptables: command } of Object.values(WORDS)) {
     // Since version 1.8 there are separate commands for legacy iptables and iptables-nft, and `iptables --version`
-    // prints which one it is. Older versions are always legacy iptables.
+    // prints which of these two the command `iptables` is. Older versions are always legacy iptables.
     const version = await versionOf(run, command)
     const plain = { name: command, wait: isIptables162(version) ? WAIT : [] }
     const isNft = isNfTables(version)
@@ -93,8 +94,8 @@ async function versionOf(run: Run, command: string): Promise<string> {
 }
 
 /**
- * Returns the rules that the first installed tool lists; undefined if none is installed. The command has no option -t,
- * because legacy iptables would create a missing table for it.
+ * Returns the rules that the first installed tool lists; undefined if no tool is installed. The command has no option
+ * -t, because with -t legacy iptables would create a missing table.
  */
 async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise<Listing | undefined> {
   for (const tool of tools) {
@@ -111,8 +112,8 @@ async function list(run: Run, tools: readonly Tool[], unseen: string[]): Promise
 }
 
 /**
- * Describes the legacy tables of this network namespace, whose names the kernel lists (net/netfilter/x_tables.c), for hosts without a tool
- * that can show their rules.
+ * Describes the legacy tables of this network namespace, whose names the kernel lists (net/netfilter/x_tables.c), for
+ * hosts without a tool that can show the tables' rules.
  */
 async function unseenTables(family: string, command: string): Promise<string[]> {
   const names = await readFile(`/proc/net/${family}_tables_names`, 'utf8').catch(() => '') // the kernel has no legacy iptables
@@ -121,7 +122,7 @@ async function unseenTables(family: string, command: string): Promise<string[]> 
   return tables.length === 0 ? [] : [`${where}, and ${command}-legacy, which can show their rules, is not installed`]
 }
 
-/** Finds the rules that iptables-nft set, using nft, on a host where iptables is not installed. */
+/** Finds the rules that iptables-nft set, with the program nft, on a host where iptables is not installed. */
 async function findByNft(run: Run, family: string, networks?: ReadonlySet<string>): Promise<Remains[]> {
   const remains: Remains[] = []
   for (const table of (await nftTables(run, family)).filter((name) => (TABLES as string[]).includes(name))) {
@@ -157,7 +158,9 @@ export async function findNftablesRemains(run: Run): Promise<readonly Remains[]>
   return remains
 }
 
-/** Returns the names of a family's nftables tables; none if nft is not installed or the kernel lacks nftables. */
+/**
+ * Returns the names of a family's nftables tables; an empty list if nft is not installed or the kernel lacks nftables.
+ */
 async function nftTables(run: Run, family: string): Promise<string[]> {
   try {
     const text = await run('nft', ['list', 'tables', family])

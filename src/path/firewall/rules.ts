@@ -62,7 +62,9 @@ export function restoreInput(
   ])
 }
 
-/** The text of flannel's nftables table of a family, as `nft list table` prints it; the text is empty if the table does not exist. */
+/**
+ * The text of flannel's nftables table of a family, as `nft list table` prints it; empty if the table does not exist.
+ */
 interface NftListing {
   readonly family: Family
   readonly text: string
@@ -71,8 +73,8 @@ interface NftListing {
 }
 
 /**
- * Returns input of `nft -f -` that removes this daemon's rules, and both families' tables if no other daemon has rules in them. Returns an
- * empty text if there is nothing to remove.
+ * Returns input of `nft -f -` that removes this daemon's rules, and both families' tables if no other daemon has rules
+ * in them. Returns an empty text if there are no rules to remove.
  */
 export function nftRemoval(listings: readonly NftListing[]): string {
   const there = listings.filter(({ text }) => text.trim() !== '')
@@ -83,7 +85,7 @@ export function nftRemoval(listings: readonly NftListing[]): string {
   const gone = ({ nft, table }: { nft: string; table: string }) =>
     ['add', 'delete'].map((verb) => `${verb} table ${nft} ${table}`)
   if (!isShared) return lines(there.flatMap(({ family }) => gone(WORDS[family])))
-  // If another daemon has rules in a table, keep those rules, and keep an empty table of the other family too, because
+  // If another daemon has rules in a table, keep these rules, and keep an empty table of the second family too, because
   // that daemon made both tables.
   return split
     .filter(({ own }) => NFT_RULE.test(own))
@@ -103,15 +105,18 @@ interface NftOthers {
 }
 
 /**
- * Splits the output of `nft list table` into flannel's chains without the rules of other daemons (`own`), and the rules of other daemons
- * (`others`).
+ * Splits the output of `nft list table` into flannel's chains without the rules of other daemons (`own`), and the rules
+ * of other daemons (`others`).
  */
 export function splitNftTable(
   text: string,
   networks: ReadonlySet<string>,
 ): { readonly own: string; readonly others: NftOthers } {
   const others = { postrtg: [] as string[], forward: [] as string[] }
-  /** The header of the block that contains the current line, such as `chain postrtg`. Blocks other than flannel's chains are skipped. */
+  /**
+   * The header of the block that contains the current line, such as `chain postrtg`. Only lines in flannel's chains are
+   * kept.
+   */
   let block = ''
   const own = text.split('\n').filter((line) => {
     const isEnd = /^(\t| {2})\}$/.test(line)
@@ -126,7 +131,9 @@ export function splitNftTable(
   return { own: own.join('\n'), others }
 }
 
-/** Returns input of `nft -f -` that creates a family's table if it does not exist. An existing table keeps its comment. */
+/**
+ * Returns input of `nft -f -` that creates a family's table if it does not exist. An existing table keeps its comment.
+ */
 export function nftTable(family: Family): string {
   const { nft, table } = WORDS[family]
   return lines([`add table ${nft} ${table} { comment "rules for ${table}"; }`])
@@ -134,7 +141,7 @@ export function nftTable(family: Family): string {
 
 /**
  * Returns input of `nft -f -` that sets a family's table. The input is one transaction, which rebuilds flannel's chains
- * and leaves the rest of the table alone. The fourth rule of the chain postrtg comes from flanneld's iptables mode,
+ * and leaves the rest of the table unchanged. The fourth rule of the chain postrtg comes from flanneld's iptables mode,
  * because flanneld's own nft rule (`saddr != S daddr N return`) would make the last rule unreachable.
  */
 export function nftInput(
@@ -159,8 +166,8 @@ export function nftInput(
 }
 
 /**
- * Returns input of `nft -f -` that rebuilds flannel's chains with this daemon's rules and those of other daemons. A chain without rules is
- * not created.
+ * Returns input of `nft -f -` that rebuilds flannel's chains with this daemon's rules and those of other daemons,
+ * except chains without rules.
  */
 function nftChains(family: Family, own: NftOthers, others: NftOthers): string {
   const { nft: ip, table } = WORDS[family]

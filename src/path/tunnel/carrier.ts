@@ -6,15 +6,17 @@ import type { PathSide } from '../contract.ts'
 import type { PeerTraffic } from '../engine/engine.ts'
 
 type Peers = ReadonlyMap<string, Lease>
-/** The lease keys of peers that were added, changed or removed, each with the peer's earlier lease; undefined for an added peer. */
+/**
+ * The lease keys of peers that were added, changed or removed, each with the peer's earlier lease; the lease is
+ * undefined for an added peer.
+ */
 export type PeerChanges = ReadonlyMap<string, Lease | undefined>
 
 /**
- * The carrier that is tried last: the engine's tunnel. The tunnel has all peers, even the peers whose packets another
+ * The carrier that is tried last: the engine's tunnel. The tunnel has all peers, including peers whose packets another
  * carrier moves.
  */
 export interface FallbackCarrier {
-  /** The name of the carrier in reports. */
   readonly name: NonNullable<PathSide['way']>
   /** Returns the address to which packets or datagrams for the peer are sent, as text for reports. */
   endpointOf(peer: Lease): string
@@ -24,21 +26,25 @@ export interface FallbackCarrier {
    */
   traffic?(): ReadonlyMap<string, PeerTraffic>
   /**
-   * Returns the length in bytes of the longest packet that reaches the peer; undefined if it is the MTU of the tunnel.
+   * Returns the length in bytes of the longest packet that reaches the peer; undefined if this length is the MTU of the
+   * tunnel.
    */
   pathMtu?(peer: Lease): number | undefined
 }
 
 /** A carrier that moves the packets to some of the peers, such as those with a direct route. */
 export interface Carrier extends FallbackCarrier {
-  /** True if this carrier can move the packets to `peer`. It is called only if no carrier before this one can. */
+  /** Returns true if this carrier can move the packets to `peer`. Called only if no carrier before this one can. */
   takes(peer: Lease): boolean
   /**
    * Sets the peers. The carrier uses the peers that it can reach. Only peers with a key in `changed` differ from the
    * last call; if `changed` is undefined, all may differ.
    */
   apply(peers: Peers, changed: PeerChanges | undefined): Promise<void>
-  /** True if this carrier has a route to `destination`, a subnet of the network, as text; left out if the carrier makes no routes. */
+  /**
+   * Returns true if this carrier has a route to `destination`, the text of a subnet of the network; left out if the
+   * carrier makes no routes.
+   */
   hasRoute?(destination: string): boolean
   /** Repairs the carrier's routes, and returns a description of each repair. */
   resync(): Promise<readonly string[]>

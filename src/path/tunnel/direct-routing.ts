@@ -1,5 +1,5 @@
-// direct-routing.ts - direct routing: packets to a peer whose host is on the same link use a route to that host instead of the tunnel, as
-// with host-gw.
+// direct-routing.ts - direct routing: a route sends packets for a peer whose host is on the same link to that host,
+// without the tunnel, as with host-gw.
 
 import { isDeepStrictEqual } from 'node:util'
 import type { Log } from '../../base/log.ts'
@@ -17,7 +17,7 @@ export class DirectHops {
   /** The next hop of each subnet, by the subnet as text. */
   #hops: NextHops = new Map()
   /**
-   * The lease keys of the peers whose direct route the kernel refused. weftd queries the next hop of these peers again
+   * The lease keys of the peers whose direct route the kernel refused. weftd looks up the next hop of these peers again
    * until the kernel accepts their route.
    */
   readonly #refused = new Set<string>()
@@ -28,7 +28,8 @@ export class DirectHops {
   }
 
   /**
-   * Queries the kernel which peers' hosts it reaches without a router. With `changed` it queries only for the peers with these lease keys.
+   * Looks up in the kernel which peers' hosts it reaches without a router. If `changed` is given, looks up only the
+   * peers with these lease keys.
    */
   async lookUp(peers: ReadonlyMap<string, Lease>, changed?: ReadonlyMap<string, Lease | undefined>): Promise<void> {
     if (!changed) {
@@ -37,7 +38,8 @@ export class DirectHops {
     }
     const found = await this.#hopsTo([...changed.keys()].flatMap((key) => peers.get(key) ?? []))
     const next = new Map(this.#hops)
-    // Remove first, because a removed peer's subnet may now belong to another peer, whose next hop is added below.
+    // Remove the changed peers first, because a removed peer's subnet may now belong to another peer, whose next hop is
+    // added next.
     for (const [key, before] of changed)
       for (const peer of [before, peers.get(key)]) if (peer) next.delete(this.#subnetOf(peer))
     for (const [subnet, hop] of found) next.set(subnet, hop)
@@ -49,14 +51,14 @@ export class DirectHops {
     return this.#hops
   }
 
-  /** True if the kernel reaches the peer's host without a router. */
+  /** Returns true if the kernel reaches the peer's host without a router. */
   has(peer: Lease): boolean {
     return this.#hops.has(this.#subnetOf(peer))
   }
 
   /**
-   * Queries the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be
-   * behind a router. `routes` shows which routes the kernel has accepted. Later calls query for the same peer until the
+   * Looks up the next hop again for each peer whose direct route the kernel refused, because the peer's host may now be
+   * behind a router. `routes` shows which routes the kernel has accepted. Later calls look up the same peer until the
    * kernel accepts its route. Returns, by lease key, the peers whose next hop has changed; the caller must set the
    * routes of these peers.
    */
@@ -89,8 +91,8 @@ export class DirectHops {
       this.#family,
       peers.map((peer) => this.#hostOf(peer)),
     )
-    // The kernel's answers name the interfaces. Let all hops through the same interface share one object, which follows
-    // a new name of the interface.
+    // The kernel's answers contain the interfaces' names. Let all hops through the same interface share one object,
+    // which follows a new name of the interface.
     const links = new Map([...this.#hops.values()].map(({ device }) => [device.name, device] as const))
     const linkNamed = (name: string): FollowedLink => {
       const link = links.get(name) ?? new FollowedLink(name)
@@ -119,7 +121,10 @@ interface DirectCarrierOptions {
   readonly log: Log
 }
 
-/** Returns the carrier that sends packets over direct routes. It is tried before a tunnel that has a route to the whole network. */
+/**
+ * Returns the carrier that sends packets over direct routes. The carrier is tried before a tunnel that has a route to
+ * the whole network.
+ */
 export function createDirectCarrier({ network, run, log }: DirectCarrierOptions): Carrier {
   const family = familyOf(network)
   const direct = new DirectHops(run, family)

@@ -1,8 +1,8 @@
-// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the carriers of their
-// packets.
+// inner-families.ts - the families of inner packets that a tunnel carries, each with its network, its peers and the
+// carriers of their packets.
 //
-// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can carry the family
-// again.
+// A failure of one family does not stop the other family: the tunnel continues without the failed family until it can
+// carry the family again.
 
 import { describeError, messageOf } from '../../base/errors.ts'
 import { seldom, type Log } from '../../base/log.ts'
@@ -47,7 +47,7 @@ export class InnerFamily {
   readonly subnet: Net
   /** The filter that decides which leases are usable peers in this family. */
   readonly filter: PeerFilter
-  /** The engine's tunnel, which carries the packets to all peers that no carrier of `#earlier` takes. */
+  /** The engine's tunnel, which carries the packets to all peers that no carrier in `#earlier` takes. */
   readonly #tunnel: FallbackCarrier
   /** The carriers, such as direct routes, that are tried before the tunnel, in this order. */
   readonly #earlier: readonly Carrier[]
@@ -61,30 +61,29 @@ export class InnerFamily {
     this.#earlier = earlier
   }
 
-  /** Returns the usable peers by lease key. */
   peers(): ReadonlyMap<string, Lease> {
     return this.filter.peers()
   }
 
-  /** True if the engine's tunnel carries the packets to this peer. */
+  /** Returns true if the engine's tunnel carries the packets to the peer. */
   isTunnelled(peer: Lease): boolean {
     return this.#carrierOf(peer) === this.#tunnel
   }
 
-  /** True if a carrier has a route to `destination`, a subnet of the network, as text. */
+  /** Returns true if a carrier has a route to `destination`, the text of a subnet of the network. */
   hasRoute(destination: string): boolean {
     return this.#earlier.some((carrier) => carrier.hasRoute?.(destination))
   }
 
-  /** Describes how packets reach this peer. */
+  /** Describes how packets reach the peer. */
   pathSide(peer: Lease): PathSide {
     const carrier = this.#carrierOf(peer)
     return { endpoint: carrier.endpointOf(peer), probe: sideOf(peer, this.family).subnet.address, way: carrier.name }
   }
 
   /**
-   * Gives the peers to all carriers except the tunnel, which must already have them. Only peers with a key in `changed` differ from the
-   * last call; if `changed` is undefined, all may differ.
+   * Gives the peers to all carriers except the tunnel, which must already have them. Only peers with a key in `changed`
+   * differ from the last call; if `changed` is undefined, all may differ.
    */
   async applyPeers(changed: PeerChanges | undefined): Promise<void> {
     for (const carrier of this.#lastFirst()) await carrier.apply(this.peers(), changed)
@@ -102,8 +101,8 @@ export class InnerFamily {
   }
 
   /**
-   * Returns the length in bytes of the longest packet that the peer's carrier accepts; undefined if it is the MTU of
-   * the tunnel.
+   * Returns the length in bytes of the longest packet that the peer's carrier accepts; undefined if this length is the
+   * MTU of the tunnel.
    */
   pathMtu(peer: Lease): number | undefined {
     return this.#carrierOf(peer).pathMtu?.(peer)
@@ -122,7 +121,7 @@ export class InnerFamily {
 
   /**
    * Returns the carriers in reverse order. In this order a peer that changes its carrier is added to the later carrier
-   * before the earlier carrier drops it.
+   * before the earlier carrier drops the peer.
    */
   #lastFirst(): readonly Carrier[] {
     return this.#earlier.toReversed()
@@ -130,10 +129,10 @@ export class InnerFamily {
 }
 
 /**
- * Returns the source address of ICMP errors that the engine writes into the TUN. The result is the network's own
- * address, which no host has. If this node has the first subnet, the result is the first address of the next subnet. It
- * must not be an address of this host: the kernel refuses packets from the TUN with a local IPv4 source, and reverse
- * path filters drop those with a local IPv6 source.
+ * Returns the source address of ICMP errors that the engine writes into the TUN: the network's own address, which no
+ * host has. If this node has the first subnet, the result is the first address of the next subnet. The result must not
+ * be an address of this host: the kernel refuses packets from the TUN with a local IPv4 source, and reverse path
+ * filters drop packets with a local IPv6 source.
  */
 function icmpSourceIn(network: Net, subnet: Net): Address {
   if (network.address !== subnet.address) return network.address
@@ -161,7 +160,7 @@ export class InnerFamilies {
   readonly all: readonly InnerFamily[]
   /** For each family that the tunnel cannot carry now, the reason. */
   readonly #lacking: { [F in Family]?: string } = {}
-  /** A log that rarely repeats a line, for failures that last for days. */
+  /** A log that drops repeated lines, for failures that last for days. */
   readonly #calm: Log
 
   private constructor(all: readonly InnerFamily[], log: Log) {
@@ -186,11 +185,12 @@ export class InnerFamilies {
         lease,
         network,
         outers: underlay.families,
-        // In a dual-stack network a device may carry only one of the two families.
+        // True in a dual-stack network, in which one device may carry only one of the two families.
         isOneOfTwo: familiesOf(config).length > 1,
         log,
       })
-      // The module is imported only if needed, because packets wait until the tunnel is open and the import takes time.
+      // Import this module only if it is needed, because packets wait until the tunnel is open and the import takes
+      // time.
       const direct = kind.directRouting ? await import('./direct-routing.ts') : undefined
       const earlier = direct ? [direct.createDirectCarrier({ network, run, log })] : []
       const tunnel = tunnelCarrier(family, underlay, slots)
@@ -217,7 +217,6 @@ export class InnerFamilies {
     return byFamily(this.all.map(({ subnet }) => subnet.address))
   }
 
-  /** The source addresses of ICMP errors that the engine writes into the TUN. */
   get icmpSources(): Addresses {
     return byFamily(this.all.map(({ network, subnet }) => icmpSourceIn(network, subnet)))
   }
@@ -232,8 +231,8 @@ export class InnerFamilies {
   }
 
   /**
-   * Runs `act` for each carried family. If only some families fail, their failures are logged and the others continue; if all fail,
-   * rejects.
+   * Runs `act` for each carried family. If only some families fail, logs their failures and continues with the rest.
+   * Rejects if all families fail.
    */
   async each(act: (inner: InnerFamily) => Promise<void>): Promise<void> {
     const all = this.carried()
@@ -258,12 +257,11 @@ export class InnerFamilies {
     delete this.#lacking[family]
   }
 
-  /** Returns the peers of all families, by lease key. */
   peers(): ReadonlyMap<string, Lease> {
     return new Map(this.all.flatMap((inner) => [...inner.peers()]))
   }
 
-  /** Returns the lease keys of the peers in any of these families. */
+  /** Returns the lease keys of the peers in any of the given families. */
   keys(families: readonly InnerFamily[] = this.all): ReadonlySet<string> {
     return new Set(families.flatMap((inner) => [...inner.peers().keys()]))
   }

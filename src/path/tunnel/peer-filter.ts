@@ -1,8 +1,8 @@
-// peer-filter.ts - decides which leases are usable peers of a backend. Each unusable lease is logged once while it
+// peer-filter.ts - decides which leases are usable peers of a backend. It logs each unusable lease once while the lease
 // exists.
 //
-// If leases conflict, which one wins depends only on these leases, not on the order in which they arrived. So after a
-// change it is enough to judge again the changed leases and the leases that conflict with them.
+// If leases conflict, the winner depends only on these leases, not on the order in which they arrived. So after a
+// change the filter judges again only the changed leases and the leases that conflict with them.
 
 import type { Log } from '../../base/log.ts'
 import {
@@ -27,7 +27,9 @@ import {
   type Net,
 } from '../../net/address.ts'
 
-/** Returns why the address that the lease publishes in this family cannot be another host's address; undefined if it can be. */
+/**
+ * Returns why the address that the lease publishes in this family cannot belong to another host; undefined if it can.
+ */
 export function unusableReason({ attrs }: Lease, own: OwnLease, family: Family): string | undefined {
   const address = attrs.publicIp[family] ?? (family === 'ipv4' ? 0 : 0n)
   if (!isOneHost(address)) return `${formatAddress(address)} is not the address of a host`
@@ -43,12 +45,15 @@ export const reachedBy = (peer: Lease, own: OwnLease, outers: readonly Family[])
 export interface PeerFilterOptions<N extends Net = Net> {
   /** The `BackendType` that a peer's lease must have; left out if all types are accepted. */
   readonly type?: string
-  /** Returns flanneld's log line for a lease of another type; left out if it is the line of most backends. */
+  /**
+   * Returns flanneld's log line for a lease of another type; left out if flanneld logs the line that is common to most
+   * backends.
+   */
   readonly otherType?: (lease: Lease) => string
   readonly lease: OwnLease
   /**
-   * The network of one family. A lease with a subnet outside the network is refused, because a route to such a subnet
-   * would divert packets from the host's own routes.
+   * The network of one family. The filter refuses a lease with a subnet outside the network, because a route to the
+   * subnet would divert packets from the host's own routes.
    */
   readonly network: N
   /**
@@ -69,23 +74,24 @@ export interface PeerFilterOptions<N extends Net = Net> {
 }
 
 /**
- * A property by which the kernel distinguishes peers' hosts, such as a MAC. If two hosts have the same value, such as a virtual machine and
- * its clone, one of them would get the packets of both.
+ * A property by which the kernel distinguishes peers' hosts, such as a MAC. If two hosts have the same value, as a
+ * virtual machine and its clone may, one host would get the packets of both.
  */
 interface Identity {
   /** The name of the property for messages, such as `MAC`. */
   readonly name: string
   /** The value of the property that this node has. */
   readonly own: string
-  /** Returns the value of the property that a lease publishes; undefined if the lease publishes none. */
+  /** Returns the value of the property that a lease publishes; undefined if the lease publishes no value. */
   readonly of: (lease: Lease) => string | undefined
   /** The remedy in messages: how the operator gives one of the two hosts another value. */
   readonly remedy: string
 }
 
 /**
- * True if lease `a` was written after lease `b`. The newer lease wins a conflict, because a host that is gone or has another address no
- * longer renews its old lease. If the revisions are equal, the keys decide, so that all nodes make the same choice.
+ * Returns true if lease `a` was written after lease `b`. The newer lease wins a conflict, because a host that is gone
+ * or has another address no longer renews its old lease. If the revisions are equal, the keys decide, so that all nodes
+ * make the same choice.
  */
 function isNewer(a: Lease, b: Lease): boolean {
   const [x, y] = [a.revision ?? -1n, b.revision ?? -1n]
@@ -94,9 +100,9 @@ function isNewer(a: Lease, b: Lease): boolean {
 
 /** Groups leases by a value that should be unique, such as the subnet, and finds the newest lease of each group. */
 class LeaseConflicts<Value, L extends Lease> {
-  /** The newest lease of each group. It wins the conflict. */
+  /** The newest lease of each group, which wins the conflict. */
   readonly #newest = new Map<Value, L>()
-  /** In each group the leases that lose the conflict. A group of one lease has no entry. */
+  /** For each group, the leases that lose the conflict. A group of one lease has no entry. */
   readonly #others = new Map<Value, readonly L[]>()
 
   newest(value: Value): L | undefined {
@@ -123,8 +129,9 @@ class LeaseConflicts<Value, L extends Lease> {
 }
 
 /**
- * Returns a number that is unique for each subnet, as key of a map. V8 hashes a bigint by its low 64 bits, which are 0
- * for all /64 subnets, so the high bits are mixed into the low bits. Otherwise each lookup would compare all entries.
+ * Returns a number that is unique for each subnet, for use as a map's key. V8 hashes a bigint by its low 64 bits, which
+ * are 0 for all /64 subnets. So the high bits are mixed into the low bits; otherwise each lookup would compare all
+ * entries.
  */
 const numberOf = (net: Net): number | bigint =>
   typeof net.address === 'number'
@@ -132,7 +139,8 @@ const numberOf = (net: Net): number | bigint =>
     : (BigInt(net.prefixLength) << 128n) | (net.address ^ (net.address >> 64n))
 
 /**
- * The type of a usable lease in a network of type N. If the family is not known at compile time, it is `Lease`, and callers use `sideOf`.
+ * The type of a usable lease in a network of type N. If the family is not known at compile time, the type is `Lease`,
+ * and callers use `sideOf`.
  */
 type PeerOf<N extends Net> = N['address'] extends number
   ? FamilyLease<'ipv4'>
@@ -142,20 +150,18 @@ type PeerOf<N extends Net> = N['address'] extends number
 
 /** A lease that must be judged because of a change. */
 interface Judged<L extends Lease> {
-  /** The usable peer before the change; undefined if there was none. */
+  /** The usable peer before the change; undefined if the lease was not a usable peer. */
   readonly before: L | undefined
-  /** The reason why the lease alone, apart from conflicts, is not valid; left out if it is valid. */
+  /** The reason why the lease is invalid, apart from conflicts; left out if the lease is valid. */
   readonly unsound?: string | undefined
 }
 
 export class PeerFilter<N extends Net = Net> {
   readonly #options: PeerFilterOptions<N>
-  /** The family of the network. */
   readonly #family: Family
   readonly #outers: readonly Family[]
   /** The key of this node's own lease, which is never a peer; undefined before the first call of `take`. */
   #ownKey: string | undefined
-  /** The usable leases by key. */
   #peers = new Map<string, PeerOf<N>>()
   /** The leases, by key, that are valid by themselves but lose against a newer lease. */
   #losing = new Map<string, PeerOf<N>>()
@@ -173,9 +179,9 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Judges these leases, except this node's own. `touched` lists the lease keys that may differ from the last call; if
-   * it is left out, all may differ. Returns, by key, the earlier lease of each peer that was added (undefined), changed
-   * or removed. Returns undefined if all peers may have changed.
+   * Judges the leases `leases`, except this node's own. `touched` lists the lease keys that may differ from the last
+   * call; if it is left out, all may differ. Returns, by key, the earlier lease of each peer that was added
+   * (undefined), changed or removed. Returns undefined if all peers may have changed.
    */
   take(
     leases: ReadonlyMap<string, Lease>,
@@ -254,8 +260,8 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Returns the keys of the leases that share a subnet or an identity with a changed lease. It also updates `#byIdentity` for the subnets
-   * that now have another newest lease.
+   * Returns the keys of the leases that share a subnet or an identity with a changed lease. Also updates `#byIdentity`
+   * for the subnets that now have another newest lease.
    */
   #keysInConflict(newestBefore: ReadonlyMap<number | bigint, PeerOf<N> | undefined>): Set<string> {
     const { identity } = this.#options
@@ -289,7 +295,7 @@ export class PeerFilter<N extends Net = Net> {
     return changed
   }
 
-  /** Makes the lease a peer if `reason` is undefined. A reason is logged unless the key is in `logged`. */
+  /** Makes the lease a peer if `reason` is undefined. Logs the reason unless the key is in `logged`. */
   #decide(key: string, lease: PeerOf<N> | undefined, reason: string | undefined, logged: ReadonlySet<string>): void {
     if (reason && !logged.has(key)) this.#options.log.warn(reason)
     if (reason) this.#skipped.add(key)
@@ -299,7 +305,7 @@ export class PeerFilter<N extends Net = Net> {
 
   /**
    * Judges the lease apart from conflicts: returns the lease if it is valid, otherwise the reason as text. Returns
-   * undefined if the lease must be skipped silently, for example because the filter of the other family logs the
+   * undefined if the lease must be skipped silently, for example because the filter of the second family logs the
    * reason.
    */
   #judgeAlone(lease: Lease): PeerOf<N> | string | undefined {
@@ -307,14 +313,14 @@ export class PeerFilter<N extends Net = Net> {
     const { subnet, attrs } = lease
     if (isOneOfTwo && subnet[this.#family] === undefined) return undefined
     const isLoggedByOther = isOneOfTwo && familiesOf(subnet)[0] !== this.#family
-    // The text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
+    // This text is a log line of flanneld, which must stay the same (pkg/backend/route_network.go, vxlan_network.go).
     if (type !== undefined && attrs.backendType !== type)
       return isLoggedByOther
         ? undefined
         : (this.#options.otherType?.(lease) ??
             `Ignoring non-${type} subnet: ${netText(subnet)}, type=${attrs.backendType}`)
-    // While a successor with more or fewer families is about to take over, this node has a second lease under another
-    // key. Skip that lease without a log line.
+    // While a successor process with more or fewer families is about to take over, this node has a second lease under
+    // another key. Skip this second lease without a log line.
     if (isOfOneNode(attrs, own.attrs) && this.#isOwnSubnet(lease)) return undefined
     const reason = this.#whyUnusable(lease)
     return reason === undefined && this.#isOfNetwork(lease) ? lease : `${this.#notUsed(lease)}: ${reason}`
@@ -329,7 +335,8 @@ export class PeerFilter<N extends Net = Net> {
     }
     if (!this.#isWithin(lease, network)) return `its subnet is not within the network ${formatNet(network)}`
     const ownSubnet = own.subnet[this.#family]
-    // A route to this subnet would divert the packets of this node's own containers, because it would replace the route of their bridge.
+    // A route to the lease's subnet would divert the packets of this node's own containers, because the route would
+    // replace that of their bridge.
     if (ownSubnet && this.#isWithin(lease, ownSubnet))
       return `its subnet is this node's ${formatNet(ownSubnet)}, or a part of it`
     const also = alsoUnusable?.(lease)
@@ -387,8 +394,8 @@ export class PeerFilter<N extends Net = Net> {
   }
 
   /**
-   * Narrows the type of a lease that has passed all other checks. Such a lease has a subnet of the family, and an address of the family
-   * unless the datagrams use the other family.
+   * Narrows the type of a lease that has passed all other checks. The lease has a subnet of the family, and an address
+   * of the family unless the datagrams use another family.
    */
   #isOfNetwork(lease: Lease): lease is PeerOf<N> {
     return this.#outers.some((outer) => outer !== this.#family) || hasFamily(lease, this.#family)

@@ -11,7 +11,6 @@ import type { SessionManager } from './session-manager.ts'
 
 type TunnelBackend = { [T in BackendType]: Settings<T> extends { tunnel: TunnelSettings } ? T : never }[BackendType]
 
-/** The options of a backend whose packets weftd carries. */
 export interface TunnelOptions<T extends TunnelBackend = TunnelBackend> extends BackendParts<T> {
   readonly startEngine: (config: EngineConfig) => Promise<Engine>
   readonly persistence: Persistence
@@ -24,11 +23,14 @@ export interface TunnelParts extends Omit<TunnelOptions, 'settings'> {
 
 /** The devices and queues that survive a restart of the daemon. */
 export interface Persistence {
-  /** True if the TUN device must stay when this process ends, even if it is killed. */
+  /** True if the TUN device must stay when this process ends, even if the process is killed. */
   readonly persist: boolean
   /** The names of the TUN devices that the earlier process had. */
   readonly tunNames: readonly string[]
-  /** True if the engine opens several TUN queues. An existing device cannot change between one queue and several. */
+  /**
+   * True if the engine opens several TUN queues. An existing TUN device with one queue cannot be used for several
+   * queues, nor vice versa.
+   */
   readonly isMultiQueue: boolean
   /**
    * Takes over the predecessor's open descriptors if they were opened with the same options; the predecessor then no
@@ -43,23 +45,30 @@ export interface Persistence {
 export interface TunnelKind {
   readonly encapsulation: EncapsulationName
   /**
-   * The families of inner packets that the tunnel can carry. It carries those of them in which the node has a subnet.
+   * The families of inner packets that the tunnel can carry. Of these families it carries those in which the node has a
+   * subnet.
    */
   readonly families: readonly Family[]
   /** The family of the datagrams, unless a peer is reached over the family `other`. */
   readonly outer: Family
   /**
-   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all datagrams use one
-   * family.
+   * The outer family for peers that do not answer over the family `outer` or have no address in it; left out if all
+   * datagrams use one family.
    */
   readonly other?: Family | undefined
-  /** The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel may use. */
+  /**
+   * The number of bytes that the encapsulation adds to an inner packet, with the longest outer header that the tunnel
+   * may use.
+   */
   readonly overhead: number
-  /** Returns the number of bytes that the encapsulation adds with an outer header of this family; defaults to `overhead`. */
+  /**
+   * Returns the number of bytes that the encapsulation adds with an outer header of this family. If left out, the
+   * number is `overhead`.
+   */
   readonly overheadOf?: (outer: Family) => number
   /**
-   * The encapsulation's data about this host (`ownEnd`), such as its MAC, and about a peer (`endOf`); left out if the encapsulation needs
-   * none.
+   * The encapsulation's data about this host, such as its MAC. `endOf` returns the data about a peer. Both are left out
+   * if the encapsulation needs no data.
    */
   readonly ownEnd?: Uint8Array
   readonly endOf?: (peer: Lease) => Uint8Array
@@ -75,11 +84,11 @@ export interface TunnelKind {
   readonly scope?: 'link'
   /** The object that negotiates keys with peers; left out if the encapsulation has no keys. */
   readonly sessionManager?: SessionManager
-  /** Checks objects that only the backend knows, such as a key file. It is called with each check of the device. */
+  /** Checks objects that only the backend knows, such as a key file. Called at each check of the device. */
   readonly check?: () => Promise<void>
   /**
-   * Removes a device of the kernel that carried the packets under the name of the TUN device. It is called only when no other process
-   * forwards, because that process would create the device again.
+   * Removes a device of the kernel that carried the packets under the name of the TUN device. Called only when no other
+   * process forwards, because that process would create the device again.
    */
   readonly clear?: () => Promise<void>
   /** True if packets to peers on the same link use a route to the peer's host instead of the tunnel. */

@@ -12,13 +12,13 @@ import type { Underlay } from './underlay.ts'
 import type { UnknownSenderLog } from './unknown-senders.ts'
 
 export class TunnelPeers {
-  /** The encapsulation's own data about a peer, and the object that negotiates keys with peers. */
+  /**
+   * The function that returns the encapsulation's data about a peer, and the object that negotiates keys with peers.
+   */
   readonly #kind: Pick<TunnelKind, 'endOf' | 'sessionManager'>
-  /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the limit of packet lengths for each peer. */
   readonly #underlay: Underlay
-  /** The slots in which the engine counts each peer's traffic. */
   readonly #slots: TrafficSlots
   /** The engine that gets the records; undefined until the engine runs. */
   #engine: Engine | undefined
@@ -44,8 +44,8 @@ export class TunnelPeers {
   }
 
   /**
-   * Gives the peers to the object that negotiates keys. Must be called before peers' records are made, because these
-   * contain the numbers of the sessions.
+   * Gives the peers to the object that negotiates keys. Must be called before peers' records are made, because the
+   * records contain the numbers of the sessions.
    */
   informSessionManager(): void {
     this.#kind.sessionManager?.setPeers(this.#innerFamilies.peers())
@@ -56,13 +56,13 @@ export class TunnelPeers {
     return encodePeers(this.#all())
   }
 
-  /** Gives all further changes of the peers to this engine, which has the records of all peers. */
+  /** From now on gives all changes of the peers to this engine, which already has the records of all peers. */
   follow(engine: Engine): void {
     this.#engine = engine
     this.#slots.counted = (slot) => engine.traffic(slot)
   }
 
-  /** Logs the senders of refused packets from now on. */
+  /** From now on logs the senders of refused packets. */
   logUnknownSenders(to: UnknownSenderLog): void {
     to.setPeers(() => this.#all())
     this.#unknownSenders = to
@@ -80,8 +80,8 @@ export class TunnelPeers {
     const changes = this.#innerFamilies.all.map((inner) => [inner, inner.filter.take(leases, ownKey, touched)] as const)
     this.informSessionManager()
     const known = changes.flatMap(([inner, changed]) => (changed ? [[inner, changed] as const] : []))
-    // Give the engine every peer, even one with a direct route, because it must accept packets that such a peer sends
-    // through the tunnel.
+    // Give the engine every peer, including a peer with a direct route, because the engine must accept packets that
+    // this peer sends through the tunnel.
     if (known.length === changes.length) this.#change(this.#update(known))
     else this.#replaceAll()
     for (const [inner, changed] of changes) await inner.applyPeers(changed)
@@ -112,7 +112,10 @@ export class TunnelPeers {
     this.#unknownSenders?.changePeers(records)
   }
 
-  /** Gives a slot to each peer, forgets the slots and outer families of all former peers, and replaces the engine's table. */
+  /**
+   * Gives a slot to each peer, forgets the slots and outer families of all former peers, and replaces the engine's
+   * table.
+   */
   #replaceAll(): void {
     this.#slots.keep(this.#innerFamilies.keys())
     for (const key of this.#underlay.chosen) if (!this.#innerFamilies.hasPeer(key)) this.#underlay.forgetChoice(key)
@@ -121,8 +124,8 @@ export class TunnelPeers {
   }
 
   /**
-   * Gives a slot to each added peer, and forgets the slots and outer families of the removed peers. `changes` has the changes of the peers
-   * of each family. Returns the records that make the same changes in the engine's peer table.
+   * Gives a slot to each added peer, and forgets the slots and outer families of the removed peers. `changes` has the
+   * changes of the peers of each family. Returns the records that make the same changes in the engine's peer table.
    */
   #update(changes: readonly (readonly [InnerFamily, PeerChanges])[]): Peer[] {
     const keys = new Set(changes.flatMap(([, changed]) => [...changed.keys()]))

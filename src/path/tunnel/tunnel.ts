@@ -1,18 +1,19 @@
-// tunnel.ts - a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between a TUN device and
-// UDP sockets.
+// tunnel.ts - a tunnel whose packets an engine of weft carries, for any encapsulation: the engine moves packets between
+// a TUN device and UDP sockets.
 //
-// `Tunnel.open` does its work in this order. Until step 3 an earlier process may forward.
-//   1. It refuses a network that is already routed to a foreign device.
-//   2. It judges the known leases, and gives a traffic slot to each peer.
-//   3. It takes over the open descriptors of the predecessor, if there is a predecessor. From here on no process forwards, and packets wait
-//      in the descriptors.
-//   4. The session manager continues the predecessor's sessions, and gets the peers.
-//   5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended, and refuses all
-//      foreign devices.
-//   6. It starts the engine with the peers. Packets flow from here on if the TUN of an earlier process is still configured.
-//   7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
-//   8. It configures the TUN: MTU, address, route. Packets flow from here on through a new TUN.
-//   9. It loads the code that logs unknown senders.
+// `Tunnel.open` has these steps. Until step 3 an earlier process may forward.
+// 1. It refuses a network that is already routed to a foreign device.
+// 2. It judges the known leases, and gives a traffic slot to each peer.
+// 3. It takes over the open descriptors of the predecessor, if there is a predecessor. From this step on no process
+// forwards, and packets wait in the descriptors.
+// 4. The session manager continues the predecessor's sessions, and gets the peers.
+// 5. Without descriptors of a predecessor, it removes the kernel's device, takes over the TUN of a process that ended,
+// and refuses all foreign devices.
+// 6. It starts the engine with the peers. If the TUN of an earlier process is still configured, packets flow from this
+// step on.
+// 7. The session manager begins: it sends handshakes, and answers the handshakes of peers.
+// 8. It configures the TUN: MTU, address, route. Packets flow through a new TUN from this step on.
+// 9. It loads the code that logs unknown senders.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -72,15 +73,17 @@ const JOINING = [
   ['coalesce-udp', 'UDP'],
 ] as const
 
-/** Warns if a network contains this node's own address, because then datagrams to some peers would go into the tunnel. */
+/**
+ * Warns if a network contains this node's own address, because datagrams to some peers would then go into the tunnel.
+ */
 export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): void {
   for (const family of familiesOf(config)) {
     const [range, address] = [config[family], own[family]]
     if (!range || address === undefined || !netContains(range.network, address)) continue
     const last = netAround(range.subnetMax, range.subnetLength)
     const mayLease = address >= range.subnetMin && (address < range.subnetMax || netContains(last, address))
-    // This warning is needed because such a network works only if all peers are on links of this host: a link's route
-    // has a longer prefix than the network's route.
+    // Warn, because such a network works only if all peers are on links of this host: the kernel prefers a link's route
+    // to the network's route, because the link's prefix is longer.
     log.warn(
       `the network ${formatNet(range.network)} contains this node's own address ${formatAddress(address)}` +
         `${mayLease ? ', and may lease it to containers' : ''}: datagrams to peers behind a router go into the tunnel; ` +
@@ -89,7 +92,9 @@ export function checkNetwork(config: NetworkConfig, own: Addresses, log: Log): v
   }
 }
 
-/** Throws WeftError if the MTU is too small for the family, or if a foreign device has a route to the family's network. */
+/**
+ * Throws WeftError if the MTU is too small for the family, or if a foreign device has a route to the family's network.
+ */
 async function refuseRoute(
   { external, run }: TunnelParts,
   mtu: number,
@@ -102,8 +107,8 @@ async function refuseRoute(
 }
 
 /**
- * Removes the devices that prevent the tunnel, and refuses foreign devices. It is called only when no other process forwards. Returns the
- * name of a TUN of an earlier process on which the engine can continue; undefined if the engine must create the TUN.
+ * Removes the devices that prevent the tunnel, and refuses foreign devices. Called only when no other process forwards.
+ * Returns the name of a TUN of an earlier process that the engine can use; undefined if the engine must create the TUN.
  */
 async function adoptDevice(
   parts: TunnelParts,
@@ -160,14 +165,13 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   readonly adapting: Adapting = this
   readonly counting: Counting = this
   readonly observing: Observing = this
-  /** Supports the search for the path MTU. */
   readonly pathSearch: PathSearching
   /**
    * Chooses the outer family for each peer. Undefined if there is only one outer family, or if the key negotiation
-   * chooses it.
+   * chooses the family.
    */
   readonly underlays?: Underlays
-  /** Returns the public keys of unknown hosts; undefined without encryption. */
+  /** Returns the public keys of unknown hosts; undefined if the tunnel does not encrypt. */
   readonly handshakes?: Handshakes
   /** Passes the open descriptors on to the next process; undefined if the TUN device must not outlive this process. */
   readonly handover?: HandoverSide
@@ -175,9 +179,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   readonly #parts: TunnelParts
   /** The differences between this backend's tunnel and other tunnels, such as the encapsulation. */
   readonly #kind: TunnelKind
-  /** The running engine, which moves the packets. */
   readonly #engine: Engine
-  /** The families of inner packets, with the filter and the carriers of each family. */
   readonly #innerFamilies: InnerFamilies
   /** The outer family, the endpoint and the path MTU for each peer. */
   readonly #underlay: Underlay
@@ -186,15 +188,18 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   /** For each family of inner packets, the object that configures the TUN device and repairs its configuration. */
   readonly #devices: ReadonlyMap<Family, TunDevice>
   /**
-   * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a repair could report
-   * objects as missing while they are being created, and `close` could close descriptors that are being passed on.
+   * Runs operations one after another, in the order of the calls. Otherwise an older list of peers could be set last, a
+   * repair could report objects as missing that another operation is creating, and `close` could close descriptors that
+   * are being passed on.
    */
   readonly #inTurn = createTurn()
-  /** True if the last `apply` failed, so that it is unknown which peers are set. `peers` then lists none. */
+  /**
+   * True if the last `apply` failed, so that weftd does not know which peers are set. In that case `peers` lists no
+   * peers.
+   */
   #isUnapplied = false
   /** The name of the TUN device as of the last `resync`. */
   #knownName: string
-  /** Resolves `fault` with the reason. */
   #reportFault!: (reason: Error) => void
 
   private constructor(
@@ -220,8 +225,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const reported = new Promise<Error>((resolve) => (this.#reportFault = resolve))
     this.fault = Promise.race([engine.fault, reported])
     this.pathSearch = this.#createPathSearch()
-    // With encryption the object that negotiates keys chooses the outer family. The probes that would choose it are
-    // sent unencrypted, and peers would not accept them.
+    // If the tunnel encrypts, the object that negotiates keys chooses the outer family, and weftd does not probe the
+    // families: weftd sends its probes unencrypted, and peers would not accept them.
     if (kind.other && engine.outers.length > 1 && !sessionManager)
       this.underlays = this.#createUnderlays(kind.outer, kind.other)
     if (sessionManager) this.handshakes = sessionManager
@@ -234,8 +239,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   }
 
   /**
-   * Opens the tunnel with the peers of `leases`. `overOther` lists the lease keys of the peers that are reached over the second outer
-   * family. When the node publishes other attributes, it replaces the member `attrs` of `own`.
+   * Opens the tunnel with the peers of `leases`. `overOther` lists the lease keys of the peers that are reached over
+   * the second outer family. When the node publishes other attributes, it replaces the member `attrs` of `own`.
    */
   static async open(
     parts: TunnelParts,
@@ -285,7 +290,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     return tunnel
   }
 
-  /** True if `renew` must be called, because a family is not carried. */
+  /** True if the node must call `renew`, because a family is not carried. */
   get isOutdated(): boolean {
     return this.#innerFamilies.carried().length < this.#innerFamilies.all.length
   }
@@ -368,7 +373,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     this.#peers.reportUnknownSenders()
   }
 
-  /** Begins the work with the running engine. */
+  /** Sets the state that depends on the running engine, and starts the session manager. */
   #begin(): void {
     // Without sockets of the second outer family, the peers for which the earlier process chose that family would be
     // unreachable. So return all peers to the first family.
@@ -384,7 +389,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
   async #configureAll(isInherited: boolean): Promise<void> {
     const { run, log, settings } = this.#parts
     const { sessionManager, other, port } = this.#kind
-    // With encryption both hosts must agree on the outer family of their datagrams, so the tunnel cannot continue with only one family.
+    // If the tunnel encrypts, both hosts must agree on the outer family of their datagrams, so the tunnel cannot
+    // continue with only one family.
     if (sessionManager && other !== undefined && this.#engine.outers.length === 1)
       throw new WeftError('PORT_IN_USE', this.#engine.notes.join('; '), {
         remedy: `see that nothing else has UDP port ${port} of either family (\`ss -ulnp sport = :${port}\`)`,
@@ -476,7 +482,7 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     }
   }
 
-  /** Binds the sockets of the second outer family to this host's new address in it. */
+  /** Binds the sockets of the second outer family to this host's new address in this family. */
   async #rebind({ address }: ExternalInterface): Promise<void> {
     if (!this.#engine.rebind) return
     const local = this.#underlay.rebind(address)
@@ -569,8 +575,8 @@ export class Tunnel implements DataPath, Adapting, Counting, Observing {
     const { tunName } = this.#engine
     this.#kind.sessionManager?.stop()
     await this.#engine.stop()
-    // Delete a persistent device, because it survives the engine. If the engine stopped because the device was deleted,
-    // there is nothing to delete.
+    // Delete a persistent device, which would survive the engine. The device may already be gone, because its deletion
+    // may have stopped the engine.
     if (persistence.persist && (await findLink(run, tunName))) await run('ip', ['link', 'del', 'dev', tunName])
   }
 }

@@ -1,7 +1,8 @@
-// underlay.ts - chooses the outer family of the datagrams to each peer, and knows the longest packet that the path to the peer takes.
+// underlay.ts - chooses the outer family of the datagrams to each peer, and knows the length of the longest packet that
+// the path to the peer carries.
 //
-// The underlay is the network between the hosts. An outer family is the family of the datagrams that cross it; an inner family is the
-// family of the packets that the datagrams carry.
+// The underlay is the network between the hosts. An outer family is the family of the datagrams that cross the
+// underlay; an inner family is the family of the packets inside the datagrams.
 
 import type { Lease, OwnLease } from '../../control/lease/lease.ts'
 import { addon } from '../../host/addon.ts'
@@ -21,22 +22,28 @@ import { reachedBy } from './peer-filter.ts'
 import type { TunnelKind } from './tunnel-options.ts'
 
 export class Underlay {
-  /** The outer families that the tunnel may use. The first is the default. */
+  /** The outer families that the tunnel may use, the default family first. */
   readonly families: readonly Family[]
   /** The outer families, the port, the MTU and the encapsulation's overhead. */
   readonly #kind: TunnelKind
-  /** This node's lease. When the node publishes other attributes, it replaces the member `attrs`. */
+  /** This node's lease. When the node publishes new attributes, it replaces the member `attrs`. */
   readonly #own: OwnLease
   /** This host's address in each outer family, to which the engine binds its sockets. */
   readonly #bound: Map<Family, Address>
-  /** The outer family for each peer, by lease key, if it is not the first family in which both hosts have an address. */
+  /**
+   * The outer family for each peer, by lease key, unless it is the first family in which both hosts have an address.
+   */
   readonly #chosen: Map<string, Family>
-  /** The longest packets in bytes that the search for the path MTU found, by the packets' inner family and the peer's lease key. */
+  /**
+   * The longest packets in bytes that the search for the path MTU found, by the packets' inner family and the peer's
+   * lease key.
+   */
   readonly #limits: { [F in Family]: ReadonlyMap<string, number> } = { ipv4: new Map(), ipv6: new Map() }
 
   /**
-   * `addresses` are the addresses of the external interface. `overOther` lists the lease keys of the peers that are reached over the second
-   * outer family. Throws an Error if the external interface lacks an address in an outer family of `kind`.
+   * `addresses` are the addresses of the external interface. `overOther` lists the lease keys of the peers that are
+   * reached over the second outer family. Throws an Error if the external interface lacks an address in an outer family
+   * of `kind`.
    */
   constructor(kind: TunnelKind, own: OwnLease, addresses: Addresses, overOther: readonly string[]) {
     this.#kind = kind
@@ -58,14 +65,14 @@ export class Underlay {
     return [...this.#bound.values()]
   }
 
-  /** The lease keys of the peers for which another outer family than the default was chosen. */
+  /** The lease keys of the peers for which weftd chose an outer family other than the default. */
   get chosen(): readonly string[] {
     return [...this.#chosen.keys()]
   }
 
   /**
-   * Returns this host's new address in the second outer family, and records it as bound. Returns undefined if the
-   * address has not changed.
+   * Returns this host's new address in the second outer family, and records the address as bound. Returns undefined if
+   * the address has not changed.
    */
   rebind(addresses: Addresses): Address | undefined {
     const { other } = this.#kind
@@ -75,15 +82,14 @@ export class Underlay {
     return local
   }
 
-  /** Returns the address and port to which datagrams for the peer are sent. */
   endpointOf(peer: Lease): UdpEndpoint {
     const { sessionManager, port } = this.#kind
     return sessionManager?.endpointOf(peer) ?? { address: peer.attrs.publicIp[this.#outerOf(peer)] ?? 0, port }
   }
 
   /**
-   * Returns the addresses from which the peer's datagrams may come. In the outer family that this host uses it is the
-   * destination of this host's datagrams; in the second outer family it is the address in the peer's lease.
+   * Returns the addresses from which the peer's datagrams may come. In the outer family that this host uses, the
+   * address is the destination of this host's datagrams; in the second outer family, the address in the peer's lease.
    */
   hostsOf(peer: Lease): Addresses {
     const { address } = this.endpointOf(peer)
@@ -91,7 +97,7 @@ export class Underlay {
     return byFamily([address, ...published])
   }
 
-  /** True if this host can reach the peer over both outer families. */
+  /** Returns true if this host can reach the peer over both outer families. */
   reachesOverBoth(peer: Lease): boolean {
     return this.#reachedBy(peer).length > 1
   }
@@ -100,8 +106,8 @@ export class Underlay {
   choose(key: string, family: Family): void {
     if (family === this.#kind.outer) this.#chosen.delete(key)
     else this.#chosen.set(key, family)
-    // Forget the limits of the peer's packets. They were found over the earlier outer family, and the path over the new
-    // family may differ.
+    // Forget the limits of the peer's packets, because the search found them over the earlier outer family, and the
+    // path over the new family may differ.
     for (const inner of FAMILIES)
       this.#limits[inner] = new Map([...this.#limits[inner]].filter(([each]) => each !== key))
   }
@@ -111,12 +117,18 @@ export class Underlay {
     this.#chosen.delete(key)
   }
 
-  /** Returns the longest packet in bytes to a peer that the search for the path MTU found; undefined if the search found no limit. */
+  /**
+   * Returns the longest packet in bytes to a peer that the search for the path MTU found; undefined if the search found
+   * no limit.
+   */
   limitOf(key: string, inner: Family): number | undefined {
     return this.#limits[inner].get(key)
   }
 
-  /** Sets the longest packets in bytes that the search found, by lease key. Returns the keys whose limit has changed. */
+  /**
+   * Sets the lengths in bytes of the longest packets that the search found, by lease key. Returns the keys whose limit
+   * has changed.
+   */
   setLimits(bytes: ReadonlyMap<string, number>, inner: Family): readonly string[] {
     const before = this.#limits[inner]
     this.#limits[inner] = bytes
@@ -124,7 +136,10 @@ export class Underlay {
     return [...keys].filter((key) => before.get(key) !== bytes.get(key))
   }
 
-  /** Returns the longest packet in bytes that the kernel sends to the peer, without the limits of the search for the path MTU. */
+  /**
+   * Returns the length in bytes of the longest packet that the kernel sends to the peer, without the limits of the
+   * search for the path MTU.
+   */
   knownMtu(peer: Lease, inner: Family): number {
     const { mtu, overhead, overheadOf = () => overhead } = this.#kind
     const outer = this.#outerOf(peer)
@@ -133,7 +148,10 @@ export class Underlay {
     return bytes > 0 && bytes < mtu ? Math.max(bytes, this.#leastMtu(inner)) : mtu
   }
 
-  /** Returns the longest packet in bytes that reaches the peer without fragmentation; undefined if it is the MTU of the tunnel. */
+  /**
+   * Returns the length in bytes of the longest packet that reaches the peer without fragmentation; undefined if this
+   * length is the MTU of the tunnel.
+   */
   pathMtu(peer: Lease, inner: Family): number | undefined {
     const { mtu } = this.#kind
     const found = Math.max(this.limitOf(peer.key, inner) ?? mtu, this.#leastMtu(inner))
@@ -142,8 +160,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one family, because the filter skips other
-   * leases.
+   * Returns the outer family of datagrams to a peer. Each peer has a usable address in at least one outer family,
+   * because the filter skips all other leases.
    */
   #outerOf(peer: Lease): Family {
     const { sessionManager, outer } = this.#kind
@@ -153,8 +171,8 @@ export class Underlay {
   }
 
   /**
-   * Returns the smallest path MTU in bytes that counts for inner packets of a family. It is 1280 for IPv6, because hosts ignore smaller
-   * values in ICMPv6 errors; if the path takes less, the kernel fragments the datagrams.
+   * Returns the smallest path MTU in bytes that weftd uses for inner packets of a family: at most 1280 for IPv6,
+   * because hosts ignore smaller values in ICMPv6 errors. If the path carries less, the kernel fragments the datagrams.
    */
   #leastMtu(inner: Family): number {
     return inner === 'ipv6' ? Math.min(LEAST_MTU, this.#kind.mtu) : 0

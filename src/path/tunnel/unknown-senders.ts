@@ -8,22 +8,24 @@ import { createPeerTable, hostOf, type Peer, type PeerTable } from '../engine/pe
 const MAX_REMEMBERED = 1024
 /**
  * The maximum number of warnings per minute. One host can forge any number of senders and would otherwise flood the
- * log. A sender that is not logged because of the limit is logged later if it still sends.
+ * log. A sender that exceeds the limit is logged later if it still sends.
  */
 const MAX_PER_MINUTE = 8
 
 export class UnknownSenderLog {
   readonly #filter: FilterOptions
   readonly #log: Log
-  /** A monotonic clock in ms. */
   readonly #now: () => number
-  /** Returns all peers. It is called only when a refused sender is judged and the table is not built yet. */
+  /** Returns all peers. Called only when a refused sender is judged and the peer table is not built yet. */
   #peers: () => readonly Peer[] = () => []
   /** The table of all peers; undefined until a refused sender is judged. */
   #table: PeerTable | undefined
   /** The senders that were passed to the previous call of `report`. */
   #before: readonly UnknownSender[] = []
-  /** The senders that were logged, each as text with the reason. They are not logged again. */
+  /**
+   * The senders that were already logged: each entry is the text of a sender and of the reason why its packet was
+   * dropped.
+   */
   readonly #logged = new Set<string>()
   /** The times, in ms of `#now`, of the warnings of the last minute. */
   #loggedAt: readonly number[] = []
@@ -34,7 +36,6 @@ export class UnknownSenderLog {
     this.#now = now
   }
 
-  /** Sets the function that returns all peers. */
   setPeers(peers: () => readonly Peer[]): void {
     this.#peers = peers
     this.#table = undefined
@@ -45,8 +46,8 @@ export class UnknownSenderLog {
   }
 
   /**
-   * Logs the senders of the previous call that are still unknown, and keeps `senders` for the next call. The delay
-   * allows for a node whose first packets arrive before its lease.
+   * Logs the senders of the previous call that are still unknown, and keeps `senders` for the next call. Because of
+   * this delay a node is not logged if its first packets arrive before its lease.
    */
   report(senders: readonly UnknownSender[]): void {
     const before = this.#before
@@ -56,8 +57,8 @@ export class UnknownSenderLog {
     const early = new Set<string>()
     for (const sender of before) {
       const from = formatAddress(sender.from)
-      // Judge the packet again, because the peers may have changed since the engine refused it. It may now be
-      // acceptable, or be refused for another reason.
+      // Judge the packet again, because the peers may have changed since the engine refused the packet. The packet may
+      // now be acceptable, or be refused for another reason.
       const reason = reasonToDrop(this.#filter, known, sender)
       if (reason === undefined) {
         if (!this.#logged.has(`early ${from}`)) early.add(from)

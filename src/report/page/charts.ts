@@ -1,4 +1,5 @@
-// charts.ts - draws charts of the last hour with uPlot: traffic (sent upwards, received downwards), drops, round trips and lost probes.
+// charts.ts - draws charts of the last hour with uPlot: traffic (sent upwards, received downwards), drops, round trips
+// and lost probes.
 
 import uPlot from 'uplot'
 import { byId, createList, h, setText } from './dom.ts'
@@ -18,7 +19,8 @@ export function createCharts(history: History) {
     ],
     values: (value) => bitRate(Math.abs(value)),
     /**
-     * Give the sent and the received traffic the same scale. A minimum range keeps low traffic from looking like peaks.
+     * Give the sent and the received traffic the same scale. The minimum range keeps low traffic from looking like
+     * peaks.
      */
     range: (low, high) => {
       const most = Math.max(1000, high, -low) * 1.1
@@ -111,8 +113,8 @@ const widthOf = (_chart: uPlot, labels: readonly string[] | null): number =>
   16 + 7 * Math.max(...(labels ?? []).map(({ length }) => length), 3)
 
 /**
- * Half the width of the longest label of the time axis, in px. Labels are centred on their ticks, so the chart needs
- * room of this width to the right of the last tick.
+ * Half the width of the longest label of the time axis, in px. Labels are centred on their ticks, so the last label
+ * needs as much room to the right of its tick.
  */
 const LABEL_HALF_PX = 30
 
@@ -122,7 +124,10 @@ interface Look {
   readonly range: (low: number, high: number) => [number, number]
 }
 
-/** Creates a chart that fills `place`. When the browser's color scheme changes between light and dark, creates the chart again. */
+/**
+ * Creates a chart that fills `place`. Creates the chart again when the browser's color scheme changes between light and
+ * dark.
+ */
 function createChart(place: HTMLElement, lookOf: (colour: (name: string) => string) => Look) {
   let data: uPlot.AlignedData = [[]]
   let chart: uPlot | undefined

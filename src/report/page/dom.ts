@@ -1,5 +1,5 @@
-// dom.ts - creates and changes elements of the page. Text is set as text and never as markup, so text from a peer or from the log cannot
-// become a script.
+// dom.ts - creates and changes elements of the page. Text is set as text and never as markup, so text from a peer or
+// from the log cannot become a script.
 
 export type Child = Node | string
 type Props = Readonly<Record<string, string>>
@@ -19,7 +19,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(
 export const proseOf = (text: string): readonly Child[] =>
   text.split('`').map((part, at) => (at % 2 === 0 ? part : h('code', {}, part)))
 
-/** Returns the element of index.html with this id. Throws Error if it does not exist or has another type. */
+/** Returns the element of index.html with this id. Throws Error if the element does not exist or has another type. */
 export function elementOf<T extends Element>(kind: new () => T, id: string): T {
   const element = document.getElementById(id)
   if (!(element instanceof kind)) throw new Error(`#${id} does not exist or has another type`)
@@ -28,10 +28,7 @@ export function elementOf<T extends Element>(kind: new () => T, id: string): T {
 
 export const byId = (id: string): HTMLElement => elementOf(HTMLElement, id)
 
-/**
- * Sets an element's text if it differs. An unchanged element is left alone, because a change would make screen readers speak and would
- * clear a selection.
- */
+/** Sets an element's text only if it differs, because each change makes screen readers speak and clears a selection. */
 export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text
 }
@@ -47,8 +44,8 @@ export interface Part<T> {
 }
 
 /**
- * Returns a function that makes the children of `parent` match `items`. An item with the same key keeps its element, and thus the keyboard
- * focus.
+ * Returns a function that makes the children of `parent` match `items`. An item with the same key keeps its element,
+ * and thus the keyboard focus.
  */
 export function createList<T>(
   parent: HTMLElement,

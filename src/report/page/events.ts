@@ -1,4 +1,4 @@
-// events.ts - the most recent lines of the node's log and events of its peers, newest first.
+// events.ts - shows the most recent lines of the node's log and events of its peers, newest first.
 
 import type { StatusEvent } from '../status.ts'
 import { byId, createList, elementOf, h } from './dom.ts'
@@ -23,8 +23,8 @@ export function createEventList() {
   )
   function show(): void {
     const shown = events.filter(({ level }) => !isBrief.checked || level !== 'info')
-    // How often each line with the same time and text has occurred so far. The number becomes a part of the line's key,
-    // so that equal lines have different keys.
+    // For each time and text of a line, how often it has occurred so far. This number is a part of the line's key, so
+    // that equal lines have different keys.
     const seen = new Map<string, number>()
     const keyed = shown.map((event) => {
       const same = `${event.at} ${event.level} ${event.text}`

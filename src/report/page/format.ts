@@ -43,14 +43,14 @@ export function dayText(at: Date): string {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clockText(at)}`
 }
 
-/** Returns the labels of a chart's axis. If consecutive labels are equal, only the first one is shown. */
+/** Returns the labels of a chart's axis. If consecutive labels are equal, shows only the first of them. */
 export const labelsOf = (splits: readonly number[], text: (value: number) => string): string[] =>
   splits.map((value, at) => {
     const before = splits[at - 1]
     return before !== undefined && text(before) === text(value) ? '' : text(value)
   })
 
-/** Formats a value; an unknown value is shown as a dash. */
+/** Formats a value, or returns a dash for an unknown value. */
 export const or = <T>(value: T | null | undefined, text: (value: T) => string): string =>
   value === null || value === undefined ? '–' : text(value)
 
@@ -61,7 +61,7 @@ export function dropReason(counter: string): string {
 }
 
 /**
- * Joins the IPv4 and the IPv6 text of a value. In an IPv6-only network both texts are equal, and the text is shown
+ * Joins the IPv4 and the IPv6 text of a value. In an IPv6-only network both texts are equal, so the result has the text
  * once.
  */
 export const bothOf = (first: string, ipv6: string | null): string =>

@@ -1,13 +1,17 @@
-// history.ts - computes traffic and drop rates from the counters of consecutive statuses, for the charts and for each peer. Pure.
+// history.ts - computes traffic and drop rates from the counters of consecutive statuses, for the charts and for each
+// peer. Pure.
 
 import type { HistoryReport } from '../hour.ts'
 import type { Status } from '../status.ts'
 
-/** The maximum number of kept samples: five minutes with one status per second. */
+/** The maximum number of samples that the page keeps: five minutes with one status per second. */
 const KEPT = 300
 
 interface Rates {
-  /** The traffic sent, in bytes per second (`rx`: received); undefined if the data path does not count bytes. */
+  /**
+   * The traffic sent, in bytes per second; `rx` is the traffic received. Undefined if the data path does not count
+   * bytes.
+   */
   readonly tx: number | undefined
   readonly rx: number | undefined
 }
@@ -25,11 +29,13 @@ interface HourStep extends Sample {
 }
 
 export interface History {
-  /** Adds the newest status as a sample. Ignores a status with the same time as the previous one. */
+  /** Adds the newest status as a sample. Ignores a status with the same time as the previous status. */
   add(status: Status): void
-  /** Sets the daemon's history of the last hour. `samples` then returns its steps before the samples that this page took itself. */
+  /**
+   * Sets the history of the last hour that weftd recorded. `samples` then returns this history before the samples that
+   * the page took itself.
+   */
   setHour(report: HistoryReport): void
-  /** Returns the samples of traffic and drops, oldest first. */
   samples(): readonly Sample[]
   hour(): readonly HourStep[]
   /** Returns the traffic rates of the peer with this lease key, between the last two statuses. */
@@ -60,7 +66,10 @@ export function totalsOf({ dataPath, peers }: Status): Totals {
   }
 }
 
-/** Returns the increase of a counter per second. Returns undefined if the counter decreased, because then it was reset meanwhile. */
+/**
+ * Returns the increase of a counter per second. Returns undefined if the counter decreased, which means that it was
+ * reset in between.
+ */
 const rate = (now: number | null | undefined, then: number | null | undefined, seconds: number): number | undefined =>
   typeof now === 'number' && typeof then === 'number' && now >= then ? (now - then) / seconds : undefined
 

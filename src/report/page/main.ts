@@ -1,5 +1,5 @@
-// main.ts - the script of the status page. It fetches /status.json, and less often /history.json, from its own origin and shows both. It
-// changes nothing on the node.
+// main.ts - the script of the status page. It fetches /status.json, and less often /history.json, from its own origin
+// and shows both. It changes nothing on the node.
 
 import { parseToShow } from '../../base/text.ts'
 import { HISTORY_SCHEMA, type HistoryReport } from '../hour.ts'
@@ -30,7 +30,7 @@ const findings = createFindings()
 const node = createNodeView()
 const network = createNetworkView()
 
-/** The interval in ms at which the page fetches the daemon's history. */
+/** The interval in ms at which the page fetches weftd's history. */
 const HISTORY_MS = 10_000
 let fetchedHistoryAt = -Infinity
 let peerEvents: EventsReport['events'] = []
@@ -59,13 +59,15 @@ function announce(sentences: readonly string[]): void {
 }
 
 async function get(path: string): Promise<unknown> {
-  // The URL is relative to the page, so that it also works behind a proxy that adds a path prefix.
+  // The URL is relative to the page's URL, so that it also works behind a proxy that adds a path prefix.
   const answer = await fetch(path, { cache: 'no-store', signal: AbortSignal.timeout(TIMEOUT_MS) })
   if (!answer.ok) throw new Error(`it answers ${answer.status}`)
   return parseToShow(await answer.text())
 }
 
-/** Fetches the daemon's history of the last hour at intervals. If the daemon does not answer, the page shows no history. */
+/**
+ * Fetches the daemon's history of the last hour at intervals. If the daemon does not answer, the page shows no history.
+ */
 async function fetchHistory(): Promise<void> {
   if (performance.now() - fetchedHistoryAt < HISTORY_MS) return
   fetchedHistoryAt = performance.now()
@@ -77,7 +79,7 @@ async function fetchHistory(): Promise<void> {
     if (past.schema === HISTORY_SCHEMA) history.setHour(past)
     if (recent.schema === EVENTS_SCHEMA) peerEvents = recent.events
   } catch {
-    // Ignore the error. Fetching the status also fails then, and shows that the daemon does not answer.
+    // Ignore the error, because fetching the status then fails too and shows that weftd does not answer.
   }
 }
 

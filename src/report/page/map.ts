@@ -1,5 +1,5 @@
-// map.ts - draws the map of peers. Up to MOST_AROUND peers are arranged around this node; more are arranged in rows, in the order of their
-// subnets.
+// map.ts - draws the map of peers. Up to MOST_AROUND peers are arranged around this node. If there are more, they are
+// arranged in rows, in the order of their subnets.
 
 import { briefly } from '../status.ts'
 import { byId, createList, h, setAttribute, setText, type Part } from './dom.ts'
@@ -11,7 +11,10 @@ import { around, countsOf, countsText, LOOKS, placesOf, type Peer, type Place } 
 const MOST_AROUND = 8
 const SVG = 'http://www.w3.org/2000/svg'
 
-/** The actions when the user selects an item of the map: show the details of a peer, or list the peers of a larger subnet. */
+/**
+ * The actions when the user selects an item of the map: `open` shows the details of a peer; the second action lists the
+ * peers of a larger subnet.
+ */
 interface MapActions {
   open(lease: string): void
   list(subnet: string): void
@@ -21,9 +24,8 @@ export class PeerMap {
   readonly #history: History
   readonly #actions: MapActions
   readonly #map = byId('map')
-  /** The lines from this node to the peers. */
   readonly #lines: SVGSVGElement
-  /** The list of the buttons of the map: one for each item, a peer or a group of peers. */
+  /** The list with the buttons of the map: one for each item, which is a peer or a group of peers. */
   readonly #field = byId('places')
   readonly #isWide = matchMedia('(min-width: 60rem)')
   readonly #showPlaces: (places: readonly Place[]) => void
@@ -61,7 +63,7 @@ export class PeerMap {
     return [...this.#field.querySelectorAll('button')]
   }
 
-  /** Makes the Tab key reach the button at index `at`, and focuses that button if `isFocused` is true. */
+  /** Makes the Tab key reach the button at index `at`, and focuses this button if `isFocused` is true. */
   #choose(at: number, isFocused: boolean): void {
     const all = this.#buttons()
     this.#chosen = Math.max(0, Math.min(at, all.length - 1))

@@ -36,7 +36,10 @@ export const CONDITIONS = [
   'programmed',
   'answering',
 ] as const satisfies readonly Condition[]
-/** For each condition of a peer: a sign, so that the color is not the only difference, its name, and its meaning. */
+/**
+ * The look of each condition of a peer: a sign, so that the color is not the only difference, a name, and the
+ * condition's meaning.
+ */
 export const LOOKS: Readonly<
   Record<Condition, { readonly sign: string; readonly name: string; readonly means: string }>
 > = {
@@ -56,7 +59,8 @@ export const LOOKS: Readonly<
 }
 
 /**
- * Returns the name of a peer's condition. If the condition differs between the families, names the family too, as in `IPv6 not answering`.
+ * Returns the name of a peer's condition. If the condition differs between the families, names the family too, as in
+ * `IPv6 not answering`.
  */
 const wordsOf = (peer: PeerStatus): string => conditionText(peer, (condition) => LOOKS[condition].name)
 
@@ -66,7 +70,10 @@ export interface Peer extends PeerStatus {
   readonly condition: Condition
   /** The peer's subnet; undefined if the store has an invalid value for it. */
   readonly net: Net | undefined
-  /** The name of the peer's condition. If the families differ, it is the name of the worse condition. */
+  /**
+   * The name of the peer's condition. If the conditions of the two families differ, it is the name of the worse
+   * condition.
+   */
   readonly words: string
 }
 
@@ -88,7 +95,7 @@ export function countsOf(peers: readonly Peer[]): Counts {
   return counts
 }
 
-/** Lists each condition that occurs with the number of its peers, as in `2 answering`. */
+/** Lists each condition that occurs, with the number of its peers, as in `2 answering`. */
 export function countsText(counts: Counts): string {
   const there = CONDITIONS.filter((condition) => counts[condition] > 0)
   return there.map((condition) => `${counts[condition].toLocaleString('en')} ${LOOKS[condition].name}`).join(', ')
@@ -156,7 +163,10 @@ export function verdictOf(status: Status): Verdict {
   return { tone: 'good', title: 'The network works', detail: `${all}.` }
 }
 
-/** Returns ` over IPv6` if all these peers fail only over IPv6, ` over IPv4` if they fail only over IPv4, else an empty text. */
+/**
+ * Returns ` over IPv6` if all given peers fail only over IPv6, ` over IPv4` if they fail only over IPv4, else an empty
+ * text.
+ */
 function byOneFamily(peers: readonly PeerStatus[]): string {
   const only = FAMILIES.filter((family) =>
     peers.every((peer) => {
@@ -226,7 +236,10 @@ export function factsOf(peer: Peer): readonly Fact[] {
   ]
 }
 
-/** Returns the median round trip of the answering peers in ms. If their number is even, it is the mean of the middle two. */
+/**
+ * Returns the median round trip of the answering peers in ms. For an even number of peers the median is the mean of the
+ * middle two.
+ */
 export function medianOf(peers: readonly Peer[]): number | undefined {
   const answering = peers.filter(({ condition }) => condition === 'answering')
   const times = answering.flatMap(({ roundTripMs }) => roundTripMs ?? []).toSorted((a, b) => a - b)
@@ -282,7 +295,9 @@ export function changesOf(
   return [...node, ...peers]
 }
 
-/** Returns the node's state in words, without the problems of peers, because a separate sentence describes each peer. */
+/**
+ * Returns the node's state in words, without the problems of peers, because a separate sentence describes each peer.
+ */
 function nodeWords({ state, impairments }: Status): string {
   const others = impairments.filter(({ by }) => by !== 'peers')
   return readingOf({ state: state === 'impaired' && others.length === 0 ? 'working' : state, impairments: others })
@@ -290,8 +305,8 @@ function nodeWords({ state, impairments }: Status): string {
 }
 
 /**
- * Selects the peers that have this condition and match the search text: their subnet is inside the subnet `text`, or their name or address
- * contains `text`.
+ * Selects the peers that have the given condition and match the search text: their subnet is inside the subnet `text`,
+ * or their name or address contains `text`.
  */
 export function matching(peers: readonly Peer[], text: string, condition: Condition | ''): readonly Peer[] {
   const wanted = text.trim().toLowerCase()
@@ -308,7 +323,7 @@ export function matching(peers: readonly Peer[], text: string, condition: Condit
   return peers.filter((peer) => (condition === '' || peer.condition === condition) && isWanted(peer))
 }
 
-/** An item of the map: one peer, or all peers of a larger subnet if there are too many peers. */
+/** An item of the map: one peer or, if there are too many peers, all peers of a larger subnet. */
 export interface Place {
   readonly key: string
   readonly name: string
@@ -320,7 +335,10 @@ export interface Place {
 
 export const MOST_PLACES = 256
 
-/** Groups the peers into at most `most` map items. The peers of an item share a subnet prefix, which is as long as possible. */
+/**
+ * Groups the peers into at most `most` map items. The peers of an item share a subnet prefix, which is as long as
+ * possible.
+ */
 export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly Place[] {
   if (peers.length <= most)
     return peers.map((peer) => ({
@@ -346,14 +364,20 @@ export function placesOf(peers: readonly Peer[], most = MOST_PLACES): readonly P
   })
 }
 
-/** Returns the position of map item number `at` of `all` in the circle around this node, as fractions of the map's width and height. */
+/**
+ * Returns the position of map item number `at` of `all` in the circle around this node, as fractions of the map's width
+ * and height.
+ */
 export function around(at: number, all: number): { readonly x: number; readonly y: number } {
   const angle = Math.PI + (2 * Math.PI * at) / all
   return { x: 0.5 + 0.39 * Math.cos(angle), y: 0.5 + 0.36 * Math.sin(angle) }
 }
 
 const POLL_MS = 1000
-/** The maximum fraction of the browser's time for fetching and showing the status. With very many peers the page fetches it less often. */
+/**
+ * The maximum fraction of the browser's time for fetching and showing the status. With very many peers the page fetches
+ * the status less often to keep this limit.
+ */
 const BUSY_SHARE = 0.05
 
 /** Returns the pause in ms before the next fetch, after fetching and showing the status took `tookMs`. */

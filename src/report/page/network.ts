@@ -1,5 +1,5 @@
-// network.ts - the section of the page that shows the network as all nodes see it. The page fetches the report only while this section is
-// open.
+// network.ts - the section of the page that shows the network as all nodes see it. The page fetches the report of the
+// network only while this section is open.
 
 import { parseToShow } from '../../base/text.ts'
 import { NETWORK_FINDINGS, type NetworkNode } from '../network-findings.ts'
@@ -10,7 +10,10 @@ import { count, milliseconds, percent } from './format.ts'
 
 const POLL_MS = 10_000
 const TIMEOUT_MS = 30_000
-/** The maximum number of nodes for which the page shows the matrix. With more nodes it lists only the nodes with a problem. */
+/**
+ * The maximum number of nodes for which the page shows the matrix. With more nodes it lists only the nodes with a
+ * problem.
+ */
 const MOST_COLUMNS = 40
 
 export function createNetworkView() {
@@ -81,8 +84,8 @@ function findingsOf({ findings }: NetworkReport): readonly Child[] {
 const nameOf = ({ name, subnet }: NetworkNode): string => briefly(name ?? subnet)
 
 /**
- * Makes a table row for each node: its state, then whether it reaches each other node. Nodes are numbered, and a column has its node's
- * number as the heading.
+ * Makes a table row for each node: the node's state, then for each other node whether this node reaches it. Nodes are
+ * numbered, and a column has its node's number as the heading.
  */
 function rowsOf({ nodes, matrix }: NetworkReport): readonly Child[] {
   const isMatrix = matrix !== null && nodes.length <= MOST_COLUMNS

@@ -1,4 +1,5 @@
-// node.ts - the sections of the page about this node: the verdict, the figures below it, and the facts at the end of the page.
+// node.ts - the sections of the page about this node: the verdict, the figures under the verdict, and the facts at the
+// end of the page.
 
 import { readingOf } from '../states.ts'
 import { devicesText, knownWhole, type Status } from '../status.ts'
@@ -69,14 +70,14 @@ export function createNodeView() {
   }
 }
 
-/** Shows the ring and the percentage in it: the fraction of the network that this node reaches. */
+/** Shows the ring and, inside the ring, the percentage of the network that this node reaches. */
 function showWhole({ peers }: Status): void {
   const whole = peers ? knownWhole(peers) : undefined
   setText(byId('whole'), or(whole, percent))
   // The percentage counts peers that short packets reach, so the percentage can be high although long packets are lost
-  // and the ring is red. The text below the percentage says which packets count.
+  // and the ring is red. Say under the percentage which packets count.
   setText(byId('whole-of'), peers?.narrow ? 'reached by short packets' : 'reached')
-  // Draw a full ring without a dash pattern, because the pattern would show a seam.
+  // A full ring has no dash pattern, because the pattern would show a seam.
   setAttribute(
     elementOf(SVGCircleElement, 'ring'),
     'stroke-dasharray',

@@ -1,5 +1,5 @@
-// table.ts - the table of peers, with a search by text and condition. It shows one page of rows at a time, so ten thousand peers cost no
-// more time to draw than fifty.
+// table.ts - the table of peers, with a search by text and condition. The page draws only fifty rows at a time, so ten
+// thousand peers cost no more time than fifty.
 
 import { titleOf, type Condition } from '../status.ts'
 import { byId, createList, elementOf, h, setAttribute, setText } from './dom.ts'

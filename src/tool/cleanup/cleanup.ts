@@ -1,4 +1,5 @@
-// cleanup.ts - `weft cleanup`: removes the devices, routes, rules and files that weft or flannel left on this host, and nothing else.
+// cleanup.ts - `weft cleanup`: removes the devices, routes, rules and files that weft or flannel left on this host, and
+// nothing else.
 
 import { existsSync } from 'node:fs'
 import { readdir, readFile, unlink } from 'node:fs/promises'
@@ -39,8 +40,9 @@ interface Output {
 }
 
 /**
- * Removes the remains of weft and flannel, or only lists them with --dry-run. Returns false if some of them cannot be removed. Throws
- * WeftError USAGE; DEVICE if a daemon runs; COMMAND or PERMISSION if the host cannot be examined.
+ * Removes the remains of weft and flannel, or only lists them if --dry-run is given. Returns false if some remains
+ * cannot be removed. Throws WeftError USAGE; DEVICE if a daemon runs; COMMAND or PERMISSION if the host cannot be
+ * examined.
  */
 export async function cleanup(args: readonly string[], output: Output): Promise<boolean> {
   const { file, dryRun } = readArguments(args)
@@ -48,8 +50,8 @@ export async function cleanup(args: readonly string[], output: Output): Promise<
 }
 
 /**
- * Removes the remains of weft and flannel, as `cleanup` does. `running` describes the daemons that run now; if there are any, throws
- * WeftError DEVICE and removes nothing.
+ * Removes the remains of weft and flannel, as `cleanup` does. `running` describes the daemons that run now; if the list
+ * is not empty, throws WeftError DEVICE and removes nothing.
  */
 export async function removeRemains(
   file: string,
@@ -83,8 +85,8 @@ export async function removeRemains(
   ]
   let isClean = iptables.unseen.length === 0
   /**
-   * Becomes true if a published route could not be withdrawn. In that case the file that describes the route stays, so
-   * that a later clean-up can withdraw the route.
+   * True if a published route could not be withdrawn. In that case the file that describes the route stays, so that a
+   * later `weft cleanup` can withdraw the route.
    */
   let isPublished = false
   for (const each of remains) {
@@ -126,15 +128,17 @@ async function readIfThere(path: string): Promise<string> {
     return await readFile(path, 'utf8')
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === 'ENOENT') return ''
-    throw new WeftError('PERMISSION', `cannot read ${path}: ${messageOf(error)}`, { remedy: 'run as root' })
+    throw new WeftError('PERMISSION', `cannot read ${path}: ${messageOf(error)}`, {
+      remedy: 'run weft cleanup as root',
+    })
   }
 }
 
 type Env = Readonly<Record<string, string | undefined>>
 
 /**
- * Reads the networks in these variables of subnet.env. Returns them in the form in which iptables and ip write
- * networks: with the host bits cleared. A variable may hold several networks.
+ * Reads the networks in the variables `keys` of subnet.env. Returns them in the form in which iptables and ip write
+ * networks: with the host bits cleared. A variable may contain several networks.
  */
 function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
   const texts = keys.flatMap((key) => (env[key] ?? '').split(',').map((text) => text.trim()))
@@ -143,8 +147,8 @@ function netsOf(env: Env, keys: readonly string[]): ReadonlySet<string> {
 }
 
 /**
- * Finds a subnet.env that a daemon left. A file without flannel's variables belongs to another program, so it is not
- * removed.
+ * Finds a subnet.env that a daemon left. A file without flannel's variables belongs to another program, so `weft
+ * cleanup` does not remove it.
  */
 function fileRemains(path: string, env: Env): Remains[] {
   if (env['FLANNEL_SUBNET'] === undefined && env['FLANNEL_IPV6_SUBNET'] === undefined) return []
@@ -152,8 +156,8 @@ function fileRemains(path: string, env: Env): Remains[] {
 }
 
 /**
- * Finds, next to the WireGuard key file, the key that a daemon generated and the files with the times of handshakes. A
- * key file that WIREGUARD_KEY_FILE names was made by an operator, so it is not removed.
+ * Finds, in the folder of the WireGuard key file, the key that a daemon generated and the files with the times of
+ * handshakes. If WIREGUARD_KEY_FILE names the key file, an operator made it, so `weft cleanup` does not remove it.
  */
 async function keysBeside(file: string): Promise<string[]> {
   const folder = dirname(file)

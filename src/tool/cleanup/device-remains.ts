@@ -38,8 +38,8 @@ export async function findDeviceRemains(run: Run): Promise<Remains[]> {
 /**
  * Finds the routes to other nodes' subnets through their hosts, as the host-gw backend and direct routing make them.
  * Such a route is within one of `networks` (as `ip` writes them), has the prefix length of one of this node's
- * `subnets`, a gateway outside the network, and no protocol. This command does not know the leases, so it takes routes
- * with another prefix length for an operator's and keeps them.
+ * `subnets`, a gateway outside the network, and no protocol. `weft cleanup` does not know the leases, so it takes
+ * routes with any other prefix length for an operator's and keeps them.
  */
 export async function findHostRouteRemains(
   run: Run,
@@ -90,7 +90,10 @@ export async function findHostRouteRemains(
 
 const DEVICES = Object.values<Kind>(KINDS).flatMap(({ devices }) => devices)
 
-/** Finds the IPsec policies and the unreachable routes of the backend ipsec for these networks (as `ip` writes them). */
+/**
+ * Finds the IPsec policies, the routing rules and the unreachable routes of the backend ipsec for the given networks
+ * (as `ip` writes them).
+ */
 export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>): Promise<Remains[]> {
   const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
   const routes = await Promise.all(
@@ -109,7 +112,7 @@ export async function findIpsecRemains(run: Run, networks: ReadonlySet<string>):
   }))
 }
 
-/** Finds the connections of the backend ipsec for these networks in the charon that runs on this host. */
+/** Finds the connections of the backend ipsec for the given networks in the charon that runs on this host. */
 export async function findCharonRemains(networks: ReadonlySet<string>): Promise<Remains[]> {
   const nets = [...networks].flatMap((each) => parseNet(each) ?? [])
   if (nets.length === 0) return []

@@ -1,5 +1,5 @@
-// lease-back.ts - gives back the lease of a node whose weftd does not run, for `weftd --leave`. The file subnet.env
-// names the lease's subnets.
+// lease-back.ts - deletes the lease of a node whose weftd does not run, for `weftd --leave`. The file subnet.env names
+// the lease's subnets.
 
 import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -17,13 +17,13 @@ import { createStore } from '../../node/choose.ts'
 import { lastKnownFile, readLastKnown } from '../../node/restart/last-known.ts'
 import type { NodeOptions, StoreOptions } from '../../options.ts'
 
-/** How long in ms deleting the lease from the store may take. */
+/** The time limit in ms for deleting the lease from the store. */
 const STORE_MS = 5_000
 
 /**
  * Deletes the node's lease, and the entry with the host's name for its public IP (the claim), from the store that the
  * flags name. `isHosts` checks whether an address belongs to this host. Returns false if the lease may still be in the
- * store. Logs what it did, and never rejects for a failure of the store.
+ * store. Logs the result, and never rejects for a failure of the store.
  */
 export async function giveLeaseBack(
   node: NodeOptions,
@@ -70,7 +70,7 @@ export async function giveLeaseBack(
       }
       const { publicIp } = lease.attrs
       const owners = listed(publicIp).map(formatAddress)
-      // The node's last known public IP may belong to another host now. That host has published another lease with it.
+      // The node's last known public IP may belong to another host now, which has published a different lease with it.
       const isUnchanged = known !== undefined && leasesEqual(lease, known.lease)
       const are = await Promise.all(owners.map(async (address) => given.has(address) || isHosts(address)))
       if (!isUnchanged && !are.every(Boolean)) {
@@ -99,8 +99,8 @@ export async function giveLeaseBack(
 }
 
 /**
- * Deletes the entries with the host's name (claims), by which hosts with the same public IP notice each other, from the
- * store.
+ * Deletes this host's entries with its name (claims) from the store. By these entries hosts with the same public IP
+ * notice each other.
  */
 async function unclaim(store: Store, owners: readonly string[], signal: AbortSignal): Promise<void> {
   const { values } = await store.claims(undefined, signal)

@@ -1,5 +1,5 @@
-// leave.ts - `weftd --leave`: ends the daemon that uses a subnet file, deletes its lease from the store, and removes everything that it
-// made on the host.
+// leave.ts - `weftd --leave`: ends the daemon that uses a subnet file, deletes the daemon's lease from the store, and
+// removes everything that the daemon made on the host.
 
 import { messageOf, WeftError } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -13,23 +13,25 @@ import { giveLeaseBack } from './lease-back.ts'
 import { findDaemons, findRunning } from './running.ts'
 
 /**
- * Makes this node leave the network. Returns true if nothing of weft is left on the host, and the lease is deleted. Throws WeftError
- * DEVICE if the daemon hangs, or another daemon runs.
+ * Makes this node leave the network. Returns true if nothing of weft is left on the host, and the lease is deleted.
+ * Throws WeftError DEVICE if the daemon hangs, or another daemon runs.
  */
 export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
   const connection = meet(options.node, log)
   const running = connection && predecessorAt(connection)
-  // Do not count the daemon that leaves as another daemon: it may continue to run until its service manager stops it.
+  // Do not count the daemon that leaves as another daemon, because it may continue to run until its service manager
+  // stops it.
   const others = await findDaemons('/proc', running?.pid)
   if (others.length > 0)
     throw new WeftError('DEVICE', `another daemon runs on this host: ${others.join(', ')}`, {
-      remedy: 'stop that daemon first, because weft cannot tell which daemon made what',
+      remedy: 'stop the other daemon first, because weft cannot know which daemon made which device or rule',
     })
   const isBack = await running?.leave()
   running?.close()
   if (running) tellEnd(running.pid, isBack, log)
   const mayStay = running ? isBack === false : await isLeaseLeft(options, log)
-  // A service manager may have started a daemon while the store was queried. Nothing of a running daemon may be removed.
+  // A service manager may have started a daemon during the query of the store. weft must remove nothing of a running
+  // daemon.
   const left = await findRunning(run, '/proc', running?.pid)
   const isClean = await removeRemains(options.node['subnet-file'], false, left, {
     say: (line) => log.info(line),
@@ -38,15 +40,15 @@ export async function leave(options: Pick<CutOptions, 'node' | 'store'>, log: Lo
   return isClean && !mayStay
 }
 
-/** Gives the lease back unless a daemon runs. Returns true if the lease may still be in the store. */
+/** Deletes the lease unless a daemon runs. Returns true if the lease may still be in the store. */
 async function isLeaseLeft({ node, store }: Pick<CutOptions, 'node' | 'store'>, log: Log): Promise<boolean> {
   const running = await findRunning(run, '/proc')
   return running.length === 0 && !(await giveLeaseBack(node, store, log))
 }
 
 /**
- * Logs that the daemon has left the network. `isBack` says whether it gave its lease back; undefined if it had no lease
- * to give back, or if its version is too old to report that.
+ * Logs that the daemon has left the network. `isBack` says whether the daemon deleted its lease; undefined if it had no
+ * lease, or if its version is too old to report that.
  */
 function tellEnd(pid: number | undefined, isBack: boolean | undefined, log: Log): void {
   const who = `The weftd that ran here (pid ${pid ?? 'unknown'})`

@@ -1,8 +1,8 @@
-// published-route.ts - finds the route that the last weftd published in a cloud or a switch, and withdraws it.
+// published-route.ts - finds the route that the last weftd published in a cloud or a switch, and withdraws this route.
 //
 // The file of the last known state, which is next to subnet.env, names the backend, the lease and the external
-// interface. It has no secrets, so a backend whose credentials are only in the network configuration cannot withdraw
-// its route.
+// interface. The file has no secrets, so a backend whose credentials are only in the network configuration cannot
+// withdraw its route.
 
 import { messageOf } from '../../base/errors.ts'
 import type { Log } from '../../base/log.ts'
@@ -13,7 +13,7 @@ import { createWithdrawing } from '../../node/choose.ts'
 import { readLastKnown } from '../../node/restart/last-known.ts'
 import type { Remains } from '../../path/remains.ts'
 
-/** The time limit in ms for all requests that withdraw the route, together. */
+/** The time limit in ms for all requests together that withdraw the route. */
 const WITHDRAW_MS = 60_000
 /** Discards log lines, because the daemon already logged the warnings of its start. */
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -24,7 +24,7 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
   if (!known?.external) return []
   const what = `the published route to ${netsText(known.lease.subnet)}`
   try {
-    // The file of the last known state has the lease, so the configuration need not have a range of subnets
+    // The lease comes from the file of the last known state, so the configuration need not have a range of subnets
     // (`areGiven`).
     const config = parseNetworkConfig(known.config, { areGiven: true })
     const backend = await createWithdrawing(config, known.external, QUIET)
@@ -36,8 +36,8 @@ export async function findPublishedRoute(file: string): Promise<Remains[]> {
     }
     return [{ things: [what], stays: [], remove }]
   } catch (error) {
-    // If the configuration is invalid although no secret was removed from it, no weftd started with it, so none
-    // published a route.
+    // If the configuration is invalid although no secret was removed from it, no weftd could start with it, so no route
+    // was published.
     if (!known.config.includes(HIDDEN)) return []
     return [{ things: [], stays: [`${what}: ${messageOf(error)}; remove it by hand`], remove: async () => {} }]
   }

@@ -4,7 +4,9 @@ import type { Run } from '../../host/command.ts'
 import { listDaemons } from '../../host/daemons.ts'
 import { findDevices } from '../../path/device/flannel-devices.ts'
 
-/** Describes the weftd and flanneld processes in this network namespace, without this process and the process `except`. */
+/**
+ * Describes the weftd and flanneld processes in this network namespace, without this process and the process `except`.
+ */
 export async function findDaemons(proc = '/proc', except?: number): Promise<string[]> {
   const running = await listDaemons(proc)
   return running.filter(({ pid }) => pid !== except).map(({ name, pid }) => `${name} still runs (pid ${pid})`)
@@ -12,12 +14,13 @@ export async function findDaemons(proc = '/proc', except?: number): Promise<stri
 
 /**
  * Describes the weftd and flanneld processes that run. If no such process is visible, describes the flannel devices
- * through which some process forwards packets.
+ * through which a process forwards packets.
  */
 export async function findRunning(run: Run, proc?: string, except?: number): Promise<string[]> {
   const running = await findDaemons(proc, except)
   if (running.length > 0) return running
-  // In a container the processes of the host are not visible, but an open TUN device shows that some process uses it.
+  // In a container the processes of the host are not visible, but an open TUN device shows that a process uses the
+  // device.
   const devices = (await findDevices(run)).filter(({ inUse }) => inUse)
   return devices.map(({ name }) => `a process still forwards through ${name}`)
 }

@@ -1,5 +1,5 @@
 // chain-walk.ts - decides from a firewall's rules whether the firewall would accept a packet, without changing or
-// testing it. Pure.
+// testing the firewall. Pure.
 //
 // A rule is decided if this code can evaluate its conditions. A rule with other conditions (a mark, a set) may or may
 // not match, so the verdict is uncertain. filter-walk.ts reads the rules of iptables, nft-walk.ts those of nftables.
@@ -13,7 +13,9 @@ export interface FilteredPacket {
   readonly port?: number
   readonly from?: string
   readonly to?: string
-  /** The packet's conntrack state: `new` for the first packet of a connection; left out if the state is not known. */
+  /**
+   * The packet's conntrack state: `new` for the first packet of a connection; left out if weft does not know the state.
+   */
   readonly state?: 'new'
 }
 
@@ -23,18 +25,20 @@ export interface Verdict {
    * True if the verdict is proved. False if the verdict could differ because a rule may or may not match the packet.
    */
   readonly isCertain: boolean
-  /** The text of the rule that decided about the packet, as its tool prints it, or the policy of the chain. */
+  /** The text of the rule that decided about the packet, as iptables or nft prints it, or the policy of the chain. */
   readonly by: string
 }
 
-/** Whether a condition of a rule holds for a packet; undefined if that is not known. */
+/** Whether a condition of a rule holds for a packet; undefined if weft does not know. */
 export type Holds = boolean | undefined
 
 export type Target =
   | { readonly to: 'accept' | 'drop' | 'return' }
   | { readonly to: 'jump' | 'goto'; readonly chain: string }
 
-/** A possible action of a rule on a packet. `matches` is true if the rule certainly matches, undefined if it may match. */
+/**
+ * A possible action of a rule on a packet. `matches` is true if the rule certainly matches, undefined if it may match.
+ */
 export interface Outcome {
   readonly matches: true | undefined
   readonly target: Target
@@ -42,7 +46,10 @@ export interface Outcome {
 
 export interface FilterRule {
   readonly text: string
-  /** Returns what the rule may do with a packet. The list is empty if the rule does not match, or only counts packets. */
+  /**
+   * Returns the possible actions of the rule on a packet. The list is empty if the rule does not match, or only counts
+   * packets.
+   */
   readonly outcomes: (packet: FilteredPacket) => readonly Outcome[]
 }
 
@@ -65,7 +72,10 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
    */
   const possible = new Set<boolean>()
   let open = false
-  /** Evaluates the rules of one chain. Returns undefined if no rule decides about the packet, so that the calling chain continues. */
+  /**
+   * Evaluates the rules of one chain. Returns undefined if no rule decides about the packet, so that the calling chain
+   * continues.
+   */
   function walk(name: string, depth: number): Omit<Verdict, 'isCertain'> | undefined {
     for (const { text, outcomes } of depth > 32 ? [] : (chains.get(name)?.rules ?? [])) {
       for (const { matches, target } of outcomes(packet)) {
@@ -92,7 +102,10 @@ export function walkChain(chains: ReadonlyMap<string, Chain>, start: string, pac
   return { ...found, isCertain: !open && [...possible].every((isAccepted) => isAccepted === found.isAccepted) }
 }
 
-/** True if an address is in the network or the range that the text names; undefined for other texts, such as a non-contiguous mask. */
+/**
+ * Returns true if an address is in the network or the range that the text names; undefined for other texts, such as a
+ * non-contiguous mask.
+ */
 export function isWithin(address: Address, text: string): Holds {
   const host = parseAddress(text)
   const net = host === undefined ? parseNet(text) : hostNet(host)
@@ -103,7 +116,8 @@ export function isWithin(address: Address, text: string): Holds {
 }
 
 /**
- * The names and numbers that rules use for the protocols of weft's packets (protocols(5)). Each line lists the spellings of one protocol.
+ * The names and numbers that rules use for the protocols of weft's packets (protocols(5)). Each line lists the
+ * spellings of one protocol.
  */
 const PROTOCOLS: readonly (readonly string[])[] = [
   ['tcp', '6'],
@@ -119,14 +133,16 @@ export const isProtocol = (protocol: string, text: string): boolean =>
 export const isInterface = (name: string, pattern: string, wild: '+' | '*'): boolean =>
   pattern.endsWith(wild) ? name.startsWith(pattern.slice(0, -1)) : name === pattern
 
-/** True if the packet's conntrack state is one of `states`; undefined if the packet's state is not known. */
+/**
+ * Returns true if the packet's conntrack state is one of `states`; undefined if weft does not know the packet's state.
+ */
 export const isState = ({ state }: FilteredPacket, states: readonly string[]): Holds =>
   state === undefined ? undefined : states.some((each) => each.toLowerCase() === state)
 
 /**
- * True if the source or destination address has one of these routing types (ip-route(8)). The destination of an
- * incoming packet and the source of an outgoing packet have the type `local`, because they are addresses of this host.
- * All other addresses belong to other hosts (`unicast`). Multicast does not occur.
+ * Returns true if the source or destination address has one of the routing types `types` (ip-route(8)). The destination
+ * of an incoming packet and the source of an outgoing packet have the type `local`, because they are addresses of this
+ * host. All other addresses belong to other hosts (`unicast`). Multicast does not occur.
  */
 export function isOfType({ chain }: FilteredPacket, end: 'source' | 'destination', types: readonly string[]): boolean {
   const isLocal = chain === (end === 'source' ? 'OUTPUT' : 'INPUT')

@@ -1,6 +1,7 @@
 // checks.ts - the checks of `weft doctor`, each of which judges the facts that facts.ts gathered. Pure.
 //
-// A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all possible findings.
+// A check reports a fault only if the facts prove it, so that a healthy host has no findings. findings.ts lists all
+// possible findings.
 
 import { FAMILIES, FAMILY_NAMES, formatNet } from '../../net/address.ts'
 import { kindOf, publishers } from '../../path/catalog.ts'
@@ -42,11 +43,11 @@ export const CHECKS: readonly Check[] = [
   { name: 'drops', look: checkDrops },
 ]
 
-/** The difference between the clocks of this host and the store, in ms, above which it is a finding. */
+/** The doctor reports a difference between the clocks of this host and the store above CLOCK_MS milliseconds. */
 const CLOCK_MS = 60_000
 /** The lifetime of a new lease in ms: 24 hours, as in flanneld. */
 const LEASE_MS = 24 * 3_600_000
-/** The age in seconds of the last comparison with the store above which the doctor calls the leases stale. */
+/** The age in seconds of the last comparison with the store above which the doctor reports stale leases. */
 const STALE_S = 180
 
 function checkDaemon({ status, silence, isForbidden, isRoot, unit }: Facts): Finding[] {
@@ -90,7 +91,7 @@ function missingKeys({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   return missing > 0 ? [{ name: 'peers-without-keys', detail: `${missing} peers` }] : []
 }
 
-/** Checks the route that a backend keeps in a cloud or a switch, by the counters of its data path. */
+/** Checks the route that a backend published in a cloud or a switch, by the counters of its data path. */
 function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
   const { route_missing: missing = 0, table_routes: routes = 0, table_limit: limit = 0 } = dataPath?.counters ?? {}
   return [
@@ -100,8 +101,8 @@ function publishedRoute({ dataPath }: Pick<Status, 'dataPath'>): Finding[] {
 }
 
 /**
- * Checks that weftd can open the TUN device, which only backends need whose packets weftd itself carries. Returns undefined if weftd has no
- * configuration yet, because then the backend is not known.
+ * Checks that weftd can open the TUN device, which is needed only by backends whose packets weftd itself carries.
+ * Returns undefined if weftd has no configuration yet, because then the backend is not known.
  */
 function checkTun({ status, tunProblem, lacksNetAdmin }: Facts): Finding[] | undefined {
   if (status?.dataPath?.engine === 'kernel' || status?.dataPath?.engine === 'none') return []
@@ -139,8 +140,8 @@ function checkFamilies({ status, defaultRoutes }: Facts): Finding[] | undefined 
 
 function checkForwarding({ status, isForwarding, isForwardingIpv6, bridgeFilter }: Facts): Finding[] {
   const hasIpv4 = !status?.config || networksOf(status.config).ipv4 !== undefined
-  // Without br_netfilter, packets between two pods of one bridge bypass iptables. If a pod reaches the other one through a Service, the
-  // kernel then does not translate the answer back.
+  // Without br_netfilter, packets between two pods of one bridge bypass iptables. If one of these pods reaches the
+  // other through a Service, the kernel then does not translate the answer back.
   const isUnfiltered = status?.store.name === 'kubernetes' && bridgeFilter !== '1'
   return [
     ...(isUnfiltered ? [{ name: 'bridge-filter-off', detail: '' } as const] : []),
@@ -209,12 +210,12 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     const [by, which] = [Math.round(Math.abs(storeAheadMs) / 1000), storeAheadMs > 0 ? 'behind' : 'ahead of']
     return [{ name: 'clock-off', detail: `${by} s ${which} the store's` }]
   }
-  // A daemon that does not run does not renew its lease, so the end of the lease is not checked then.
+  // A daemon that does not run does not renew its lease, so do not check the lease's expiry in that case.
   const ends = silence === undefined ? status?.lease?.expiresAt : undefined
   if (!ends) return storeAheadMs === undefined ? undefined : []
   const leftMs = Date.parse(ends) - now
-  // A lease is written with a lifetime of 24 hours and later renewed. So if it ends later than 24 hours from now, the
-  // clocks differ.
+  // weftd writes a lease with a lifetime of 24 hours and renews it later. So if the lease expires later than 24 hours
+  // from now, the clocks differ.
   if (leftMs > LEASE_MS + CLOCK_MS)
     return [
       {
@@ -232,7 +233,10 @@ function checkClock({ status, now, storeAheadMs, silence }: Facts): Finding[] | 
     : []
 }
 
-/** Checks the routes of the main table, and then the kernel's routes for single packets, which depend on all tables and policy rules. */
+/**
+ * Checks the routes of the main table, and then the kernel's routes for single packets, which depend on all tables and
+ * policy rules.
+ */
 function routesHere(facts: Facts): Finding[] | undefined {
   const found = checkRoutes(facts)
   return found && [...found, ...checkKernelRoutes(facts, found.length > 0)]
@@ -243,21 +247,22 @@ function peersHere(facts: Facts): Finding[] | undefined {
 }
 
 /**
- * Checks the peers with the daemon's status alone. The status page uses this function, and must not load the code that examines the host.
+ * Checks the peers with weftd's status alone. The status page uses this function, and must not load the code that
+ * examines the host.
  */
 const peersByStatus = (facts: Facts): Finding[] | undefined => checkPeers(facts, isRefusing(facts))
 
-/** True if the drop counters show that this host's kernel refuses to send packets to other nodes. */
+/** Returns true if the drop counters show that this host's kernel refuses to send packets to other nodes. */
 const isRefusing = (facts: Facts): boolean =>
   (checkDrops(facts) ?? []).some(({ detail }) => detail.startsWith('tx_drop_refused'))
 
-/** True if the routes of this host send packets for other nodes past the data path. */
+/** Returns true if the routes of this host make packets for other nodes bypass the data path. */
 const isSendingElsewhere = (facts: Facts): boolean =>
   (routesHere(facts) ?? []).some(({ name }) => ['foreign-route', 'policy-route', 'route-refused'].includes(name))
 
 /**
- * The drop counters whose increase shows a fault. Other drops occur in a healthy network too, such as packets to a node
- * that has left, or a peer's first packets before this node has its lease.
+ * The drop counters whose increase shows a fault. Other drops occur in a healthy network too, such as drops of packets
+ * to a node that has left, or of a peer's first packets before this node has the peer's lease.
  */
 const FAULT_DROPS = [
   'rx_drop_socket_full',
@@ -268,8 +273,8 @@ const FAULT_DROPS = [
   'rx_drop_truncated',
 ]
 /**
- * The drops of the last minute are a finding if they are more than FAULT_DROP_COUNT packets and more than the fraction FAULT_DROP_SHARE of
- * all packets.
+ * The doctor reports the drops of the last minute if they are more than FAULT_DROP_COUNT packets and more than the
+ * fraction FAULT_DROP_SHARE of all packets.
  */
 const FAULT_DROP_COUNT = 10
 const FAULT_DROP_SHARE = 0.001
@@ -279,7 +284,8 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
   const { recent, device, features = [] } = status?.dataPath ?? {}
   if (!recent) return undefined
   const { drops, packets, seconds } = recent
-  // True if the kernel can join UDP datagrams for the TUN device, but the device's setting for it (rx-udp-gro-forwarding) is off.
+  // True if the kernel can join UDP datagrams for the TUN device, but the device's setting for joining
+  // (rx-udp-gro-forwarding) is off.
   const mayJoin = features.includes('tun-uso') && !features.includes('coalesce-udp')
   const advice = mayJoin
     ? `; if these are UDP packets, \`ethtool -K ${device} rx-udp-gro-forwarding on\` makes weftd join them, so that fewer are lost, but packet filters on this host then see several datagrams as one packet`
@@ -289,12 +295,12 @@ function checkDrops({ status, silence }: Facts): Finding[] | undefined {
     const isFault = number > Math.max(FAULT_DROP_COUNT, packets * FAULT_DROP_SHARE)
     return isFault ? `${name}: ${number} in the last ${Math.round(seconds)} s` : undefined
   }
-  // With WireGuard the keys prove that the sender is a node of the network. So the drop counter means packets with a
+  // With WireGuard the keys prove that the sender is a node of the network. So this drop counter means packets with a
   // source address outside that node's subnet.
   const provesSender = kindOf(status?.config?.backendType ?? '')?.provesSender === true
   const outside = provesSender ? faultText('rx_drop_unknown_sender') : undefined
-  // If hosts use different lease directories by mistake, each forms a network of its own. Packets from unknown senders
-  // are the only sign of that.
+  // If hosts use different lease directories by mistake, the hosts of each directory form a network of their own.
+  // Packets from unknown senders are the only sign of this mistake.
   const unknown = !provesSender && status?.store.name === 'directory' ? faultText('rx_drop_unknown_sender') : undefined
   return [
     ...FAULT_DROPS.flatMap((name) => {
@@ -320,7 +326,7 @@ export const diagnose = (facts: Facts): readonly Diagnosis[] =>
     return { check: name, findings, ...(findings === undefined ? { why: whyUnknown(name, facts) } : {}) }
   })
 
-/** The checks that need only the daemon's status, by name. All other checks need facts that tools of the host provide. */
+/** The checks that need only weftd's status. All other checks need facts that tools of the host provide. */
 const BY_STATUS = [
   checkDaemon,
   checkFamilies,
@@ -353,7 +359,7 @@ const WITHOUT_HOST: Omit<Facts, 'status' | 'now'> = {
   store: undefined,
 }
 
-/** Returns the findings that follow from the daemon's status alone. The status page shows them. */
+/** Returns the findings that follow from weftd's status alone, for the status page. */
 export function diagnoseStatus(status: Status): readonly Finding[] {
   const facts = { ...WITHOUT_HOST, status, now: Date.parse(status.at) }
   return BY_STATUS.flatMap((look) => look(facts) ?? [])

@@ -1,5 +1,5 @@
-// explain.ts - explains step by step what would happen to a packet from one address to another, as far as the facts of this host show it.
-// Pure.
+// explain.ts - explains step by step what would happen to a packet from one address to another, as far as the facts of
+// this host show it. Pure.
 
 import type { Route } from '../../host/links.ts'
 import {
@@ -39,16 +39,16 @@ export interface Step {
   /** The name of the step, such as `source`, `route` or `firewall`. */
   readonly step: string
   /**
-   * True if the packet passes this step; false if the packet ends here; undefined if the facts of this host do not show
-   * which.
+   * True if the packet passes this step, false if the packet ends at this step; undefined if the facts of this host do
+   * not show which.
    */
   readonly passes: boolean | undefined
   readonly says: string
 }
 
 /**
- * The location of an address. `here`: a container of this node; `host`: this host itself; `peer`: another node; `unassigned`: inside the network,
- * but in no lease; `outside`: not in the network.
+ * The location of an address. `here`: a container of this node; `host`: this host itself; `peer`: another node;
+ * `unassigned`: inside the network, but in no lease; `outside`: not in the network.
  */
 type Side =
   | { readonly kind: 'here' | 'host' | 'unassigned' | 'outside' }
@@ -60,7 +60,7 @@ export interface Question {
   readonly destination: Address
   readonly status: Status
   readonly facts: Facts
-  /** The kernel's route for the packet; undefined if the kernel has none or refuses the packet. */
+  /** The kernel's route for the packet; undefined if the kernel has no route or refuses the packet. */
   readonly route: Route | undefined
   /** The text of the policy rule that selected the route, if the route is not in the main table. */
   readonly byRule?: string | undefined
@@ -82,8 +82,8 @@ export function sideOf(address: Address, { node, config, peers }: Status, facts:
 }
 
 /**
- * True if an address is one of this host, of its containers, or in a network to which the host is connected, such as one of other
- * containers.
+ * Returns true if an address belongs to this host, to its containers, or to a network to which the host is connected,
+ * such as a network of other containers.
  */
 export function isOnHost(address: Address, status: Status, facts: Pick<Facts, 'links'>): boolean {
   const { kind } = sideOf(address, status, facts)
@@ -140,7 +140,7 @@ function ledAway({ destination, status, facts, route }: Question): Step | undefi
   const { subnet } = status.node ? placeIn(status.node, familyOf(destination)) : { subnet: undefined }
   const gateway = route?.gateway === undefined ? undefined : parseAddress(route.gateway)
   if (!route || gateway === undefined || !subnet || netContains(subnet, gateway)) return undefined
-  // True if a route inside this node's subnet leads the packet to this gateway, so that some program made the route for
+  // True if a route inside this node's subnet leads the packet to this gateway, so that a program made the route for
   // this packet. A default route does not count.
   const isMadeForIt = facts.routes.some((each) => {
     const net = parseNet(each.destination)
@@ -177,7 +177,7 @@ const nodeText = (side: SeenSide): string => {
   return name ? `${briefly(name)} (${hostText(side)})` : hostText(side)
 }
 
-/** True if weftd itself carries the packets of the family, not the kernel. */
+/** Returns true if weftd itself, and not the kernel, carries the packets of the family. */
 const isOurs = ({ dataPath }: Status, family: Family): boolean =>
   dataPath !== null && dataPath.families.includes(family) && dataPath.engine !== 'kernel'
 
@@ -257,7 +257,7 @@ function outward(question: Question, from: Side, peer: SeenSide): Step[] {
 const wantedText = (peer: SeenSide, { dataPath }: Status): string =>
   dataPath?.devices[peer.family] ?? `via ${hostText(peer)}`
 
-/** True if the data path carries the family, or if no data path is known. */
+/** Returns true if the data path carries the family, or if no data path is known. */
 const isCarried = ({ dataPath }: Status, family: Family): boolean => dataPath?.families.includes(family) ?? true
 
 function sentBy(engine: string | null, { way, endpoint }: SeenSide): string {
@@ -295,7 +295,8 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
     familyOf(packet.source) === 'ipv4' ? ['iptables', facts.iptables] : ['ip6tables', facts.ip6tables]
   const first = { ...packet, state: 'new' } as const
   const step = ({ isAccepted, isCertain, by }: Verdict, asFirst: Verdict, before: string): Step => {
-    // True if the firewall certainly drops the first packet of a connection, although it may accept later packets and answers.
+    // True if the firewall certainly drops the first packet of a connection, although it may accept later packets and
+    // answers.
     const isFirstDropped = !isCertain && !asFirst.isAccepted && asFirst.isCertain
     const unless = isFirstDropped
       ? ', unless it answers an earlier packet in the other direction'
@@ -318,7 +319,10 @@ function filtered(facts: Facts, packet: FilteredPacket): Step[] {
   return [step(walkFilter(rules, packet), walkFilter(rules, first), ''), ...byNft]
 }
 
-/** Returns the firewall's steps for a forwarded packet of a container. The packet is taken to be the first one of its connection. */
+/**
+ * Returns the firewall's steps for a forwarded packet of a container. The packet is assumed to be the first packet of
+ * its connection.
+ */
 function forwarded({ source, destination, facts, status, route }: Question, isOutward: boolean): Step[] {
   const family = familyOf(source)
   const subnet = status.node ? placeIn(status.node, family).subnet : undefined
@@ -330,7 +334,8 @@ function forwarded({ source, destination, facts, status, route }: Question, isOu
 }
 
 /**
- * Explains why the kernel refuses a packet. Returns undefined if the kernel forwards no packets at all, because another step reports that.
+ * Explains why the kernel refuses a packet. Returns undefined if the kernel forwards no packets at all, because another
+ * step reports that.
  */
 function refusal({ refused, facts, destination }: Question): string | undefined {
   if (refused === undefined || forwarding(facts, familyOf(destination)).passes === false) return undefined
@@ -340,13 +345,14 @@ function refusal({ refused, facts, destination }: Question): string | undefined 
 }
 
 /**
- * True if the firewall masquerades packets (--ip-masq), so that a source outside this node's subnet becomes an address that peers accept.
+ * Returns true if the firewall masquerades packets (--ip-masq), so that a source outside this node's subnet becomes an
+ * address that peers accept.
  */
 const isMasqueraded = (facts: Facts): boolean => facts.subnetEnv?.['FLANNEL_IPMASQ'] === 'true'
 
 /**
- * Returns the steps for a packet whose source is outside this node's subnet. If the backend proves the sender (WireGuard), peers accept
- * only sources in the sender's subnet.
+ * Returns the steps for a packet whose source is outside this node's subnet. If the backend proves the sender
+ * (WireGuard), peers accept only sources in the sender's subnet.
  */
 function provenSource({ source, status, facts }: Question, from: Side): Step[] {
   if (!kindOf(status.config?.backendType ?? '')?.provesSender) return []

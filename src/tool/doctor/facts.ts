@@ -18,19 +18,19 @@ import { placeIn, sidesOf, type PeerSide, type PeerStatus, type Status } from '.
 import { marksIn, routeQueries, type KernelRoutes } from './route-queries.ts'
 import { networksOf, type AllAnswers, type Answers } from './sides.ts'
 
-/** The maximum number of peers that weft doctor itself probes. For other peers it uses the results in the daemon's status. */
+/**
+ * The maximum number of peers that weft doctor itself probes. For all other peers it uses the probe results in weftd's
+ * status.
+ */
 const PROBED_PEERS = 16
 const CLOCK_WAIT_MS = 2_000
 
 export interface Facts {
-  /**
-   * The daemon's status, or the status that recall.ts reconstructs if no daemon runs. Undefined if neither is
-   * available.
-   */
+  /** weftd's status, or the status that recall.ts reconstructs if no weftd runs. Undefined if neither is available. */
   readonly status: Status | undefined
-  /** Why the daemon did not answer; undefined if it answered. */
+  /** Why weftd did not answer; undefined if it answered. */
   readonly silence: string | undefined
-  /** True if the daemon did not answer because this user may not open its socket. */
+  /** True if weftd did not answer because this user may not open weftd's socket. */
   readonly isForbidden?: boolean
   /** The time of day in ms since 1970. */
   readonly now: number
@@ -40,7 +40,9 @@ export interface Facts {
    * the device.
    */
   readonly tunProblem: string | undefined
-  /** True if this process is root but lacks CAP_NET_ADMIN. A weftd in the same container then lacks the capability too. */
+  /**
+   * True if this process is root but lacks CAP_NET_ADMIN. A weftd in the same container then lacks the capability too.
+   */
   readonly lacksNetAdmin: boolean
   readonly isForwarding: boolean
   /** True if the kernel forwards IPv6 packets; undefined if the network or the kernel has no IPv6. */
@@ -58,19 +60,24 @@ export interface Facts {
   readonly nft: string | undefined
   /** The variables in the file subnet.env; undefined if the file does not exist. */
   readonly subnetEnv: Readonly<Record<string, string | undefined>> | undefined
-  /** How far the store's clock is ahead of this host's clock, in ms; undefined if the store does not report its time. */
+  /**
+   * How far the store's clock is ahead of this host's clock, in ms; undefined if the store does not report its time.
+   */
   readonly storeAheadMs: number | undefined
-  /** Which peers answered the probes that weft doctor sent just now, by lease and family. */
+  /** Which peers answered the probes that weft doctor has just sent, by lease and family. */
   readonly answers: AllAnswers
   /** Why weft doctor could not probe any peer; undefined if it could. */
   readonly whyUnprobed: string | undefined
   /** The result of an attempt to reach a silent peer's host without the data path, by lease. */
   readonly reaches: ReadonlyMap<string, Reach>
-  /** The data that weft doctor just read from the store; undefined if it did not query the store. */
+  /** The data that weft doctor has just read from the store; undefined if it did not query the store. */
   readonly store: StoreSeen | undefined
   /** Why weft doctor did not query the store, or why the query failed. */
   readonly whyStoreUnknown?: string | undefined
-  /** The state of weftd's unit in systemd, in words; empty if systemd has no such unit. Looked up only if the daemon did not answer. */
+  /**
+   * The state of weftd's unit in systemd, in words; empty if systemd has no such unit. weft doctor looks it up only if
+   * weftd did not answer.
+   */
   readonly unit?: string | undefined
   readonly neighbours?: readonly NeighbourTable[] | undefined
   /** The kernel's routes for packets to and from peers; undefined if weft doctor did not look them up. */
@@ -81,29 +88,31 @@ export interface Facts {
 
 export interface Reach {
   /**
-   * The reaction to a datagram that was sent to the backend's port on the peer's host. Undefined if no error came back,
-   * or if the backend has no port.
+   * The reaction to a datagram that weft doctor sent to the backend's port on the peer's host. Undefined if no error
+   * came back, or if the backend has no port.
    */
   readonly port: UdpProbeResult | undefined
   readonly portNumber: number | undefined
-  /** True if the peer's host answers a ping outside the data path; undefined if no ping could be sent. */
+  /** True if the peer's host answers a ping outside the data path; undefined if weft doctor could send no ping. */
   readonly isPinged: boolean | undefined
   /**
-   * True if the address of the peer's host is on a link of this host, but no host on that link answers for the address (ARP, neighbour
-   * discovery).
+   * True if the address of the peer's host is on a link of this host, but no host on that link answers for the address
+   * (ARP, neighbour discovery).
    */
   readonly isOffLink: boolean
 }
 
 export interface StoreSeen {
   readonly problem?: string
-  /** The network configuration in the store, in the form that the status has; undefined if the configuration cannot be read. */
+  /**
+   * The network configuration in the store, in the form of the status; undefined if the configuration cannot be read.
+   */
   readonly config?: Status['config'] | undefined
 }
 
 /**
- * Sends the peer a probe of this length over a family, and resolves with true if it was answered. Rejects if this host cannot send probes
- * over the family.
+ * Sends the peer a probe of `bytes` bytes over a family, and resolves with true if the peer answered. Rejects if this
+ * host cannot send probes over the family.
  */
 type ProbePeer = (peer: PeerStatus, family: Family, bytes: number) => Promise<boolean>
 
@@ -116,8 +125,8 @@ export interface Sources {
   /** The function that probes peers; undefined if the data path is not open, because then no probe can reach a peer. */
   readonly probe: ProbePeer | undefined
   /**
-   * Pings the host of a peer outside the data path. Resolves with undefined if the peer has no public address of the family. Rejects if
-   * this host cannot send pings over the family.
+   * Pings the host of a peer outside the data path. Resolves with undefined if the peer has no public address of the
+   * family. Rejects if this host cannot send pings over the family.
    */
   readonly ping?: ((peer: PeerStatus, family: Family) => Promise<boolean | undefined>) | undefined
   readonly store?: StoreSeen | undefined
@@ -261,8 +270,8 @@ async function probePeers(
     const twice = async (bytes: number): Promise<boolean> =>
       (await probe(peer, family, bytes)) || (await probe(peer, family, bytes))
     const small = await twice(0)
-    // If the kernel knows a path MTU below the MTU of the data path, senders of longer packets get an ICMP error. Packets
-    // longer than the path MTU need not arrive, so the probes are no longer than the path MTU.
+    // If the kernel knows a path MTU below the MTU of the data path, senders of longer packets get an ICMP error, and
+    // longer packets need not arrive. So the probes are at most as long as the path MTU.
     const most = pathMtu ?? mtu
     const large = small && (await twice(most))
     const longest = small && !large ? await longestOf(lengthsUpTo(most, overhead), twice) : undefined
@@ -289,10 +298,16 @@ async function probePeers(
   return { answers: new Map(answers.filter(([, sides]) => Object.keys(sides).length > 0)), whyUnprobed }
 }
 
-/** How long to wait in ms for an ICMP error after a datagram. The error comes within milliseconds, or never. */
+/**
+ * How long, in ms, weft doctor waits for an ICMP error after a datagram. The error arrives within milliseconds, or
+ * never.
+ */
 const ICMP_WAIT_MS = 1_000
 
-/** Contacts the hosts of silent peers outside the data path, at the underlay addresses to which packets for these peers go. */
+/**
+ * Contacts the hosts of silent peers outside the data path, at the underlay addresses to which this node sends packets
+ * for these peers.
+ */
 async function reachesOf(
   status: Status | undefined,
   answers: AllAnswers,
@@ -325,7 +340,9 @@ async function reachesOf(
   return new Map(found.flat())
 }
 
-/** True if the kernel recently tried to resolve the address on a link, and no host answered (ip-neighbour(8)). */
+/**
+ * Returns true if the kernel recently tried to resolve the address on a link, and no host answered (ip-neighbour(8)).
+ */
 async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
   const found = await ipJson<{ state?: readonly string[] }>(run, ['neighbour', 'show', 'to', address]).catch(
     (error: unknown) => {
@@ -338,8 +355,8 @@ async function hasNoNeighbour(run: Run, address: string): Promise<boolean> {
 }
 
 /**
- * Describes the state of weftd's unit, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Returns an empty text if systemd has
- * no such unit.
+ * Describes the state of weftd's unit, such as `failed since Mon 2026-11-23 03:12:08 UTC (exit-code)`. Returns an empty
+ * text if systemd has no such unit.
  */
 async function unitState(run: Run): Promise<string> {
   const words = ['show', 'weftd', '--property=LoadState,ActiveState,InactiveEnterTimestamp,Result']
@@ -350,8 +367,8 @@ async function unitState(run: Run): Promise<string> {
 }
 
 /**
- * True if the capabilities in the text of /proc/PID/status lack CAP_NET_ADMIN, which is bit 12 of CapEff (linux/capability.h,
- * proc_pid_status(5)).
+ * Returns true if the capabilities in the text of /proc/PID/status lack CAP_NET_ADMIN, which is bit 12 of CapEff
+ * (linux/capability.h, proc_pid_status(5)).
  */
 const lacksNetAdminBy = (status: string): boolean => {
   const effective = /^CapEff:\s*([\da-f]+)$/m.exec(status)?.[1]
@@ -368,9 +385,9 @@ async function tunProblem(): Promise<string | undefined> {
 }
 
 /**
- * Returns how far etcd's clock is ahead of this host's clock, in ms. Reads the Date header (RFC 9110 section 6.6.1) that etcd sends with
- * every HTTP answer, even without a login. Returns undefined if there is no such header. The header has whole seconds, so half a second is
- * added.
+ * Returns how far etcd's clock is ahead of this host's clock, in ms. Reads the Date header (RFC 9110 section 6.6.1)
+ * that etcd sends with every HTTP answer, even without a login. Returns undefined if there is no such header. Adds half
+ * a second, because the header has whole seconds.
  */
 function storeAheadMs(status: Status | undefined): Promise<number | undefined> {
   const [endpoint = ''] = status?.store.name === 'etcd' ? (status.daemon.leases.split(/[ ,]/) ?? []) : []

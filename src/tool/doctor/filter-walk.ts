@@ -1,4 +1,5 @@
-// filter-walk.ts - decides from the output of `iptables -S` or `ip6tables -S` whether the firewall would accept a packet. Pure.
+// filter-walk.ts - decides from the output of `iptables -S` or `ip6tables -S` whether the firewall would accept a
+// packet. Pure.
 
 import {
   allOf,
@@ -40,7 +41,7 @@ export function walkFilter(text: string, packet: FilteredPacket): Verdict {
   return walkChain(new Map([...names].map((name) => [name, chainOf(name)])), packet.chain, packet)
 }
 
-/** The iptables matches whose options this file evaluates. The result of any other match is unknown. */
+/** The iptables matches (-m) whose options this file evaluates. The result of any other match is unknown. */
 const READ_MATCHES = new Set([
   'comment',
   'udp',

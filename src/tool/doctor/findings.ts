@@ -1,4 +1,5 @@
-// findings.ts - the table of all findings of `weft doctor`. docs/findings-*.md document the same findings; a test compares them. Pure.
+// findings.ts - the table of all findings of `weft doctor`. Pure. docs/findings-*.md document the same findings; a test
+// compares the two.
 
 type Level = 'warning' | 'failure'
 
@@ -432,7 +433,7 @@ export interface Finding {
   readonly name: FindingName
   /** The place of the fault: the peer, rule or value that has it. */
   readonly detail: string
-  /** The remedy for this one fault; if it is left out, the remedy in the table FINDINGS applies. */
+  /** The remedy for this single fault; if it is left out, the remedy in the table FINDINGS applies. */
   readonly fix?: string | undefined
 }
 
@@ -445,8 +446,8 @@ export const each = <T>(name: FindingName, all: readonly T[], detailOf: (one: T)
 const NAMED = 5
 
 /**
- * Groups findings of one name, so that the doctor explains each name once. `details` has the first few details, and `more` is the number of
- * the others.
+ * Groups findings of one name, so that the doctor explains each name once. `details` has the first NAMED details, and
+ * `more` is the number of further details.
  */
 export function grouped(findings: readonly Finding[]): readonly {
   readonly name: FindingName

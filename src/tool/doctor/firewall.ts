@@ -1,5 +1,6 @@
-// firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by evaluating the rules of
-// iptables and nftables for these packets. Also checks whether weft's own rules exist for one family only. Pure.
+// firewall.ts - checks whether this host's firewall drops packets that nodes and containers send each other, by
+// evaluating the rules of iptables and nftables for these packets. Also checks whether weft's own rules exist for one
+// family only. Pure.
 
 import { formatAddress, formatNet, isIpv4Net, netSize, type Address, type Family, type Net } from '../../net/address.ts'
 import { kindOf, portOf } from '../../path/catalog.ts'
@@ -12,7 +13,7 @@ import type { Finding, FindingName } from './findings.ts'
 import { readRuleset, tablesOf, type BaseChain, type Ruleset } from './nft-walk.ts'
 import { bridgeOf, outersIn, ownSides, seenSides, type OwnSide, type SeenSide } from './sides.ts'
 
-/** The maximum number of silent peers for whose packets the firewall rules are evaluated. */
+/** The maximum number of silent peers for whose packets weft doctor evaluates the firewall rules. */
 const WALKED_PEERS = 16
 /** The maximum number of peers that one suggested firewall command names. */
 const COMMAND_PEERS = 8
@@ -22,7 +23,8 @@ export function checkFirewall(facts: Facts): Finding[] | undefined {
   if (sides.length === 0) return undefined
   const ruleset = readRuleset(facts.nft ?? '')
   const dropped = sides.flatMap((side) => droppedBy(side, facts, ruleset))
-  // True if neither the rules of nftables nor those of iptables could be read. The check is impossible then.
+  // True if weft doctor could read neither the rules of nftables nor those of iptables, which makes the check
+  // impossible.
   const isBlind = facts.nft === undefined && sides.every(({ family }) => listingOf(family, facts) === undefined)
   if (isBlind && dropped.length === 0) return undefined
   const isUnlessDrop = ({ name }: Dropped): boolean => name === 'nft-drops' || name === 'iptables-drops'
@@ -38,7 +40,7 @@ const listingOf = (family: Family, { iptables, ip6tables }: Facts): string | und
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if the firewall of this host certainly drops outgoing packets to the backend's port on other nodes. */
+/** Returns true if the firewall of this host certainly drops outgoing packets to the backend's port on other nodes. */
 export const keepsFromLeaving = (facts: Facts): boolean => {
   const ruleset = readRuleset(facts.nft ?? '')
   return (facts.status ? ownSides(facts.status) : []).some((side) =>
@@ -48,7 +50,7 @@ export const keepsFromLeaving = (facts: Facts): boolean => {
 
 interface Dropped extends Finding {
   readonly chain: FilteredPacket['chain']
-  /** The packet that the firewall drops, and `base`, the nftables chain that drops it. The remedy is made from both. */
+  /** The packet that the firewall drops. `base` is the nftables chain that drops it. The remedy names both. */
   readonly packet: FilteredPacket
   readonly base: BaseChain | undefined
   readonly side: OwnSide
@@ -56,8 +58,8 @@ interface Dropped extends Finding {
 }
 
 /**
- * Returns an address that a container of another node could have. It is in the last subnet of the network, because the first subnet may be
- * this node's.
+ * Returns an address that a container of another node could have. The address is in the last subnet of the network,
+ * because the first subnet may be this node's.
  */
 const lastIn = (net: Net): Address => {
   const size = netSize(net)
@@ -65,8 +67,8 @@ const lastIn = (net: Net): Address => {
 }
 
 /**
- * Finds the packets that the firewall drops between this node and its silent peers. If no peer is silent, examines the packets of the first
- * peer.
+ * Finds the packets that the firewall drops between this node and its silent peers. If no peer is silent, examines the
+ * packets of the first peer.
  */
 function droppedBy(side: OwnSide, facts: Facts, ruleset: Ruleset): Dropped[] {
   const { family, network } = side
@@ -86,19 +88,22 @@ interface Walking {
 }
 
 /**
- * True if a peer did not answer. The result of weft doctor's own probe counts; if weft doctor did not probe the peer,
- * the daemon's result counts.
+ * Returns true if a peer did not answer. The result of weft doctor's own probe counts; for a peer that weft doctor did
+ * not probe, weftd's result counts.
  */
 const isSilent = ({ answers, state }: SeenSide): boolean => !(answers?.small ?? state === 'answering')
 
-/** Returns the data path's device for packets of a family; undefined if the backend has no device, or if the device is not known. */
+/**
+ * Returns the data path's device for packets of a family; undefined if the backend has no device, or if the device is
+ * not known.
+ */
 function ownDevice({ family }: OwnSide, { status }: Facts): string | undefined {
   return status?.dataPath?.devices[family] ?? undefined
 }
 
 /**
- * Evaluates the firewall for packets between a container of this host and a container of another host. `isDirect` is true if the packets
- * use no tunnel.
+ * Evaluates the firewall for packets between a container of this host and a container of another host. `isDirect` is
+ * true if the packets use no tunnel.
  */
 function forwarded(side: OwnSide, outside: Address, isDirect: boolean, walking: Walking): Dropped[] {
   const { facts } = walking
@@ -136,7 +141,8 @@ function droppedOf(side: OwnSide, peer: SeenSide, walking: Walking): Dropped[] {
   return [
     ...forwarded(side, containerIn(there), isDirect, walking),
     ...atPort,
-    // If the firewall drops the datagrams that arrive, it also drops the probes inside them, so report only the datagrams.
+    // If the firewall drops the datagrams that arrive, it also drops the probes inside them. So report only the dropped
+    // datagrams.
     ...(atPort.some(({ chain }) => chain === 'INPUT') ? [] : judged('probes-dropped', probe, false, side, walking)),
   ]
 }
@@ -184,8 +190,8 @@ function judged(
 const FIRST_ALONE = ' (only answers to packets of this host are accepted)'
 
 /**
- * True if the rules name the network or its device. An operator or a program made such rules for the network. They may
- * accept its packets by conditions that this code does not evaluate.
+ * Returns true if the rules name the network or its device. An operator or a program made such rules for the network.
+ * They may accept its packets by conditions that this code does not evaluate.
  */
 function isDeliberate({ text }: Pick<BaseChain, 'text'>, { network }: OwnSide, { status }: Facts): boolean {
   const { device, devices } = status?.dataPath ?? {}
@@ -240,8 +246,8 @@ function fixOf({ name, base, side, isFlannels }: Dropped, all: readonly Dropped[
 }
 
 /**
- * Returns the packet that a peer's host sends to the backend's port on this host; undefined if the backend sends no packets of its own over
- * the underlay.
+ * Returns the packet that a peer's host sends to the backend's port on this host; undefined if the backend sends no
+ * packets of its own over the underlay.
  */
 export function portPacket(
   { config, node }: Pick<Status, 'config' | 'node'> | { config?: undefined; node?: undefined } = {},
@@ -260,7 +266,8 @@ export function portPacket(
   } as const
   const kind = kindOf(type)
   const protocol = kind?.outside?.protocol
-  // A backend with the option `portV6` uses one of two ports, depending on its mode. So the port of IPv6 packets is not known.
+  // A backend with the option `portV6` uses one of two ports, depending on its mode. So the port of IPv6 packets is not
+  // known.
   const isUnsure = family === 'ipv6' && kind !== undefined && 'portV6' in kind.options
   const port = isUnsure ? undefined : portOf(type, config?.backend ?? {})
   if (!protocol || !config || !outersIn({ config }, family).includes(family)) return undefined
@@ -278,8 +285,8 @@ export function sentBack({ source, destination, from, ...packet }: FilteredPacke
 }
 
 /**
- * For iptables and for nftables, a function that returns whether the tool's output shows weft's rules of a family. It returns undefined if
- * the output is missing.
+ * For iptables and for nftables, a function that returns whether the tool's output shows weft's rules of a family. The
+ * function returns undefined if the output is missing.
  */
 const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined)[] = [
   ({ family, network }, facts) => listingOf(family, facts)?.includes(`\n-A FLANNEL-FWD -s ${formatNet(network)} `),
@@ -293,7 +300,10 @@ const rulesShown: readonly ((side: OwnSide, facts: Facts) => boolean | undefined
 ]
 const hasRules = (side: OwnSide, facts: Facts): boolean => rulesShown.some((isShown) => isShown(side, facts) === true)
 
-/** Finds a family that lacks weft's rules in the output of a tool that shows weft's rules of the other family. */
+/**
+ * Finds a family whose rules of weft are missing in the output of a tool, although the output shows weft's rules of the
+ * second family.
+ */
 function missingRules(sides: readonly OwnSide[], facts: Facts): Finding[] {
   return sides
     .filter((side) => !hasRules(side, facts))

@@ -1,7 +1,7 @@
 // handshakes.ts - finds out why there is no WireGuard session with a peer. Pure.
 //
-// A peer that answers has a session and is not examined. One lost or repeated packet can cause a failed attempt or a stale handshake, so a
-// fault is reported only if it occurred twice.
+// A peer that answers has a session and is not examined. One lost or repeated packet can cause a failed attempt or a
+// stale handshake, so the doctor reports a fault only if it occurred twice.
 
 import { titleOf, type SessionStatus, type Status } from '../../report/status.ts'
 import type { Facts } from './facts.ts'
@@ -10,8 +10,8 @@ import { seenSides, sideText, type SeenSide } from './sides.ts'
 
 const TWICE = 2
 /**
- * The age in seconds up to which handshakes with unknown keys are reported. Session keys expire after this time (WireGuard's
- * REJECT_AFTER_TIME).
+ * The age in seconds up to which the doctor reports handshakes with unknown keys. Session keys expire after this time
+ * (WireGuard's REJECT_AFTER_TIME).
  */
 const RECENT_S = 180
 
@@ -29,11 +29,17 @@ export function checkHandshakes({ status, silence, answers }: Facts): Finding[] 
 
 const isAnswering = ({ answers, state }: SeenSide): boolean => answers?.small ?? state === 'answering'
 
-/** Removes the second family of a peer if both families use the same WireGuard session, so that a fault of the session is reported once. */
+/**
+ * Removes the second family of a peer if both families use the same WireGuard session, so that the doctor reports a
+ * fault of the session once.
+ */
 const oncePerSession = (sides: readonly SeenSide[]): readonly SeenSide[] =>
   sides.filter((side, at) => !sides.slice(0, at).some((other) => other.endpoint === side.endpoint))
 
-/** Returns the finding that explains why a silent peer has no working WireGuard session; undefined if the session shows no fault. */
+/**
+ * Returns the finding that explains why a silent peer has no working WireGuard session; undefined if the session shows
+ * no fault.
+ */
 export function troubleOf(
   session: SessionStatus,
   { lossPercent }: Pick<SeenSide, 'lossPercent'>,
@@ -44,8 +50,8 @@ export function troubleOf(
   if ((stale ?? 0) >= TWICE) return 'clock-behind'
   if ((unconfirmed ?? 0) >= TWICE) return 'handshake-one-way'
   if (failure === 'no-answer' && (attempts ?? 0) >= TWICE) return 'no-handshake'
-  // Continue only if the kernel carries the packets (`attempts` is null), there are no valid keys, and weftd has probed the peer. The
-  // probes must have made the kernel try a handshake, whose attempts it does not report.
+  // Continue only if the kernel carries the packets (`attempts` is null), there are no valid keys, and weftd has probed
+  // the peer. Because of the probes the kernel must have tried a handshake; it does not report attempts.
   if (attempts !== null || ageSeconds !== null || lossPercent === null) return undefined
   if (session.handshakeSecondsAgo === null && (rxBytes ?? 0) > 0) return 'handshake-one-way'
   return (txBytes ?? 0) > 0 ? 'no-handshake' : undefined
@@ -63,7 +69,10 @@ function seenText({ handshakeSecondsAgo: ago, attempts, stale, unconfirmed }: Se
     .join(', ')
 }
 
-/** Finds recent handshakes with keys that are in no lease. If a peer has the sender's address, the finding names that peer. */
+/**
+ * Finds recent handshakes with keys that are in no lease. If a peer has the sender's address, the finding names that
+ * peer.
+ */
 function unknownKeys({ dataPath, peers }: Status): Finding[] {
   const recent = (dataPath?.unknownKeys ?? []).filter(({ secondsAgo }) => secondsAgo < RECENT_S)
   return each('key-unknown', recent, ({ publicKey, endpoint, secondsAgo }) => {

@@ -1,5 +1,5 @@
-// kernel-routes.ts - checks how the kernel routes packets between this node's containers and its peers. It considers all routing tables and
-// policy rules, not only the main table. Pure.
+// kernel-routes.ts - checks how the kernel routes packets between this node's containers and its peers, by all routing
+// tables and policy rules, not only the main table. Pure.
 
 import type { PolicyRule, KernelRoute, RouteQuery } from '../../host/route-lookup.ts'
 import { formatNet, isIpv4Net, parseAddress } from '../../net/address.ts'
@@ -9,7 +9,10 @@ import type { Finding } from './findings.ts'
 import { peersOf, type AnsweredQuery } from './route-queries.ts'
 import { bridgeOf, isOwnDevice, ownSides, subnetText, type OwnSide, type SeenSide } from './sides.ts'
 
-/** Checks the kernel's routes. `isReported` is true if another check has already reported wrong routes of the main table. */
+/**
+ * Checks the kernel's routes. `isReported` is true if another check has already reported wrong routes of the main
+ * table.
+ */
 export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] {
   const { status, kernelRoutes, isForwarding, isForwardingIpv6 } = facts
   if (!status || !kernelRoutes) return []
@@ -20,7 +23,8 @@ export function checkKernelRoutes(facts: Facts, isReported: boolean): Finding[] 
       const answered = kernelRoutes.answers.filter(
         ({ family, lease }) => family === side.family && lease === peer.peer.lease,
       )
-      // If the kernel forwards no packets at all, another check reports that. Then examine only packets that this host itself sends.
+      // If the kernel forwards no packets at all, another check reports that. In that case examine only packets that
+      // this host itself sends.
       const relevant = answered.filter(({ direction }) => direction === 'host' || forwards)
       const wrong = relevant.filter((each) => isWrong(each, peer, bridge, status))
       const [first] = [
@@ -42,12 +46,16 @@ function isWrong(
   if ('refused' in answer) return true
   const { device, gateway, type } = answer.route
   if (direction === 'in') return type === 'unicast' && bridge !== undefined && device !== bridge
-  // A route to a peer's host that bypasses the tunnel is right only if the data path itself routes directly to that peer.
+  // A route to a peer's host that bypasses the tunnel is right only if the data path itself routes directly to this
+  // peer.
   const isToHost = peer.way === 'direct' && gateway !== undefined && parseAddress(gateway) === peer.publicIp
   return type !== 'unicast' || !(isOwnDevice(status, peer.family, device) || isToHost)
 }
 
-/** Finds the policy rule by which the kernel chose a routing table or refused a packet: the first rule that matches the packet. */
+/**
+ * Finds the policy rule by which the kernel chose a routing table or refused a packet: the first rule that matches the
+ * packet.
+ */
 export const ruleFor = (
   rules: readonly PolicyRule[],
   { iif, mark }: RouteQuery,
@@ -60,7 +68,10 @@ export const ruleFor = (
       (rule.mark === undefined || rule.text.includes(' not ') || (Number(mark ?? 0) & rule.mask) === rule.mark),
   )
 
-/** Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup 52"`. */
+/**
+ * Describes a route with its table and policy rule, such as `ts0, by the table 52 and the rule "5270: from all lookup
+ * 52"`.
+ */
 function routeText(route: KernelRoute, query: RouteQuery, rules: readonly PolicyRule[]): string {
   const { device, gateway, type, table } = route
   const rule = table === undefined ? undefined : ruleFor(rules, query, (each) => each.table === table)

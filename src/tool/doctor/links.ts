@@ -1,4 +1,5 @@
-// links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and the file subnet.env. Pure.
+// links.ts - checks the MTU of this host's interfaces and of the paths to peers, the bridges of containers, and the
+// file subnet.env. Pure.
 
 import type { Link } from '../../host/links.ts'
 import { formatAddress, formatNet, netContains, type Address, type Family, type Net } from '../../net/address.ts'
@@ -15,8 +16,8 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
   const sides = ownSides(status)
   if (sides.length === 0) return undefined
   const seen = (peers?.list ?? []).flatMap((peer) => seenSides(peer, answers))
-  // True if only short packets reach the peer. The answers to weft doctor's own probes have priority, because they are newer than the
-  // daemon's probes.
+  // Returns true if only short packets reach the peer. The answers to weft doctor's own probes have priority, because
+  // they are newer than weftd's probes.
   const isCut = (side: SeenSide): boolean =>
     side.answers ? side.answers.small && !side.answers.large : conditionOf(side) === 'narrow'
   const isWhole = (side: SeenSide): boolean => side.answers?.large ?? side.path === 'whole'
@@ -66,8 +67,8 @@ export function checkMtu({ status, links, answers }: Facts): Finding[] | undefin
 }
 
 /**
- * Returns how many bytes the tunnel adds to a packet over the preferred underlay family. If the backend carries both families, returns the
- * value of IPv6 packets.
+ * Returns how many bytes the tunnel adds to a packet over the preferred underlay family. If the backend carries both
+ * families, returns the value for IPv6 packets.
  */
 function overheadOf(status: Status, families: readonly Family[]): number {
   const type = status.config?.backendType ?? ''

@@ -1,10 +1,14 @@
-// neighbours.ts - checks that the kernel's neighbour tables are large enough for the hosts and containers that this host reaches. Pure.
+// neighbours.ts - checks that the kernel's neighbour tables are large enough for the hosts and containers that this
+// host reaches. Pure.
 
 import { FAMILY_NAMES } from '../../net/address.ts'
 import type { Facts } from './facts.ts'
 import type { Finding } from './findings.ts'
 
-/** The fraction of the hard limit of the neighbour table above which the kernel may refuse a burst of new neighbours. */
+/**
+ * The fraction of the hard limit of the neighbour table above which the kernel may refuse many new neighbours at a
+ * time.
+ */
 const FULL_SHARE = 0.9
 
 export function checkNeighbours({ neighbours, status }: Facts): Finding[] | undefined {
@@ -19,7 +23,8 @@ export function checkNeighbours({ neighbours, status }: Facts): Finding[] | unde
     const detail = `${FAMILY_NAMES[family]}: ${entries} entries, and ${name}2 is ${soft}, ${name}3 is ${hard}`
     if (entries >= FULL_SHARE * hard) return [{ name: 'neighbours-full', detail, fix }]
     if (entries > soft) return [{ name: 'neighbours-many', detail, fix }]
-    // Each peer on the link takes an entry of the neighbour table while it is probed, so the table needs room for all peers.
+    // Each peer on the link takes an entry of the neighbour table while weftd probes the peer, so the table needs room
+    // for all peers.
     return peers > FULL_SHARE * hard
       ? [{ name: 'neighbours-many', detail: `${detail}; there are ${peers} peers, which may each need an entry`, fix }]
       : []

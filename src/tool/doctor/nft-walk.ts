@@ -1,7 +1,8 @@
-// nft-walk.ts - decides from the output of `nft list ruleset` whether the chains of nftables would accept a packet. Pure.
+// nft-walk.ts - decides from the output of `nft list ruleset` whether the chains of nftables would accept a packet.
+// Pure.
 //
-// If this file cannot read a condition, the result of the condition is unknown. A chain with the policy accept whose last rule rejects is
-// treated like a chain with the policy drop.
+// If this file cannot read a condition of a rule, the result of the condition is unknown. A chain with the policy
+// accept whose last rule rejects is treated like a chain with the policy drop.
 
 import { familyOf } from '../../net/address.ts'
 import {
@@ -21,7 +22,7 @@ import {
   type Verdict,
 } from './chain-walk.ts'
 
-/** An nftables base chain, which the kernel calls at a hook. Other chains are called only by rules. */
+/** An nftables base chain, which the kernel calls at a hook. All other chains are called only by rules. */
 export interface BaseChain {
   /** The names of the family, the table and the chain, such as `inet firewalld filter_FORWARD`. */
   readonly name: string
@@ -35,7 +36,7 @@ interface NftVerdict extends Verdict {
   readonly base: BaseChain
 }
 
-/** True for an nftables table that the output of `iptables -S` shows too. */
+/** Returns true for an nftables table that the output of `iptables -S` shows too. */
 const isOfIptables = (table: string, packet: FilteredPacket): boolean =>
   table === `${familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'} filter`
 
@@ -47,8 +48,8 @@ const HOOKS: Readonly<Record<FilteredPacket['chain'], readonly string[]>> = {
 
 export interface Ruleset {
   /**
-   * Returns the verdict of each base chain that sees the packet. `but.iptables` leaves out the table that iptables shows, which was
-   * evaluated already.
+   * Returns the verdict of each base chain that sees the packet. `but.iptables` leaves out the table that `iptables -S`
+   * shows, whose rules were evaluated already.
    */
   readonly walk: (packet: FilteredPacket, but: { readonly iptables: boolean }) => readonly NftVerdict[]
 }
@@ -66,13 +67,13 @@ export function readRuleset(ruleset: string): Ruleset {
   }
 }
 
-/** True if the chains of an nftables table see packets of this packet's family. */
+/** Returns true if the chains of an nftables table see packets of this packet's family. */
 const isSeen = (table: string, { source }: FilteredPacket): boolean =>
   [familyOf(source) === 'ipv4' ? 'ip' : 'ip6', 'inet', 'netdev'].includes(table.split(' ')[0] ?? '')
 
 function isOnTheWay({ hook, head }: BaseChain, { chain, from, to }: FilteredPacket): boolean {
   if (!HOOKS[chain].includes(hook)) return false
-  // An ingress or egress chain is bound to devices, and sees only the packets of those devices.
+  // An ingress or egress chain is bound to devices, and sees only the packets of these devices.
   if (hook !== 'ingress' && hook !== 'egress') return true
   const device = hook === 'egress' ? to : from
   return device !== undefined && head.includes(`"${device}"`)
@@ -100,7 +101,8 @@ function readTable({ name: table, text }: Table): {
   const sets = new Map<string, readonly string[]>()
   for (const [, name = '', body = ''] of text.matchAll(/^\s+(?:set|map) (\S+) \{([^]*?)^\s+\}$/gm)) {
     const [, elements] = /elements = \{([^]*?)\}/.exec(body) ?? []
-    // Leave out a set that programs change, or whose elements are not listed, because it may contain any element.
+    // Leave out a set that programs change, or whose elements nft does not list, because the set may contain any
+    // element.
     if (elements !== undefined && !/^\s+flags [^\n]*(dynamic|timeout)/m.test(body)) sets.set(name, listOf(elements))
   }
   const bases: BaseChain[] = []
@@ -149,13 +151,16 @@ const TARGETS: Readonly<Record<string, Target>> = {
   drop: { to: 'drop' },
   reject: { to: 'drop' },
   return: { to: 'return' },
-  // Address translation does not drop a packet. The packet continues with another address.
+  // Address translation does not drop a packet, which continues with another address.
   masquerade: { to: 'accept' },
   snat: { to: 'accept' },
   dnat: { to: 'accept' },
   redirect: { to: 'accept' },
 }
-/** The statements after which a packet continues to the next part of the rule, with the number of words of each statement. */
+/**
+ * The statements after which a packet continues to the next part of the rule, with the number of words of each
+ * statement.
+ */
 const STATEMENTS: Readonly<Record<string, number>> = {
   log: 0,
   prefix: 1,
@@ -170,11 +175,12 @@ const STATEMENTS: Readonly<Record<string, number>> = {
 }
 
 /**
- * Returns how many words the statement that begins at index `at` has. Returns 0 if no known statement without a comparison begins there.
+ * Returns the number of words of the statement that begins at index `at`. Returns 0 if no known statement without a
+ * comparison begins at this index.
  */
 function statementAt(words: readonly string[], at: number): number {
   const word = words[at] ?? ''
-  // A counter has 5 words in `counter packets 0 bytes 0`, 3 in `counter name "x"`, and else 1.
+  // The statement `counter packets 0 bytes 0` has 5 words, `counter name "x"` has 3, and `counter` alone has 1.
   if (word === 'counter') return words[at + 1] === 'packets' ? 5 : words[at + 1] === 'name' ? 3 : 1
   // A statement that sets a value has 4 words, such as `meta mark set 0x1` or `ct mark set 0x1`.
   if ((word === 'meta' || word === 'ct') && words[at + 2] === 'set') return 4
@@ -205,8 +211,8 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
     const target = TARGETS[word]
     if (target) return [{ matches, target }]
     if (word === 'jump' || word === 'goto') return [{ matches, target: { to: word, chain: words[at + 1] ?? '' } }]
-    // The statement `queue` passes the packet to a program, which may drop the packet. The program's decision is not
-    // known, so the rule counts as one that may match.
+    // The statement `queue` passes the packet to a program, whose decision is not known. The program may drop the
+    // packet, so the rule counts as a drop rule that may match.
     if (word === 'queue') return [{ matches: undefined, target: { to: 'drop' } }]
     const statement = statementAt(words, at)
     if (statement > 0) {
@@ -224,28 +230,37 @@ function outcomesOf(words: readonly string[], packet: FilteredPacket, { sets }: 
   return []
 }
 
-/** Compares the packet's field that a selector names with a value; returns undefined if the field is not known. */
+/**
+ * Compares the field of the packet that a selector names with a value; returns undefined if weft does not know the
+ * field.
+ */
 type Test = (value: string) => Holds
 
 interface Selector {
   readonly width: number
   readonly test: Test
   /**
-   * True if this file knows the selector, so that the next word must be a value. After an unknown selector a value may or may not follow.
+   * True if this file knows the selector, so that the next word must be a value. After an unknown selector a value may
+   * or may not follow.
    */
   readonly isRead: boolean
-  /** True if the packet has the header that the selector names. Without the header the rule does not match, for any value. */
+  /**
+   * True if the packet has the header that the selector names. Without the header the rule does not match, for any
+   * value.
+   */
   readonly isThere: boolean
 }
 
 /**
- * Reads the selector that begins at word number `at`, such as `ip saddr`. Returns how the packet is compared with the selector's values.
+ * Reads the selector that begins at word number `at`, such as `ip saddr`. Returns how the packet is compared with the
+ * selector's values.
  */
 function selectorAt({ words, packet }: Reading, at: number): Selector {
   const [first = '', second = ''] = words.slice(at, at + 2)
   const family = familyOf(packet.source) === 'ipv4' ? 'ip' : 'ip6'
   const of = (width: number, test: Test, isThere = true, isRead = true): Selector => {
-    // A dot begins a concatenation of several fields, which this file does not evaluate. Skip it, with an unknown result.
+    // A dot begins a concatenation of several fields, which this file does not evaluate. Skip the concatenation; its
+    // result is unknown.
     if (words[at + width] !== '.') return { width, test, isThere, isRead }
     const end = words.findIndex((word, place) => place > at && (/^[{@]/.test(word) || endsCondition(words, place)))
     return { width: end < 0 ? words.length - at : end - at, test: () => undefined, isThere: true, isRead: false }
@@ -277,7 +292,7 @@ function selectorAt({ words, packet }: Reading, at: number): Selector {
       return of(2, isEcho, isProtocol(packet.protocol, first))
     case 'ct state':
       return of(2, (value) => isState(packet, value.split(',')))
-    // The packet has its original addresses, so no rule has translated them: `ct status snat` and `dnat` do not hold.
+    // The packet still has its original addresses, so the conditions `ct status snat` and `ct status dnat` do not hold.
     case 'ct status':
       return of(2, (value) => (packet.state === 'new' && /^[sd]nat$/.test(value) ? false : undefined))
     case 'fib saddr':
@@ -315,7 +330,7 @@ function comparedAt(
   const word = words[at]
   const isNot = word === '!='
   const isCompared = word !== undefined && COMPARISONS.has(word)
-  // nft-walk.ts does not evaluate comparisons by order (<, >) or by bits, so it is unknown if the condition holds.
+  // This file does not evaluate comparisons by order (<, >) or by bits, so the result is unknown.
   if (isCompared && !isNot && word !== '==') return { width: 2, holds: undefined }
   const place = isCompared ? at + 1 : at
   const value = words[place]
@@ -327,11 +342,14 @@ function comparedAt(
   return { width: place - at + 1, holds: holds === undefined ? undefined : holds !== isNot }
 }
 
-/** Returns the values of a set or a single value; undefined if the set's elements are not known. */
+/** Returns the values of a set, or a single value as a list; undefined if weft does not know the set's elements. */
 const valuesOf = (value: string, sets: Sets['sets']): readonly string[] | undefined =>
   value.startsWith('{') ? listOf(value) : value.startsWith('@') ? sets.get(value.slice(1)) : [value]
 
-/** Evaluates a verdict map, which gives each value its own verdict, such as `ct state vmap { established : accept, invalid : drop }`. */
+/**
+ * Evaluates a verdict map, which gives each value its own verdict, such as `ct state vmap { established : accept,
+ * invalid : drop }`.
+ */
 function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true | undefined): readonly Outcome[] {
   const entries = valuesOf(map, sets)
   if (!entries) return [{ matches: undefined, target: { to: 'drop' } }]
@@ -350,7 +368,10 @@ function vmapOutcomes({ sets }: Reading, map: string, test: Test, before: true |
   return outcomes
 }
 
-/** True if a port equals a port number or is in a range of ports; undefined for the name of a service, such as `domain`. */
+/**
+ * Returns true if a port equals a port number or is in a range of ports; undefined for the name of a service, such as
+ * `domain`.
+ */
 function isPortIn(port: number, text: string): Holds {
   const [from = 0, to = from] = text.split('-').map(Number)
   return Number.isNaN(from) || Number.isNaN(to) ? undefined : port >= from && port <= to

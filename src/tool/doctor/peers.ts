@@ -1,4 +1,5 @@
-// peers.ts - checks the leases of the other nodes and whether these nodes answer; if a node does not answer, finds out why. Pure.
+// peers.ts - checks the leases of the peers and whether these peers answer; if a peer does not answer, finds out why.
+// Pure.
 
 import {
   compareAddresses,
@@ -17,7 +18,7 @@ import { each, type Finding, type FindingName } from './findings.ts'
 import { troubleOf } from './handshakes.ts'
 import { outerIn, seenSides, sideText, type SeenSide } from './sides.ts'
 
-/** The percentage of lost probes from which a peer is reported as lossy. */
+/** The percentage of lost probes from which the doctor reports a peer as lossy. */
 const LOSSY_PERCENT = 20
 /** The findings that prove that handshake messages from the peer arrive at this host. */
 const HANDSHAKES_ARRIVE = new Set<FindingName | undefined>(['psk-differs', 'clock-behind', 'handshake-one-way'])
@@ -66,8 +67,8 @@ function overlapping(family: Family, nodes: readonly Place[]): Finding[] {
 }
 
 /**
- * Checks whether the peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes packets to other
- * nodes.
+ * Checks whether the peers answer. `isSendingWrong` is true if another check found that this host drops or misroutes
+ * packets to other nodes.
  */
 export function checkPeers(
   { status, answers, whyUnprobed, reaches, silence }: Facts,
@@ -98,8 +99,8 @@ export function checkPeers(
   const unreached = (is: (side: SeenSide) => boolean): readonly SeenSide[] =>
     seen.filter((sides) => sides.every(isBroken)).flatMap((sides) => sides.filter(is).slice(0, 1))
   const { probeSeconds } = status.peers
-  // Says where packets to a peer that this host does not reach are probably lost. If the facts do not show who drops them, the usual cause
-  // is a firewall on the peer's host.
+  // Says where packets to a peer that this host does not reach are probably lost. If the facts do not show where, the
+  // usual cause is a firewall on the peer's host.
   const whereLost = (reach: Reach | undefined): string =>
     isSendingWrong
       ? ''
@@ -112,13 +113,13 @@ export function checkPeers(
     const onItsWay = isSendingOnly(peer, probeSeconds)
       ? `; packets from it arrive, so packets to it are lost, or its firewall drops the echo requests${whereLost(reach)}`
       : reach && `; ${reachText(reach)}`
-    // An ICMP error from the peer's host (`reach.port`) proves the cause. Without one, handshake messages that arrive from the peer say
-    // more than the silence of its port.
+    // An ICMP error from the peer's host (`reach.port`) proves the cause. Without an ICMP error, handshake messages
+    // that arrive from the peer say more than the silence of its port.
     const why =
       side.session && reach?.port === undefined && HANDSHAKES_ARRIVE.has(troubleOf(side.session, side))
         ? '; handshake messages arrive from its host: see the check handshakes'
         : onItsWay
-    // A daemon that does not run has counted no packets, so describe only the results of contacting the peer's host.
+    // A weftd that does not run has counted no packets, so describe only the results of contacting the peer's host.
     if (silence !== undefined) return reach ? reachText(reach) : 'it does not answer'
     const last =
       peer.heardSecondsAgo === null
@@ -154,7 +155,7 @@ export function checkPeers(
   ]
 }
 
-/** Returns the remedy for a silent peer. The text depends on the backend, and names the port and both hosts. */
+/** Returns the remedy for a silent peer, which depends on the backend, and names the port and both hosts. */
 function silentFix(status: Status, side: SeenSide): string {
   const { config, node, dataPath } = status
   const kind = kindOf(config?.backendType ?? '')
@@ -184,7 +185,7 @@ function agoText(seconds: number): string {
   return `${Math.round(number)} ${unit} ago`
 }
 
-/** Explains in words what weft doctor learned about a silent peer's host by contacting it outside the data path. */
+/** Says what weft doctor learned about a silent peer's host by contacting the host outside the data path. */
 function reachText({ port, portNumber, isPinged, isOffLink }: Reach): string {
   switch (port) {
     case 'refused':

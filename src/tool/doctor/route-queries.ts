@@ -15,8 +15,8 @@ const QUERIED_MARKS = 4
 interface PeerQuery {
   readonly family: Family
   /**
-   * The packet's direction. `out`: from a container of this node to a container of a peer; `host`: from this host to a container of a peer;
-   * `in`: from a container of a peer to a container of this node.
+   * The packet's direction. `out`: from a container of this node to a container of a peer; `host`: from this host to a
+   * container of a peer; `in`: from a container of a peer to a container of this node.
    */
   readonly direction: 'out' | 'host' | 'in'
   readonly lease: string
@@ -34,7 +34,10 @@ export interface KernelRoutes {
 
 const containerIn = (net: Net): Address => (isIpv4Net(net) ? net.address + 2 : net.address + 2n)
 
-/** True if weft itself makes the routes to peers. The backend ipsec makes none, because policies or charon carry its packets. */
+/**
+ * Returns true if weft itself makes the routes to peers. The backend ipsec makes none, because policies or charon carry
+ * its packets.
+ */
 const isRouted = ({ config, dataPath }: Status): boolean =>
   dataPath !== null &&
   dataPath.engine !== null &&
@@ -42,8 +45,8 @@ const isRouted = ({ config, dataPath }: Status): boolean =>
   kindOf(config?.backendType ?? '')?.routes !== 'none'
 
 /**
- * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets, because policy rules
- * may match them.
+ * Lists the packets whose routes weft doctor looks up. `marks` are the packet marks that a firewall of this host sets,
+ * because policy rules may match marks.
  */
 export function routeQueries(status: Status, links: readonly Link[], marks: readonly string[]): readonly PeerQuery[] {
   if (!isRouted(status)) return []
@@ -80,7 +83,10 @@ export const peersOf = ({ family }: OwnSide, { peers }: Status): readonly SeenSi
     .flatMap((peer) => seenSides(peer, new Map()))
     .filter((side) => side.family === family && side.state !== 'stored' && side.subnet)
 
-/** Finds the marks that nftables rules set on packets. Policy rules may select another routing table for a marked packet. */
+/**
+ * Finds the marks that nftables rules set on packets. Policy rules may select another routing table for a marked
+ * packet.
+ */
 export const marksIn = (nft: string): readonly string[] => [
   ...new Set([...nft.matchAll(/\bmeta mark set (0x[\da-f]+)(?![\da-f])/g)].map(([, mark = '']) => mark)),
 ]

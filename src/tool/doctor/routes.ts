@@ -9,12 +9,15 @@ import { each, type Finding } from './findings.ts'
 import { isOwnDevice, ownSides, sideIn, type OwnSide } from './sides.ts'
 
 /**
- * The metric of a route that was made without one. The kernel prefers the route with the lowest metric (net/ipv6/route.c,
- * IP6_RT_PRIO_USER).
+ * The metric of a route that was made without a metric. The kernel prefers the route with the lowest metric
+ * (net/ipv6/route.c, IP6_RT_PRIO_USER).
  */
 const USUAL_METRIC: Readonly<Record<Family, number>> = { ipv4: 0, ipv6: 1024 }
 
-/** True if a route to this node's own containers stays on this host: it has no gateway, or the gateway is a container of this node. */
+/**
+ * Returns true if a route to this node's own containers stays on this host: it has no gateway, or the gateway is a
+ * container of this node.
+ */
 function staysHere(subnet: Net, gateway: string | undefined): boolean {
   const address = gateway === undefined ? undefined : parseAddress(gateway)
   return gateway === undefined || (address !== undefined && netContains(subnet, address))
@@ -24,15 +27,15 @@ export function checkRoutes({ status, routes, silence }: Facts): Finding[] | und
   const path = status?.dataPath
   if (!status || !path || path.engine === null || path.engine === 'none') return undefined
   if (kindOf(status.config?.backendType ?? '')?.routes === 'none') return undefined
-  // Check the routes even if the daemon does not run, because they must still exist then.
+  // Check the routes even if weftd does not run, because the routes must still exist then.
   if (!path.open && silence === undefined) return undefined
   const sides = ownSides(status).filter(({ family }) => path.families.includes(family))
   return sides.length === 0 ? undefined : sides.flatMap((side) => checkRoutesOf(side, status, routes))
 }
 
 /**
- * True if the backend has a single route to the whole network. It has one if weftd itself carries the packets. If the
- * kernel carries the packets, the backend has either a single route or one route per peer.
+ * Returns true if the backend has a single route to the whole network, as it has if weftd itself carries the packets.
+ * If the kernel carries the packets, the backend has either a single route or one route per peer.
  */
 export const hasOneRoute = ({ dataPath, config }: Status): boolean =>
   dataPath?.engine !== 'kernel' || kindOf(config?.backendType ?? '')?.routes === 'network'
@@ -52,7 +55,8 @@ function checkRoutesOf({ family, network, subnet }: OwnSide, status: Status, rou
     const net = parseNet(destination)
     if (!net || isOwnDevice(status, family, device)) return true
     if (destination === whole) return !isOneRoute
-    // A route to this node's own containers is right if it leads to a device of this host, or through one of the containers.
+    // A route to this node's own containers is right if it leads to a device of this host, or through one of the
+    // containers.
     if (net.prefixLength >= subnet.prefixLength && netContains(subnet, net.address)) return staysHere(subnet, gateway)
     return gateway !== undefined && hosts.get(destination) === parseAddress(gateway)
   }

@@ -1,5 +1,5 @@
-// sides.ts - splits the nodes of a network by family. Joins the daemon's status of each peer with the answers to weft doctor's own probes.
-// Pure.
+// sides.ts - splits the nodes of a network by family. Joins weftd's status of each peer with the answers to weft
+// doctor's own probes. Pure.
 
 import type { Link } from '../../host/links.ts'
 import {
@@ -21,11 +21,16 @@ import { parseIpv6, parseIpv6Net } from '../../net/ipv6.ts'
 import { isNamedBy, kindOf, outersOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, titleOf, type PeerSide, type PeerStatus, type Status } from '../../report/status.ts'
 
-/** Whether a peer answered two probes of weft doctor: a small packet, and a packet as long as the MTU of the data path. */
+/**
+ * Whether a peer answered two probes of weft doctor: a small packet, and a packet as long as the MTU of the data path.
+ */
 export interface Answers {
   readonly small: boolean
   readonly large: boolean
-  /** The length in bytes of the longest probe that the peer answered; set only if the large probe was not answered. */
+  /**
+   * The length in bytes of the longest probe that the peer answered; set only if the peer did not answer the large
+   * probe.
+   */
   readonly longest?: number | undefined
 }
 
@@ -45,8 +50,8 @@ export const networksOf = ({ network, ipv6Network }: NonNullable<Status['config'
 })
 
 /**
- * Returns the underlay families that can carry overlay packets of a family, the preferred one first. Returns an empty
- * list if the backend sends no datagrams.
+ * Returns the underlay families that can carry overlay packets of a family, the preferred underlay family first.
+ * Returns an empty list if the backend sends no datagrams.
  */
 export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): readonly Family[] =>
   config
@@ -55,7 +60,10 @@ export const outersIn = ({ config }: Pick<Status, 'config'>, family: Family): re
       )
     : [family]
 
-/** Returns the underlay family of packets to a peer: the family of the endpoint if the endpoint is known, else the preferred family. */
+/**
+ * Returns the underlay family of packets to a peer: the family of the endpoint if the endpoint is known, else the
+ * preferred family.
+ */
 export function outerIn(status: Pick<Status, 'config'>, family: Family, endpoint?: string | null): Family {
   const outers = outersIn(status, family)
   const now = endpoint ? (endpoint.startsWith('[') || parseIpv6(endpoint) !== undefined ? 'ipv6' : 'ipv4') : undefined
@@ -73,8 +81,8 @@ export function ownSides({ config, node }: Pick<Status, 'config' | 'node'>): rea
 }
 
 /**
- * True if packets of a family reach peers through this device. The names of the backend's devices count too, because
- * the status names no device for a family that is not carried.
+ * Returns true if packets of a family reach peers through the device `device`. The names of the backend's devices count
+ * too, because the status names no device for a family that is not carried.
  */
 export function isOwnDevice(
   { dataPath, config }: Pick<Status, 'dataPath' | 'config'>,
@@ -91,7 +99,7 @@ export interface SeenSide extends PeerSide {
   readonly peer: PeerStatus
   readonly subnet: Net | undefined
   readonly publicIp: Address | undefined
-  /** Whether the peer answered weft doctor's own probes; undefined if weft doctor did not probe it. */
+  /** Whether the peer answered weft doctor's own probes; undefined if weft doctor did not probe the peer. */
   readonly answers: Answers | undefined
 }
 
@@ -121,7 +129,7 @@ export function seenSides(peer: PeerStatus, answers: AllAnswers): readonly SeenS
   })
 }
 
-/** Returns what is known about a peer in one family. If the peer has no address of the family, its state is `stored`. */
+/** Returns the facts about a peer in one family. If the peer has no address of the family, its state is `stored`. */
 export function sideIn(peer: PeerStatus, family: Family): SeenSide {
   const nothing = {
     endpoint: null,
@@ -148,7 +156,10 @@ export const hostText = ({ peer, publicIp }: SeenSide): string =>
 export const sideText = (side: SeenSide): string =>
   `${titleOf({ name: side.peer.name, subnet: subnetText(side) })} at ${(side.state === 'stored' ? undefined : side.endpoint) ?? hostText(side)}`
 
-/** Finds the bridge to which this node's containers are attached; undefined if there is none, or more than one. */
+/**
+ * Finds the bridge to which this node's containers are attached; undefined if there is no such bridge, or more than
+ * one.
+ */
 export function bridgeOf(
   links: readonly Link[],
   subnet: Net,
@@ -160,7 +171,7 @@ export function bridgeOf(
       !(status && isOwnDevice(status, family, name)) &&
       addresses[family].some(
         // Skip the data path's device. It has the first address of the subnet with the prefix length of a single host,
-        // and a bridge has a shorter prefix.
+        // whereas a bridge has a shorter prefix.
         ({ address, prefixLength }) => prefixLength < ADDRESS_BITS[family] && netContains(subnet, address),
       ),
   )

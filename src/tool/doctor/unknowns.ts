@@ -18,7 +18,7 @@ const withoutPeers: Reason = ({ status }) => (status?.peers ? undefined : 'weftd
 const withoutPath: Reason = ({ status }) => (status?.dataPath?.open === true ? undefined : 'the data path is not open')
 
 /**
- * The possible reasons why each check cannot run, by the check's name; the first reason that applies is reported. A
+ * For each check, the possible reasons why the check cannot run; the doctor reports the first reason that applies. A
  * check that this table does not list needs only a weftd that has a node.
  */
 const REASONS: Readonly<Record<string, readonly Reason[]>> = {

@@ -1,9 +1,9 @@
 // conversation.ts - the protocol between the two hosts of `weft bench`, and the validation of its messages. Pure.
 //
-// All TCP connections go to one port of the listener. Messages are lines of JSON, and the first line says what the connection is for. One
-// leading connection carries the requests and their answers. Other connections carry the measured data: streams that the listener discards,
-// and on each path one echo connection whose data the listener sends back. UDP datagrams go to the same port number, and begin with the
-// run's identifier and a number.
+// All TCP connections go to one port of the listener. Messages are lines of JSON, and the first line says what the
+// connection is for. One leading connection carries the requests and their answers. The other connections carry the
+// measured data: streams that the listener discards, and on each path one echo connection whose data the listener sends
+// back. UDP datagrams go to the same port number, and begin with the run's identifier and a number.
 
 /** The version of the protocol of `weft bench`. A message of another version counts as unreadable. */
 const VERSION = 1
@@ -18,7 +18,7 @@ export interface InUse {
   readonly device: string | null
   readonly engine: string | null
   readonly mtu: number | null
-  /** The MTU in bytes of the path to the other host, if that is smaller than `mtu`; else null. */
+  /** The MTU in bytes of the path to the other host, if this MTU is smaller than `mtu`; else null. */
   readonly pathMtu: number | null
   readonly features: readonly string[]
 }
@@ -32,8 +32,8 @@ export type Greeting =
 export type Request =
   | { readonly ask: 'tcp'; readonly streams: number; readonly seconds: number }
   /**
-   * The request to count at most `datagrams` UDP datagrams, numbered from `first`. The numbers increase over the whole run, so that a late
-   * datagram is not counted in a later sample.
+   * The request to count at most `datagrams` UDP datagrams, numbered from `first`. The numbers increase over the whole
+   * run, so that a late datagram is not counted in a later sample.
    */
   | { readonly ask: 'udp'; readonly first: number; readonly datagrams: number }
   | { readonly ask: 'sent'; readonly datagrams: number }
@@ -53,7 +53,7 @@ export interface Received {
   readonly bytes: number
   /** The seconds from the first received byte to the end of the sample. */
   readonly seconds: number
-  /** The fraction of a CPU core that the listener used in those seconds. */
+  /** The fraction of a CPU core that the listener used during `seconds`. */
   readonly busy: number
 }
 export interface Arrived {
@@ -61,8 +61,8 @@ export interface Arrived {
   /** The number of datagrams that arrived after a datagram with a higher number. */
   readonly reordered: number
   /**
-   * The number of datagrams that reached the listener's host but were discarded because the listener's socket buffer was full. `datagrams`
-   * does not include them.
+   * The number of datagrams that reached the listener's host but were discarded because the listener's socket buffer
+   * was full. `datagrams` does not count these.
    */
   readonly overflowed: number
 }
@@ -91,7 +91,7 @@ const isMark = (value: unknown): value is string => typeof value === 'string' &&
 const isWhole = (value: unknown, most: number): value is number =>
   Number.isInteger(value) && Number(value) >= 0 && Number(value) <= most
 const isAmount = (value: unknown): value is number => Number.isFinite(value) && Number(value) >= 0
-/** Replaces control characters in a text from the other host, because the text is shown on a terminal. */
+/** Replaces control characters in a text from the other host, because `weft bench` shows the text on a terminal. */
 const shown = (value: unknown): string => (typeof value === 'string' ? value.replaceAll(/[^\x20-\x7e]/g, '?') : '')
 
 export function readGreeting(line: string): Greeting | undefined {
@@ -175,7 +175,7 @@ export function writeDatagramHeader(datagram: Uint8Array, run: string, number: n
   view.setUint32(8, number)
 }
 
-/** Returns the number in a datagram; undefined if the datagram does not belong to this run. */
+/** Returns the number in a datagram; undefined if the datagram does not belong to the run `run`. */
 export function readDatagramNumber(datagram: Uint8Array, run: string): number | undefined {
   if (datagram.byteLength < DATAGRAM_HEADER_BYTES) return undefined
   const view = new DataView(datagram.buffer, datagram.byteOffset, datagram.byteLength)

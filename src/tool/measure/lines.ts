@@ -1,10 +1,14 @@
-// lines.ts - opens TCP connections, and reads single lines from them. The bytes after a line remain in the socket for the next reader.
+// lines.ts - opens TCP connections, and reads single lines from them. The bytes after a line remain in the socket for
+// the next reader.
 
 import { connect, type Socket } from 'node:net'
 
 const LONGEST_BYTES = 16_384
 
-/** Reads one line. Rejects if the connection ends before the line does, if the line is too long, or if it takes longer than `limitMs`. */
+/**
+ * Reads one line. Rejects if the connection ends before the line does, if the line is too long, or if it takes longer
+ * than `limitMs` milliseconds.
+ */
 export function readLine(socket: Socket, limitMs: number): Promise<string> {
   return new Promise((resolve, reject) => {
     const parts: Buffer[] = []
@@ -47,11 +51,16 @@ export function readLine(socket: Socket, limitMs: number): Promise<string> {
 export interface PathAddresses {
   /** The destination's IP address, IPv4 or IPv6. */
   readonly to: string
-  /** The source address, of the same family as the destination; undefined to let the kernel choose. */
+  /**
+   * The source address, of the same family as the destination; undefined to let the kernel choose the source address.
+   */
   readonly from: string | undefined
 }
 
-/** Connects. Rejects with the kernel's error, or with ETIMEDOUT after `limitMs`. Errors that the socket has later reach its readers. */
+/**
+ * Connects. Rejects with the kernel's error, or with ETIMEDOUT after `limitMs` milliseconds. Later errors of the socket
+ * are for the socket's readers.
+ */
 export function connectTo({ to, from }: PathAddresses, port: number, limitMs: number): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const local = from === undefined ? {} : { localAddress: from }

@@ -1,4 +1,5 @@
-// listener.ts - `weft bench --listen`: receives and discards the data of one run at a time, and reports how much arrived.
+// listener.ts - `weft bench --listen`: receives and discards the data of one run at a time, and reports how much data
+// arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket, type Socket as Datagrams } from 'node:dgram'
@@ -34,11 +35,14 @@ export interface ListenerOptions {
   readonly port: number
   readonly idleMs: number
   /**
-   * Returns why a host may not measure; undefined if that host may measure. `address` is the host's public address, and
+   * Returns why a host may not measure; undefined if the host may measure. `address` is the host's public address, and
    * `inside` its overlay address.
    */
   refusal: (address: string, inside: string) => Promise<string | undefined>
-  /** Returns the facts about this host that concern the measuring host with these addresses; null if no weftd answers on this host. */
+  /**
+   * Returns the facts about this host that concern the measuring host with these addresses; null if no weftd answers on
+   * this host.
+   */
   here: (address: string, inside: string) => Promise<Here | null>
   say: (line: string) => void
 }
@@ -49,26 +53,35 @@ const GREETING_MS = 2_000
 const REQUEST_MS = (LIMITS.seconds + 30) * 1000
 /** How long in ms the listener waits for the first byte of a stream. */
 const PATIENCE_MS = 3_000
-/** After the sender has ended, the listener concludes from a pause of this length in ms that no more datagrams arrive. */
+/**
+ * After the sender has ended, the listener concludes from a pause of STRAGGLERS_MS milliseconds that no more datagrams
+ * arrive.
+ */
 const STRAGGLERS_MS = 300
 /** The maximum number of different refusals that the listener prints, so that other hosts cannot flood the terminal. */
 const MOST_REFUSED = 100
 /**
- * The requested size of the UDP receive buffer in bytes. It takes bursts that arrive while JavaScript is busy. The kernel reduces it to
- * net.core.rmem_max.
+ * The requested size of the UDP receive buffer in bytes. The buffer holds datagrams that arrive while JavaScript is
+ * busy. The kernel reduces the size to net.core.rmem_max.
  */
 const RECEIVE_BUFFER_BYTES = 4 * 2 ** 20
 
 interface Run {
   readonly mark: string
-  /** The addresses of the measuring host, outside and inside the tunnel. Only its connections and datagrams belong to the run. */
+  /**
+   * The addresses of the measuring host, outside and inside the tunnel. Only connections and datagrams from these
+   * addresses belong to the run.
+   */
   readonly addresses: ReadonlySet<string>
   readonly sockets: Set<Socket>
   onStream: (socket: Socket) => void
   onDatagram: (number: number) => void
 }
 
-/** Serves runs until none has begun for `idleMs`. Rejects with the signal's reason, or with WeftError PORT_IN_USE or PERMISSION. */
+/**
+ * Serves runs until none has begun for `idleMs` milliseconds. Rejects with the signal's reason, or with WeftError
+ * PORT_IN_USE or PERMISSION.
+ */
 export async function listen(options: ListenerOptions, signal: AbortSignal): Promise<void> {
   const { port, idleMs } = options
   const now: { run: Run | undefined } = { run: undefined }
@@ -77,12 +90,12 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   const connections = new Set<Socket>()
   const endpoints = HOSTS.map(endpointAt)
 
-  /** Handles a new connection by its first line. Rejects if the line does not come within GREETING_MS. */
+  /** Handles a new connection by its first line. Rejects if the line does not arrive within GREETING_MS. */
   async function welcome(socket: Socket): Promise<void> {
     const address = socket.remoteAddress ?? ''
     const greeting = readGreeting(await readLine(socket, GREETING_MS))
-    // Check for another run after the await. Between this check and the start of this run there is no other await, so
-    // no other run can begin.
+    // Check for another run after the await. There is no other await between this check and the start of this run, so
+    // no other run can begin in between.
     const why = (await refusalOf(address, greeting)) ?? busyWith(greeting)
     if (why !== undefined || !greeting) {
       socket.write(lineOf({ refused: why }))
@@ -160,7 +173,10 @@ export async function listen(options: ListenerOptions, signal: AbortSignal): Pro
   }
 }
 
-/** The wildcard address of each family. The IPv6 socket is IPv6-only, so that IPv4 addresses have the same form on every host. */
+/**
+ * The wildcard address of each family. The IPv6 socket is IPv6-only, so that IPv4 addresses have the same form on every
+ * host.
+ */
 const HOSTS = ['0.0.0.0', '::'] as const
 
 interface Endpoint {
@@ -184,7 +200,8 @@ async function bind({ host, server, datagrams }: Endpoint, port: number): Promis
     await once(datagrams, 'listening')
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException
-    // A kernel without IPv6 cannot open the IPv6 socket. Ignore the error, because no host can connect over IPv6 then.
+    // A kernel without IPv6 cannot open the IPv6 socket. Ignore the error, because no host can connect over IPv6 to
+    // this kernel.
     if (host === '::' && code === 'EAFNOSUPPORT') return
     const isTaken = code === 'EADDRINUSE'
     throw new WeftError(isTaken ? 'PORT_IN_USE' : 'PERMISSION', `cannot listen on port ${port}: ${messageOf(error)}`, {
@@ -240,7 +257,10 @@ async function serve(run: Run, leading: Socket, inside: string, options: Listene
   }
 }
 
-/** Counts the bytes that arrive on a number of streams in the `seconds` after the first byte. Then closes the streams. */
+/**
+ * Counts the bytes that arrive on `streams` streams in the `seconds` seconds after the first byte. Then closes the
+ * streams.
+ */
 function countStreams(run: Run, streams: number, seconds: number): Promise<Received> {
   return new Promise((resolve) => {
     const own = new Set<Socket>()
@@ -279,7 +299,7 @@ function countStreams(run: Run, streams: number, seconds: number): Promise<Recei
   })
 }
 
-/** Counts the datagrams of one sample. Counts a datagram that arrives twice only once. */
+/** Counts the datagrams of one sample. A datagram that arrives twice counts once. */
 function countDatagrams(run: Run, first: number, most: number, port: number): { end(sent: number): Promise<Arrived> } {
   const seen = new Uint8Array((most >> 3) + 1)
   const full = dropsOfSockets(port)
@@ -301,8 +321,8 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
     async end(sent) {
       await new Promise<void>((resolve) => {
         let timer: NodeJS.Timeout | undefined
-        // A delayed timer may fire before Node.js has read datagrams that already arrived. setImmediate lets Node.js read them before
-        // the next check.
+        // A delayed timer may fire before Node.js has read datagrams that already arrived. setImmediate lets Node.js
+        // read them before the next check.
         const look = (before: number): void => {
           const now = datagrams
           if (now >= sent || now === before) resolve()
@@ -322,8 +342,9 @@ function countDatagrams(run: Run, first: number, most: number, port: number): { 
 }
 
 /**
- * Returns how many datagrams the kernel discarded at a port because the socket buffer was full: the last column of /proc/net/udp
- * (net/ipv4/udp.c, udp4_format_sock) and of /proc/net/udp6 (net/ipv6/datagram.c, __ip6_dgram_sock_seq_show).
+ * Returns how many datagrams the kernel discarded at a port because the socket buffer was full: the last column of
+ * /proc/net/udp (net/ipv4/udp.c, udp4_format_sock) and of /proc/net/udp6 (net/ipv6/datagram.c,
+ * __ip6_dgram_sock_seq_show).
  */
 function dropsOfSockets(port: number): number {
   const own = `:${port.toString(16).toUpperCase().padStart(4, '0')}`

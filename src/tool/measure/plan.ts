@@ -3,7 +3,10 @@
 import type { Family } from '../../net/address.ts'
 import { DATAGRAM_HEADER_BYTES, LIMITS } from './conversation.ts'
 
-/** The two paths to a peer. `outside`: to its public IP, without the tunnel; `inside`: to its overlay address, through the data path. */
+/**
+ * The two paths to a peer. `outside`: to the peer's public IP, without the tunnel; `inside`: to the peer's overlay
+ * address, through the data path.
+ */
 export const PATHS = ['outside', 'inside'] as const
 export type PathName = (typeof PATHS)[number]
 export type Both<Value> = Readonly<Record<PathName, Value>>
@@ -12,7 +15,7 @@ export interface Plan {
   readonly streams: number
   readonly seconds: number
   readonly pairs: number
-  /** The UDP rate in bits per second; 0 to derive it from the measured TCP rates. */
+  /** The UDP rate in bits per second; 0 to derive the rate from the measured TCP rates. */
   readonly bitsPerSecond: number
 }
 
@@ -41,27 +44,33 @@ export function planOf(wanted: {
   return { streams, seconds, pairs, bitsPerSecond: rate * 1e6 }
 }
 
-/** Returns which path pair number `pair` measures first. The order alternates, so that neither path is always the second. */
+/**
+ * Returns the order in which the pair number `pair` measures the two paths. The order alternates, so that neither path
+ * is always the second.
+ */
 export const orderOf = (pair: number): readonly PathName[] => (pair % 2 === 0 ? PATHS : PATHS.toReversed())
 
 /** The length in bytes of the IP header without options and the UDP header together. */
 const HEADERS_BYTES: Readonly<Record<Family, number>> = { ipv4: 28, ipv6: 48 }
 
 /**
- * Returns the payload length in bytes of the longest datagram that fits the overlay without fragmentation. Datagrams on both paths have
- * this length.
+ * Returns the payload length in bytes of the longest datagram that fits the overlay without fragmentation. Datagrams on
+ * both paths have this length.
  */
 export function datagramBytes(mtu: number, pathMtu: number | null, family: Family): number {
   return Math.max(DATAGRAM_HEADER_BYTES, Math.min(mtu, pathMtu ?? mtu) - HEADERS_BYTES[family])
 }
 
-/** The upper limit for a derived UDP rate, in bits per second. A program that sends one datagram per system call can reach this rate. */
+/**
+ * The upper limit for a derived UDP rate, in bits per second. A program that sends one datagram per system call can
+ * reach this rate.
+ */
 const USUAL_MOST = 200e6
 const USUAL_LEAST = 1e6
 
 /**
- * Returns the rate of UDP payload in bits per second. The default is half of the lower TCP rate, so that an excessive rate does not cause
- * losses.
+ * Returns the rate of UDP payload in bits per second. The default is half of the lower TCP rate, so that an excessive
+ * rate does not cause losses.
  */
 export function datagramRate({ bitsPerSecond }: Plan, tcp: Both<number>): number {
   if (bitsPerSecond > 0) return bitsPerSecond

@@ -1,4 +1,5 @@
-// result.ts - computes medians, ratios and losses from the samples of `weft bench`, and notes on how far the figures can be trusted. Pure.
+// result.ts - computes medians, ratios and losses from the samples of `weft bench`, and notes on how far the figures
+// can be trusted. Pure.
 
 import type { Arrived, Counts } from './conversation.ts'
 import { PATHS, type Both, type PathName } from './plan.ts'
@@ -32,11 +33,17 @@ interface UdpTotal {
   readonly lost: number
   readonly lossPercent: number
   readonly reordered: number
-  /** The number of datagrams that reached the listener's host but found the listener's socket buffer full. They do not count as lost. */
+  /**
+   * The number of datagrams that reached the listener's host but found the listener's socket buffer full. These
+   * datagrams do not count as lost.
+   */
   readonly overflowed: number
 }
 export interface Result {
-  /** The TCP rates in bits per second. `ratio` is the median of the ratios of all pairs of samples. */
+  /**
+   * The TCP rates in bits per second. `ratio` is the median of the ratios of all pairs of samples; `leastRatio` and
+   * `mostRatio` are the lowest and highest ratio.
+   */
   readonly tcp: Compared & { readonly leastRatio: number | null; readonly mostRatio: number | null }
   readonly udp: Both<UdpTotal> & { readonly datagramBytes: number }
   readonly roundTripMs: Compared
@@ -61,8 +68,8 @@ export interface Length {
 }
 
 /**
- * Facts that the samples do not show: the longest packet that passes inside the tunnel, and the MTU of each host. A
- * fact that is not known is left out.
+ * Facts that the samples do not show: the longest packet that passes inside the tunnel, and the MTU of each host. An
+ * unknown fact is left out.
  */
 interface Beside {
   readonly length?: Length | undefined
@@ -85,7 +92,10 @@ function lengthNotes({ length, mtu }: Beside): string[] {
   return [`inside the tunnel packets of ${length.asked} bytes get no answer${found}: ${whose}`, ...mismatch]
 }
 
-/** The fraction of a CPU core above which a host's `weft bench` counts as fully busy, so that it limits the measured rate. */
+/**
+ * The fraction of a CPU core above which a host's `weft bench` counts as fully busy, so that it limits the measured
+ * rate.
+ */
 const FULLY_BUSY = 0.9
 
 export function resultOf(samples: Samples, beside: Beside = {}): Result {
@@ -146,8 +156,8 @@ const orNull = (value: number): number | null => (Number.isFinite(value) ? value
 function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   const sum = (of: (sample: UdpSample) => number): number => samples.reduce((total, sample) => total + of(sample), 0)
   const sent = sum((sample) => sample.sent)
-  // The overflow counter of the socket includes datagrams from other senders. So limit it to the number of this run's datagrams that did
-  // not arrive.
+  // The overflow counter of the socket includes datagrams from other senders. So limit it to the number of this run's
+  // datagrams that did not arrive.
   const overflowed = sum((sample) => Math.min(sample.overflowed, Math.max(0, sample.sent - sample.datagrams)))
   const lost = sum((sample) => Math.max(0, sample.sent - sample.datagrams - sample.overflowed))
   const seconds = sum((sample) => sample.seconds)
@@ -161,7 +171,10 @@ function totalOf(samples: readonly UdpSample[], bytes: number): UdpTotal {
   }
 }
 
-/** Returns notes that name each path on which `weft bench` itself was fully busy, so that the path may carry more than was measured. */
+/**
+ * Returns notes that name each path on which `weft bench` itself was fully busy. Such a path may carry more than was
+ * measured.
+ */
 function busyNotes(tcp: Both<readonly TcpSample[]>): string[] {
   return PATHS.flatMap((path) => {
     const ends = (['here', 'there'] as const).filter(
@@ -174,8 +187,8 @@ function busyNotes(tcp: Both<readonly TcpSample[]>): string[] {
 }
 
 /**
- * Returns how much each counter increased from `before` to `after`. A counter that decreased was reset to 0, so its increase is its new
- * value.
+ * Returns how much each counter increased from `before` to `after`. A counter that decreased was reset to 0, so its
+ * increase is its new value.
  */
 export function increase(before: Counts, after: Counts): Counts {
   const grown = Object.entries(after).map(([name, count]): [string, number] => {

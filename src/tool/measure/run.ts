@@ -1,4 +1,5 @@
-// run.ts - the measuring side of `weft bench`. It connects to a listener on both paths, sends data, and gets reports of how much arrived.
+// run.ts - the measuring side of `weft bench`. It connects to a listener on both paths, sends data, and receives
+// reports of how much data arrived.
 
 import { randomBytes } from 'node:crypto'
 import { createSocket } from 'node:dgram'
@@ -28,27 +29,34 @@ import { median, type Samples, type TcpSample, type UdpSample } from './result.t
 /** How long in ms a connection attempt, an answer or an echo may take. */
 const PATIENCE_MS = 3_000
 const WARM_UP_S = 0.3
-/** The number of bytes of one write to a stream. The bytes are random, so that a path with compression gets no advantage. */
+/**
+ * The number of bytes of one write to a stream. The bytes are random, so that a path with compression gets no
+ * advantage.
+ */
 const WRITE_BYTES = 256 * 1024
 /** The text of an echo request. The listener sends the same text back. */
 const ECHO = '.\n'
 /** The pause in ms between two echo requests. During the pause all threads go to sleep, as they do on an idle host. */
 const TRIP_PAUSE_MS = 10
 const MOST_TRIPS_MS = 1_000
-/** The shortest delay of a Node.js timer, in ms. After each delay the sender sends the datagrams that are due by then. */
+/**
+ * The shortest delay of a Node.js timer, in ms. After each delay the sender sends the datagrams that have become due.
+ */
 const TICK_MS = 1
 /**
- * The maximum delay in ms that the sender makes up by sending faster. If the delay is longer, the sender skips
- * datagrams, because a larger burst would cause losses.
+ * The maximum delay in ms that the sender makes up by sending faster. After a longer delay the sender skips datagrams,
+ * because a larger burst would cause losses.
  */
 const MOST_BURST_MS = 3
 /**
- * The number of datagram buffers, which are used in turn. At most half of them wait in the socket's queue, so a buffer is free when its
- * turn comes again.
+ * The number of datagram buffers, which the sender uses in turn. At most half of the buffers wait in the socket's
+ * queue, so a buffer is free when its turn comes again.
  */
 const DATAGRAM_BUFFERS = 512
 
-/** A run of measurements against a listener. The listener's answers come over a leading connection on the outside path. */
+/**
+ * A run of measurements against a listener. The listener's answers come over a leading connection on the outside path.
+ */
 export class Run {
   /** The facts about the data path of the listener's host; null if the listener does not know them. */
   readonly there: InUse | null
@@ -58,11 +66,9 @@ export class Run {
   /** The run's identifier, which the listener assigned and which all streams and datagrams contain. */
   readonly #mark: string
   readonly #open: Set<Socket>
-  /** The echo connection of each path. */
   readonly #echoes = new Map<PathName, Socket>()
-  /** The bytes that one write sends to a stream. */
   readonly #filling = randomBytes(WRITE_BYTES)
-  /** The maximum number of datagrams that the UDP samples of this run could have sent so far. */
+  /** The maximum number of datagrams that the UDP samples of this run may have sent so far. */
   #sentEver = 0
 
   private constructor(paths: Both<PathAddresses>, port: number, leading: Leading, welcome: Welcome) {
@@ -95,7 +101,10 @@ export class Run {
     for (const socket of this.#open) socket.destroy()
   }
 
-  /** Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses the connection. */
+  /**
+   * Opens the echo connection of a path. Rejects with the kernel's error, or with the reason why the listener refuses
+   * the connection.
+   */
   async openEcho(path: PathName): Promise<void> {
     const socket = await this.#openTo(path, 'echo')
     socket.write(ECHO)
@@ -117,7 +126,7 @@ export class Run {
     return this.#echoes.has(path) ? performance.now() - start : undefined
   }
 
-  /** Sends as much data as `streams` connections can carry in `seconds`. */
+  /** Sends as much data as `streams` connections can carry in `seconds` seconds. */
   async tcp(path: PathName, streams: number, seconds: number): Promise<TcpSample> {
     await this.#leading.ask({ ask: 'tcp', streams, seconds }, ready)
     const opened = await Promise.allSettled(Array.from({ length: streams }, () => this.#openTo(path, 'stream')))
@@ -140,7 +149,7 @@ export class Run {
     }
   }
 
-  /** Sends datagrams of `bytes` bytes at this rate for `seconds`. */
+  /** Sends datagrams of `bytes` bytes at the rate `bitsPerSecond` for `seconds` seconds. */
   async udp(path: PathName, seconds: number, bytes: number, bitsPerSecond: number): Promise<UdpSample> {
     const perSecond = bitsPerSecond / 8 / bytes
     const most = Math.min(LIMITS.datagrams, Math.max(1, Math.round(perSecond * seconds)))
@@ -191,7 +200,10 @@ class Leading {
     this.socket = socket
   }
 
-  /** Sends `request`, if there is one, and reads the next answer. Rejects with WeftError COMMAND if `read` does not accept the answer. */
+  /**
+   * Sends `request`, if there is one, and reads the next answer. Rejects with WeftError COMMAND if `read` does not
+   * accept the answer.
+   */
   async ask<Answer>(
     request: object | undefined,
     read: (line: string) => Answer | undefined,
@@ -263,7 +275,10 @@ async function sendPaced({ to, from }: PathAddresses, paced: Paced): Promise<num
   }
 }
 
-/** Takes all samples of a plan. The round trips come first, while the path is idle. Calls `report` with the name of each step. */
+/**
+ * Takes all samples of a plan. Measures the round trips first, while the path is idle. Calls `report` with the name of
+ * each step.
+ */
 export async function measure(
   run: Run,
   plan: Plan,

@@ -6,14 +6,19 @@ import type { Both, Plan } from '../measure/plan.ts'
 import type { Compared, Length, Result, Samples } from '../measure/result.ts'
 import { bitRate, carrierText, milliseconds, table, type Screen } from './look.ts'
 
-/** The smallest percentage that is shown as a number. A smaller percentage is shown as `less than` this number. */
+/**
+ * The smallest percentage that the report shows as a number. A smaller percentage is shown as `less than` this number.
+ */
 const LEAST_PERCENT = 0.001
 
 export interface About extends Both<string> {
   readonly peer: string
   readonly name?: string | null
   readonly port: number
-  /** The longest packet that passes inside the tunnel; undefined in a report of the project's own benchmark, which does not measure it. */
+  /**
+   * The longest packet that passes inside the tunnel; undefined in a report of the project's own benchmark, which does
+   * not measure it.
+   */
   readonly length?: Length | null
 }
 

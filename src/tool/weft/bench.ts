@@ -1,4 +1,5 @@
-// bench.ts - `weft bench`: measures the cost of the tunnel by sending the same streams to a peer outside and inside the tunnel.
+// bench.ts - `weft bench`: measures the cost of the tunnel by sending the same streams to a peer outside and inside the
+// tunnel.
 
 import { networkInterfaces } from 'node:os'
 import { describeError, isWeftError, messageOf, WeftError } from '../../base/errors.ts'
@@ -30,7 +31,10 @@ import { peerToPing, createPinger, probesWanted, type Probe } from './peer.ts'
 
 const IDLE_MINUTES = 15
 const PING_MS = 1_000
-/** The MTU in bytes that is assumed if the MTU of a path is not known. Every IPv6 path supports it (RFC 8200, section 5). */
+/**
+ * The MTU in bytes that `weft bench` assumes if the MTU of a path is not known. Every IPv6 path supports this MTU (RFC
+ * 8200, section 5).
+ */
 const LEAST_MTU = 1280
 
 const flags = {
@@ -63,10 +67,12 @@ export const benchCommand = command({
     const { options, args } = call
     const [peer] = args
     if ((peer === undefined) !== options.listen) {
-      throw new WeftError('USAGE', 'weft bench takes a peer, or --listen', { remedy: 'see weft bench --help' })
+      throw new WeftError('USAGE', 'weft bench takes a peer, or --listen', {
+        remedy: '`weft bench --help` explains the arguments',
+      })
     }
     if (options.port < 1 || options.port > 65_535) {
-      throw new WeftError('USAGE', `--port is ${options.port}`, { remedy: 'give 1 to 65535' })
+      throw new WeftError('USAGE', `--port is ${options.port}`, { remedy: 'give a port from 1 to 65535' })
     }
     return peer === undefined ? listenHere(call) : benchPeer(call, peer)
   },
@@ -89,8 +95,6 @@ export function inUseOf({ node, config, dataPath }: Status, peer: PeerStatus | u
     pathMtu: (peer && sidesOf(peer)[family]?.pathMtu) ?? null,
   }
 }
-
-// The following functions serve the listener, `weft bench --listen`.
 
 async function listenHere({ options, screen, signal }: BenchCall): Promise<number> {
   const { port, from, 'status-socket': socket } = options
@@ -137,8 +141,8 @@ const isAt = ({ publicIp, publicIpv6 }: PeerStatus, address: string): boolean =>
   address === publicIp || address === publicIpv6
 
 /**
- * Returns why a host may not use the listener; undefined if it may. Only hosts that connect from the public IP of a peer, and hosts that
- * the operator named, may use it.
+ * Returns why a host may not use the listener; undefined if it may. Only hosts that connect from the public IP of a
+ * peer, and hosts that the operator named, may use the listener.
  */
 export function refusalOf(
   status: Status | undefined,
@@ -160,8 +164,6 @@ export function refusalOf(
   )
   return isItsOwn ? undefined : `${inside} is not in the subnet of ${address}`
 }
-
-// The following functions serve the measuring host, `weft bench PEER`.
 
 interface Paths extends Both<PathAddresses> {
   readonly inside: PathAddresses & { readonly from: string }
@@ -206,8 +208,8 @@ async function benchPeer(call: BenchCall, name: string): Promise<number> {
 type Outcome = Report | (About & { readonly unreached: string })
 
 /**
- * Measures over one family. If the run cannot begin, resolves with the WeftError instead of rejecting, so that the other family is still
- * measured.
+ * Measures over one family. If the run cannot begin, resolves with the WeftError instead of rejecting, so that `weft
+ * bench` still measures the second family.
  */
 async function benchBy(
   { options: { port, 'status-socket': socket }, signal }: BenchCall,
@@ -243,7 +245,7 @@ async function benchBy(
     const here = inUseOf(before, peer, probe.family)
     report('the longest packet')
     const length = await lengthOf(probe, here)
-    // Limit the datagrams to the longest packet that passes, because longer ones would only be lost.
+    // Limit the datagrams to the longest packet that passes, because longer datagrams would only be lost.
     const bytes = datagramBytes(here.mtu ?? LEAST_MTU, length?.longest ?? here.pathMtu, probe.family)
     const samples = await measure(run, plan, bytes, report, signal)
     const thereDrops = await run.end()
@@ -254,7 +256,7 @@ async function benchBy(
     const result = resultOf(samples, { length, mtu })
     return { ...about, plan, ...result, length: length ?? null, samples, inUse: { here, there: run.there }, drops }
   } catch (error) {
-    // If a run has begun and then fails, reject, so that the other family is not measured.
+    // If a run has begun and then fails, reject, so that `weft bench` does not measure the second family.
     if (run || signal.aborted || !isWeftError(error)) throw error
     return error
   } finally {
@@ -264,10 +266,12 @@ async function benchBy(
 }
 
 /**
- * Returns the addresses outside and inside the tunnel, of this host and of the peer. Throws WeftError CONFIG if the backend has no tunnel.
+ * Returns the addresses outside and inside the tunnel, of this host and of the peer. Throws WeftError CONFIG if the
+ * backend has no tunnel.
  */
 export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, from, to }: Probe): Paths {
-  // The outer datagrams of the tunnel may have another family than the packets inside, so use the endpoint of the tunnel.
+  // The outer datagrams of the tunnel may have another family than the packets inside, so use the endpoint of the
+  // tunnel.
   const endpoint = sidesOf(peer)[family]?.endpoint ?? ''
   const outer = endpoint === '' ? family : /^[\d.]+(:\d+)?$/.test(endpoint) ? 'ipv4' : 'ipv6'
   const publicIp = placeIn(peer, outer).publicIp ?? parseAddress(peer.publicIp) ?? 0
@@ -276,8 +280,8 @@ export function pathsTo({ node, config }: Status, peer: PeerStatus, { family, fr
       remedy: 'this network has no tunnel that weft bench could compare with the underlay',
     })
   }
-  // Connect from this node's public IP if the host has that address. Behind a NAT router the host lacks it, so the kernel chooses the
-  // source address.
+  // Connect from this node's public IP if the host has that address. Behind a NAT router the host lacks it, so the
+  // kernel chooses the source address.
   const own = Object.values(networkInterfaces()).flatMap((addresses) => addresses?.map(({ address }) => address) ?? [])
   const known = node ? placeIn(node, outer).publicIp : undefined
   return {
@@ -300,7 +304,7 @@ async function begin(paths: Paths, port: number): Promise<Run> {
     await run.openEcho('outside').catch(async (error: unknown) => {
       await run.end().catch(() => {})
       run.close()
-      // An error without a code does not come from the kernel. It is the listener's refusal.
+      // An error without a code does not come from the kernel, so it is the listener's refusal.
       throw isRefusal(error) ? refusedBy(to, messageOf(error)) : error
     })
     return run
@@ -353,8 +357,8 @@ async function whyNotOutside({ outside, inside }: Paths, port: number, error: un
 }
 
 /**
- * Explains why the inside path failed while the outside path works. A ping shows whether the whole data path fails, or only the listener's
- * port.
+ * Explains why the inside path failed while the outside path works. A ping shows whether the whole data path fails, or
+ * only the listener's port.
  */
 async function whyNotInside({ to, from }: Paths['inside'], port: number, error: unknown): Promise<string> {
   const what = `TCP port ${port} of ${to} is reached outside but not inside the tunnel: ${messageOf(error)}`
@@ -366,7 +370,7 @@ async function whyNotInside({ to, from }: Paths['inside'], port: number, error: 
     : `${what}; a ping through the data path is not answered either: run weft doctor on both hosts`
 }
 
-/** True if the address answers a ping; undefined if this user may not send pings. */
+/** Returns true if the address answers a ping; undefined if this user may not send pings. */
 async function pinged(to: string, from: string): Promise<boolean | undefined> {
   const [target, source] = [parseAddress(to), parseAddress(from)]
   if (target === undefined || source === undefined) return undefined
@@ -380,15 +384,16 @@ async function pinged(to: string, from: string): Promise<boolean | undefined> {
 }
 
 /**
- * Finds the length of the longest packet that is answered inside the tunnel. Returns undefined if this user may not send pings, or no
- * packet is answered.
+ * Finds the length of the longest packet that is answered inside the tunnel. Returns undefined if this user may not
+ * send pings, or no packet is answered.
  */
 async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUse): Promise<Length | undefined> {
   if (mtu === null) return undefined
   const asked = Math.min(mtu, pathMtu ?? mtu)
   try {
     const pinger = createPinger(from)
-    // True if a packet of this length is answered. Tries twice, so that one lost packet does not decide the result.
+    // Returns true if a packet of `bytes` bytes is answered. Tries twice, so that one lost packet does not decide the
+    // result.
     const passes = async (bytes: number): Promise<boolean> =>
       (await pinger.ping(to, PING_MS, bytes)) !== undefined || (await pinger.ping(to, PING_MS, bytes)) !== undefined
     try {
@@ -405,7 +410,10 @@ async function lengthOf({ from, to }: Probe, { mtu, pathMtu, backendType }: InUs
   }
 }
 
-/** Returns a function that shows the progress on a terminal, in one line that the next call overwrites. An empty text clears the line. */
+/**
+ * Returns a function that shows the progress on a terminal, in one line that the next call overwrites. An empty text
+ * clears the line.
+ */
 function progress(screen: Screen, json: boolean): (what: string) => void {
   return (what) => {
     if (screen.isTerminal && !json) screen.write(`\u001B[G${screen.colour('dim', what)}\u001B[K`)

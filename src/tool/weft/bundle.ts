@@ -1,4 +1,5 @@
-// bundle.ts - `weft doctor --bundle`: writes an archive for an issue report. It has the state of this host and its weftd, without secrets.
+// bundle.ts - `weft doctor --bundle`: writes an archive for an issue report. The archive has the state of this host and
+// its weftd, without secrets.
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -23,7 +24,7 @@ interface ToBundle {
   readonly subnetFile: string
   /** The text of the network configuration in the store, unchanged and with its secrets. */
   readonly config: string | undefined
-  /** Passwords from the command line or the environment. They are removed from all files of the archive. */
+  /** Passwords from the command line or the environment, which are removed from all files of the archive. */
   readonly secrets: readonly Secret[]
 }
 
@@ -35,7 +36,7 @@ last lines of weftd's log. Read the files before you give them to somebody you d
 `
 
 type Words = readonly [file: string, ...args: readonly string[]]
-/** The commands whose output fills each file of the archive. None of them changes the host. */
+/** The commands whose output fills each file of the archive. These commands do not change the host. */
 const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
   'versions.txt': [
     ['uname', '-a'],
@@ -77,7 +78,7 @@ const COMMANDS: Readonly<Record<string, readonly Words[]>> = {
   ],
 }
 
-/** Runs the commands. Returns a text with each command and its output, or the reason why it failed. */
+/** Runs the commands. Returns a text with each command and its output, or the reason why the command failed. */
 async function outputs(run: Run, commands: readonly Words[]): Promise<string> {
   const parts = await Promise.all(
     commands.map(async ([file, ...args]) => {
@@ -96,10 +97,13 @@ function secretsIn(value: unknown): readonly Secret[] {
   return typeof value === 'object' && value !== null ? Object.values(value).flatMap(secretsIn) : []
 }
 
-/** The minimum number of characters of a secret that is searched for and removed. A shorter secret would match ordinary text. */
+/**
+ * The minimum number of characters of a secret that is searched for and removed. A shorter secret would match ordinary
+ * text.
+ */
 const SHORTEST = 4
 
-/** Makes a function that removes these secrets from a text, and escapes the text's terminal sequences. */
+/** Makes a function that removes the secrets `secrets` from a text, and escapes terminal sequences in the text. */
 function cleaner(secrets: readonly Secret[]): (text: string) => string {
   // Replace the longest secret first, because a shorter secret may be the beginning of a longer one.
   const values = secrets
@@ -110,8 +114,8 @@ function cleaner(secrets: readonly Secret[]): (text: string) => string {
 }
 
 /**
- * Removes the secrets from a network configuration, and returns them too. Omits a text that is not JSON, because its secrets cannot be
- * recognized.
+ * Removes the secrets from a network configuration, and returns the secrets too. Omits a text that is not JSON, because
+ * weft cannot recognise the secrets in it.
  */
 function shownConfig(text: string): { readonly shown: string; readonly secrets: readonly Secret[] } {
   try {
@@ -122,8 +126,8 @@ function shownConfig(text: string): { readonly shown: string; readonly secrets: 
 }
 
 /**
- * Writes the archive to a file that only its owner may read. Throws WeftError USAGE if the file exists or cannot be created. Throws COMMAND
- * if writing failed, after deleting the file.
+ * Writes the archive to a file that only its owner may read. Throws WeftError USAGE if the file exists or cannot be
+ * created. Throws COMMAND if writing failed, after deleting the file.
  */
 export async function writeBundle(path: string, what: ToBundle, run: Run): Promise<void> {
   const file = await open(path, 'wx', 0o600).catch((error: NodeJS.ErrnoException) => {

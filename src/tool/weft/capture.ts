@@ -1,4 +1,5 @@
-// capture.ts - `weft capture`: shows the packets that the data path dropped most recently and why, as text or as a capture file.
+// capture.ts - `weft capture`: shows the packets that the data path dropped most recently and why, as text or as a
+// capture file.
 
 import { open, type FileHandle } from 'node:fs/promises'
 import { version } from '../../base/assets.ts'
@@ -65,8 +66,8 @@ export const captureCommand = command({
 const AWAY: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'ECONNRESET'])
 
 /**
- * Fetches the packets dropped since the report `before`. If the daemon does not answer, waits until it does, because the data path drops
- * packets during its restart too.
+ * Fetches the packets dropped since the report `before`. If weftd does not answer, waits until it does, because the
+ * data path drops packets during a restart of weftd too.
  */
 async function fetchAgain(
   socket: string,
@@ -91,7 +92,7 @@ const OURS: ReadonlySet<string> = new Set(['native', 'dgram'])
 function notOurs({ engine }: DropsReport): WeftError {
   if (engine === null)
     return new WeftError('CONFIG', 'weftd has no data path yet, or is opening it again', {
-      remedy: 'see `weft status`',
+      remedy: '`weft status` shows the reason',
     })
   return new WeftError(
     'CONFIG',
@@ -102,7 +103,10 @@ function notOurs({ engine }: DropsReport): WeftError {
   )
 }
 
-/** Returns the drop reasons that a name matches; all reasons if the name is empty. Throws WeftError USAGE if no reason matches. */
+/**
+ * Returns the drop reasons that a name matches; all reasons if the name is empty. Throws WeftError USAGE if no reason
+ * matches.
+ */
 function reasonsNamed(name: string, { reasons }: DropsReport): ReadonlySet<string> {
   const all = Object.keys(reasons)
   const named = all.filter((each) => name === '' || each === name || each.replace(/^.x_drop_/, '') === name)
@@ -153,8 +157,8 @@ async function openOutput({ write, json, follow }: OutputOptions, first: DropsRe
 }
 
 /**
- * Formats a dropped packet as one line: `2026-11-22T13:14:15.123456Z out 10.5.1.2:4000 > 10.5.9.7:80 tcp, 60 bytes: no peer has the
- * destination (tx_drop_no_route)`
+ * Formats a dropped packet as one line: `2026-11-22T13:14:15.123456Z out 10.5.1.2:4000 > 10.5.9.7:80 tcp, 60 bytes: no
+ * peer has the destination (tx_drop_no_route)`
  */
 function line(packet: DroppedPacket, { reasons }: DropsReport, { colour }: Screen): string {
   const { atUs, direction, reason, length, headers } = packet
@@ -178,7 +182,10 @@ function timeText(us: number): string {
 }
 
 const shownOf = ({ packets }: DropsReport): number => packets.reduce((sum, each) => sum + each.packets, 0)
-/** Counts the dropped packets whose headers weft saw (`seen`), and those of which it knows only the number (`headless`). */
+/**
+ * Counts the dropped packets whose headers weft saw (`seen`), and the dropped packets of which weft knows only the
+ * number (`headless`).
+ */
 function droppedOf({ reasons }: DropsReport): { readonly seen: number; readonly headless: number } {
   let [seen, headless] = [0, 0]
   for (const [name, { packets }] of Object.entries(reasons)) {
@@ -207,25 +214,28 @@ export function createTally(): (report: DropsReport) => number {
   let before: { readonly seen: number; readonly ahead: number } | undefined
   return (report) => {
     const { seen } = droppedOf(report)
-    // Return 0 for the first report, which counts earlier drops too. Return 0 also after the data path was opened again, because its
-    // counters then restart at zero.
+    // Return 0 for the first report, which counts earlier drops too. Return 0 also after the data path was opened
+    // again, because its counters then restart at zero.
     if (!before || seen < before.seen) {
       before = { seen, ahead: 0 }
       return 0
     }
-    // The daemon reads the counters before the packets, so a report may list a packet that only the next report counts.
+    // weftd reads the counters before the packets, so a report may list a packet that only the next report counts.
     const missed = seen - before.seen - before.ahead - shownOf(report)
     before = { seen, ahead: Math.max(0, -missed) }
     return Math.max(0, missed)
   }
 }
 
-/** Opens a capture file that only its owner may read. The comment of each packet in the file says why it was dropped. */
+/**
+ * Opens a capture file that only its owner may read. The comment of each packet in the file says why the packet was
+ * dropped.
+ */
 async function captureFile(path: string, first: DropsReport, screen: Screen): Promise<Output> {
   const file = path === '-' ? undefined : await openFile(path)
   const write = async (bytes: Buffer): Promise<void> => {
     if (!file) return screen.write(bytes)
-    // appendFile writes all bytes or throws. write(2) may write only a part of them.
+    // appendFile writes all bytes or throws, unlike write(2), which may write only a part of the bytes.
     await file.appendFile(bytes).catch((error: unknown) => {
       throw unwritable(path, error)
     })
@@ -260,4 +270,7 @@ async function openFile(path: string): Promise<FileHandle> {
 }
 
 const unwritable = (path: string, cause: unknown): WeftError =>
-  new WeftError('COMMAND', `${path} cannot be written: ${messageOf(cause)}`, { remedy: 'name another file', cause })
+  new WeftError('COMMAND', `${path} cannot be written: ${messageOf(cause)}`, {
+    remedy: 'name a file that weft can write',
+    cause,
+  })

@@ -8,12 +8,12 @@ import type { Screen } from './look.ts'
 
 export const EXIT = {
   ok: 0,
-  /** The exit code if the command failed, because a daemon, a store or a program did not answer. */
+  /** The exit code if the command failed because weftd, a store or a program did not answer. */
   failed: 1,
   usage: 2,
   /**
-   * The exit code if the command worked and found a fault: a peer does not answer, weft doctor reports a failure, or a configuration is
-   * invalid.
+   * The exit code if the command worked and found a fault: a peer does not answer, weft doctor reports a failure, or a
+   * configuration is invalid.
    */
   wrong: 3,
 } as const
@@ -28,7 +28,7 @@ export const EXIT_MEANINGS = [
 
 export interface Call<Table extends FlagTable> {
   readonly options: Options<Table>
-  /** The arguments of the command line that are not flags. Their number has been checked. */
+  /** The arguments of the command line that are not flags. weft has checked their number. */
   readonly args: readonly string[]
   readonly screen: Screen
   readonly signal: AbortSignal
@@ -42,7 +42,10 @@ export interface Command {
   readonly does: string
   readonly more: string
   readonly flags: FlagTable
-  /** Runs the command and returns its exit code. Throws WeftError USAGE if the command line cannot be parsed, and HelpWanted for -h. */
+  /**
+   * Runs the command and returns its exit code. Throws WeftError USAGE if the command line cannot be parsed, and
+   * HelpWanted for -h.
+   */
   run(words: readonly string[], environment: NodeJS.ProcessEnv, screen: Screen, signal: AbortSignal): Promise<number>
 }
 
@@ -80,7 +83,10 @@ function countOf(args: string): readonly [number, number] {
   return [words.filter((word) => !word.startsWith('[')).length, words.length]
 }
 
-/** Parses the command line. Flags may also follow arguments, unlike in Go's programs, so that `weft ping PEER -count 1` works. */
+/**
+ * Parses the command line. Unlike in Go's programs, flags may follow arguments, so that `weft ping PEER -count 1`
+ * works.
+ */
 function parseWords<Table extends FlagTable>(
   table: Table,
   words: readonly string[],
@@ -108,7 +114,10 @@ export const SOCKET_FLAG = {
   'status-socket': { ...WEFT_FLAGS['status-socket'], help: 'Unix socket of the daemon' },
 } as const
 
-/** Returns the help of a group of commands. The flags for the store, which most of them have, are at the end. */
+/**
+ * Returns the help of a group of commands. The flags for the store, which most commands of the group have, are at the
+ * end.
+ */
 export function groupHelp(commands: readonly Command[]): string {
   const shared = Object.entries({ ...SOCKET_FLAG, ...STORE_FLAGS })
   const names = new Set(shared.map(([name]) => name))
@@ -126,7 +135,7 @@ const flagLines = (flags: readonly [string, FlagTable[string]][]): string => {
     .join('\n')
 }
 
-/** Returns the help of a command. The flags in `without` are not described. */
+/** Returns the help of a command, without the flags in `without`. */
 export function helpOf({ name, args, does, more, flags }: Command, without: ReadonlySet<string> = new Set()): string {
   const usage = `Usage: weft ${[name, ...(Object.keys(flags).length > 0 ? ['[OPTION]...'] : []), args].join(' ').trim()}`
   const lines = flagLines(Object.entries(flags).filter(([flag]) => !without.has(flag)))

@@ -59,8 +59,8 @@ export const configGetCommand = command({
 })
 
 /**
- * Returns a configuration's text with its secrets hidden. Throws WeftError CONFIG if the text is not JSON, because its secrets cannot be
- * recognized.
+ * Returns a configuration's text with its secrets hidden. Throws WeftError CONFIG if the text is not JSON, because weft
+ * cannot recognise the secrets in it.
  */
 function hidden(text: string): string {
   try {
@@ -72,12 +72,12 @@ function hidden(text: string): string {
   }
 }
 
-/** The maximum number of unknown keys that an error names. */
+/** The maximum number of unknown keys that an error message names. */
 const NAMED = 5
 
 /**
- * Parses a configuration. The warnings name the keys that daemons would ignore. Throws WeftError CONFIG if no daemon could start with the
- * configuration. The error also names unknown keys, because one of them may be the cause.
+ * Parses a configuration. The warnings name the keys that weftd would ignore. Throws WeftError CONFIG if no weftd could
+ * start with the configuration. The error also names unknown keys, because an unknown key may be the cause.
  */
 function check(text: string): { readonly config: NetworkConfig; readonly warnings: readonly string[] } {
   try {
@@ -97,7 +97,10 @@ function check(text: string): { readonly config: NetworkConfig; readonly warning
 
 const warningsText = (warnings: readonly string[], { colour }: Screen): string =>
   warnings.map((line) => `${colour('doubtful', printable(line))}\n`).join('')
-/** Returns the error for keys that daemons ignore, because they are probably mistyped; undefined if there are none. */
+/**
+ * Returns the error for keys that weftd ignores, because they are probably mistyped; undefined if there are no such
+ * keys.
+ */
 function keysError(text: string): WeftError | undefined {
   const unknown = unknownKeys(text)
   if (unknown.length === 0) return undefined
@@ -119,16 +122,16 @@ async function readText(path: string): Promise<string> {
 }
 
 /**
- * True if the configuration allows the subnets of a lease. A lease without a subnet of one family is allowed, because its node will choose
- * a subnet.
+ * Returns true if the configuration allows the subnets of a lease. A lease without a subnet of one family is allowed,
+ * because its node will choose a subnet.
  */
 const fits = ({ ipv4, ipv6 }: Nets, config: NetworkConfig): boolean =>
   (!ipv4 || (config.ipv4 !== undefined && isCompatible(ipv4, config.ipv4))) &&
   (!ipv6 || (config.ipv6 !== undefined && isCompatible(ipv6, config.ipv6)))
 
 /**
- * Explains what happens to leases that the new configuration does not allow: their nodes lose the subnet of a family, or get other subnets.
- * `unfit` must not be empty.
+ * Explains what happens to leases that the new configuration does not allow: their nodes lose the subnet of a family,
+ * or get other subnets. `unfit` must not be empty.
  */
 function unfitError(unfit: readonly Nets[], config: NetworkConfig): WeftError {
   const families = familiesOf(config)
@@ -171,7 +174,10 @@ async function storedConfig(store: Store, signal: AbortSignal): Promise<NetworkC
   }
 }
 
-/** Describes how a new configuration affects the nodes that have a lease. `isCut` is true if it cuts some of them off from each other. */
+/**
+ * Describes how a new configuration affects the nodes that have a lease. `isCut` is true if the configuration cuts some
+ * nodes off from each other.
+ */
 function planText(
   before: NetworkConfig,
   config: NetworkConfig,
@@ -207,7 +213,7 @@ export const configSetCommand = command({
     const text = await readText(path)
     const { config, warnings } = check(text)
     const isDry = options['dry-run']
-    /** Throws this error, which --force suppresses. A dry run prints the error instead. */
+    /** Throws `error`, unless --force suppresses it. In a dry run prints the error instead. */
     const refuse = (error: WeftError): void => {
       if (options.force) return
       if (!isDry) throw error

@@ -1,4 +1,5 @@
-// daemon-client.ts - fetches reports from this host's daemon over its status socket: status, readiness, events of peers, dropped packets.
+// daemon-client.ts - fetches reports from this host's weftd over its status socket: status, readiness, events of peers,
+// dropped packets.
 
 import { request } from 'node:http'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -11,13 +12,16 @@ const TIMEOUT_MS = 5_000
 const OTHER_VERSION = { remedy: 'restart weftd, or use the weft of the same package' }
 
 /**
- * Fetches the daemon's status. Throws WeftError PERMISSION if this user may not open the socket, and COMMAND if no daemon answers or the
- * report has another version.
+ * Fetches weftd's status. Throws WeftError PERMISSION if this user may not open the socket, and COMMAND if no weftd
+ * answers or the report has another version.
  */
 export const fetchStatus = (socket: string, signal: AbortSignal): Promise<Status> =>
   fetchReport<Status>(socket, '/status.json', STATUS_SCHEMA, signal)
 
-/** Fetches the packets that were dropped after the report whose member `next` equals `after`. Rejects as fetchStatus does. */
+/**
+ * Fetches the packets that were dropped after the report whose member `next` equals `after`. Rejects as fetchStatus
+ * does.
+ */
 export const fetchDrops = (socket: string, after: DropsReport['next'], signal: AbortSignal): Promise<DropsReport> =>
   fetchReport<DropsReport>(socket, `/drops.json?after=${after.join(',')}`, DROPS_SCHEMA, signal)
 
@@ -25,12 +29,17 @@ export const fetchDrops = (socket: string, after: DropsReport['next'], signal: A
 export const fetchEvents = (socket: string, signal: AbortSignal): Promise<EventsReport> =>
   fetchReport<EventsReport>(socket, '/events.json', 1 satisfies EventsReport['schema'], signal)
 
-/** True if the daemon's `/readyz` answers that containers can be started on this node. Rejects as fetchStatus does. */
+/**
+ * Returns true if `/readyz` of weftd answers that containers can be started on this node. Rejects as fetchStatus does.
+ */
 export async function fetchReady(socket: string, signal: AbortSignal): Promise<boolean> {
   return (await answerAt(socket, '/readyz', signal, TIMEOUT_MS)).code === 200
 }
 
-/** Fetches the report at this URL path. Rejects as fetchStatus does, and with WeftError CONFIG if the daemon does not offer the report. */
+/**
+ * Fetches the report at the URL path `path`. Rejects as fetchStatus does, and with WeftError CONFIG if weftd does not
+ * offer the report.
+ */
 export async function fetchReport<Answer extends { readonly schema: number }>(
   socket: string,
   path: string,
@@ -66,7 +75,10 @@ function answerAt(socket: string, path: string, signal: AbortSignal, timeoutMs: 
     signal.throwIfAborted()
     const { code } = error as NodeJS.ErrnoException
     if (code === 'EACCES' || code === 'EPERM') {
-      throw new WeftError('PERMISSION', `this user may not open ${socket}`, { remedy: 'run as root', cause: error })
+      throw new WeftError('PERMISSION', `this user may not open ${socket}`, {
+        remedy: 'run weft as root',
+        cause: error,
+      })
     }
     const why =
       code === 'ENOENT' ? 'the socket does not exist' : code === 'ECONNREFUSED' ? 'weftd was killed' : messageOf(error)
@@ -81,8 +93,8 @@ interface Answered {
 
 function get(socketPath: string, path: string, signal: AbortSignal, timeoutMs: number): Promise<Answered> {
   return new Promise((resolve, reject) => {
-    // Set the timeout on the request itself. Node.js 20 may collect an AbortSignal.timeout inside AbortSignal.any as garbage, and the
-    // timeout would then never fire.
+    // Set the timeout on the request itself. Node.js 20 may collect an AbortSignal.timeout inside AbortSignal.any as
+    // garbage, and then the timeout never fires.
     const sent = request({ socketPath, path, signal, timeout: timeoutMs }, (response) => {
       const parts: Buffer[] = []
       response.on('data', (part: Buffer) => parts.push(part))

@@ -1,5 +1,6 @@
-// daemon-store.ts - finds the store that this host's daemon uses, and its credentials. It reads the daemon's status and environment, or the
-// EnvironmentFile of the service manager. The credentials are passed to the store and never shown.
+// daemon-store.ts - finds the store that this host's weftd uses, and its credentials, in weftd's status and
+// environment, or in the EnvironmentFile of the service manager. weft passes the credentials to the store and never
+// shows them.
 
 import { readFile } from 'node:fs/promises'
 import { isWeftError, WeftError } from '../../base/errors.ts'
@@ -14,7 +15,7 @@ const DEFAULTS = '/etc/default/weftd'
 
 interface DaemonStore {
   readonly options: Partial<KeyStoreOptions>
-  /** The file with credentials that this user may not read; undefined if there is none. */
+  /** The file with credentials that this user may not read; undefined if there is no such file. */
   readonly unread: string | undefined
 }
 
@@ -23,7 +24,10 @@ export interface Places {
   readonly defaults: string
 }
 
-/** Finds the store and the credentials of the daemon with this status. Without a status, reads only the EnvironmentFile. */
+/**
+ * Finds the store and the credentials of the weftd with the status `status`. Without a status, reads only the
+ * EnvironmentFile.
+ */
 export async function daemonStore(
   status: Status | undefined,
   { proc, defaults }: Places = { proc: '/proc', defaults: DEFAULTS },
@@ -40,7 +44,7 @@ export async function daemonStore(
   }
   const own = status && `${proc}/${status.daemon.pid}`
   const environment = own && (await read(`${own}/environ`))
-  // Check the process name, because in another PID namespace the daemon's process number may belong to another process.
+  // Check the process name, because in another PID namespace weftd's process id may belong to a different process.
   const isDaemon = own !== undefined && daemonName(((await read(`${own}/cmdline`)) ?? '').split('\0')) !== undefined
   if (status && isDaemon && environment !== undefined) {
     const variables = Object.fromEntries(environment.split('\0').map((line) => pairOf(line)))
@@ -52,7 +56,10 @@ export async function daemonStore(
   return { options: status ? { ...options, ...placeOf(status) } : options, unread }
 }
 
-/** Adds to an error of the store the hint that this user may not read the file with the credentials. Returns other errors unchanged. */
+/**
+ * Adds to an error of the store the hint that this user may not read the file with the credentials. Returns all other
+ * errors unchanged.
+ */
 export function explained(error: unknown, { unread }: Pick<DaemonStore, 'unread'>): unknown {
   if (unread === undefined || !isWeftError(error)) return error
   if (error.code !== 'STORE' && !error.message.startsWith('no TLS connection')) return error
@@ -87,7 +94,9 @@ function pairOf(line: string): readonly [string, string] {
   return at < 0 ? [line, ''] : [line.slice(0, at), line.slice(at + 1)]
 }
 
-/** Returns the options that environment variables set. Ignores invalid values silently, because the daemon has logged them. */
+/**
+ * Returns the options that environment variables set. Ignores invalid values silently, because weftd has logged them.
+ */
 function optionsOf(variables: Readonly<Record<string, string | undefined>>): Partial<KeyStoreOptions> {
   const all = applyEnvironment(STORE_FLAGS, parseFlags(STORE_FLAGS, []), 'FLANNELD', variables, () => {})
   const set = Object.entries(all).filter(
@@ -97,8 +106,8 @@ function optionsOf(variables: Readonly<Record<string, string | undefined>>): Par
 }
 
 /**
- * Parses a systemd EnvironmentFile (systemd.exec(5)): lines `NAME=VALUE`, comments after # or ;, and quotes. A backslash escapes the next
- * character, or joins the next line.
+ * Parses a systemd EnvironmentFile (systemd.exec(5)): lines `NAME=VALUE`, comments after # or ;, and quotes. A
+ * backslash escapes the next character, or joins the next line.
  */
 export function parseEnvironmentFile(text: string): Record<string, string> {
   const found: Record<string, string> = {}

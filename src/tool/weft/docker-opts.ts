@@ -1,5 +1,6 @@
-// docker-opts.ts - `weft docker-opts`: converts subnet.env to options for Docker, as flannel's mk-docker-opts.sh does. For IPv4 the output
-// equals the script's to the byte. For IPv6, which the script does not support, it adds Docker's options.
+// docker-opts.ts - `weft docker-opts`: converts subnet.env to options for Docker, as flannel's mk-docker-opts.sh does.
+// For IPv4 the output equals the script's to the byte. For IPv6, which the script does not support, the output has
+// Docker's options too.
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { dirname } from 'node:path'
@@ -123,9 +124,10 @@ interface DockerOptsWish {
 const PREFIX = 'DOCKER_OPT_'
 
 /**
- * Formats the file with Docker's options from the variables of subnet.env. A missing variable gives no option. DOCKER_OPT_* variables of
- * the environment become options too, and the combined variable is appended to its value in the environment. Docker masquerades only if
- * flannel does not. Throws WeftError USAGE if FLANNEL_IPMASQ is neither true nor false.
+ * Formats the file with Docker's options from the variables of subnet.env. A missing variable gives no option.
+ * DOCKER_OPT_* variables of the environment become options too, and the combined variable is appended to its value in
+ * the environment. Docker masquerades only if flannel does not. Throws WeftError USAGE if FLANNEL_IPMASQ is neither
+ * true nor false.
  */
 function formatDockerOpts(env: Readonly<Record<string, string | undefined>>, wish: DockerOptsWish): string {
   const given = Object.entries(env).filter(([name]) => name.startsWith(PREFIX))

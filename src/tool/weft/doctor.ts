@@ -1,4 +1,4 @@
-// doctor.ts - `weft doctor`: finds faults on this host, and says how to repair each of them.
+// doctor.ts - `weft doctor`: finds faults on this host, and says how to repair each fault.
 
 import { existsSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
@@ -25,7 +25,7 @@ import { recall, storedConfig, type Remains } from './recall.ts'
 import { inStore, isStoreGiven } from './store.ts'
 
 const WAIT_MS = 1_000
-/** How long to wait for the store, in ms. The time is short because the store is only one of many checks. */
+/** How long, in ms, weft doctor waits for the store. The time is short because the store is only one of many checks. */
 const STORE_MS = 3_000
 
 const QUIET: Log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
@@ -79,7 +79,7 @@ async function examine(options: DoctorOptions, signal: AbortSignal) {
   const subnetFile = reported?.daemon.subnetFile ?? options['subnet-file']
   const known = reported ? undefined : await readLastKnown(lastKnownFile({ 'subnet-file': subnetFile }), QUIET)
   const { seen, why, stored, place } = await lookInStore(options, reported, known, signal)
-  // Reconstruct the status only if no daemon runs. If this user may not query the daemon, the daemon may still run.
+  // Reconstruct the status only if no weftd runs. If this user may not query weftd, it may still run.
   const status = reported ?? (isForbidden ? undefined : await recallFrom(subnetFile, known, stored, place))
   const probing = status && probingOf(status)
   try {
@@ -108,8 +108,8 @@ interface Looked {
 }
 
 /**
- * Reads the configuration and the leases from the store that the flags name. If no flag names a store, uses the daemon's store, or
- * the store in the last-known file if no daemon runs.
+ * Reads the configuration and the leases from the store that the flags name. If no flag names a store, uses weftd's
+ * store, or the store in the last-known file if no weftd runs.
  */
 async function lookInStore(
   options: DoctorOptions,
@@ -148,7 +148,7 @@ async function lookInStore(
     signal.throwIfAborted()
     if (!isWeftError(error)) throw error
     // True if a failure of the store is a finding. It is not a finding if the store is only the default store, which
-    // may not be the daemon's, or if the store refused this user, because such a store may be healthy.
+    // may not be weftd's, or if the store refused this user, because such a store may be healthy.
     const isSure =
       isWeftError(error, 'STORE_UNAVAILABLE') && (isGiven || kind === 'directory' || reported !== undefined)
     const why = `${name}: ${error.message}${error.remedy ? `; ${error.remedy}` : ''}`
@@ -228,7 +228,7 @@ function worst(findings: NonNullable<Diagnosis['findings']>): 'ok' | 'warning' |
 export function toText(diagnoses: readonly Diagnosis[], colour: Colour): string {
   /**
    * For each reason, the name of the first check that could not run because of it. Later checks with the same reason
-   * refer to that check.
+   * refer to the first check.
    */
   const firsts = new Map<string, string>()
   const lines = diagnoses.flatMap(({ check, findings, why = '' }) => {

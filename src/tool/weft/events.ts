@@ -1,4 +1,4 @@
-// events.ts - `weft events`: shows how the states of peers changed, including events before the daemon's last start.
+// events.ts - `weft events`: shows how the states of peers changed, including events before the last start of weftd.
 
 import { messageOf, isWeftError, WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
@@ -56,7 +56,7 @@ const TONES: Readonly<Record<PeerEvent['what'], Tone>> = {
   usual: 'good',
 }
 
-/** Fetches the events of peers from the daemon. If the daemon does not answer, reads the file that the last daemon wrote. */
+/** Fetches the events of peers from weftd. If weftd does not answer, reads the file that the last weftd wrote. */
 async function reportOf(
   socket: string,
   subnetFile: string,
@@ -80,8 +80,8 @@ async function reportOf(
 }
 
 /**
- * Parses the value of --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if the text is empty. Throws WeftError
- * USAGE.
+ * Parses the value of --since: a duration before `now`, or a time. Returns ms since 1970; -Infinity if the text is
+ * empty. Throws WeftError USAGE.
  */
 export function sinceOf(text: string, now: number): number {
   if (text === '') return -Infinity

@@ -1,4 +1,5 @@
-// explain.ts - `weft explain`: shows the rules, routes, peer and MTU that apply to a packet, and what would happen to the packet.
+// explain.ts - `weft explain`: shows the rules, routes, peer and MTU that apply to a packet, and what would happen to
+// the packet.
 
 import { isWeftError, WeftError } from '../../base/errors.ts'
 import { nameIn } from '../../base/go-flags.ts'
@@ -65,7 +66,8 @@ export const explainCommand = command({
 })
 
 /**
- * True if the packet passes all steps; false if a step stops it; undefined if no step is known to stop it, but some steps are not known.
+ * Returns true if the packet passes all steps, and false if a step stops it; undefined if no step is known to stop the
+ * packet, but the result of some steps is unknown.
  */
 function passesOf(steps: readonly Step[]): boolean | undefined {
   if (steps.some(({ passes }) => passes === false)) return false
@@ -74,21 +76,21 @@ function passesOf(steps: readonly Step[]): boolean | undefined {
 
 /**
  * Returns the addresses of source and destination. If one of them is given as the name of a dual-stack host, uses that
- * host's address in the family of the other one.
+ * host's address in the family of the other.
  */
 function addressesOf(status: Status, [from = '', to = '']: readonly string[]): readonly [Address, Address] {
   const [source, destination] = [parseAddress(from), parseAddress(to)]
   const other = source ?? destination
   const [first, second] = [source ?? hostAddress(status, from, other), destination ?? hostAddress(status, to, other)]
-  // If source and destination are both given by name, one of the hosts may have only IPv6. In that case use the IPv6
-  // address of the other host too.
+  // If source and destination are both given by name, one of the two hosts may have only IPv6. In that case use the
+  // IPv6 address of both hosts.
   if (other !== undefined || familyOf(first) === familyOf(second)) return [first, second]
   return [hostAddress(status, from, second), hostAddress(status, to, first)]
 }
 
 /**
- * Returns the first address of the named host's subnet, in the family of `like` if the host has a subnet of that family. Throws WeftError
- * USAGE.
+ * Returns the first address of the named host's subnet, in the family of `like` if the host has a subnet of that
+ * family. Throws WeftError USAGE.
  */
 function hostAddress(status: Status, name: string, like: Address | undefined): Address {
   const place = isOwnName(status, name) ? (status.node ?? undefined) : peerNamed(status, name)
@@ -99,19 +101,22 @@ function hostAddress(status: Status, name: string, like: Address | undefined): A
   const families = like === undefined ? FAMILIES : [familyOf(like), ...FAMILIES]
   const [net] = families.flatMap((family) => placeIn(place, family).subnet ?? [])
   if (net) return net.address
-  throw new WeftError('USAGE', `${nameIn(name)} has no valid subnet`, { remedy: '`weft peers` shows its lease' })
+  throw new WeftError('USAGE', `${nameIn(name)} has no valid subnet`, {
+    remedy: '`weft peers` shows the lease of that peer',
+  })
 }
 
 /**
- * Returns the interface on which a packet from this source arrives. Returns undefined if the host itself sends the packet, or if the
- * interface is not known.
+ * Returns the interface on which a packet from the address `source` arrives. Returns undefined if the host itself sends
+ * the packet, or if the interface is not known.
  */
 function entryOf(source: Address, status: Status, facts: Facts): string | undefined {
   const side = sideOf(source, status, facts)
   const { kind } = side
   const family = familyOf(source)
   if (kind === 'host' || !status.node) return undefined
-  // A packet from a directly routed peer arrives on this host's interface to the peer's host. This code does not know that interface.
+  // A packet from a directly routed peer arrives on this host's interface to the peer's host, which this code does not
+  // know.
   if (side.kind === 'peer' && side.peer.way === 'direct') return undefined
   if (kind === 'peer') return status.dataPath?.devices[family] ?? undefined
   const { subnet } = placeIn(status.node, family)
@@ -119,8 +124,8 @@ function entryOf(source: Address, status: Status, facts: Facts): string | undefi
 }
 
 /**
- * Looks up the kernel's route for a packet. `by` is the interface on which the packet arrives; if it is undefined, this host sends the
- * packet.
+ * Looks up the kernel's route for a packet. `by` is the interface on which the packet arrives; if it is undefined, this
+ * host sends the packet.
  */
 async function routeOf(
   source: Address,
@@ -132,8 +137,8 @@ async function routeOf(
   const query = by === undefined ? own : { to, from: formatAddress(source), iif: by }
   try {
     const [answer] = await lookUpRoutes(run, family, [query])
-    // If the kernel refuses the incoming packet, also look up the route of a packet that this host itself sends, to show where the route
-    // would lead.
+    // If the kernel refuses the incoming packet, also look up the route of a packet that this host itself sends, to
+    // show where the route would lead.
     const [found] =
       answer && 'refused' in answer && by !== undefined ? await lookUpRoutes(run, family, [own]) : [answer]
     if (!found || 'refused' in found)

@@ -1,4 +1,5 @@
-// install-conf.ts - `weft install-conf`: flannel's install-conf program. An init container runs it to copy a CNI configuration to the host.
+// install-conf.ts - `weft install-conf`: flannel's install-conf program. An init container runs it to copy a CNI
+// configuration to the host.
 
 import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../../base/errors.ts'
@@ -10,7 +11,8 @@ Copies the file SRC to the path DEST, with its mode. A program that reads DEST m
 `
 
 /**
- * Copies the CNI configuration. Throws WeftError USAGE unless there are two arguments, and PERMISSION if a file cannot be read or written.
+ * Copies the CNI configuration. Throws WeftError USAGE unless there are two arguments, and PERMISSION if a file cannot
+ * be read or written.
  */
 export async function installConf(args: readonly string[]): Promise<void> {
   const [source = '', destination = ''] = args

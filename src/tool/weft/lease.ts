@@ -38,7 +38,7 @@ const flags = { ...SOCKET_FLAG, ...STORE_FLAGS }
 interface Read {
   readonly entry: StoreEntry
   readonly lease: Lease | undefined
-  /** Why the store's entry is not a valid lease; null if it is valid. */
+  /** Why the store's entry is not a valid lease; null if the entry is valid. */
   readonly problem: string | null
 }
 
@@ -54,7 +54,8 @@ const addressesText = (addresses: Addresses): string =>
   listed(addresses).map(formatAddress).join(',') || addressText(addresses)
 
 /**
- * Returns the backend type of a lease for display. The backends `udp` and `alloc` publish no type; a lease without one is shown as `udp`.
+ * Returns the backend type of a lease for display. The backends `udp` and `alloc` publish no type; a lease without a
+ * type is shown as `udp`.
  */
 const typeText = (published: string): string => published || DEFAULT_TYPE
 
@@ -71,8 +72,8 @@ const toJson = ({ entry, lease, problem }: Read) => ({
 })
 
 /**
- * Returns `this node` if the lease is this node's own, else the condition of the peer with this lease, as this host's daemon sees it.
- * Returns null if the daemon does not know the lease.
+ * Returns `this node` if the lease is this node's own, else the condition of the peer with this lease, as this host's
+ * weftd sees it. Returns null if weftd does not know the lease.
  */
 function nodeState(status: Status | undefined, key: string): 'this node' | Condition | null {
   if (key === status?.lease?.key) return 'this node'
@@ -80,7 +81,10 @@ function nodeState(status: Status | undefined, key: string): 'this node' | Condi
   return peer ? conditionOf(peer) : null
 }
 
-/** Formats when a lease ends, such as `in 23 h`. The table cell is marked as doubtful if the node should have renewed the lease already. */
+/**
+ * Formats when a lease ends, such as `in 23 h`. The table cell is marked as doubtful if the node should already have
+ * renewed the lease.
+ */
 function endText(at: number | undefined, isReservation: boolean): Cell {
   if (isReservation) return 'never'
   if (at === undefined) return '-'
@@ -150,7 +154,10 @@ export const leaseLsCommand = command({
     }),
 })
 
-/** Finds the store's entry with exactly these subnets. If there is none, finds an entry whose subnets contain them. */
+/**
+ * Finds the store's entry with exactly the given subnets. If there is none, finds an entry whose subnets contain the
+ * given subnets.
+ */
 function findEntry(entries: readonly StoreEntry[], subnet: Nets): StoreEntry | undefined {
   const name = leaseKey(subnet)
   const has = (nets: Nets, net: Net): boolean => listed(nets).some((each) => formatNet(each) === formatNet(net))
@@ -190,7 +197,9 @@ export const leaseShowCommand = command({
 /** Formats the value of a lease's field for display. If the lease publishes no type, shows the default type. */
 const textOf = (key: string, value: unknown): string => (key === 'type' ? typeText(String(value)) : String(value))
 
-/** Describes the running node that uses a lease; returns undefined if this host's daemon knows no node with this lease. */
+/**
+ * Describes the running node that uses a lease; returns undefined if this host's weftd knows no node with this lease.
+ */
 function holderOf(status: Status | undefined, key: string): string | undefined {
   if (status?.lease?.key === key) return 'this node'
   const peer = status?.peers?.list.find(({ lease }) => lease === key)
@@ -212,7 +221,7 @@ export const leaseReleaseCommand = command({
       const holder = holderOf(status, entry.key)
       if (holder !== undefined && !options.force) {
         throw new WeftError('USAGE', `${nameOf(entry.key)} is held by ${holder}`, {
-          remedy: 'stop its daemon first, or give --force',
+          remedy: 'stop the daemon of that node first, or give --force',
         })
       }
       if (!(await store.delete(entry.key, entry, signal))) throw changed(entry.key)
@@ -260,7 +269,7 @@ export const leaseReserveCommand = command({
 
       function isAcross(other: string): WeftError {
         return new WeftError('USAGE', `${other} overlaps ${subnetName(subnet)}`, {
-          remedy: 'reserve that subnet instead, or release it first',
+          remedy: 'reserve the overlapping subnet instead, or release the overlapping subnet first',
         })
       }
     }),
@@ -279,7 +288,7 @@ function checkGiven(net: Net, config: NetworkConfig): void {
 
 /**
  * Returns the value with which a lease is reserved, which is its present value. Throws WeftError USAGE if the operator
- * named a `node` that is not the node in that value.
+ * named a `node` that is not the node in the present value.
  */
 function valueFor(before: StoreEntry, node: string | undefined): string {
   const { lease } = read(before)
@@ -288,12 +297,14 @@ function valueFor(before: StoreEntry, node: string | undefined): string {
     'USAGE',
     `${before.key} is leased by ${lease ? addressesText(lease.attrs.publicIp) : 'a node that cannot be read'}`,
     {
-      remedy: 'release it first, or leave the node out',
+      remedy: 'release the lease of that node first, or leave the node out',
     },
   )
 }
 
-/** Parses the addresses of a node: `192.0.2.7`, `fd77::7`, or both with a comma between them. Throws WeftError USAGE. */
+/**
+ * Parses the addresses of a node: `192.0.2.7`, `fd77::7`, or both with a comma between them. Throws WeftError USAGE.
+ */
 function addressesIn(text: string | undefined): Addresses {
   const all = (text ?? '').split(',').map((part) => parseAddress(part) || undefined)
   const found = {

@@ -1,4 +1,5 @@
-// look.ts - formats the output of the `weft` commands: tables, colours, times and sizes. All functions except createScreen are pure.
+// look.ts - formats the output of the `weft` commands: tables, colours, times and sizes. All functions except
+// createScreen are pure.
 
 import { printable, printableLines } from '../../base/text.ts'
 import type { Family } from '../../net/address.ts'
@@ -8,12 +9,15 @@ export interface Screen {
   /** True if standard output is a terminal, so that a command may overwrite lines that it wrote. */
   readonly isTerminal: boolean
   /**
-   * True while standard output has a reader. False after the reader closed it (EPIPE); further output is lost without
-   * an error.
+   * Returns true while standard output has a reader, and false after the reader closed it (EPIPE); further output is
+   * then lost without an error.
    */
   isRead(): boolean
   readonly colour: Colour
-  /** Writes to standard output. Writes bytes unchanged. In a text, escapes all terminal sequences except those that weft itself uses. */
+  /**
+   * Writes to standard output. Writes bytes unchanged. In a text, escapes all terminal sequences except those that weft
+   * itself uses.
+   */
   write(text: string | Uint8Array): void
   warn(line: string): void
 }
@@ -30,7 +34,10 @@ interface Stdout {
   on(event: 'error', listener: (error: NodeJS.ErrnoException) => void): unknown
 }
 
-/** Creates the screen for a command's output. Uses colours if standard output is a terminal and NO_COLOR is not set (no-color.org). */
+/**
+ * Creates the screen for a command's output. Uses colours if standard output is a terminal and NO_COLOR is not set
+ * (no-color.org).
+ */
 export function createScreen(
   stdout: Stdout,
   stderr: { write(text: string): boolean },
@@ -53,7 +60,7 @@ export function createScreen(
   }
 }
 
-/** Matches the terminal sequences that are not escaped: those for colours and the cursor that weft itself writes. */
+/** Matches the terminal sequences for colours and the cursor that weft itself writes. `write` does not escape them. */
 const OURS = new RegExp(String.raw`(\u001B\[(?:(?:0|${Object.values(CODES).join('|')})m|2J|[GHJK]))`)
 const withOurSequences = (text: string): string =>
   text
@@ -116,7 +123,10 @@ export const percent = (part: number): string => `${Math.floor(part * 1000) / 10
 /** Formats a number with a noun, such as `1 peer` or `2 peers`. */
 export const count = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
 
-/** Describes the data path: backend, device, engine, MTU and features, such as `udp by flannel0, the native engine, MTU 1472; udp-gso`. */
+/**
+ * Describes the data path: backend, device, engine, MTU and features, such as `udp by flannel0, the native engine, MTU
+ * 1472; udp-gso`.
+ */
 export function carrierText(carrier: {
   readonly backendType: string
   readonly device: string | null

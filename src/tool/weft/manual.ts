@@ -2,13 +2,16 @@
 
 import { defaultText, valueWord, type Command } from './command.ts'
 
-/** The arguments that shell completion offers for a command: none, file paths, peers, or these words. */
+/** The arguments that shell completion offers for a command: none, file paths, peers, or the words of the list. */
 type Follows = 'nothing' | 'path' | 'peer' | readonly string[]
 
 /** The shell command that lists the peers for completion. Its output has no characters that a shell would expand. */
 const PEERS = 'weft peers --names 2>/dev/null'
 
-/** A command that is missing in the table of commands, because it parses its command line itself or is built into weft.ts. */
+/**
+ * A command that is missing in the table of commands, because the command parses its command line itself or is built
+ * into weft.ts.
+ */
 export interface Other {
   readonly name: string
   readonly does: string
@@ -22,8 +25,8 @@ export type Shell = (typeof SHELLS)[number]
 const quoted = (text: string): string => `'${text.replaceAll("'", String.raw`'\''`)}'`
 
 /**
- * A first word after `weft`: a command with its flags and arguments, or a group of commands, such as `lease`, with its second words in
- * `next`.
+ * A word that can follow `weft` on the command line: a command with its flags and arguments, or a group of commands,
+ * such as `lease`, with the group's commands in `next`.
  */
 interface Word {
   readonly name: string
@@ -35,7 +38,10 @@ interface Word {
 interface Flag {
   readonly name: string
   readonly help: string
-  /** The kind of value that follows the flag on the command line. A `text` may be a file path, so completion offers paths. */
+  /**
+   * The kind of value that follows the flag on the command line. A `text` may be a file path, so completion offers
+   * paths.
+   */
   readonly value: 'none' | 'text' | 'number'
 }
 
@@ -127,7 +133,7 @@ function bash(tree: readonly Word[]): string {
   ].join('\n')
 }
 
-/** Returns the completion script for zsh. The script works as a file `_weft` in fpath, and with `source` after compinit. */
+/** Returns the completion script for zsh, which works as a file `_weft` in fpath, and with `source` after compinit. */
 function zsh(tree: readonly Word[]): string {
   const escaped = (text: string, special: RegExp): string => text.replaceAll(special, String.raw`\$&`)
   const choose = (words: readonly Word[], at: number): string[] => [
@@ -212,7 +218,7 @@ const roff = (text: string): string =>
     .replaceAll('-', String.raw`\-`)
     .replaceAll(/^([.'])/gm, String.raw`\&$1`)
 
-/** Escapes a paragraph for roff and breaks it into lines of at most 80 bytes, which includes the backslashes. */
+/** Escapes a paragraph for roff and breaks it into lines of at most 80 bytes, including the backslashes. */
 const paragraph = (text: string): string => roff(text.replaceAll(/(.{1,72})(?:\s+|$)/g, '$1\n').trimEnd())
 
 /** Returns the manual page of `weft`, in section 8 (man(7)). */

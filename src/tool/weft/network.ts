@@ -1,4 +1,5 @@
-// network.ts - `weft network`: shows the state of all nodes, and which node reaches which. This host's daemon collects the report.
+// network.ts - `weft network`: shows the state of all nodes, and which node reaches which. This host's weftd collects
+// the report.
 
 import { jsonLine } from '../../base/text.ts'
 import {
@@ -13,11 +14,17 @@ import { command, EXIT, JSON_FLAG, SOCKET_FLAG } from './command.ts'
 import { fetchReport } from './daemon-client.ts'
 import { count, milliseconds, percent, table, type Cell as Shown, type Colour, type Tone } from './look.ts'
 
-/** How long in ms to wait for the daemon's report. If thousands of nodes hang, weftd needs most of that time to collect it. */
+/**
+ * How long, in ms, `weft network` waits for weftd's report. If thousands of nodes hang, weftd needs most of this time
+ * to collect the report.
+ */
 const TIMEOUT_MS = 30_000
-/** The maximum number of nodes for which the matrix is shown. A larger matrix is wider than a terminal. */
+/** The maximum number of nodes for which `weft network` shows the matrix. A larger matrix is wider than a terminal. */
 const MOST_COLUMNS = 12
-/** The maximum number of nodes that are all listed without --all. If there are more, only the nodes with a problem are listed. */
+/**
+ * The maximum number of nodes of which `weft network` lists all without --all. If there are more nodes, it lists only
+ * the nodes with a problem.
+ */
 const MOST_ROWS = 40
 const SLOWEST = 3
 
@@ -105,7 +112,10 @@ const clockText = (ms: number): string =>
 
 type Matrix = NonNullable<NetworkReport['matrix']>
 
-/** Formats the matrix of nodes. Each cell shows whether the node of its row reaches the node whose number heads its column. */
+/**
+ * Formats the matrix of nodes. Each cell shows whether the node of its row reaches the node whose number heads its
+ * column.
+ */
 function matrixText(nodes: readonly NetworkNode[], matrix: Matrix, colour: Colour): string {
   const head = ['FROM \\ TO', ...nodes.map((_node, at) => String(at + 1))]
   const rows = nodes.map((node, from): Shown[] => [

@@ -21,7 +21,7 @@ const ICMP: ReadonlyMap<number, string> = new Map([
   [8, 'echo request'],
   [11, 'time exceeded'],
 ])
-/** The number of bytes that are shown of data that is not an IP packet. */
+/** The number of bytes that weft shows of data that is not an IP packet. */
 const SHOWN_BYTES = 16
 
 export function packetText(bytes: Buffer): string {

@@ -19,8 +19,9 @@ import { kindOf } from '../../path/catalog.ts'
 import { placeIn, sidesOf, type PeerStatus, type Status } from '../../report/status.ts'
 
 /**
- * Finds a peer by its subnet, lease key, public IP, or an address in its subnet. If several subnets contain the address, the one with the
- * longest prefix wins. Any other text is a host name or its first label. Throws WeftError USAGE if several peers have the name.
+ * Finds a peer by its subnet, lease key, public IP, or an address in its subnet. If several subnets contain the
+ * address, the subnet with the longest prefix wins. Any other text is a host name or the first label of a host name.
+ * Throws WeftError USAGE if several peers have the name.
  */
 export function peerNamed(status: Status, name: string): PeerStatus | undefined {
   const [address, net] = [parseAddress(name), parseNet(name)]
@@ -39,14 +40,14 @@ export function peerNamed(status: Status, name: string): PeerStatus | undefined 
   })
 }
 
-/** The maximum number of peers that an error names. */
+/** The maximum number of peers that an error message names. */
 const NAMED = 5
 
 const firstLabel = (name: string): string => name.split('.')[0] ?? ''
 
 /**
- * Finds the peers with this host name. If there are none, finds the peers whose host name has it as the first label, such as `host2` for
- * `host2.example.org`.
+ * Finds the peers with the host name `name`. If there are none, finds the peers whose host name has `name` as the first
+ * label, such as `host2` for `host2.example.org`.
  */
 function peersCalled({ peers }: Status, name: string): readonly PeerStatus[] {
   const wanted = name.toLowerCase()
@@ -74,7 +75,10 @@ export interface Probe<A extends Address = Address> {
   readonly to: A
 }
 
-/** Returns a probe of the peer over each family that both nodes have. Returns none if the backend has no address that answers. */
+/**
+ * Returns a probe of the peer over each family that both nodes have. Returns an empty list if the backend has no
+ * address that answers.
+ */
 export function probesOf({ node, config }: Status, peer: PeerStatus): readonly Probe[] {
   const target = kindOf(config?.backendType ?? '')?.probe ?? 'nobody'
   if (!node || target === 'nobody') return []
@@ -86,12 +90,15 @@ export function probesOf({ node, config }: Status, peer: PeerStatus): readonly P
   })
 }
 
-/** Finds the peer with this name, and its probes. Throws WeftError if there is no such peer, or if the peer cannot be probed. */
+/**
+ * Finds the peer called `name`, and its probes. Throws WeftError if there is no such peer, or if weft cannot probe the
+ * peer.
+ */
 export function peerToPing(status: Status, name: string) {
   const peer = peerNamed(status, name)
   if (!peer && isOwnName(status, name))
     throw new WeftError('USAGE', `${nameIn(name)} is this host itself`, {
-      remedy: 'name another host; `weft peers` lists them',
+      remedy: 'name a host other than this one; `weft peers` lists the peers',
     })
   if (!peer)
     throw new WeftError('USAGE', `there is no peer ${nameIn(name)}`, { remedy: '`weft peers` lists the peers' })
@@ -107,7 +114,8 @@ export function peerToPing(status: Status, name: string) {
 }
 
 /**
- * Selects the probes over the family that the operator named; all probes if `family` is empty. Throws WeftError USAGE if no probe is left.
+ * Selects the probes over the family that the operator named; all probes if `family` is empty. Throws WeftError USAGE
+ * if no probe is left.
  */
 export function probesWanted(probes: readonly Probe[], family: string): readonly Probe[] {
   const wanted = probes.filter((probe) => family === '' || probe.family === family)
@@ -124,8 +132,8 @@ export interface Pinger {
 }
 
 /**
- * Opens a socket for ICMP echo requests. Throws WeftError PERMISSION if this user may not open one, and ADDRESS if the host does not have
- * the address `from`.
+ * Opens a socket for ICMP echo requests. Throws WeftError PERMISSION if this user may not open such a socket, and
+ * ADDRESS if the host does not have the address `from`.
  */
 export function createPinger(from: Address, open = openEcho): Pinger {
   let next = Math.floor(Math.random() * 0x10000)
@@ -139,7 +147,7 @@ export function createPinger(from: Address, open = openEcho): Pinger {
   } catch (error) {
     const isForbidden = ['EPERM', 'EACCES'].includes((error as NodeJS.ErrnoException).code ?? '')
     throw new WeftError(isForbidden ? 'PERMISSION' : 'ADDRESS', `no peer can be pinged: ${messageOf(error)}`, {
-      remedy: isForbidden ? 'run as root' : 'check that the data path is up: `weft status`',
+      remedy: isForbidden ? 'run weft ping as root' : 'check that the data path is up: `weft status`',
       cause: error,
     })
   }

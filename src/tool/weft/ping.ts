@@ -74,7 +74,9 @@ export const pingCommand = command({
   },
 })
 
-/** A probe of a peer, and the round-trip time of each echo request in ms; undefined for a request that was not answered. */
+/**
+ * A probe of a peer, and the round-trip time of each echo request in ms; undefined for a request that was not answered.
+ */
 interface Pinged {
   readonly probe: Probe
   readonly pinger: Pinger
@@ -82,8 +84,8 @@ interface Pinged {
 }
 
 /**
- * Opens a socket for a probe. If this host lacks the source address, because it does not carry the family now, returns a pinger whose
- * requests get no answer.
+ * Opens a socket for a probe. If this host lacks the source address, because it does not carry the family now, returns
+ * a pinger whose requests get no answer.
  */
 function pingerFor({ from }: Probe, failed: (why: WeftError) => void): Pinger {
   try {
@@ -114,7 +116,9 @@ function sumText({ probe: { family }, times }: Pinged, isOneOfTwo: boolean): str
   return `${by}${answered.length} of ${times.length} answered (${lossOf(times)}% lost)${spread}\n`
 }
 
-/** Formats the results for --json, by family. The results of the first family are also at the top level of the object. */
+/**
+ * Formats the results for --json, by family. The results of the first family are also at the top level of the object.
+ */
 function toJson(peer: PeerStatus, pinged: readonly Pinged[]) {
   const resultOf = ({ probe: { to }, times }: Pinged) => ({
     address: formatAddress(to),

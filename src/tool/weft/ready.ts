@@ -30,7 +30,8 @@ export const readyCommand = command({
           return EXIT.ok
         }
       } catch (error) {
-        // If the daemon does not answer, try again, because a daemon that has just started may not have opened its socket yet.
+        // If weftd does not answer, try again, because a weftd that has just started may not have opened its socket
+        // yet.
         if (isLast || !isWeftError(error, 'COMMAND')) throw error
       }
       if (isLast) break

@@ -1,5 +1,5 @@
-// recall.ts - reconstructs the status of a node whose weftd does not run. It uses the store, the last-known file, subnet.env, and the
-// devices that the daemon left.
+// recall.ts - reconstructs the status of a node whose weftd does not run, from the store, the last-known file,
+// subnet.env, and the devices that weftd left.
 
 import { isWeftError } from '../../base/errors.ts'
 import { parseNetworkConfig, type NetworkConfig } from '../../control/config/network-config.ts'
@@ -48,7 +48,7 @@ function readConfig(text: string | undefined): NetworkConfig | undefined {
   }
 }
 
-/** Converts a network configuration to the form that the status has, with its secrets hidden. */
+/** Converts a network configuration to the form of the status, with its secrets hidden. */
 export function storedConfig(text: string): StoreSeen['config'] {
   const config = readConfig(text)
   return config && (JSON.parse(JSON.stringify(configOf(config))) as StoreSeen['config'])
@@ -60,7 +60,10 @@ function subnetsIn(env: Remains['subnetEnv']): Nets {
   return { ...(ipv4 ? { ipv4 } : {}), ...(ipv6 ? { ipv6 } : {}) } as Nets
 }
 
-/** Derives a network configuration from subnet.env and from the backend's device on this host; returns undefined if either is missing. */
+/**
+ * Derives a network configuration from subnet.env and from the backend's device on this host; returns undefined if
+ * subnet.env or the device is missing.
+ */
 function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): NetworkConfig | undefined {
   const isThere = (type: string): boolean =>
     links.some(({ name }) => kindOf(type)?.devices.some(([, pattern]) => isNamedBy(pattern, name)))
@@ -77,7 +80,7 @@ function guessConfig(env: Remains['subnetEnv'], links: readonly Link[]): Network
 const isSame = (a: Nets, b: Nets): boolean =>
   FAMILIES.every((family) => (a[family] && formatNet(a[family])) === (b[family] && formatNet(b[family])))
 
-/** The data path of the node whose daemon does not run, as far as the files and devices that it left show it. */
+/** The data path of a node whose weftd does not run, as far as the files and devices that weftd left show it. */
 interface RecalledPath {
   readonly config: NetworkConfig
   readonly kind: ReturnType<typeof kindOf>
@@ -93,7 +96,7 @@ function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledP
     known?.tunNames[0] ??
     links.find(({ name }) => kind?.devices.some(([, pattern]) => isNamedBy(pattern, name)))?.name ??
     null
-  // A weftd that carries the packets itself writes the last-known file. So if that file is missing, the kernel carried
+  // A weftd that carries the packets itself writes the last-known file. So if this file is missing, the kernel carried
   // the packets, unless the backend has only TUN devices.
   const isOurs = kind !== undefined && kind.devices.length > 0 && kind.devices.every(([type]) => type === 'tun')
   const isKernel = known === undefined && !isOurs
@@ -102,7 +105,7 @@ function recallPath(config: NetworkConfig, { known, links }: Remains): RecalledP
   return { config, kind, engine, device, isUp }
 }
 
-/** Returns the status of one family of a peer; null if the peer has no subnet or no address in that family. */
+/** Returns the status of one family of a peer; null if the peer has no subnet or no address in the family. */
 function sideOf(lease: Lease, family: Family, { config, kind, isUp }: RecalledPath): PeerSide | null {
   const host = lease.attrs.publicIp[family]
   if (!lease.subnet[family] || host === undefined || !familiesOf(config).includes(family)) return null
@@ -169,8 +172,8 @@ function recallNode(lease: Lease | undefined, own: Nets, links: readonly Link[])
 }
 
 /**
- * Reconstructs the status of a node whose daemon does not run. Returns undefined if neither subnet.env nor the last-known file shows the node's
- * subnet, or no configuration is found.
+ * Reconstructs the status of a node whose weftd does not run. Returns undefined if neither subnet.env nor the
+ * last-known file shows the node's subnet, or if no configuration is found.
  */
 export function recall(remains: Remains): Status | undefined {
   const { subnetFile, subnetEnv, known, stored, netConf, links, place, at } = remains

@@ -34,7 +34,7 @@ import {
 } from './look.ts'
 
 const WATCH_MS = 2_000
-/** The maximum number of peers that are shown without --all. */
+/** The maximum number of peers that `weft status` and `weft peers` show without --all. */
 const SHOWN_PEERS = 100
 const SHOWN_EVENTS = 5
 
@@ -77,7 +77,10 @@ export const peersCommand = command({
   },
 })
 
-/** Matches host names without special characters. Completion offers only these, because a shell may expand special characters. */
+/**
+ * Matches host names without special characters. Completion offers only these names, because a shell may expand special
+ * characters.
+ */
 const PLAIN = /^[a-z\d][a-z\d._-]*$/i
 
 /** Lists the words by which shell completion can name a peer: subnets, and host names without special characters. */
@@ -108,8 +111,8 @@ async function show(
 }
 
 /**
- * Adds control sequences to the text, so that it overwrites the terminal from the first line on, and clears what is
- * below the text (ECMA-48: CUP, EL, ED).
+ * Adds control sequences to the text, so that it overwrites the terminal from the first line on, and clears the lines
+ * after the text (ECMA-48: CUP, EL, ED).
  */
 function inPlace(text: string, isFirst: boolean): string {
   return `${isFirst ? '\u001B[2J' : ''}\u001B[H${text.replaceAll('\n', '\u001B[K\n')}\u001B[J`
@@ -162,7 +165,10 @@ function heading(status: Status, colour: Colour): string {
   ].join('')
 }
 
-/** Joins the values of both families for display. In an IPv6-only network the two values are equal, and the value is shown once. */
+/**
+ * Joins the values of both families for display. In an IPv6-only network the two values are equal, so the result has
+ * the value once.
+ */
 const bothText = (first: string, ipv6: string | null): string =>
   ipv6 === null || ipv6 === first ? first : `${first} and ${ipv6}`
 
@@ -215,7 +221,7 @@ function narrowText({ peers, dataPath }: Status, colour: Colour): string {
     : `; ${size ? `packets${size}` : 'long packets'} are fragmented, or their senders get an ICMP error`
 }
 
-/** Returns how many peers answer over each family, if the numbers differ between the families. */
+/** Returns how many peers answer over each family, if the numbers of the two families differ. */
 function brokenText({ list, answering }: PeersStatus): string {
   const isReached = (condition: Condition): boolean =>
     condition === 'answering' || condition === 'narrow' || (answering === null && condition === 'programmed')
@@ -262,8 +268,8 @@ function handshakeText(session: PeerStatus['session']): string {
 }
 
 /**
- * Returns the address that is shown for a peer without an endpoint: the peer's address in the family that does not
- * work.
+ * Returns the address that `weft peers` shows for a peer without an endpoint: the peer's address in the family that
+ * does not work.
  */
 function hostOf(peer: PeerStatus): string {
   const { ipv4, ipv6 } = sidesOf(peer)
@@ -288,7 +294,7 @@ function peerRow(peer: PeerStatus, before: PeerStatus | undefined, seconds: numb
   }
   const state = conditionText(peer, (condition) => condition)
   return [
-    // Show a dash for a peer without a host name, because flanneld does not publish one.
+    // Show a dash for a peer without a host name, because flanneld does not publish a host name.
     peer.name ? briefly(peer.name) : '-',
     peer.subnet,
     peer.endpoint ?? hostOf(peer),

@@ -1,4 +1,4 @@
-// store.ts - opens the store for a command: the store that the flags name, else the store of this host's daemon.
+// store.ts - opens the store for a command: the store that the flags name, else the store of this host's weftd.
 
 import { existsSync } from 'node:fs'
 import { isWeftError, WeftError } from '../../base/errors.ts'
@@ -25,7 +25,10 @@ interface Opened {
 export const isStoreGiven = (options: KeyStoreOptions): boolean =>
   options['lease-dir'] !== '' || options['etcd-endpoints'] !== STORE_FLAGS['etcd-endpoints'].default
 
-/** Opens the store, runs `work` with it, and closes it. Throws WeftError STORE_UNAVAILABLE if the store does not answer in time. */
+/**
+ * Opens the store, runs `work` with the store, and closes the store. Throws WeftError STORE_UNAVAILABLE if the store
+ * does not answer in time.
+ */
 export async function withStore<T>(
   options: KeyStoreOptions & { readonly 'status-socket': string },
   screen: Pick<Screen, 'warn'>,
@@ -39,7 +42,10 @@ export async function withStore<T>(
   return inStore(options, status, WAIT_MS, screen, stopping, work)
 }
 
-/** Opens the store and runs `work` with it, as withStore does, for a caller that already has the status and sets the time limit. */
+/**
+ * Opens the store and runs `work` with the store, as withStore does, for a caller that already has the status and sets
+ * the time limit.
+ */
 export async function inStore<T>(
   options: KeyStoreOptions,
   status: Status | undefined,
@@ -74,8 +80,8 @@ export async function inStore<T>(
 }
 
 /**
- * Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because opening the store would create a directory for a
- * mistyped name.
+ * Throws WeftError STORE_UNAVAILABLE if the lease directory does not exist, because opening the store would create a
+ * directory for a mistyped name.
  */
 function requireFolder({ 'lease-dir': folder }: KeyStoreOptions): void {
   if (folder === '' || existsSync(folder)) return
@@ -85,7 +91,8 @@ function requireFolder({ 'lease-dir': folder }: KeyStoreOptions): void {
 }
 
 /**
- * Parses the name of a lease: `10.5.1.0/24`, `fd00:5:1::/64`, both with a comma between them, or the lease's key. Throws WeftError USAGE.
+ * Parses the name of a lease: `10.5.1.0/24`, `fd00:5:1::/64`, both with a comma between them, or the lease's key.
+ * Throws WeftError USAGE.
  */
 export function subnetNamed(text: string): Nets {
   const subnet = parseLeaseKey(text) ?? netsOf(text.split(',').flatMap((part) => parseNet(part) ?? []))

@@ -1,6 +1,6 @@
-// weft.ts - the program `weft`: has the table of its subcommands, and runs one of them.
+// weft.ts - the program `weft`: its table of subcommands, and the code that runs one subcommand.
 
-import { version } from '../../base/assets.ts'
+import { runtime, version } from '../../base/assets.ts'
 import { describeError, isWeftError } from '../../base/errors.ts'
 import { flagHint, HelpWanted, nameIn } from '../../base/go-flags.ts'
 import { printable } from '../../base/text.ts'
@@ -15,7 +15,7 @@ interface OldCommand {
   readonly does: string
   readonly load: () => Promise<{
     readonly help: string
-    /** Runs the command and returns its exit code. If it throws an error, weft prints the error's message. */
+    /** Runs the command and returns its exit code. If `run` throws an error, weft prints the error's message. */
     readonly run: (args: readonly string[], screen: Screen) => Promise<number>
   }>
 }
@@ -54,8 +54,8 @@ const OLD: readonly OldCommand[] = [
 ]
 
 /**
- * All other commands of `weft`, in the order of the help. weft loads only the code of the command that it runs, because
- * scripts run `weft status` every second.
+ * The commands of `weft` that use the common parser, in the order of the help. weft loads only the code of the command
+ * that it runs, because scripts run `weft status` every second.
  */
 const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   status: async () => (await import('./status.ts')).statusCommand,
@@ -112,7 +112,7 @@ const OTHERS: readonly Other[] = [
   },
   {
     name: 'version',
-    does: 'print the version; with --json also the version of Node.js and the platform',
+    does: 'print the version; with --json also Node.js, the platform and the C library',
     follows: ['--json'],
   },
   {
@@ -132,6 +132,12 @@ async function help(): Promise<string> {
   return `Usage: weft COMMAND [OPTION]... [ARGUMENT]...\n\n${lines}\nThe daemon is weftd; see weftd --help.\n`
 }
 
+/** Returns the C library and its version, such as `glibc 2.36`. The report of Node.js has no version of a C library other than glibc. */
+function libc(): string {
+  const { header } = process.report.getReport() as { readonly header: { readonly glibcVersionRuntime?: string } }
+  return header.glibcVersionRuntime === undefined ? 'musl' : `glibc ${header.glibcVersionRuntime}`
+}
+
 function writeVersion(rest: readonly string[], screen: Screen): number {
   if (isHelp(rest[0])) {
     screen.write('Usage: weft version [--json]\n')
@@ -142,7 +148,14 @@ function writeVersion(rest: readonly string[], screen: Screen): number {
     screen.warn(`weft version: unknown argument ${nameIn(unknown)}; the only option is --json`)
     return EXIT.usage
   }
-  const all = { version: version(), node: process.versions.node, platform: process.platform, arch: process.arch }
+  const all = {
+    version: version(),
+    node: process.versions.node,
+    platform: process.platform,
+    arch: process.arch,
+    libc: libc(),
+    runtime: runtime(),
+  }
   screen.write(rest.length > 0 ? `${JSON.stringify(all)}\n` : `${all.version}\n`)
   return EXIT.ok
 }
@@ -247,8 +260,8 @@ async function runOld({ name, load }: OldCommand, rest: readonly string[], scree
     return await run(rest, { ...screen, warn })
   } catch (error) {
     warn(describeError(error))
-    // Only `weft cleanup` has an exit code for wrong usage. The other commands that this function handles replace flannel's programs, which
-    // exit with 1 for every error.
+    // Only `weft cleanup` has an exit code for wrong usage. All other commands that parse their command line themselves
+    // replace flannel's programs, which exit with 1 for every error.
     return name === 'cleanup' && isWeftError(error, 'USAGE') ? EXIT.usage : EXIT.failed
   }
 }

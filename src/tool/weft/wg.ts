@@ -1,5 +1,5 @@
-// wg.ts - `weft wg`: shows the keys, handshakes and traffic of a node with the WireGuard backend, in the format of `wg show`. It works
-// whether the kernel or weftd carries the packets.
+// wg.ts - `weft wg`: shows the keys, handshakes and traffic of a node with the WireGuard backend, in the format of `wg
+// show`, whether the kernel or weftd carries the packets.
 
 import { WeftError } from '../../base/errors.ts'
 import { jsonLine } from '../../base/text.ts'
@@ -30,7 +30,7 @@ interface Interface {
   readonly listeningPort: number | null
   readonly engine: string | null
   readonly hasPresharedKey: boolean
-  /** The interval in seconds at which keepalives are sent; 0 if none are sent. */
+  /** The interval in seconds at which this node sends keepalives; 0 if it sends none. */
   readonly keepaliveSeconds: number
   readonly peers: readonly Peer[]
 }
@@ -47,8 +47,8 @@ interface Peer {
 }
 
 /**
- * Returns the WireGuard devices of this node. Throws WeftError CONFIG if the backend does not encrypt, and COMMAND if the node has no lease
- * or no device.
+ * Returns the WireGuard devices of this node. Throws WeftError CONFIG if the backend does not encrypt, and COMMAND if
+ * the node has no lease or no device.
  */
 export function interfacesOf(status: Status): readonly Interface[] {
   const { node, config, lease, dataPath, peers, trouble } = status
@@ -68,7 +68,7 @@ export function interfacesOf(status: Status): readonly Interface[] {
   const names = new Set(ends.flatMap(([family]) => dataPath?.devices[family] ?? []))
   if (names.size === 0)
     throw new WeftError('COMMAND', `weftd does not carry packets now: ${trouble ?? 'it has no device'}`, {
-      remedy: '`weft doctor` gives the reason',
+      remedy: '`weft doctor` gives the reason why packets do not pass',
     })
   return [...names].flatMap((name) => {
     const its = ends.filter(([family]) => dataPath?.devices[family] === name)

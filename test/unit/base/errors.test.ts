@@ -6,7 +6,7 @@ import { describeError, isWeftError, messageOf, prefixed, WeftError } from '../.
 const cause = new Error('why')
 const error = new WeftError('CONFIG', 'it is wrong', { remedy: 'mend it', cause })
 
-it('has the given properties', () => {
+it('a WeftError has the given code, remedy and cause', () => {
   expect(error).toMatchObject({ name: 'WeftError', code: 'CONFIG', message: 'it is wrong', remedy: 'mend it', cause })
   const bare = new WeftError('STORE', 'x')
   expect([bare.remedy, 'cause' in bare]).toEqual([undefined, false])
@@ -49,7 +49,7 @@ it.each([
   expect([describeError(thrown), messageOf(thrown)]).toEqual([line, message])
 })
 
-it('is shown by its message if it has no stack', () => {
+it('an error without a stack is shown by its message', () => {
   const stackless = new Error('why')
   delete stackless.stack
   expect(describeError(stackless)).toBe('why')

@@ -15,7 +15,7 @@ describe('log', () => {
     )
   })
 
-  it("has no line and no control character of others', also for who hears it", () => {
+  it('escapes line breaks and control characters in the line and in the text for listeners', () => {
     const heard: string[] = []
     const lines: string[] = []
     const log = createLog(

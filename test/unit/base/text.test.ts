@@ -77,7 +77,7 @@ describe('an untrusted text', () => {
     })
   })
 
-  it('keeps its lines, but no carriage return within a line', () => {
+  it('keeps its line breaks, but no carriage return within a line', () => {
     expect(printableLines('a\tb\nc\r\nd\re')).toBe('a\tb\nc\r\nd\\re')
   })
 

@@ -9,7 +9,7 @@ afterEach(() => vi.useRealTimers())
 describe('bell', () => {
   const { signal } = new AbortController()
 
-  it('keeps one ring for the next wait', async () => {
+  it('wakes the next wait if it rang before', async () => {
     const bell = createBell()
     bell.ring()
     bell.ring()

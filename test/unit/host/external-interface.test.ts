@@ -109,7 +109,7 @@ describe('chooseExternalInterface', () => {
     ])
   })
 
-  it('takes the default route of the lowest metric, no metric being 0', async () => {
+  it('takes the default route with the lowest metric; a route without a metric has metric 0', async () => {
     const routes = [
       { dev: 'dummy0', metric: 600 },
       { dev: 'eth0', metric: 100 },
@@ -149,7 +149,7 @@ describe('chooseExternalInterface', () => {
     expect(found.lines.at(-1)).toBe('Using 203.0.113.9 as external address')
   })
 
-  it('names each wish that fails and goes on', async () => {
+  it('logs each flag for which no interface fits, and tries the next one', async () => {
     const { lines } = await choose(
       { ifaces: ['eth9', 'bare', '198.51.100.1', 'small'], patterns: ['(a', 'b.*e$', 'x'], canReach: '172.16.31.1' },
       host([], [...LINKS, link(5, 'small', ['192.0.2.5'], 0)]),
@@ -280,7 +280,7 @@ describe('preferredAddress', () => {
   const rank = ({ address: at, prefixLength }: LinkAddress<number>): number =>
     (formatIpv4(at).startsWith('169.254.') ? 2 : 0) + (prefixLength === 32 ? 1 : 0)
 
-  it('is the first of the best that can be used at all', () => {
+  it('is the first of the best usable addresses', () => {
     fc.assert(
       fc.property(fc.array(address, { maxLength: 6 }), (addresses) => {
         const usable = addresses.filter((entry) => {
@@ -399,7 +399,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     ])
   })
 
-  it('takes the interface of both default routes, and says so of each family', async () => {
+  it('takes the interface of both default routes, and logs it for each family', async () => {
     const { lines, found, ...is } = await chooseOf(DUAL, {})
     expect(is).toEqual({ name: 'eth0', address: '192.0.2.7 2001:db8::7', publicIp: '192.0.2.7 2001:db8::7' })
     expect(found.named).toEqual({ address: { ipv4: false, ipv6: false }, publicIp: { ipv4: false, ipv6: false } })
@@ -412,7 +412,7 @@ describe('chooseExternalInterface in a network with IPv6', () => {
     ])
   })
 
-  it('takes the default routes of the lowest metric of each family, and none that leads nowhere', async () => {
+  it('takes the default route with the lowest metric of each family, and no unreachable route', async () => {
     const nowhere = { type: 'unreachable', dst: 'default', dev: 'lo', metric: 1 }
     const by6 = [nowhere, { dev: 'eth1', metric: 2048 }, { nexthops: [{ dev: 'eth0' }, { dev: 'eth1' }], metric: 1024 }]
     expect((await chooseOf(DUAL, {}, hostOfBoth('eth0', by6))).name).toBe('eth0')
@@ -709,7 +709,7 @@ describe('the choice of IPv6 addresses', () => {
     addresses: { ipv4: [], ipv6: entries.map(toLinkAddress) },
   })
 
-  it('is that of a simple model', () => {
+  it('equals the choice of a simple model', () => {
     fc.assert(
       fc.property(fc.array(entry, { maxLength: 6 }), (entries) => {
         const address = preferredAddress(linkWith(entries), 'ipv6')

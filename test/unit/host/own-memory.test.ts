@@ -28,7 +28,7 @@ giveBackMemory()
 const after = [program(), anonymous()]
 console.log(JSON.stringify({ before, after, isWhole: kept.every((byte) => byte === 7) }))`
 
-it('drops the program from memory, and keeps what was written', () => {
+it('frees the memory of the program that can be read from its file again, and keeps written memory', () => {
   const { stdout, stderr, status } = spawnSync(process.execPath, ['-e', LOOK, packageRoot], { encoding: 'utf8' })
   expect([stderr, status]).toEqual(['', 0])
   const { before, after, isWhole } = JSON.parse(stdout) as Record<'before' | 'after', [number, number]> & {
@@ -40,7 +40,7 @@ it('drops the program from memory, and keeps what was written', () => {
   expect(isWhole).toBe(true)
 })
 
-it('leaves a program alone that is in anonymous memory', () => {
+it('does nothing if the program is in anonymous memory', () => {
   const words = ['--use-largepages=on', '-e', LOOK, packageRoot]
   expect(spawnSync(process.execPath, words, { encoding: 'utf8' })).toMatchObject({ status: 0 })
 })

@@ -70,7 +70,7 @@ describe('IPv4', () => {
     expect(parseIpv4Net('10.0.1.0/16')).toEqual({ address: parseIpv4('10.0.0.0'), prefixLength: 16 })
   })
 
-  it('finds overlaps as upstream does', () => {
+  it('finds overlaps as flannel does', () => {
     const parse = (text: string) => parseIpv4Net(text)!
     expect(ipv4NetsOverlap(parse('1.2.3.0/24'), parse('1.2.3.0/24'))).toBe(true)
     expect(ipv4NetsOverlap(parse('1.2.3.0/24'), parse('1.2.0.0/16'))).toBe(true)

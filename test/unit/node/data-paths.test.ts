@@ -178,7 +178,7 @@ function rig(lease = LEASE, more: (family: Family) => Partial<DataPath> = () => 
   }
 }
 
-it('works like one data path', async () => {
+it('two data paths work like one', async () => {
   const { calls, open } = rig()
   const path = await open()
   await path.apply(LEASES, 'own')
@@ -317,7 +317,7 @@ it.each<[what: string, end: (r: ReturnType<typeof rig>) => void, why: string]>([
   expect(r.errors).toEqual([])
 })
 
-it('fails entirely with the last carried family', async () => {
+it('fails as a whole when the last carried family fails', async () => {
   const r = rig()
   const path = await r.open()
   r.faults.ipv4!(new Error('first'))
@@ -357,7 +357,7 @@ it('continues with one family while the other cannot be opened, and opens it wit
   expect([path.unreported, path.lacking]).toEqual([false, {}])
 })
 
-it('closes a family that was opened later and rejects its peers, and opens it again', async () => {
+it('closes a family that rejects its peers after it was opened late, and opens it again', async () => {
   const { calls, broken, deaf, open, again } = rig()
   broken.add('ipv6')
   const path = await open()
@@ -371,7 +371,7 @@ it('closes a family that was opened later and rejects its peers, and opens it ag
   expect(calls.slice(4)).toEqual(['open ipv6', 'apply ipv6 k'])
 })
 
-it('that is not bound to an address continues with a new address, which is published', async () => {
+it('that is not bound to an address continues after a change of the address, and publishes the new address', async () => {
   const r = rig()
   const path = await r.open(1430, true)
   await path.resync()
@@ -488,7 +488,7 @@ it('applies the peers to one family while the other hangs, which later gets all 
   expect(path.isBehind).toBe(false)
 })
 
-it('gives the peers of a family to the path that is open now, although its failed path still hangs', async () => {
+it('gives the peers of a family to its present data path, although its failed data path still hangs', async () => {
   const r = rig()
   const path = await r.open()
   const late = Promise.resolve()
@@ -558,7 +558,7 @@ it('waits until the only family has taken its peers, however late it is', async 
   expect(await applying).toBe('done')
 })
 
-it('is not opened if no family can be opened', async () => {
+it('rejects if no family can be opened', async () => {
   const { broken, open } = rig()
   for (const family of ['ipv4', 'ipv6'] as const) broken.add(family)
   await expect(open()).rejects.toThrow('no ipv4')
@@ -685,7 +685,7 @@ it('with engines returns the drops of each family once, also if one is not open'
   expect(dropsSince(third)).toEqual([[], third])
 })
 
-it('with engines lends the carried families, in turn with opening and closing, and takes them back', async () => {
+it('with engines lends the carried families, but not while it opens or closes, and takes them back', async () => {
   const r = engines()
   const path = await r.open(undefined, undefined, undefined, LEASES)
   expect([r.knew.ipv4, r.knew.ipv6]).toEqual([LEASES, LEASES])
@@ -795,14 +795,14 @@ it('that is bound to an address fails with another address, and is not checked a
   expect((await path.fault).message).toBe('the address of eth0 changed from fd00::1 to fd00::a1')
 })
 
-it('reports a missing address of those families alone that a data path uses', async () => {
+it('reports a missing address only for families that a data path uses', async () => {
   const { r, path } = await openBound('ipv6')
   Object.assign(r.host, { ipv4: '169.254.0.1', ipv6: 'fe80::1' })
   await path.resync()
   expect(path.gone()).toEqual({ ipv6: 'eth0 has lost its address fd00::1' })
 })
 
-it('continues after a new name of the external interface, which the backend must know', async () => {
+it('continues after a rename of the external interface, and gives the backend the new name', async () => {
   const r = rig()
   const path = await r.open()
   r.host.name = 'uplink0'

@@ -73,7 +73,7 @@ it('publishes the missing fact and the reason of each failure, and logs the fail
   ])
 })
 
-it('names a fact in the log that is not found for some seconds without a failure', async () => {
+it('logs that a fact is missing for some seconds without a failure', async () => {
   let found!: (text: string) => void
   const find = () => new Promise<string>((resolve) => (found = resolve))
   const waiting = waitFor('a lease', { failure: 'failed: ', find }, { log, signal, publish })
@@ -84,7 +84,7 @@ it('names a fact in the log that is not found for some seconds without a failure
   expect(vi.getTimerCount()).toBe(0)
 })
 
-it('waits for an operator only while something forwards', async () => {
+it('waits for an operator only while a process forwards', async () => {
   let isForwarding = true
   const find = failing('STORE', 'STORE', 'STORE', 'STORE')
   const task = { failure: 'failed: ', find }

@@ -124,7 +124,7 @@ describe('the external interface', () => {
     await vi.waitFor(() => expect(none()).toMatch(/no such network interface/))
   })
 
-  it('that the node had needs no default route, and is given up when another is chosen', async () => {
+  it('that the node used earlier needs no default route, and is given up when another interface is chosen', async () => {
     const address = { ipv4: parseIpv4('192.0.2.7')! }
     const known: ExternalInterface = {
       name: 'eth0',
@@ -243,7 +243,7 @@ it.each([
 })
 
 describe('the network configuration', () => {
-  it('is accepted with unknown keys, which are named once', async () => {
+  it('is accepted with unknown keys, which are logged once', async () => {
     host.hasRoute = true
     const texts = [
       '{"Netwrok":"10.5.0.0/16"}',
@@ -275,7 +275,7 @@ describe('routes of an earlier run', () => {
   }
   const to = (third: number) => ({ dst: `fd00:5:0:${third}::/64`, gateway: 'fd77::2', dev: 'eth0', metric: 1024 })
 
-  it('to other hosts are named where the network lost their family', async () => {
+  it('to other hosts are reported if the network no longer has their family', async () => {
     const others = [
       { dst: 'fd00:5:0:7::/64', dev: 'cni0', metric: 256 },
       { dst: 'fd00:5:0:8::/64', gateway: 'fd00:5:0:8::', dev: 'flannel-v6.1', metric: 1024 },
@@ -288,7 +288,7 @@ describe('routes of an earlier run', () => {
     expect(line).toMatch(/fd00:5:0:5::\/64 via fd77::2, \.\.\. \(6\); remove/)
   })
 
-  it('are not reported if the kernel lost the family too', async () => {
+  it('are not reported if the kernel no longer has the family', async () => {
     host.hasIpv6 = false
     expect(await left('fd00:5::/48', {}, [to(1)])).toEqual([])
     host.hasIpv6 = true

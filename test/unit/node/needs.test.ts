@@ -101,7 +101,7 @@ describe('a device', () => {
     await requireNeeds(needs(tun), hostOf([{ name: 'flannel-wg', kind: 'tun', data: { type: 'tun' }, isUp: false }]))
   })
 
-  it('through which another process forwards keeps a TUN from it, unless this node does', async () => {
+  it('through which another process forwards cannot be used, unless this node forwards already or inherits the device', async () => {
     const used = [{ name: 'flannel-wg', kind: 'tun', data: { type: 'tun' } }]
     await expect(requireNeeds(needs(tun), hostOf(used))).rejects.toThrow('another process forwards through flannel-wg')
     await requireNeeds(needs(tun), hostOf(used, { isForwarding: true }))
@@ -114,11 +114,11 @@ describe('a port', () => {
     ports: [{ family: 'ipv4', address: '127.0.0.1', port, option: 'ListenPort' }],
     ...more,
   })
-  it('that this process has open is its own', async () => {
+  it('that this process has open causes no error', async () => {
     await requireNeeds(needs(at(await take())), hostOf([]))
   })
 
-  it('of one family alone is enough if there is no other', async () => {
+  it('that is free lets the start continue, although the device of another part is blocked', async () => {
     const bad = { device: { name: 'flannel-wg', type: 'tun', networks: {}, replaces: [] } } as const
     await requireNeeds(needs(bad, at(0)), hostOf([{ name: 'flannel-wg', kind: 'bridge' }]))
   })

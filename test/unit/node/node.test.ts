@@ -16,7 +16,7 @@ import {
 
 installRig()
 
-it('says that it is ready, and what is wrong while the data path or the store is down', async () => {
+it('reports that it is ready, and the problem while the data path or the store is down', async () => {
   expect([readiness(), trouble()]).toEqual([false, 'starting'])
   start()
   await ready()

@@ -25,7 +25,7 @@ const leaseOf = (key: string): OwnLease => {
   return { key, subnet: parseLeaseKey(key)!, attrs, expiresAt: undefined, revision: 0n }
 }
 
-it('is opened for the own lease after the lent data path has come back', async () => {
+it("a data path is opened for the node's lease after the lent data path has come back", async () => {
   const ownership = new Ownership(log)
   const calls: string[] = []
   let back!: () => void
@@ -132,7 +132,7 @@ it.each([
   expect([node.lease.key, node.lease.attrs, node.attrs, got]).toEqual([key, attrs, now, opened])
 })
 
-it('asks the store for the public IP before it goes on with the backend of the file', async () => {
+it('reads the public IP from the store before it continues with the backend of the file', async () => {
   const old = {} as DataPaths
   const { node, facts } = await forwarding(old)
   const given = { publicIp: { ipv4: 0x0a000009 }, backendType: '' }
@@ -190,7 +190,7 @@ it('has one loop for its data path, which continues with the data path that the 
   await over
 })
 
-it('checks the data path every five seconds while no loop but that of the data path runs', async () => {
+it('checks the data path every five seconds while only the loop of the data path runs', async () => {
   vi.useFakeTimers()
   try {
     let checks = 0

@@ -198,7 +198,7 @@ describe('a data path that can be lent', () => {
   })
 })
 
-it('one that cannot be closed is released nevertheless, and taken back when the successor goes away', async () => {
+it('a data path that cannot be closed is released nevertheless, and taken back when the successor goes away', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-ownership-'))
   const stopping = new AbortController()
   try {
@@ -238,7 +238,7 @@ it('one that cannot be closed is released nevertheless, and taken back when the 
   }
 })
 
-it('belongs to this process again immediately if it has nothing to lend, and wakes a loop that waited for that', async () => {
+it('a data path without descriptors to lend belongs to this process again immediately, and wakes the waiting loop', async () => {
   const ownership = new Ownership(recorder().log)
   const stopping = new AbortController()
   let stop!: () => void

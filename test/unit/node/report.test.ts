@@ -32,7 +32,7 @@ async function becomes(isSo: (status: Status) => boolean, virtualMs?: number): P
   return newest
 }
 
-it('has the node, its lease and its data path', async () => {
+it('the report has the node, its lease and its data path', async () => {
   expect(await nodeStatus()).toMatchObject({ state: 'starting', node: null, peers: null })
   start()
   await ready()
@@ -127,7 +127,7 @@ it('distinguishes peers that are only stored from peers that the data path has',
   ])
 })
 
-it('reports no peer as answering while nothing has come from it', async () => {
+it('reports no peer as answering before a packet of it arrived', async () => {
   let heard = 0
   let answered!: () => void
   const answer = new Promise<void>((resolve) => (answered = resolve))
@@ -198,7 +198,7 @@ it('reports the session with a peer, and the keys of unknown senders', async () 
   })
 })
 
-it('reports which peers are kept although the store lacks them', async () => {
+it('reports the peers that are kept although the store lacks their leases', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()
@@ -209,7 +209,7 @@ it('reports which peers are kept although the store lacks them', async () => {
   expect(kept.peers!.list.map(({ lease, held }) => [lease, held])).toEqual([['10.5.0.64-26', true]])
 })
 
-it('is impaired while there is no data path', async () => {
+it('a node is impaired while there is no data path', async () => {
   start()
   await ready()
   refuseToOpen(new Error('no device'))
@@ -222,7 +222,7 @@ it('is impaired while there is no data path', async () => {
   })
 })
 
-it('is impaired, and not ready, while it lacks a family, and says why', async () => {
+it('a node is impaired and not ready while it lacks a family, and reports the reason', async () => {
   start()
   await ready()
   await until(readiness)

@@ -30,7 +30,7 @@ it.each([
   await requireRights(backend, host('0000000000001000'))
 })
 
-it.each(['alloc', 'extension'])('asks for nothing before %s', (name) =>
+it.each(['alloc', 'extension'])('needs no capability before %s', (name) =>
   requireRights({ name, tunNames: undefined }, host('0000000000000000', 'ENOENT')),
 )
 

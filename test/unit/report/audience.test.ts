@@ -87,7 +87,7 @@ describe('the host name of a request', () => {
   ])('may not be %j', (host) => {
     expect(codeFor({ host })).toBe(421)
   })
-  it('must be present, and an empty host name matches no request', () => {
+  it('is required, and an empty host name matches no request', () => {
     expect(codeFor({ host: undefined })).toBe(421)
     expect(refusalOf({ ...here, host: '' }, '127.0.0.1', '')?.status).toBe(421)
   })

@@ -22,7 +22,7 @@ it.each([
   [' 1', undefined],
 ])('after=%j is parsed as %j', (text, expected) => expect(parseAfter(text)).toEqual(expected))
 
-it('is empty without a node, and has every field', () => {
+it('the report of drops is empty without a node, and has every field', () => {
   expect(noDrops('now')).toEqual({
     schema: 1,
     at: 'now',

@@ -200,7 +200,7 @@ describe('access', () => {
   })
 
   it.each(['127.0.0.1', '0.0.0.0'])(
-    'says that no host has the address where it is to be told, probed at %s',
+    'to the health checks at %s is possible if this host lacks the status address, which is logged',
     async (ip) => {
       const errors: string[] = []
       const log = { info: () => {}, warn: () => {}, error: (line: string) => void errors.push(line) }
@@ -211,7 +211,7 @@ describe('access', () => {
     },
   )
 
-  it('to the status at a second address may be impossible, and the node continues', async () => {
+  it('to the status may fail at the second address without stopping the node', async () => {
     const lines: string[] = []
     const log = { info: () => {}, warn: (line: string) => void lines.push(line), error: () => {} }
     const two = await serveHealth({ ip: '127.0.0.2', port: 0, statusIp: '127.0.0.1' }, known(), log)

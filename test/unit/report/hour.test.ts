@@ -25,7 +25,7 @@ const peerSample = (roundTripMs: number | undefined): PeerSample => ({
   lossPercent: 100,
 })
 
-it('is empty at first, and then ends with the newest step', () => {
+it('the history is empty at first, and then ends with the newest step', () => {
   const hour = new Hour()
   expect(hour.node().txBytesPerSecond).toEqual(Array(360).fill(null))
   hour.add(sample(7), 5 * STEP_MS)
@@ -87,7 +87,7 @@ it('uses a quarter of a megabyte for a thousand peers, and no more for ten thous
   ])
 })
 
-it('is reported with its steps, with or without a peer', () => {
+it('the history is reported with its steps, with or without a peer', () => {
   const hour = new Hour()
   hour.addPeers(new Map([['a', peerSample(5)]]), 0)
   const at = '2026-11-23T03:00:00.000Z'

@@ -121,7 +121,7 @@ it('omits the metrics of single peers if there are very many peers', async () =>
   expect(lines).toContain(`weft_peers_answering ${MOST_PEERS + 1}`)
 })
 
-it('has each metric in docs/metrics.md with the same text', () => {
+it('documents each metric in docs/metrics.md with the same text', () => {
   const rows = METRICS.map(({ name, type, help }) => `| \`${name}\` | ${type} | ${help} |`)
   expect(
     read('docs/metrics.md')

@@ -62,7 +62,7 @@ const call = (number: number): string => `host${number} (10.5.${number}.0/24 at 
 const silent = (number: number) =>
   ({ kind: 'silent', why: 'it says nothing for 1.5 s', clock: undefined, name: `host${number}` }) as const
 
-it('has no findings if all nodes reach each other', () => {
+it('the network has no findings if all nodes reach each other', () => {
   const told = report(nodesOf(3, all))
   expect(told).toMatchObject({ schema: 1, at: AT, tookMs: 5, size: 3, whole: 1, findings: [] })
   expect(isNetworkWell(told)).toBe(true)
@@ -86,7 +86,7 @@ it('has no findings if all nodes reach each other', () => {
   expect(told.matrix![1]).toEqual([['reached', 1, 0, null], null, ['reached', 1, 0, null]])
 })
 
-it('is whole with a single node and without probes', () => {
+it('the network is healthy with a single node and without probes', () => {
   expect(report(nodesOf(1, all))).toMatchObject({ whole: 1, findings: [], matrix: [[null]] })
   const unasked = report(nodesOf(2, () => ({ reach: 'unknown' })))
   expect(unasked).toMatchObject({ whole: 1, findings: [] })

@@ -132,7 +132,7 @@ it('reads at most the maximum number of events', () => {
   expect(events.list()).toHaveLength(MOST_EVENTS)
 })
 
-it('is described in words', () => {
+it('an event is described in words', () => {
   const words = (known: Partial<PeerEvent>): string => peerEventText(event(known), (seconds) => `${seconds} s`)
   expect(words({})).toBe('no longer answers')
   expect(words({ family: 'ipv6' })).toBe('no longer answers over IPv6')

@@ -58,7 +58,7 @@ const isAnswered = (path: string): Promise<boolean> =>
     socket.once('connect', () => socket.destroy())
   })
 
-it('its own socket is served immediately, the socket of the predecessor when that one has ended', async () => {
+it("the process serves its own socket immediately, and the predecessor's socket after the predecessor has ended", async () => {
   const folder = mkdtempSync(join(tmpdir(), 'weft-serve-'))
   const place = { 'healthz-port': 0, 'status-socket': join(folder, 'weftd.sock') }
   let setFree!: () => void

@@ -50,7 +50,7 @@ describe.each(STATES.map((state) => [nameOf(state), state] as const))('%s', (_na
   const reading = readingOf(state)
   const status: Status = { ...soundStatus, ...state, trouble: 'why' }
 
-  it('is the same in weft status, the page and the metrics', async () => {
+  it('the state is the same in weft status, the page and the metrics', async () => {
     expect(isWell(status)).toBe(reading.exit === 0)
     expect(verdictOf({ ...status, ...peersOf(state) }).tone).toBe(reading.tone)
     const { body } = await formatMetrics(status)
@@ -63,7 +63,7 @@ describe.each(STATES.map((state) => [nameOf(state), state] as const))('%s', (_na
       )
   })
 
-  it('has findings that the doctor knows', () => {
+  it('a state names only findings that the doctor has', () => {
     for (const name of reading.findings) expect(FINDINGS).toHaveProperty(name)
     const facts: Facts = { ...sound, ...factsOf(state), status: { ...status, ...peersOf(state), ...partsOf(state) } }
     const found = diagnose(facts).flatMap(({ findings = [] }) => findings.map(({ name }) => name as string))
@@ -131,7 +131,7 @@ it('combines several causes to their worst values', () => {
   expect(by('store', 'peers').packets).toMatch(/^packets to the peers .*; packets to known nodes pass/)
 })
 
-it('before there is a node depends on forwarding, unless the daemon leaves', () => {
+it('the state before there is a node depends on forwarding, unless the daemon leaves', () => {
   expect(stateBefore(beginningWith('a lease')).state).toBe('starting')
   expect(stateBefore(beginningWith('a lease', true)).state).toBe('forwarding')
   expect(stateBefore({ ...beginningWith('a lease', true), leaving: 'it stops' }).state).toBe('leaving')
@@ -143,7 +143,7 @@ it('returns 503 for /livez only if a thread hangs, so a weftd that forwards is n
   expect(restarts.map(nameOf)).toEqual(['`impaired` by `thread`'])
 })
 
-it('has findings on the page too if the problem is in the daemon itself', () => {
+it('a state has findings on the page too if the problem is in the daemon itself', () => {
   const found = (state: State): string[] => diagnoseStatus({ ...soundStatus, ...state }).map(({ name }) => name)
   expect(STATES.filter(({ state }) => state !== 'impaired').flatMap(found)).toEqual([
     'daemon-waits',

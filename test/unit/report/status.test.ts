@@ -130,13 +130,13 @@ it('documents exactly the fields of the status', async () => {
   expect(fields.filter((name) => !documented.includes(name))).toEqual([])
 })
 
-it('has unknown counts without probes, and does not count unused peers as probed', () => {
+it('the status has unknown counts without probes, and does not count unused peers as probed', () => {
   const list = [peer('answering', 1), peer('programmed', 1), peer('stored', 1), peer('programmed')]
   expect(countPeers(list, 10)).toMatchObject({ stored: 4, programmed: 3, answering: 1, probed: 2, probeSeconds: 10 })
   expect(countPeers(list, null)).toMatchObject({ answering: null, probed: null, probeSeconds: null, whole: 0.75 })
 })
 
-it('of a waiting daemon has only its store and the reason', () => {
+it('the status of a waiting daemon has only its store and the reason', () => {
   expect(startingReport('etcd', beginningWith('a lease'))).toMatchObject({
     state: 'starting',
     trouble: 'a lease',

@@ -10,7 +10,7 @@ import { peerWith, statusWith } from '../../support/page-status.ts'
 const AT = '2026-11-22T10:00:00.000Z'
 const reread = (view: object): NodeView => readView(JSON.stringify(view))
 
-it('has the node, its configuration and its results for each peer, and survives a round trip', () => {
+it('a view has the node, its configuration and its results for each peer, and can be parsed again', () => {
   const list = [
     peerWith(2, { roundTripMs: 1.5, lossPercent: 10 }),
     peerWith(3, { state: 'programmed' }),
@@ -48,7 +48,7 @@ it('has the node, its configuration and its results for each peer, and survives 
   expect(reread(view)).toEqual(view)
 })
 
-it('has no lines of the log, nothing about store and lease, and no secret', () => {
+it('a view has no lines of the log, nothing about store and lease, and no secret', () => {
   const config = { ...soundStatus.config!, backend: { Type: 'wireguard', PSK: new Secret('sesame') } }
   const events = [{ at: AT, level: 'warn', text: 'it rains' } as const]
   const text = JSON.stringify(viewOf({ ...soundStatus, config, events }, AT))
@@ -56,14 +56,14 @@ it('has no lines of the log, nothing about store and lease, and no secret', () =
   expect(text).toContain('"backend.PSK":"<hidden>"')
 })
 
-it('prefers peers with problems if there are very many', () => {
+it('a view prefers peers with problems if there are very many peers', () => {
   const list = Array.from({ length: MOST_SEEN + 5 }, (_, at) => peerWith(2, { lease: `k${at}` }))
   list[MOST_SEEN + 4] = peerWith(3, { state: 'programmed' })
   const { peers, seen } = viewOf(statusWith(list), AT)
   expect([peers, seen.length, seen[0]!.reach]).toEqual([MOST_SEEN + 5, MOST_SEEN, 'silent'])
 })
 
-it('of a waiting daemon has the reason', () => {
+it('the view of a waiting daemon has the reason', () => {
   const waiting: Status = {
     ...soundStatus,
     state: 'starting',

@@ -66,7 +66,7 @@ it('continues after a failure, names the failed script, and runs only that one a
   expect(runs()).toEqual(['test:whole', 'test:page', 'test:whole'])
 })
 
-it('ends its scripts when it is interrupted, and continues there', async () => {
+it('ends its scripts when it is interrupted, and continues with the interrupted script next time', async () => {
   write({ 'test:whole': 'true', 'test:page': 'echo $$ > build/pid; test -e build/quick || exec sleep 1000' })
   child = spawn(command[0]!, [command[1]!], { cwd: folder, stdio: 'ignore' })
   const pid = await eventually(() => readFileSync(join(folder, 'build/pid'), 'utf8').trim())

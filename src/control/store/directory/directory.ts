@@ -1,12 +1,12 @@
-// directory.ts - implements the interface of store.ts by a directory in which each lease is a file. It needs no service, and daemons on
-// several hosts can share the directory.
+// directory.ts - implements the interface of store.ts by a directory in which each lease is a file. A lease directory
+// needs no service, and daemons on several hosts can share the directory.
 //
-// A read-only file (chmod a-w) is a reservation by an operator and never expires. Any other lease expires when `ttlMs` have passed since
-// its file's mtime, by the clock of the file system. All hosts compare two times of the same file server, so their own clocks need not
-// agree.
+// A read-only file (chmod a-w) is a reservation by an operator and never expires. Any other lease expires when `ttlMs`
+// have passed since its file's mtime, by the clock of the file system. All hosts compare times of the file server's
+// clock, so the hosts' own clocks need not agree.
 //
-// inotify reports changes by other processes of this host. The directory is also scanned every few seconds, because a shared file system
-// does not report changes by other hosts.
+// inotify reports changes by other processes of this host. weftd also scans the directory every few seconds, because a
+// shared file system does not report changes by other hosts.
 
 import { WeftError } from '../../../base/errors.ts'
 import { LEASE_TTL_MS, type Expected, type Store, type StoreBatch, type StoreChange, type Written } from '../store.ts'
@@ -16,48 +16,50 @@ interface DirectoryOptions {
   readonly directory: string
   /** Called with the path if the directory was missing and has been created. */
   readonly onMade?: (path: string) => void
-  /** The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value. */
+  /**
+   * The lifetime of a lease after its last write, in ms. All daemons that share the directory must use the same value.
+   */
   readonly ttlMs?: number
   /** The interval at which the directory is scanned, in ms. */
   readonly rescanMs?: number
 }
 
 const RESCAN_MS = 5_000
-/** The interval of scans, in ms, if inotify cannot be used because the kernel has no free inotify instance or watch. */
+/**
+ * The interval of scans, in ms, if weftd cannot use inotify because the kernel has no free inotify instance or watch.
+ */
 const RESCAN_UNTOLD_MS = 1_000
-/** The maximum share of the time that scans may take. In a large directory scans are therefore less frequent. */
+/** The maximum share of the time that scans may take. So a large directory is scanned less often. */
 const RESCAN_SHARE = 0.05
 /**
- * How long after a lease expired its file is deleted, in ms. A daemon deletes such files when it acquires its own
- * lease.
+ * The time in ms between a lease's expiry and the deletion of the lease's file. A daemon deletes expired files when it
+ * acquires its own lease.
  */
 const STALE_LEASE_MS = 24 * 3_600_000
-/** The number of files that one listing requests simultaneously. lease-files.ts limits further how many are read at the same time. */
+/**
+ * The number of files that one listing requests simultaneously. lease-files.ts has a lower limit for simultaneous
+ * reads.
+ */
 const READS_ASKED = 64
 
 interface Scan {
-  /** The leases that have not expired, by key. */
   readonly live: Map<string, LeaseFile>
-  /** All lease files, including expired ones. The next scan reads only the files that differ from these. */
+  /** All lease files, including expired ones. The next scan reads only the files that have changed since this scan. */
   readonly files: ReadonlyMap<string, LeaseFile>
 }
 
-/** A store in a directory. A missing directory is created on first use. */
 export class DirectoryStore implements Store {
   readonly name = 'directory'
   readonly title = 'Lease Directory'
   readonly #directory: string
-  /** Reads and writes the files of the directory. */
   readonly #files: LeaseFiles
-  /** How long a lease lives after its last write, in ms. */
   readonly #ttlMs: number
   /** The interval, in ms, at which a watch scans the whole directory. Large directories are scanned less often. */
   readonly #rescanMs: number
   /** The result of the last listing. A watch can start only at the revision of this listing. */
   #listed: Scan = { live: new Map(), files: new Map() }
-  /** The revision of the last listing. */
   #listedRevision = 0n
-  /** The highest revision that a listing, or a change of a watch, has got. */
+  /** The highest revision of any listing and of any change that a watch has reported. */
   #lastRevision = 0n
 
   constructor(options: DirectoryOptions) {
@@ -70,10 +72,11 @@ export class DirectoryStore implements Store {
   async *watch(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch> {
     signal.throwIfAborted()
     if (after !== this.#listedRevision) throw new WeftError('GAP', 'the directory was listed since')
-    // The watch works on its own copy of the leases, because a listing that runs meanwhile must not hide changes from the watch.
+    // The watch works on its own copy of the leases, because a listing that runs at the same time must not hide changes
+    // from the watch.
     const view = new Map(this.#listed.live)
     let known = this.#listed.files
-    // inotify is started before the scan, so a change in between is noticed by inotify or by the scan.
+    // Start inotify before the scan, so that inotify or the scan notices every change.
     const news = await listen(this.#files, signal)
     const everyMs = news.hasInotify ? this.#rescanMs : Math.min(this.#rescanMs, RESCAN_UNTOLD_MS)
     try {
@@ -114,8 +117,8 @@ export class DirectoryStore implements Store {
 
   list(signal: AbortSignal): Promise<{ revision: bigint; entries: LeaseFile[] }> {
     return this.#files.doing(signal, async () => {
-      // The revision is taken before the files are read. So a change that a watch reports during this scan has a higher revision than
-      // the listing.
+      // The revision is taken before the files are read. So a change that a watch reports during this scan has a higher
+      // revision than the listing.
       const revision = ++this.#lastRevision
       this.#listed = await this.#scan(this.#listed.files)
       this.#listedRevision = revision
@@ -203,7 +206,10 @@ export class DirectoryStore implements Store {
     return { live, files: all }
   }
 
-  /** Returns the leases among the files `names` that have not expired. If a file cannot be read, its lease in `known` still counts. */
+  /**
+   * Returns the leases among the files `names` that have not expired. If a file cannot be read, its lease in `known`
+   * still counts.
+   */
   async #readLive(names: readonly string[], known: ReadonlyMap<string, LeaseFile>): Promise<Map<string, LeaseFile>> {
     const now = await this.#files.now()
     const found = new Map<string, LeaseFile>()
@@ -214,7 +220,9 @@ export class DirectoryStore implements Store {
     return found
   }
 
-  /** Deletes the files of leases that expired at least STALE_LEASE_MS ago. The caller must hold the directory's lock. */
+  /**
+   * Deletes the files of leases that expired at least STALE_LEASE_MS ago. The caller must hold the directory's lock.
+   */
   async #removeEnded(): Promise<void> {
     const longAgo = (await this.#files.now()) - STALE_LEASE_MS
     for (const file of this.#listed.files.values()) {
@@ -224,7 +232,10 @@ export class DirectoryStore implements Store {
     }
   }
 
-  /** Writes `value` to a lease file if `allowed` returns true for the file's present state. Returns undefined otherwise. */
+  /**
+   * Writes `value` to a lease file if `allowed` returns true for the file's present state. Returns undefined if
+   * `allowed` returns false, or if another process created the file first.
+   */
   #write(
     key: string,
     value: string,
@@ -245,7 +256,7 @@ export class DirectoryStore implements Store {
 const isAsRead = (present: LeaseFile | undefined, { revision, value }: Expected): boolean =>
   present?.revision === revision && present.value === value
 
-/** Compares the leases `keys` of `view` and `found`, updates `view` to `found`, and returns the changes. */
+/** Compares `view` with `found` at the lease keys `keys`, updates `view` to `found` there, and returns the changes. */
 function differences(
   view: Map<string, LeaseFile>,
   found: ReadonlyMap<string, LeaseFile>,
@@ -267,13 +278,14 @@ function differences(
   return changes
 }
 
-/** The changes in the directory that inotify has reported. */
 interface News {
   /** True if the kernel had a free inotify instance and watch. If false, the directory is scanned more often. */
   readonly hasInotify: boolean
-  /** Returns the keys whose files changed since the last call. Throws if inotify failed, or the signal's reason if the signal aborted. */
+  /**
+   * Returns the keys whose files changed since the last call. Throws if inotify failed, or the signal's reason if the
+   * signal aborted.
+   */
   take(): string[]
-  /** Waits until inotify reports a change, at most `ms` milliseconds. */
   wait(ms: number): Promise<void>
   close(): void
 }

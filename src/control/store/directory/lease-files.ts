@@ -1,13 +1,14 @@
-// lease-files.ts - reads and writes the files of a lease directory. Changes are made under a lock.
+// lease-files.ts - reads and writes the files of a lease directory. A process changes files only while it holds the
+// directory's lock.
+// - DIR/config: the network configuration, JSON
+// - DIR/subnets/10.5.1.0-24: a lease, with the same key and the same bytes as in etcd
+// - DIR/tmp: temporary files, and the file whose mtime is the file system's clock
+// - DIR/weft/192.0.2.1: the name (claim) of the host that uses this public IP
+// - DIR/lock: locked while a process changes a file
 //
-//   DIR/config              the network configuration, JSON
-//   DIR/subnets/10.5.1.0-24 a lease: the same key and the same bytes as in etcd
-//   DIR/tmp                 temporary files, and the file whose mtime is the file system's clock
-//   DIR/weft/192.0.2.1      the claim of the host that uses this public IP
-//   DIR/lock                locked while a file is changed
-//
-// A reader never sees an incomplete file, because a lease appears by link(2) or rename(2). On a full disk a renewal overwrites the same
-// bytes. The lock is the kernel's open file description lock (over NFS version 4 the server's). It ends with the process that holds it.
+// A reader never sees an incomplete file, because a lease appears by link(2) or rename(2). On a full disk a renewal
+// overwrites the same bytes. The lock is an open file description lock, which the kernel (over NFS version 4 the file
+// server) releases when the process ends.
 
 import { randomBytes } from 'node:crypto'
 import { constants, watch as watchDirectory, type FSWatcher } from 'node:fs'
@@ -19,19 +20,19 @@ import { addon } from '../../../host/addon.ts'
 import type { StoreEntry } from '../store.ts'
 
 /**
- * The maximum number of simultaneous file system calls to the directory. If a file server is gone (hard NFS mount), each call blocks a
- * thread for ever. libuv has four threads, and the daemon needs some of them for subnet.env and other files.
+ * The maximum number of simultaneous file system calls to the directory. If a file server is gone (hard NFS mount),
+ * each call blocks a thread for ever. libuv has four threads, and the daemon needs some of these threads for subnet.env
+ * and other files.
  */
 const CALLS_AT_ONCE = 2
 /** The time limit of the clean-up when the store is closed, in ms. */
 const CLOSE_MS = 500
-/** The maximum age of a temporary file in use, in ms. An older file was left by a process that crashed. */
+/** The maximum age of a temporary file in use, in ms. An older file was left behind by a process that crashed. */
 const STALE_TEMPORARY_MS = 3_600_000
-/** The write bits of a file's mode. */
 const WRITABLE = 0o222n
 
 export interface LeaseFile extends StoreEntry {
-  /** The file's modification time by the clock of the file system, in ms since the epoch. */
+  /** The file's modification time by the clock of the file system, in ms since 1970. */
   readonly writtenAt: number
 }
 
@@ -39,29 +40,27 @@ export interface LeaseFile extends StoreEntry {
 export class LeaseFiles {
   /** Called with the path of the directory if this process created the directory. */
   readonly #onMade: (path: string) => void
-  /** The absolute path of the lease directory. */
   readonly #top: string
-  /** The path of the folder with the lease files. */
   readonly #subnets: string
-  /** The path of the folder with the files that are not complete yet. */
   readonly #temporaries: string
   /** The path of the folder with the files in which the hosts write their names (claims). */
   readonly #claims: string
   /**
-   * The name of this process in the names of temporary files. A container that restarts after a crash can have the same host name and
-   * process id again, so a random part is needed.
+   * The name of this process in the names of temporary files. A container that restarts after a crash can have the same
+   * host name and process id again, so a random part is needed.
    */
   readonly #identity = `${hostname()}.${process.pid}.${randomBytes(4).toString('hex')}`
   /** The preparation of the folders; undefined before the first operation, and after a preparation that failed. */
   #prepared: Promise<void> | undefined
-  /** True after `close`. */
   #isClosed = false
-  /** The number of temporary files that this process has created. */
   #temporaryCount = 0
   /** The files with the hosts' names (claims), as `claims` last read them. */
   #claimed: ReadonlyMap<string, LeaseFile> = new Map()
 
-  /** If the directory is missing and therefore created, `onMade` gets its path. */
+  /**
+   * Makes the object without accessing the directory. `onMade` gets the path if a later operation creates the
+   * directory.
+   */
   constructor(directory: string, onMade: (path: string) => void = () => {}) {
     this.#onMade = onMade
     this.#top = resolve(directory)
@@ -70,7 +69,10 @@ export class LeaseFiles {
     this.#claims = join(this.#top, 'weft')
   }
 
-  /** Runs file operations, and creates the directories first. Converts a failure to a WeftError STORE or STORE_UNAVAILABLE. */
+  /**
+   * Runs file operations, and creates the directories first. Converts a failure to a WeftError STORE or
+   * STORE_UNAVAILABLE.
+   */
   async doing<T>(signal: AbortSignal, what: () => Promise<T>): Promise<T> {
     signal.throwIfAborted()
     try {
@@ -81,7 +83,10 @@ export class LeaseFiles {
     }
   }
 
-  /** Returns the current time of the file system's clock, in ms since the epoch. All hosts that share the directory use this clock. */
+  /**
+   * Returns the current time of the file system's clock, in ms since 1970. All hosts that share the directory use this
+   * clock.
+   */
   now(): Promise<number> {
     const path = join(this.#temporaries, `clock.${this.#identity}`)
     return call(async () => {
@@ -95,20 +100,22 @@ export class LeaseFiles {
   }
 
   /**
-   * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read, returns `known` without
-   * reading.
+   * Reads a lease file; undefined if the file does not exist. If the file has not changed since `known` was read,
+   * returns `known` without reading.
    */
   async read(key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
     try {
       return await call(() => this.#readFrom(join(this.#subnets, key), key, known))
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined
-      // A lease file that cannot be read now counts as unchanged.
       return known
     }
   }
 
-  /** Reads a lease file that the caller is about to change; undefined if the file does not exist. Rejects if the file cannot be read. */
+  /**
+   * Reads a lease file that the caller is about to change; undefined if the file does not exist. Rejects if the file
+   * cannot be read.
+   */
   async readToChange(key: string): Promise<LeaseFile | undefined> {
     try {
       return await call(() => this.#readFrom(join(this.#subnets, key), key))
@@ -119,8 +126,8 @@ export class LeaseFiles {
   }
 
   /**
-   * Writes a lease file: replaces the file `present`, or creates a new one. Returns undefined if another process has created the file in
-   * the meantime. The caller must hold the lock.
+   * Writes a lease file: replaces the file `present`, or creates a new one. Returns undefined if another process has
+   * created the file in the meantime. The caller must hold the lock.
    */
   async write(key: string, value: string, isReservation: boolean, present?: LeaseFile): Promise<LeaseFile | undefined> {
     try {
@@ -198,14 +205,16 @@ export class LeaseFiles {
     if (present === value) await call(() => unlink(path))
   }
 
-  /** Starts to watch the lease files by inotify. Returns undefined if the kernel has no free inotify instance or watch. */
+  /**
+   * Starts to watch the lease files by inotify. Returns undefined if the kernel has no free inotify instance or watch.
+   */
   watch(onChange: (key: string | null) => void, onError: (error: Error) => void): FSWatcher | undefined {
     try {
       return watchDirectory(this.#subnets, (_event, name) => onChange(name)).on('error', onError)
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException
-      // The kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All containers of a host share
-      // these small limits, so weftd continues without inotify.
+      // These errors mean that the kernel's limit fs.inotify.max_user_instances or max_user_watches is reached. All
+      // containers of a host share these small limits, so weftd continues without inotify.
       if (code === 'EMFILE' || code === 'ENOSPC') return undefined
       throw error
     }
@@ -219,7 +228,7 @@ export class LeaseFiles {
   async close(): Promise<void> {
     this.#isClosed = true
     const tidied = call(() => unlink(join(this.#temporaries, `clock.${this.#identity}`))).catch(() => {})
-    // Deleting the temporary file may hang if the file server is gone. Then a later process deletes the file.
+    // Deleting the temporary file may hang if the file server is gone. In that case a later process deletes the file.
     await Promise.race([tidied, new Promise((done) => setTimeout(done, CLOSE_MS).unref())])
   }
 
@@ -246,13 +255,17 @@ export class LeaseFiles {
     return this.#prepared
   }
 
-  /** Reads the file `path`. Returns `known` if the file has not changed since `known` was read; undefined if the path is not a file. */
+  /**
+   * Reads the file `path`. Returns `known` if the file has not changed since `known` was read; undefined if the path is
+   * not a file.
+   */
   async #readFrom(path: string, key: string, known?: LeaseFile): Promise<LeaseFile | undefined> {
     if (known) {
       const info = await stat(path, { bigint: true })
       if (revisionOf(info) === known.revision) return known
     }
-    // O_NONBLOCK is needed in case the path is a named pipe: opening a pipe otherwise waits until another process writes to it.
+    // O_NONBLOCK is needed in case the path is a named pipe: opening a pipe otherwise waits until another process
+    // writes to it.
     return using(await open(path, constants.O_RDONLY | constants.O_NONBLOCK), async (file) => {
       // stat reads the open file, not the path, so that the content and the revision belong to the same file.
       const info = await file.stat({ bigint: true })
@@ -268,7 +281,10 @@ export class LeaseFiles {
     })
   }
 
-  /** Writes `value` to a temporary file and returns its path. The caller moves the file to its final name by link or rename. */
+  /**
+   * Writes `value` to a temporary file and returns its path. The caller moves the file to its final name by link or
+   * rename.
+   */
   #writeTemporary(key: string, value: string, mode: number): Promise<string> {
     const path = join(this.#temporaries, `${key}.${this.#identity}.${this.#temporaryCount++}`)
     return call(async () =>
@@ -286,7 +302,10 @@ export class LeaseFiles {
     )
   }
 
-  /** Renews a lease on a full disk: overwrites the file with the same bytes, which updates its mtime. Readers see no incomplete value. */
+  /**
+   * Renews a lease on a full disk: overwrites the file with the same bytes, which updates its mtime. Readers never see
+   * an incomplete value.
+   */
   #rewrite({ key, value }: LeaseFile): Promise<void> {
     return call(async () =>
       using(await open(join(this.#subnets, key), 'r+'), async (file) => {
@@ -297,13 +316,13 @@ export class LeaseFiles {
   }
 
   /**
-   * Puts a new lease file in place of the file `present`, or creates the file. Returns false if another process has created the file in
-   * the meantime.
+   * Puts a new lease file in place of the file `present`, or creates the file. Returns false if another process has
+   * created the file in the meantime.
    */
   async #place(key: string, value: string, mode: number, present: LeaseFile | undefined): Promise<boolean> {
     const temporary = await this.#writeTemporary(key, value, mode)
     try {
-      // A new file is linked and not renamed, because rename would replace a file that a process without the lock has just created.
+      // Use link for a new file, because rename would replace a file that a process without the lock has just created.
       await call(() => (present ? rename : link)(temporary, join(this.#subnets, key)))
       return true
     } catch (error) {
@@ -318,8 +337,9 @@ export class LeaseFiles {
 const isReserved = ({ mode }: { readonly mode: bigint }): boolean => (mode & WRITABLE) === 0n
 
 /**
- * Returns the revision of a lease file, which changes with every write. Each write makes a new file (another inode) while the old file
- * still exists. The mode is part of the revision, because chmod makes a reservation without a change of the mtime.
+ * Returns the revision of a lease file, which changes with every write, because each write makes a new file (another
+ * inode) while the old file still exists. The mode is part of the revision, because chmod makes a reservation without a
+ * change of the mtime.
  */
 function revisionOf(info: { readonly mtimeNs: bigint; readonly ino: bigint; readonly mode: bigint }): bigint {
   return (info.mtimeNs << 25n) | ((info.ino & 0xffffffn) << 1n) | BigInt(isReserved(info))
@@ -330,8 +350,8 @@ async function syncDirectory(path: string): Promise<void> {
 }
 
 /**
- * Creates a directory and its parents. Returns false if it existed. The recursive mkdir of Node.js never ends under /proc, and reports
- * ENOENT for a read-only file system.
+ * Creates a directory and its parents. Returns false if the directory existed. Does not use the recursive mkdir of
+ * Node.js, which never ends under /proc, and reports ENOENT for a read-only file system.
  */
 async function makeFolder(path: string): Promise<boolean> {
   const make = (): Promise<void> => mkdir(path, { mode: 0o755 })
@@ -371,7 +391,8 @@ let underWay = 0
 const queued: (() => void)[] = []
 
 /**
- * Runs a file system call, at most CALLS_AT_ONCE at the same time. `what` must not call this function again, or both could wait for ever.
+ * Runs a file system call, at most CALLS_AT_ONCE simultaneously. `what` must not use `call` itself, or the two calls
+ * could wait for each other for ever.
  */
 async function call<T>(what: () => Promise<T>): Promise<T> {
   if (underWay === CALLS_AT_ONCE) await new Promise<void>((go) => queued.push(go))
@@ -386,7 +407,7 @@ async function call<T>(what: () => Promise<T>): Promise<T> {
 }
 
 /**
- * Settles like `promise`, or rejects with the signal's reason if the signal aborts first. A file system call cannot be
+ * Settles like `promise`, or rejects with the signal's reason if `signal` aborts first. A file system call cannot be
  * cancelled, so the call continues in the background.
  */
 function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> {
@@ -398,8 +419,9 @@ function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> 
 }
 
 /**
- * For each directory, the last operation of this process that waits for the directory's lock. Operations wait for each
- * other in JavaScript, so that only one of them occupies a thread of libuv while it waits for the kernel's lock.
+ * For each directory, the last operation of this process that waits for the directory's lock. The operations of this
+ * process wait for each other in JavaScript, so that only one operation occupies a thread of libuv while it waits for
+ * the kernel's lock.
  */
 const waiting = new Map<string, Promise<unknown>>()
 

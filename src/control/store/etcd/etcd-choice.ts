@@ -1,10 +1,10 @@
 // etcd-choice.ts - chooses the etcd endpoint for a call.
 //
-// The endpoint that answered last is used until it fails. Then weftd checks the endpoints a quarter of a second apart
-// (as RFC 8305 does with addresses), and uses the first one that answers, so that a dead endpoint costs only that
-// pause. While a call waits for its answer, weftd checks the call's endpoint too. It moves the call only if that
-// endpoint does not answer the check and another endpoint does. So a slow call is not abandoned, and a call may reach
-// etcd twice.
+// weftd uses the endpoint that answered last until that endpoint fails. Then weftd checks all endpoints, starting a new
+// check every quarter of a second (as RFC 8305 does with addresses), and uses the first endpoint that answers, so that
+// a dead endpoint costs only this pause. While a call waits for its answer, weftd checks the call's endpoint too. It
+// sends the call to another endpoint only if the first endpoint does not answer the check and the other endpoint does.
+// So a slow call is not abandoned. But a call may reach etcd twice.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -16,26 +16,25 @@ import { codeOf, EndpointError, isDecision, isTooManyPings, isUnknownToken, plai
 const { Metadata, status } = loadGrpc()
 
 /**
- * How long a call to etcd may take by default, in ms. A busy etcd answers in less time, and keepalive pings detect a dead connection
- * earlier.
+ * How long a call to etcd may take by default, in ms. A busy etcd answers in less time, and keepalive pings detect a
+ * dead connection earlier.
  */
 export const CALL_TIMEOUT_MS = 6_000
-/** The pause in ms before the next endpoint is checked too, while earlier checks have not been answered. */
+/** The pause in ms between the starts of two checks, while no earlier check has been answered. */
 const STAGGER_MS = 250
 /**
- * After this time in ms without an answer to a call, weftd checks the endpoint of the call. The same time limits the
- * check.
+ * After SILENT_MS milliseconds without an answer to a call, weftd checks the endpoint of the call. SILENT_MS is also
+ * the time limit of this check.
  */
 const SILENT_MS = 500
 
 /**
- * If every endpoint refused a call, as a busy etcd may, the call is repeated after these pauses in ms. Each pause is lengthened at
- * random, at most to twice its length.
+ * If every endpoint refused a call, as a busy etcd may, weftd repeats the call after these pauses in ms. Each pause is
+ * lengthened at random, at most to twice its length.
  */
 const REFUSED_PAUSES_MS = [50, 100]
 const BUSY: ReadonlySet<grpc.status | undefined> = new Set([status.UNAVAILABLE, status.RESOURCE_EXHAUSTED])
 
-/** Runs a function with a signal that aborts if `signal` aborts or when the function has ended. */
 export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) => Promise<T>): Promise<T> {
   signal.throwIfAborted()
   const scope = new AbortController()
@@ -49,7 +48,7 @@ export async function within<T>(signal: AbortSignal, run: (scope: AbortSignal) =
   }
 }
 
-/** Returns the items in random order. So the nodes of a network spread over the endpoints of etcd. */
+/** Returns the items in random order, so that the nodes of a network spread over the endpoints of etcd. */
 function shuffled<T>(all: readonly T[]): T[] {
   return all
     .map((each) => ({ each, at: Math.random() }))
@@ -58,8 +57,8 @@ function shuffled<T>(all: readonly T[]): T[] {
 }
 
 /**
- * Returns the gRPC metadata of a call: the user's token, and the demand that etcd ends the call if its member has no leader (clientv3
- * WithRequireLeader).
+ * Returns the gRPC metadata of a call: the user's token, and the field that makes etcd end the call if its member has
+ * no leader (clientv3 WithRequireLeader).
  */
 export function metadataWith(token?: string): grpc.Metadata {
   const metadata = new Metadata()
@@ -69,8 +68,8 @@ export function metadataWith(token?: string): grpc.Metadata {
 }
 
 /**
- * Resolves if the endpoint's etcd member has a leader and serves clients. Rejects otherwise, also for a learner, which does not serve
- * clients.
+ * Resolves if the endpoint's etcd member has a leader and serves clients. Rejects otherwise; a member that is a learner
+ * does not serve clients.
  */
 async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endpoint> {
   let answer
@@ -90,7 +89,6 @@ async function checkAlive(endpoint: Endpoint, signal: AbortSignal): Promise<Endp
   return endpoint
 }
 
-/** Returns the first endpoint that passes checkAlive. Rejects with the failures of all endpoints if none passes. */
 async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): Promise<Endpoint> {
   const from = async ([endpoint, ...rest]: readonly Endpoint[], scope: AbortSignal): Promise<Endpoint> => {
     if (!endpoint) throw new EndpointError('no endpoint is left')
@@ -115,8 +113,8 @@ async function firstAlive(endpoints: readonly Endpoint[], signal: AbortSignal): 
 }
 
 /**
- * Rejects if `endpoint` does not answer a check and one of `others` does, so that the caller can repeat the call there.
- * Otherwise never settles.
+ * Rejects if `endpoint` does not answer a check and one of `others` does, so that the caller can repeat its call at
+ * another endpoint. Otherwise never settles.
  */
 async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: AbortSignal): Promise<never> {
   const forever = new Promise<never>(() => {})
@@ -139,15 +137,13 @@ async function silence(endpoint: Endpoint, others: readonly Endpoint[], scope: A
 
 /** Chooses the endpoint for each call, and holds the connections to the endpoints. */
 export class EndpointChoice {
-  /** The endpoints as `host:port`, each with true if the connection uses TLS. */
   readonly #hosts: Hosts
-  /** The file names of the certificates. */
   readonly #options: EndpointOptions
   /** Called before connections are closed, to end the caller's streams on them. */
   readonly #onClose: () => void
   /** One entry for each endpoint of `hosts`. */
   #endpoints: Endpoint[]
-  /** The modification times of the certificate files when the endpoints were opened. */
+  /** The modification times of the certificate files when the connections were created. */
   #certificates: string
   /** The endpoint that answered last; undefined before the first answer. */
   #chosen: Endpoint | undefined
@@ -167,8 +163,8 @@ export class EndpointChoice {
   }
 
   /**
-   * Runs `ask` at the endpoint that answered last. If that endpoint fails, runs it at the other endpoints in turn. Makes new connections
-   * first if the certificate files have changed.
+   * Runs `ask` at the endpoint that answered last. If that endpoint fails, runs `ask` at the other endpoints in turn.
+   * If the certificate files have changed, makes new connections first.
    */
   async at<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
     this.#followCertificates()
@@ -195,8 +191,8 @@ export class EndpointChoice {
   }
 
   /**
-   * Makes new connections if the certificate files have changed. If certificate and key do not match, another program is still writing
-   * the files, so the old connections stay for now.
+   * Makes new connections if the certificate files have changed. If certificate and key do not match, another program
+   * is still writing the files, so weftd keeps the old connections for now.
    */
   #followCertificates(): void {
     const times = certificateTimes(this.#options)
@@ -208,13 +204,13 @@ export class EndpointChoice {
       this.#chosen = undefined
       this.#certificates = times
     } catch {
-      // The old connections stay in use, and the next call reads the files again.
+      // The certificates cannot be read now: the old connections stay in use. The next call reads the files again.
     }
   }
 
   /**
-   * Returns the endpoint that answered last. If that endpoint is in `tried`, returns another live endpoint that is not
-   * in `tried`.
+   * Returns the endpoint that answered last. If `tried` contains that endpoint, returns a live endpoint that is not in
+   * `tried`.
    */
   async #choose(tried: ReadonlySet<Endpoint>, signal: AbortSignal): Promise<Endpoint> {
     const [only, ...more] = this.#endpoints
@@ -224,7 +220,10 @@ export class EndpointChoice {
     return this.#chosen
   }
 
-  /** Runs `ask` at the endpoint that answered last. If that endpoint fails, runs it once at each other live endpoint until one answers. */
+  /**
+   * Runs `ask` at the endpoint that answered last. If that endpoint fails, runs `ask` once at each other live endpoint
+   * until one answers.
+   */
   async #once<T>(signal: AbortSignal, ask: (endpoint: Endpoint, scope: AbortSignal) => Promise<T>): Promise<T> {
     const tried = new Set<Endpoint>()
     let failure: unknown

@@ -1,6 +1,7 @@
 // etcd-client.ts - calls to etcd: authentication, watches, and errors for the operator.
 //
-// A call may reach etcd twice (etcd-choice.ts). So callers must make writes conditional, and recognise their own earlier write.
+// A call may reach etcd twice (etcd-choice.ts). So callers must make writes conditional, and recognise their own
+// earlier write.
 
 import type { Duplex } from 'node:stream'
 import type * as grpc from '@grpc/grpc-js'
@@ -18,13 +19,12 @@ export interface EtcdOptions extends EndpointOptions {
   readonly prefix: string
   readonly username: string
   readonly password: Secret
-  /** How long a key lives after its last write, in ms. */
+  /** The time in ms after its last write when a key expires. */
   readonly ttlMs?: number
   /** The log for warnings about options that have no effect. */
   readonly log?: { warn(message: string): void }
 }
 
-/** The clients of etcd's gRPC services that the package etcd3 generates. */
 export interface EtcdCalls {
   readonly kv: etcd3.KVClient
   readonly leaseClient: etcd3.LeaseClient
@@ -33,11 +33,11 @@ export interface EtcdCalls {
 interface OpenWatch {
   readonly responses: AsyncIterator<etcd3.IWatchResponse>
   readonly created: etcd3.IWatchResponse
-  /** Ends the watch. The caller must also call it after the watch ended by itself. */
+  /** Ends the watch. The caller must also call `end` after the watch ended by itself. */
   readonly end: () => void
   /**
    * Returns true if a watch ended with the error that the server closed its connection because of too many keepalive
-   * pings. Later connections to that endpoint ping less often, so the watch can be opened again.
+   * pings. Later connections to that endpoint ping less often, so the caller can open the watch again.
    */
   readonly pingsLess: (error: unknown) => boolean
 }
@@ -47,8 +47,8 @@ interface WatchMethod {
 }
 
 /**
- * Warns about given options that have no effect, such as certificates for endpoints without TLS. flanneld's client ignores these options
- * silently.
+ * Warns about given options that have no effect, such as certificates for endpoints without TLS. flanneld's client
+ * ignores these options silently.
  */
 function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOptions): void {
   if ((certFile === '') !== (keyFile === ''))
@@ -60,10 +60,13 @@ function warnOfUnused(hosts: Hosts, { certFile, keyFile, caFile, log }: EtcdOpti
     )
 }
 
-/** Matches etcd's errors for a token that has expired, or that was issued before users or roles changed (api/v3rpc/rpctypes/error.go). */
+/**
+ * Matches etcd's errors for a token that has expired, or that was issued before users or roles changed
+ * (api/v3rpc/rpctypes/error.go).
+ */
 const TOKEN_ENDED = /invalid auth token|revision of auth store is old/
 /**
- * The error for a watch that etcd denied. Some versions of etcd deny a watch also because of an expired token
+ * The error for a watch that etcd denied. Some versions of etcd also deny a watch if the token has expired
  * (server/etcdserver/api/v3rpc/watch.go).
  */
 class WatchDenied extends EndpointError {}
@@ -74,20 +77,22 @@ const aborted = (signal: AbortSignal): Promise<never> =>
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
   )
 
-/** A client of the etcd cluster that the endpoints name. */
 export class EtcdClient {
-  /** The endpoints, the credentials and the log. */
   readonly #options: EtcdOptions
 
   /** Aborts when the client is closed, and ends a pending request for a token. */
   readonly #closing = new AbortController()
-  /** True while calls send the user's token to etcd. Becomes false if etcd reports that authentication is not enabled. */
+  /**
+   * True while calls send the user's token to etcd. Becomes false if etcd reports that authentication is not enabled.
+   */
   #asUser: boolean
   /** The user's token, or the pending request for it; undefined if the next call must request a token. */
   #token: Promise<string> | undefined
-  /** The streams of open watches. They must end before their connections are closed, because an open stream keeps the process alive. */
+  /**
+   * The streams of open watches. They must end before their connections are closed, because an open stream keeps the
+   * process alive.
+   */
   readonly #streams = new Set<{ cancel(): void }>()
-  /** Chooses the endpoint for each call. */
   readonly #choice: EndpointChoice
 
   /** Creates the client without contacting etcd. Throws WeftError USAGE if a certificate file cannot be read. */
@@ -102,8 +107,8 @@ export class EtcdClient {
   }
 
   /**
-   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes a WeftError that
-   * names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
+   * Runs a call to etcd at one endpoint after another. `timeoutMs` limits the call at each endpoint. A failure becomes
+   * a WeftError that names the endpoints and never contains the password. Rejects immediately if `signal` aborts.
    */
   async call<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>, timeoutMs = CALL_TIMEOUT_MS): Promise<T> {
     try {
@@ -116,8 +121,8 @@ export class EtcdClient {
 
   /** Opens a watch and waits until etcd has confirmed it. Rejects if all endpoints fail. */
   async openWatch(request: etcd3.IWatchCreateRequest, signal: AbortSignal): Promise<OpenWatch> {
-    // The watches that etcd has confirmed. A watch that is confirmed just after its endpoint was abandoned is not
-    // returned to the caller, so this function must end it.
+    // The watches that etcd has confirmed. etcd may confirm a watch just after weftd abandoned its endpoint. The caller
+    // does not get such a watch, so `openWatch` must end it.
     const opened: OpenWatch[] = []
     let watch: OpenWatch | undefined
     try {
@@ -145,7 +150,6 @@ export class EtcdClient {
     this.#choice.close()
   }
 
-  /** Returns the user's token, and requests it from etcd if it is not known. */
   #userToken(): Promise<string> {
     if (this.#token) return this.#token
     const credentials = { name: this.#options.username, password: this.#options.password.reveal() }
@@ -180,7 +184,7 @@ export class EtcdClient {
     return true
   }
 
-  /** Runs a call with the user's token. If the token has expired, requests a new one and runs the call again. */
+  /** Runs a call with the user's token. If the token has expired, requests a new token and runs the call again. */
   async #authenticated<T>(
     signal: AbortSignal,
     ask: (endpoint: Endpoint, metadata: grpc.Metadata, scope: AbortSignal) => Promise<T>,
@@ -235,7 +239,8 @@ export class EtcdClient {
       stream.cancel()
       this.#streams.delete(stream)
     }
-    // A frozen or unreachable member may accept the connection and then send nothing, so the confirmation has a time limit.
+    // A frozen or unreachable etcd member may accept the connection and then send nothing, so waiting for the
+    // confirmation has a time limit.
     let isSilent = false
     const answering = setTimeout(() => {
       isSilent = true

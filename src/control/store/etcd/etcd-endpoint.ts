@@ -1,8 +1,8 @@
 // etcd-endpoint.ts - parses etcd's endpoints, and makes calls to one endpoint over a connection of its own.
 //
-// The gRPC services are those of etcd3. Its connection pool is not used for four reasons: it picks any host for a call, it has no deadline
-// for a single attempt, it closes all connections of a host (with the open watch) when one call fails, and it requests a user's token over
-// a connection that ignores the options.
+// The gRPC services come from the package etcd3. weft does not use etcd3's connection pool for four reasons: the pool
+// picks any host for a call, has no deadline for a single attempt, closes all connections of a host (with the open
+// watch) when one call fails, and requests a user's token over a connection that ignores the gRPC options.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
@@ -19,35 +19,32 @@ const { Host } = loadEtcdPool()
 export interface EndpointOptions {
   readonly endpoints: readonly string[]
   /**
-   * The file names of the client's certificate and key and of the authorities; empty if not given. The authorities alone are enough for
-   * TLS.
+   * The file name of the client's certificate; empty if not given. `keyFile` names the client's key, and `caFile` the
+   * certificate authorities, which alone are enough for TLS.
    */
   readonly certFile: string
   readonly keyFile: string
   readonly caFile: string
 }
 
-/** The name of a gRPC service of etcd, such as KV, as the package etcd3 spells it. */
 export type Service = keyof typeof etcd3.Services
 
 interface CallOptions {
   readonly metadata: grpc.Metadata
-  /** The time at which the call fails if it is not answered, in ms since the epoch. */
+  /** The time at which the call fails if etcd has not answered, in ms since 1970. */
   readonly deadline: number
-  /** If this signal aborts, the call rejects with the signal's reason. */
   readonly signal: AbortSignal
 }
 
 export interface Endpoint {
-  /** The endpoint as `host:port`. */
   readonly address: string
   /** Sends a gRPC request and returns its answer. Rejects with a grpc.ServiceError. */
   call(service: Service, method: string, payload: unknown, options: CallOptions): Promise<unknown>
   /** Returns the gRPC client with which the caller opens streams. */
   client(service: Service): grpc.Client
   /**
-   * True after the server has refused our keepalive pings. New connections then ping only every SELDOM_MS, which every gRPC server
-   * accepts.
+   * True after the server has refused weftd's keepalive pings. New connections to this server ping only every
+   * SELDOM_MS, which every gRPC server accepts.
    */
   readonly isPingedSeldom: boolean
   /** Makes a new connection, which sends keepalive pings only every SELDOM_MS. */
@@ -56,14 +53,15 @@ export interface Endpoint {
 }
 
 /**
- * The interval of keepalive pings, and the time limit of their answers, both in ms. A dead connection is noticed after the sum of the
- * two. etcd closes connections that ping more often than every 5 s (--grpc-keepalive-min-time).
+ * The interval of keepalive pings in ms. KEEPALIVE_TIMEOUT_MS limits the wait for the answer, so a dead connection is
+ * noticed after the sum of both. etcd closes connections that ping more often than every 5 s
+ * (--grpc-keepalive-min-time).
  */
 const KEEPALIVE_MS = 6_000
 const KEEPALIVE_TIMEOUT_MS = 2_000
 /**
- * The interval of keepalive pings, in ms, to a server that is not etcd itself, such as `etcd grpc-proxy`. By default gRPC servers close
- * connections that ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
+ * The interval of keepalive pings, in ms, to a server that is not etcd itself, such as `etcd grpc-proxy`. By default
+ * gRPC servers close connections that ping more often than every 5 min (grpc-go's keepalive.EnforcementPolicy).
  */
 const SELDOM_MS = 310_000
 
@@ -74,25 +72,25 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
   'grpc.max_reconnect_backoff_ms': 2_000,
   'grpc.use_local_subchannel_pool': 1, // a new channel must make a new connection
   'grpc.max_receive_message_length': -1, // a listing of 60,000 leases is larger than the default 4 MiB
-  // grpc-js would use the proxy of `http_proxy` even for https and loopback addresses (its http_proxy.js). Go's client, which flanneld
-  // uses, connects directly.
+  // grpc-js would use the proxy of `http_proxy` even for https and loopback addresses (its http_proxy.js). Go's client,
+  // which flanneld uses, connects without a proxy.
   'grpc.enable_http_proxy': 0,
 }
 
 /**
- * The maximum duration of a connection attempt in ms; weftd replaces a longer one by a new attempt. The kernel repeats a lost SYN after
- * 1, 2, 4 ... 64 s, so a host that returns would otherwise not be noticed for a minute.
+ * The maximum duration of a connection attempt in ms; weftd then starts a new attempt. The kernel repeats a lost SYN
+ * after 1, 2, 4 ... 64 s, so without this limit weftd would notice the return of a host up to a minute late.
  */
 const CONNECT_MS = 3_000
 
 /**
- * The functions that receive gRPC's log lines, one for each endpoint. A server's complaint about too many pings is reported only in these
- * lines.
+ * The functions that receive gRPC's log lines, one for each endpoint. Only these lines report that a server complained
+ * about too many pings.
  */
 const listeners = new Set<(line: string) => void>()
 /**
- * True if the operator enabled gRPC's log by an environment variable. Otherwise its lines are hidden, because they lack klog's header and
- * only repeat the errors of calls.
+ * True if the operator enabled gRPC's log by an environment variable. Otherwise weftd hides gRPC's log lines, because
+ * they lack klog's header and only repeat the errors of calls.
  */
 const isAskedFor = process.env['GRPC_VERBOSITY'] !== undefined || process.env['GRPC_NODE_VERBOSITY'] !== undefined
 const receive = (line?: unknown, ...more: readonly unknown[]): void => {
@@ -101,13 +99,12 @@ const receive = (line?: unknown, ...more: readonly unknown[]): void => {
 }
 setLogger({ error: receive, info: receive, debug: receive })
 
-/** The endpoints as `host:port`, each with true if the connection uses TLS. */
 export type Hosts = ReadonlyMap<string, boolean>
 
 /**
- * Parses the endpoints of --etcd-endpoints. The scheme of an endpoint decides if it uses TLS. An endpoint without a scheme uses TLS if
- * certificates are given, as in etcd's client (client/v3/internal/endpoint/endpoint.go). A URL may end with a slash. Throws WeftError
- * USAGE if there is no endpoint, or for an endpoint that can never be reached.
+ * Parses the endpoints of --etcd-endpoints. The scheme of an endpoint decides if it uses TLS. An endpoint without a
+ * scheme uses TLS if certificates are given, as in etcd's client (client/v3/internal/endpoint/endpoint.go). A URL may
+ * end with a slash. Throws WeftError USAGE if there is no endpoint, or for an endpoint that can never be reached.
  */
 export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOptions): Hosts {
   const hasTls = caFile !== '' || (certFile !== '' && keyFile !== '')
@@ -128,8 +125,8 @@ export function hostsOf({ endpoints, certFile, keyFile, caFile }: EndpointOption
 }
 
 /**
- * Throws WeftError USAGE if an endpoint is not a host and a port. An endpoint without a port is accepted only with TLS, because gRPC then
- * uses port 443.
+ * Throws WeftError USAGE if an endpoint is not a host and a port. The port may be missing only with TLS, because gRPC
+ * then uses port 443.
  */
 function checkHost(endpoint: string, host: string, isTls: boolean): void {
   if (host.startsWith('unix:')) return
@@ -149,8 +146,8 @@ function checkHost(endpoint: string, host: string, isTls: boolean): void {
 }
 
 /**
- * Creates the endpoints without connecting. Throws WeftError USAGE if a certificate file cannot be read, or OpenSSL's error if its
- * content is invalid.
+ * Creates the endpoints without connecting. Throws WeftError USAGE if a certificate file cannot be read, or OpenSSL's
+ * error if its content is invalid.
  */
 export function openEndpoints(hosts: Hosts, options: EndpointOptions): Endpoint[] {
   const tls = tlsCredentials(options, [...hosts.values()].includes(true))
@@ -165,7 +162,10 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     return { channel, host: new Host(address, channelCredentials, { channelOverride: channel }) }
   }
   let connection = connect()
-  /** The time, in ms of performance.now(), when the current connection attempt began; undefined while the endpoint is connected or idle. */
+  /**
+   * The time, in ms of performance.now(), when the current connection attempt began; undefined while the endpoint is
+   * connected or idle.
+   */
   let waitingSince: number | undefined
   let closed = false
 
@@ -182,7 +182,7 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
     isPingedSeldom = true
     reconnect()
   }
-  /** Receives gRPC's log lines, and recognises the line of @grpc/grpc-js (subchannel.js) about too many pings. */
+  /** Recognises gRPC's log line that the server complained about too many pings (@grpc/grpc-js, subchannel.js). */
   const listen = (line: string): void => {
     if (line.startsWith(`Connection to dns:${address} `) && line.includes('excess pings')) pingLess()
   }
@@ -229,8 +229,8 @@ function openEndpoint(address: string, channelCredentials: grpc.ChannelCredentia
         try {
           return await once(service, method, payload, options)
         } catch (error) {
-          // A connection that pings only every SELDOM_MS would not be recognised as dead soon enough, so a timeout makes a new
-          // connection.
+          // A connection that pings only every SELDOM_MS would not be recognised as dead soon enough, so weftd makes a
+          // new connection after a call that timed out.
           if (isPingedSeldom && !closed && codeOf(error) === status.DEADLINE_EXCEEDED) reconnect()
           // The call waited for a connection that reconnect() has closed, so it is sent again over the new connection.
           if (closed || !/Channel closed before call started/.test(messageOf(error))) throw error
@@ -263,8 +263,8 @@ function readCredential(flag: string, path: string): Buffer {
 }
 
 /**
- * Returns the TLS credentials. The files are read even if `isUsed` is false because no endpoint uses TLS, so that a mistyped file name is
- * reported.
+ * Returns the TLS credentials. Reads the files even if `isUsed` is false because no endpoint uses TLS, so that a
+ * mistyped file name is reported.
  */
 function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: boolean): grpc.ChannelCredentials {
   const root = caFile === '' ? null : readCredential('etcd-cafile', caFile)
@@ -277,15 +277,15 @@ function tlsCredentials({ certFile, keyFile, caFile }: EndpointOptions, isUsed: 
     : credentials.createInsecure()
 }
 
-/** The member of a connector of @grpc/grpc-js (channel-credentials.js) that holds the options for tls.connect. */
+/** The member of a connector of @grpc/grpc-js (channel-credentials.js) that contains the options for tls.connect. */
 interface TlsConnector {
   readonly connectionOptions?: { host?: string; servername?: string }
 }
 
 /**
- * Makes credentials that send no server name to an endpoint that is given as an IP address. TLS allows only names there (RFC 6066,
- * section 3), and Node.js warns about an address (DEP0123). The certificate is still checked against the endpoint's address (`host` of
- * tls.connect).
+ * Makes credentials that send no server name to an endpoint that is given as an IP address. TLS allows only host names
+ * as server names (RFC 6066, section 3), and Node.js warns about an address (DEP0123). Node.js still checks the
+ * certificate against the endpoint's address (`host` of tls.connect).
  */
 function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredentials {
   const METHOD = '_createSecureConnector'
@@ -300,7 +300,10 @@ function withoutAddressAsName(tls: grpc.ChannelCredentials): grpc.ChannelCredent
   return tls
 }
 
-/** The files in which Linux distributions keep the trusted authorities, in the order in which Go tries them (crypto/x509/root_linux.go). */
+/**
+ * The files in which Linux distributions keep the trusted authorities, in the order in which Go tries them
+ * (crypto/x509/root_linux.go).
+ */
 const ROOT_FILES = [
   '/etc/ssl/certs/ca-certificates.crt',
   '/etc/pki/tls/certs/ca-bundle.crt',
@@ -311,8 +314,9 @@ const ROOT_FILES = [
 ]
 
 /**
- * Returns the certificate authorities that this host trusts, including those of Go's variables SSL_CERT_FILE and SSL_CERT_DIR. flanneld's
- * client uses them if no CA is given. Returns null if the host has none; then the authorities built into Node.js apply.
+ * Returns the certificate authorities that this host trusts, including those of Go's variables SSL_CERT_FILE and
+ * SSL_CERT_DIR. flanneld's client uses the same authorities if no CA is given. Returns null if the host trusts none;
+ * then the authorities built into Node.js apply.
  */
 function systemRoots(): Buffer | null {
   const { SSL_CERT_FILE: file = '', SSL_CERT_DIR: folders = '' } = process.env

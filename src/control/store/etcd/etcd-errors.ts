@@ -1,4 +1,5 @@
-// etcd-errors.ts - failures of calls to etcd: decides whether to try another endpoint, and explains the failure to an operator.
+// etcd-errors.ts - failures of calls to etcd: decides whether to try another endpoint, and explains the failure to an
+// operator.
 
 import type * as grpc from '@grpc/grpc-js'
 import { loadGrpc } from '../../../base/assets.ts'
@@ -6,15 +7,15 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 
 const { status } = loadGrpc()
 
-/** A failure of an endpoint that has no gRPC status, such as a watch that was not confirmed in time. */
+/** A failure without a gRPC status, such as a watch that an endpoint did not confirm in time. */
 export class EndpointError extends Error {}
 
 /** Returns the gRPC status of a failed call; undefined if the error is not from gRPC. */
 export const codeOf = (error: unknown): grpc.status | undefined => (error as Partial<grpc.ServiceError>).code
 
 /**
- * The gRPC statuses that mean that etcd rejected the request itself (api/v3rpc/rpctypes/error.go). Each member would reject it, so no
- * other endpoint is tried.
+ * The gRPC statuses with which etcd rejects the request itself (api/v3rpc/rpctypes/error.go). All members would reject
+ * such a request, so weftd tries no other endpoint.
  */
 const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.INVALID_ARGUMENT,
@@ -24,15 +25,16 @@ const DECISIONS: ReadonlySet<grpc.status | undefined> = new Set([
   status.OUT_OF_RANGE,
 ])
 /**
- * Matches rejections that hold for all etcd members. Their gRPC statuses alone do not show that, because a single
- * member uses the same statuses for its own faults, such as being a learner or lagging behind.
+ * Matches rejections that every etcd member would give to the request. The gRPC statuses of these rejections do not
+ * show that, because a single member uses the same statuses for its own faults, such as being a learner or lagging
+ * behind.
  */
 const DECIDED = /authentication is not enabled|lease already exists|database space exceeded/
 
 /**
- * True if etcd rejected the request, or if the error is not from a call; no other endpoint is tried in these cases.
- * False for a failure that another endpoint may not have. Only messages of etcd itself count as rejections, because a
- * proxy uses the same statuses.
+ * Returns true if etcd rejected the request, or if the error is not from a call; in these cases weftd tries no other
+ * endpoint. Returns false for a failure that another endpoint may not have. Only messages of etcd itself count as
+ * rejections, because a proxy uses the same statuses for its own failures.
  */
 export function isDecision(error: unknown): boolean {
   if (error instanceof EndpointError) return false
@@ -42,15 +44,23 @@ export function isDecision(error: unknown): boolean {
   return /etcdserver: /.test(message) && (DECISIONS.has(code) || DECIDED.test(message))
 }
 
-/** True if a member refused a call because of a missing or unknown token. Such a member is alive. */
+/**
+ * Returns true if an etcd member refused a call because of a missing or unknown token. A member that refuses is alive.
+ */
 export const isUnknownToken = (error: unknown): boolean =>
   codeOf(error) === status.UNAUTHENTICATED && /etcdserver: /.test(messageOf(error))
 
-/** gRPC's message for a connection that the server closed with the HTTP/2 error ENHANCE_YOUR_CALM. Servers do so after too many pings. */
+/**
+ * gRPC's message for a connection that the server closed with the HTTP/2 error ENHANCE_YOUR_CALM, as servers do after
+ * too many pings.
+ */
 const TOO_MANY_PINGS = /Bandwidth exhausted or memory limit exceeded/
 export const isTooManyPings = (error: unknown): boolean => TOO_MANY_PINGS.test(messageOf(error))
 
-/** Replacements for messages of @grpc/grpc-js (subchannel-call, resolving-call, resolver-dns). The first pattern that matches is used. */
+/**
+ * Replacements for messages of @grpc/grpc-js (subchannel-call, resolving-call, resolver-dns). The first pattern that
+ * matches is used.
+ */
 const PLAIN: readonly (readonly [RegExp, string])[] = [
   [/^Deadline exceeded.*/s, 'no answer in time'],
   [/^Connection dropped$/, 'the connection broke'],
@@ -70,8 +80,8 @@ const PLAIN: readonly (readonly [RegExp, string])[] = [
 ]
 
 /**
- * Rewrites an error message of @grpc/grpc-js for an operator: removes the leading status, the quoted earlier error and a time. Of a
- * message about name resolution only the reason stays.
+ * Rewrites an error message of @grpc/grpc-js for an operator: removes the leading status, the words before a quoted
+ * error, and a time in parentheses at the end. Keeps only the reason of a message about name resolution.
  */
 export function plainly(message: string): string {
   const [, what = '', note = ''] = /^(.*?)\.? Resolution note: ?(.*)$/s.exec(message) ?? [undefined, message]
@@ -87,15 +97,15 @@ export function plainly(message: string): string {
   return reason === '' || text.includes(reason) ? text : `${text}: ${reason}`
 }
 
-/**
- * Matches etcd's error for a wrong user or password (api/v3rpc/rpctypes/error.go). DENIED and LEARNER below match other
- * errors of etcd.
- */
+/** Matches etcd's error for a wrong user or password (api/v3rpc/rpctypes/error.go). */
 const REFUSED = /authentication failed/
 const DENIED = /permission denied|user name is empty/
 const LEARNER = /learner/
 
-/** Matches the errors of a TLS connection to a server without TLS, and of a connection without TLS to a server that requires it. */
+/**
+ * Matches the errors of a TLS connection to a server without TLS, and of a connection without TLS to a server that
+ * requires it.
+ */
 const NO_TLS_THERE =
   /before secure TLS connection|ECONNRESET|socket hang up|wrong version number|packet length too long/
 const TLS_THERE = /closed before it could be used|connection broke|ECONNRESET|socket hang up/
@@ -106,11 +116,17 @@ interface Asked {
   readonly endpoints: readonly string[]
   readonly prefix: string
   readonly username: string
-  /** True if etcd has answered a call of this client before. This proves that the scheme of the endpoints, http or https, is right. */
+  /**
+   * True if etcd has answered a call of this client before, which proves that the scheme of the endpoints, http or
+   * https, is right.
+   */
   readonly hasAnswered: boolean
 }
 
-/** Converts the failure of a call to etcd to a WeftError. Its message names the endpoints and never contains the password. */
+/**
+ * Converts the failure of a call to etcd to a WeftError, whose message names the endpoints and never contains the
+ * password.
+ */
 export function storeError(error: unknown, { endpoints, prefix, username, hasAnswered }: Asked): WeftError {
   const where = endpoints.join(', ')
   const message = plainly(messageOf(error))
@@ -141,8 +157,8 @@ export function storeError(error: unknown, { endpoints, prefix, username, hasAns
       `no TLS connection to etcd at ${where}: ${message}`,
       'what answers there does not speak TLS, or ended the connection: if etcd is plain, say http in --etcd-endpoints',
     )
-  // A call with a certificate error counts as retryable. Certificates are renewed, and perhaps only one etcd member has
-  // a wrong certificate.
+  // weftd repeats a call that failed with a certificate error, because certificates are renewed, and perhaps only one
+  // etcd member has a wrong certificate.
   if (/certificate|SSL|TLS/i.test(message) && !NO_TLS_THERE.test(message))
     return unavailable(
       `no TLS connection to etcd at ${where}: ${message}`,

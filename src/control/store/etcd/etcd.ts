@@ -21,21 +21,24 @@ const LIST_TIMEOUT_MS = 20_000
 const KEEP_ALIVE_TIMEOUT_MS = 6_000
 
 /**
- * An etcd lease that was granted for a write that failed may be used for another write until this fraction of its
+ * The etcd lease that was granted for a failed write may serve a later write until this fraction of the lease's
  * lifetime has passed: one hour of 24.
  */
 const SPARE_SHARE = 1 / 24
 
 /**
- * The purposes for which weftd requests an etcd lease: the key of this node's lease, and the key with this host's name
- * (its claim).
+ * The purposes for which weftd requests an etcd lease: the key of this node's lease (`subnets`), and the key with this
+ * host's name (`claim`).
  */
 type Kind = 'subnets' | 'claim'
 
-/** The number of keys whose expiry times are requested simultaneously. */
+/** The number of keys whose expiry times weft requests simultaneously. */
 const ENDS_ASKED = 64
 
-/** An etcd lease, to which keys are attached and with which they expire. `at` is when it was requested, in ms since the epoch. */
+/**
+ * An etcd lease, to which keys are attached and with which the keys expire. `at` is the time of the request for the
+ * lease, in ms since 1970.
+ */
 type Grant = Pick<etcd3.ILeaseGrantResponse, 'ID' | 'TTL'> & { readonly at: number }
 
 interface ClusterIdentity {
@@ -51,15 +54,11 @@ type Comparison =
 export class EtcdStore implements Store {
   readonly name = 'etcd'
   readonly title = 'Etcd Local Manager'
-  /** The endpoints and the prefix of the keys. */
   readonly #options: EtcdOptions
-  /** Sends the calls to etcd. */
   readonly #client: EtcdClient
-  /** The lifetime of an etcd lease, in seconds. */
   readonly #ttlS: number
-  /** The key of the network configuration. */
   readonly #configKey: Buffer<ArrayBuffer>
-  /** The common beginning of the keys of leases; it ends with a slash. */
+  /** The common prefix of the keys of leases, with a slash at its end. */
   readonly #directory: string
   /** The first key of the range that holds all leases. */
   readonly #from: Buffer<ArrayBuffer>
@@ -68,7 +67,7 @@ export class EtcdStore implements Store {
   /** The id and Raft term of the etcd cluster that answered last. If they change, another cluster may be answering. */
   #known: ClusterIdentity = {}
   /**
-   * The etcd leases that were granted for a write that failed, or may have failed. The next write of the same kind
+   * The etcd leases that were granted for writes that failed, or may have failed. The next write of the same kind
    * reuses them.
    */
   readonly #spare = new Map<Kind, Grant>()
@@ -141,7 +140,8 @@ export class EtcdStore implements Store {
     } catch (error) {
       if (!isFull(error)) throw error
       const kept = await this.#keepAsRead(key, expected, signal)
-      // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not expired yet.
+      // If etcd is full, extending the key's life is enough only if the value stays the same and the etcd lease has not
+      // expired yet.
       if (kept && (value !== expected.value || (kept.expiresAt ?? Infinity) <= Date.now())) throw error
       return kept && { ...kept, unwritten: describeError(error) }
     }
@@ -178,7 +178,7 @@ export class EtcdStore implements Store {
       key: Buffer.from(folder),
       range_end: Buffer.from(folder.replace(/\/$/, '0')),
       // With min_mod_revision etcd sends only the hosts' names (claims) that were written after `since`. With thousands
-      // of nodes nearly all are older.
+      // of nodes nearly all names are older.
       ...(since === undefined ? {} : { min_mod_revision: String(since + 1n) }),
     }
     const { header, kvs } = await this.#client.call(signal, (etcd) => etcd.kv.range(range), LIST_TIMEOUT_MS)
@@ -210,8 +210,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Reads the store's revision from a response header. Throws if it is missing or less than 1, because such a response does not come from
-   * etcd.
+   * Reads the store's revision from a response header. Throws if the revision is missing or less than 1, because such a
+   * response does not come from etcd.
    */
   #revisionOf(header: etcd3.IResponseHeader | null): bigint {
     const revision = BigInt(header?.revision ?? 0)
@@ -236,7 +236,10 @@ export class EtcdStore implements Store {
       : { kind: 'put', entry }
   }
 
-  /** Runs a call that writes. If etcd's storage quota is used up, it refuses every write until an operator disarms the alarm. */
+  /**
+   * Runs a call that writes to etcd. If etcd's storage quota is used up, etcd refuses every write until an operator
+   * disarms the alarm; the error then names this remedy.
+   */
   #callToWrite<T>(signal: AbortSignal, what: (etcd: EtcdCalls) => Promise<T>): Promise<T> {
     return this.#client.call(signal, what).catch((error: unknown) => {
       if (!isFull(error)) throw error
@@ -248,8 +251,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Runs `write` with an etcd lease: a spare lease of a failed write if there is one, or a new one. So repeated
-   * failures do not leave many unused etcd leases behind.
+   * Runs `write` with an etcd lease: a spare lease of a failed write if there is one, otherwise a new lease. So
+   * repeated failures do not leave many unused etcd leases behind.
    */
   async #underLease<T>(kind: Kind, signal: AbortSignal, write: (grant: Grant) => Promise<T>): Promise<T> {
     const before = this.#spare.get(kind)
@@ -259,7 +262,7 @@ export class EtcdStore implements Store {
     try {
       return await write(grant)
     } catch (error) {
-      // The spare etcd lease has expired, or belongs to another cluster. Try again with a new etcd lease.
+      // The spare etcd lease has expired, or belongs to another cluster, so run the write with a new etcd lease.
       if (isFresh && /lease not found/.test(messageOf(error))) return this.#underLease(kind, signal, write)
       // Revoke the new etcd lease only if etcd refused the write. After any other failure etcd may have written the
       // key, and revoking the lease would delete the key.
@@ -270,8 +273,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Requests an etcd lease. weftd chooses the lease's id, so that the request can be repeated if the answer is lost: etcd grants an id
-   * only once.
+   * Requests an etcd lease. weftd chooses the id of the etcd lease, so that weftd can repeat the request if the answer
+   * is lost: etcd grants an id only once.
    */
   async #newGrant(kind: Kind, signal: AbortSignal): Promise<Grant> {
     const grant = { at: Date.now(), ID: newLeaseId(), TTL: String(this.#ttlS) }
@@ -286,7 +289,7 @@ export class EtcdStore implements Store {
     }
   }
 
-  /** Revokes an etcd lease if no key is attached to it. Returns true if it was revoked. */
+  /** Revokes an etcd lease if no key is attached to the lease. Returns true if the lease was revoked. */
   async #revokeIfBare(grant: Grant, signal: AbortSignal): Promise<boolean> {
     const { ID } = grant
     const { keys } = await this.#client.call(signal, (etcd) => etcd.leaseClient.leaseTimeToLive({ ID, keys: true }))
@@ -305,8 +308,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Writes a key if the conditions `compare` hold, and attaches it to an etcd lease unless `isForever` is true. Returns undefined if the
-   * conditions do not hold.
+   * Writes a key if the conditions `compare` hold, and attaches the key to an etcd lease unless `isForever` is true.
+   * Returns undefined if the conditions do not hold.
    */
   async #putIf(
     compare: readonly Comparison[],
@@ -321,7 +324,8 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Writes a key as `#putIf` does, and attaches it to the etcd lease `grant`; to no etcd lease if `grant` is undefined.
+   * Writes a key as `#putIf` does, and attaches the key to the etcd lease `grant`. If `grant` is undefined, the key
+   * never expires.
    */
   async #putUnder(
     grant: Grant | undefined,
@@ -340,15 +344,18 @@ export class EtcdStore implements Store {
     const expiresAt = grant && grant.at + Number(grant.TTL) * 1000
     if (result.succeeded) return { revision: this.#revisionOf(result.header), expiresAt }
     if (!grant) return undefined
-    // weftd repeats a call whose answer is lost. So the conditions may fail only because this call, or an earlier one
-    // with the same etcd lease and another value, has already written the key.
+    // weftd repeats a call whose answer is lost. So the conditions can also fail because this process has already
+    // written the key with the same etcd lease: by the same call, or by an earlier call with another value.
     const present = result.responses[0]?.response_range?.kvs[0]
     if (present?.lease !== grant.ID) await this.#revoke(grant, signal)
     else if (present.value.equals(Buffer.from(value))) return { revision: BigInt(present.mod_revision), expiresAt }
     return undefined
   }
 
-  /** Extends the life of a key whose state is still `expected`. A full etcd still allows this. Returns undefined if the key has changed. */
+  /**
+   * Extends the life of a key whose state is still `expected`, which a full etcd still allows. Returns undefined if the
+   * key has changed.
+   */
   async #keepAsRead(key: string, expected: Expected, signal: AbortSignal): Promise<Written | undefined> {
     const [pair] = (await this.#client.call(signal, (etcd) => etcd.kv.range({ key: this.#fullKey(key) }))).kvs
     if (!pair) return undefined
@@ -366,8 +373,8 @@ export class EtcdStore implements Store {
    */
   #checkCluster(header: etcd3.IResponseHeader | null, delivered: bigint): void {
     if (!header) return
-    // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal it. The cluster's id or
-    // Raft term does.
+    // A restored or replaced cluster may have a higher revision than `delivered`, so the revision does not reveal the
+    // replacement. The cluster's id or Raft term does.
     const found = clusterOf(header)
     const isOther =
       (found.cluster !== undefined && this.#known.cluster !== undefined && found.cluster !== this.#known.cluster) ||
@@ -380,11 +387,12 @@ export class EtcdStore implements Store {
   }
 
   /**
-   * Yields the batches of one watch of etcd. Returns if the server closed the connection because of too many pings; the caller then opens
-   * the watch again.
+   * Yields the batches of one watch of etcd. Returns if the server closed the connection because of too many pings; the
+   * caller then opens the watch again.
    */
   async *#watchOnce(after: bigint, signal: AbortSignal): AsyncGenerator<StoreBatch, void> {
-    // The watch resumes after the last delivered revision. If etcd has compacted that revision, the watch throws GAP.
+    // The watch resumes after the last delivered revision. If etcd has compacted that revision, the watch throws
+    // WeftError GAP.
     const request = { key: this.#from, range_end: this.#to, start_revision: String(after + 1n), progress_notify: true }
     const { responses, created, end, pingsLess } = await this.#client.openWatch(request, signal)
     try {
@@ -394,8 +402,8 @@ export class EtcdStore implements Store {
         const { header } = response as { readonly header: etcd3.IResponseHeader | null }
         this.#checkCluster(header, delivered)
         const current = BigInt(header?.revision ?? 0)
-        // After a `created` response, events before its revision may still arrive, so it does not advance `delivered`. Every other
-        // response without events is a progress notification: all events up to its revision were delivered.
+        // A `created` response does not advance `delivered`, because events before its revision may still arrive. Every
+        // other response without events is a progress notification: all events up to its revision were delivered.
         if (!response.created && response.events.length === 0 && current > delivered) delivered = current
         if (response.created || response.events.length === 0) yield { revision: delivered, changes: [] }
         else
@@ -417,7 +425,7 @@ export class EtcdStore implements Store {
 
 /**
  * Reads the id and Raft term of the cluster from a response header. `etcd grpc-proxy` omits the id and the term in some
- * headers; the package etcd3 returns 0 for them.
+ * headers; the package etcd3 returns 0 for a missing value.
  */
 const clusterOf = ({ cluster_id, raft_term }: etcd3.IResponseHeader): ClusterIdentity => ({
   ...(Number(cluster_id) === 0 ? {} : { cluster: cluster_id }),
@@ -436,13 +444,13 @@ function byRevision(changes: readonly StoreChange[]): StoreBatch[] {
   return batches
 }
 
-/** Returns a random id of 63 bits for an etcd lease. It is never 0, because 0 makes etcd choose an id. */
+/** Returns a random id of 63 bits for an etcd lease. The id is never 0, because 0 makes etcd choose an id. */
 const newLeaseId = (): string => String((randomBytes(8).readBigUInt64BE() >> 1n) | 1n)
 
 /** The text of etcd's ErrNoSpace (api/v3rpc/rpctypes/error.go). */
 const FULL = 'database space exceeded'
 const isFull = (error: unknown): boolean => messageOf(error).includes(FULL)
-/** True if the error means that etcd refused the write, so the write has not happened. */
+/** Returns true if the error means that etcd refused the write, so the write has not happened. */
 const isRefusal = (error: unknown): boolean => isWeftError(error, 'STORE') || isFull(error)
 
 /** Renews an etcd lease. Returns its remaining lifetime in seconds; 0 if the lease has expired. */
@@ -464,15 +472,15 @@ async function keepAlive({ leaseClient }: EtcdCalls, id: string, signal: AbortSi
 function asRead({ revision, value }: Expected): readonly Comparison[] {
   return [
     { target: 'Mod', mod_revision: String(revision) },
-    // Bytes that are not UTF-8 became U+FFFD when the value was read. Then the original bytes are not known, so only the revision is
-    // compared.
+    // Bytes that are not UTF-8 became U+FFFD when weftd read the value. In that case the original bytes are not known,
+    // so etcd compares only the revision.
     ...(value.includes('\uFFFD') ? [] : [{ target: 'Value', value: Buffer.from(value) } as const]),
   ]
 }
 
 /**
- * Returns the error for a watch that the server ended. Reasons are a compacted history, an expired token, and a cancellation by an
- * administrator.
+ * Returns the error for a watch that the server ended. The server ends a watch after a compaction of the history, when
+ * the token expires, or when an administrator cancels the watch.
  */
 function gapOf(response: etcd3.IWatchResponse): WeftError {
   const reason = (response as { cancel_reason?: string }).cancel_reason

@@ -1,7 +1,7 @@
 // acs3.ts - signs a request by Alibaba Cloud's ACS3-HMAC-SHA256. Does no I/O.
 //
-// Source: "Request syntax and signature method V3" of Alibaba Cloud's SDK documents. Their example is a test vector of
-// the unit test.
+// Source: "Request syntax and signature method V3" of Alibaba Cloud's SDK documents. The example in these documents is
+// a test vector of the unit test.
 
 import { createHash, createHmac } from 'node:crypto'
 import type { CloudKeys } from './tc3.ts'
@@ -18,7 +18,7 @@ const sha256 = (text: string): string => createHash('sha256').update(text).diges
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (letter) => `%${letter.charCodeAt(0).toString(16).toUpperCase()}`)
 
-/** Returns the canonical query of a request, which is also the query of its URL. */
+/** Returns the canonical form of a request's query, which the request's URL must use too. */
 export const acs3Query = (query: Acs3Request['query']): string =>
   Object.keys(query)
     .toSorted()
@@ -26,8 +26,8 @@ export const acs3Query = (query: Acs3Request['query']): string =>
     .join('&')
 
 /**
- * Returns the headers of a signed POST to `/` without a body. `at` is in ms since 1970; `nonce` is a text that is used
- * only once.
+ * Returns the headers of a signed POST to `/` without a body. `at` is the time of the signature in ms since 1970;
+ * `nonce` is a text that is used only once.
  */
 export function signAcs3(
   { host, action, version, query }: Acs3Request,
@@ -44,12 +44,22 @@ export function signAcs3(
     'x-acs-version': version,
     ...(token === undefined ? {} : { 'x-acs-security-token': token }),
   }
+  return { ...headers, authorization: acs3Authorization({ query, headers, body: '' }, { id, secret }) }
+}
+
+/**
+ * Returns the Authorization header of a POST to `/` with these query parameters, headers and body, which are all
+ * signed.
+ */
+export function acs3Authorization(
+  { query, headers, body }: Pick<Acs3Request, 'query'> & { headers: Readonly<Record<string, string>>; body: string },
+  { id, secret }: Pick<CloudKeys, 'id' | 'secret'>,
+): string {
   const names = Object.keys(headers).toSorted()
   const canonicalHeaders = names.map((name) => `${name}:${headers[name]?.trim()}\n`).join('')
-  const canonical = ['POST', '/', acs3Query(query), canonicalHeaders, names.join(';'), sha256('')].join('\n')
+  const canonical = ['POST', '/', acs3Query(query), canonicalHeaders, names.join(';'), sha256(body)].join('\n')
   const signature = createHmac('sha256', secret)
     .update(`ACS3-HMAC-SHA256\n${sha256(canonical)}`)
     .digest('hex')
-  const authorization = `ACS3-HMAC-SHA256 Credential=${id},SignedHeaders=${names.join(';')},Signature=${signature}`
-  return { ...headers, authorization }
+  return `ACS3-HMAC-SHA256 Credential=${id},SignedHeaders=${names.join(';')},Signature=${signature}`
 }

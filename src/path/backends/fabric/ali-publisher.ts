@@ -1,9 +1,9 @@
-// ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as its next
-// hop.
+// ali-publisher.ts - publishes the route in route tables of Alibaba Cloud's VPC, with this ECS instance as the route's
+// next hop.
 //
-// From flannel v0.13 (backend/alivpc) it takes the system route table of the VPC, the next hop type Instance, and the
-// log lines about routes that stay. flannel called an API that no longer exists; this publisher calls the version
-// 2016-04-28 of the product VPC.
+// Like flannel v0.13 (backend/alivpc), the publisher uses the system route table of the VPC and the next hop type
+// Instance, and logs flannel's lines about routes that stay. flannel called an API that no longer exists; this
+// publisher calls the version 2016-04-28 of the product VPC.
 
 import { randomUUID } from 'node:crypto'
 import { WeftError } from '../../../base/errors.ts'
@@ -11,26 +11,33 @@ import { formatNet } from '../../../net/address.ts'
 import { acs3Query, signAcs3 } from './acs3.ts'
 import { actionRefusal, jsonOf } from './api-client.ts'
 import { cloudKeys, type CloudKeyPlaces, type ExpiringCloudKeys, type GivenKeys } from './cloud-keys.ts'
-import { readMetadata } from './metadata.ts'
+import { readMetadata, requireHostName, tokenHeaders } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 
 const API_VERSION = '2016-04-28'
-/** The maximum number of custom entries of a route table, according to the documentation of CreateRouteEntry. */
+/**
+ * The maximum number of custom entries of a route table, according to Alibaba Cloud's documentation of
+ * CreateRouteEntry.
+ */
 const ROUTE_LIMIT = 200
-/** PAGE is the number of entries that one page of an answer has. MOST_PAGES is the maximum number of pages. */
+/** The number of entries that one page of an answer has. MOST_PAGES is the maximum number of pages that weftd reads. */
 const PAGE = 100
 const MOST_PAGES = 100
 
-/** The remedies for API error codes that an operator can correct. A code also matches with a suffix after a dot. */
+/**
+ * The remedies for the API's error codes that an operator can correct. An entry also applies to its code with a suffix
+ * after a dot.
+ */
 const REMEDIES: Readonly<Record<string, string>> = {
   NoPermission: 'give the keys the permissions in docs/cloud.md',
   Forbidden: 'give the keys the permissions in docs/cloud.md',
   InvalidAccessKeyId: 'check the keys of Alibaba Cloud',
   SignatureDoesNotMatch: 'check the secret key of Alibaba Cloud',
+  InvalidTimeStamp: 'set the clock of this host',
   QuotaExceeded: 'request a higher quota of custom route entries, or take a backend that has a tunnel',
 }
 
-/** The URLs of the cloud's servers; if `api` is left out, it is derived from the region. */
+/** The URLs of the cloud's servers. If `api` is left out, the publisher derives its URL from the region. */
 interface AliEndpoints {
   readonly api?: string
   readonly metadata: string
@@ -62,9 +69,12 @@ export class AliPublisher implements Publisher {
   }
 
   async find(signal: AbortSignal): Promise<readonly RouteTable[]> {
+    const { client } = this.#place
+    const { metadata } = this.#endpoints
+    const headers = await this.#metadataHeaders(signal)
     const read = (path: string): Promise<string> =>
-      readMetadata(this.#place.client, `${this.#endpoints.metadata}/latest/meta-data/${path}`, {}, signal)
-    this.#region = await read('region-id')
+      readMetadata(client, `${metadata}/latest/meta-data/${path}`, headers, signal)
+    this.#region = requireHostName('the region', await read('region-id'))
     this.#instance = await read('instance-id')
     const vpcId = await read('vpc-id')
     if (this.#wanted.length > 0) return this.#wanted.map((id) => this.#table(id))
@@ -80,6 +90,15 @@ export class AliPublisher implements Publisher {
     if (table?.RouteTableId === undefined)
       throw new WeftError('CONFIG', `the VPC ${vpcId} has no route table`, { remedy: 'set RouteTableID in Backend' })
     return [this.#table(table.RouteTableId)]
+  }
+
+  /**
+   * Returns the headers of requests to the metadata server. If the instance is in the security hardening mode, the
+   * server answers only requests with a token.
+   */
+  async #metadataHeaders(signal: AbortSignal): Promise<Readonly<Record<string, string>>> {
+    const { metadata } = this.#endpoints
+    return (await tokenHeaders(this.#place.client, metadata, 'x-aliyun-ecs-metadata-token', signal)) ?? {}
   }
 
   #table(id: string): RouteTable {
@@ -132,8 +151,8 @@ export class AliPublisher implements Publisher {
   }
 
   /**
-   * Calls an action of the API. Returns undefined for an error whose code is expected. Throws WeftError FABRIC for
-   * every other error.
+   * Calls an action of the API. Returns undefined for an error whose code matches `expected`. Throws WeftError FABRIC
+   * for every other error.
    */
   async #call(
     action: string,
@@ -166,6 +185,7 @@ export class AliPublisher implements Publisher {
       ],
       client,
       roleUrl: `${this.#endpoints.metadata}/latest/meta-data/ram/security-credentials/`,
+      roleHeaders: (signal) => this.#metadataHeaders(signal),
       members: ['AccessKeyId', 'AccessKeySecret', 'SecurityToken'],
       expires: ({ Expiration }) => Date.parse(String(Expiration)),
     }

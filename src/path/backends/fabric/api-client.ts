@@ -1,30 +1,31 @@
 // api-client.ts - sends one HTTP request to the API of a cloud or a switch, within limits of time and size.
 //
-// A redirect is an answer like any other, because following it would send credentials to an address that the operator
-// did not name. Messages contain the method, the host and the path of a request, but neither its query nor its headers
-// nor its body.
+// The client does not follow a redirect, because that would send credentials to an address that the operator did not
+// name. Messages contain the method, the host and the path of a request, but neither its query nor its headers nor its
+// body.
 
 import { request as requestHttp, type IncomingHttpHeaders, type IncomingMessage } from 'node:http'
 import { request as requestHttps } from 'node:https'
 import { messageOf, WeftError } from '../../../base/errors.ts'
+import { HIDDEN } from '../../../base/secret.ts'
 import { printable } from '../../../base/text.ts'
 import { limited } from '../../../host/bell.ts'
 
-/** The time limit in ms for a complete answer. */
+/** The time limit in ms for a complete answer of the API. */
 const ANSWER_MS = 10_000
-/** The maximum size of an answer in bytes. A page of a route table has less than 100 kB. */
+/** The maximum size of an answer in bytes. A usual page of a route table has less than 100 kB. */
 const ANSWER_BYTES = 4 * 1024 * 1024
-/** The longest pause in ms that a server can demand by Retry-After. */
+/** The longest pause in ms that a server can request by Retry-After. */
 const LONGEST_PAUSE_MS = 300_000
-/** The maximum number of characters of an answer that a message quotes. */
-const SHOWN = 200
+/** The maximum number of characters of an answer that an error message quotes. */
+export const SHOWN = 200
 
 export interface ApiRequest {
   readonly method: string
   readonly url: string
   readonly headers?: Readonly<Record<string, string>>
   readonly body?: string | undefined
-  /** The certificates, in PEM, of the authorities to trust instead of the usual ones. */
+  /** The certificates, in PEM, of the authorities to trust instead of the authorities built into Node.js. */
   readonly ca?: string | undefined
 }
 
@@ -42,7 +43,7 @@ interface ApiClientOptions {
 }
 
 export class ApiClient {
-  /** For each origin, the time by `now` before which its server accepts no request. */
+  /** For each origin, the time by `now` in ms before which its server accepts no request. */
   readonly #notBefore = new Map<string, number>()
   readonly #answerMs: number
   readonly #answerBytes: number
@@ -102,7 +103,7 @@ function open({ method, url, headers, body, ca }: ApiRequest, signal: AbortSigna
   const bytes = body === undefined ? undefined : Buffer.from(body)
   const options = {
     method,
-    // Open a connection for each request. There are few requests, so keeping a connection alive is not worthwhile.
+    // Open a connection for each request. Requests are rare, so keeping a connection alive is not worthwhile.
     agent: false as const,
     headers: { 'user-agent': 'weftd', ...headers, ...(bytes ? { 'content-length': String(bytes.length) } : {}) },
     signal,
@@ -122,27 +123,50 @@ export function whereOf({ method, url }: Pick<ApiRequest, 'method' | 'url'>): st
 }
 
 /**
- * Makes the error for an answer with which the API refused a request. `code` and `message` are those of the API;
- * without them the error quotes the text of the answer.
+ * Matches the names of headers whose values an error must not contain. Some APIs repeat the request's headers in their
+ * answer if they refuse its signature.
+ */
+const SECRET_HEADER = /authorization|token|credential|cookie|secret|key/i
+
+/** Replaces secrets in a text that a server sent, also if the server percent-encoded the secrets. */
+export function hideIn(text: string, secrets: readonly string[]): string {
+  const forms = secrets.flatMap((secret) => {
+    if (/\p{Surrogate}/u.test(secret)) return [secret] // such a text has no percent-encoding
+    const encoded = encodeURIComponent(secret)
+    return [secret, encoded, encodeURIComponent(encoded)]
+  })
+  return forms.filter(({ length }) => length > 3).reduce((left, secret) => left.replaceAll(secret, HIDDEN), text)
+}
+
+/** Returns the values of secret headers, and each word of the values, such as the token after `Bearer`. */
+const secretsOf = (headers: Readonly<Record<string, string>>): readonly string[] =>
+  Object.entries(headers)
+    .filter(([name]) => SECRET_HEADER.test(name))
+    .flatMap(([, value]) => [value, ...value.split(/[\s,]+/)])
+
+/**
+ * Makes the error for an answer with which the API refused a request. `code` and `message` come from the API; without
+ * them the error quotes the text of the answer. The error contains no secret header of the request, even if the API
+ * repeats the header.
  */
 export function refusalOf(
-  request: Pick<ApiRequest, 'method' | 'url'>,
+  request: Pick<ApiRequest, 'method' | 'url' | 'headers'>,
   { status, text }: ApiAnswer,
   code = '',
   message = text.trim(),
   remedy?: string,
 ): WeftError {
-  const why = printable(message).slice(0, SHOWN)
-  const words = [String(status), code, why].filter((word) => word !== '').join(' ')
+  const shown = [code, message].map((each) => printable(hideIn(each, secretsOf(request.headers ?? {}))).slice(0, SHOWN))
+  const words = [String(status), ...shown].filter((word) => word !== '').join(' ')
   return new WeftError('FABRIC', `${whereOf(request)}: ${words}`, { remedy })
 }
 
 /**
- * Returns the error for an action that the API refused with a code. Its remedy is that of the code, or of the part of
- * the code before its first dot.
+ * Returns the error for an action that the API refused with an error code. The remedy is that of the code, or of the
+ * part of the code before its first dot.
  */
 export function actionRefusal(
-  request: Pick<ApiRequest, 'method' | 'url'>,
+  request: Pick<ApiRequest, 'method' | 'url' | 'headers'>,
   answer: ApiAnswer,
   action: string,
   { code = '', message }: { readonly code?: string | undefined; readonly message?: string | undefined },
@@ -158,7 +182,7 @@ export function jsonOf(request: Pick<ApiRequest, 'method' | 'url'>, answer: ApiA
     const value: unknown = JSON.parse(answer.text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // Ignore the syntax error: the error below reports an answer that is not a JSON object.
+    // Ignore the syntax error: the WeftError below reports an answer that is not a JSON object.
   }
   throw new WeftError('FABRIC', `${whereOf(request)}: the answer with status ${answer.status} is not JSON`)
 }

@@ -4,16 +4,17 @@ import { WeftError } from '../../../base/errors.ts'
 import { refusalOf, whereOf, type ApiClient } from './api-client.ts'
 import { awsKeys, type ExpiringKeys } from './aws-credentials.ts'
 import { signV4 } from './sigv4.ts'
-import { elementsAt, readXml, textAt, type XmlElement } from './xml.ts'
+import { elementsAt, textAt, tryXml, type XmlElement } from './xml.ts'
 
 const API_VERSION = '2016-11-15'
-/** The maximum number of pages that are read of one answer. */
+/** The maximum number of pages of one answer that weftd reads. */
 const MOST_PAGES = 100
 
 /** The remedies for EC2's error codes that an operator can correct. */
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the role of the instance the permissions in docs/cloud.md',
   AuthFailure: 'check the keys of AWS and the clock of this host',
+  RequestExpired: 'set the clock of this host, or renew the keys of AWS if they are temporary',
   InvalidClientTokenId: 'check the keys of AWS',
   SignatureDoesNotMatch: 'check the secret key of AWS',
   RouteLimitExceeded: 'request a higher quota of routes for each route table, or take a backend that has a tunnel',
@@ -24,9 +25,10 @@ interface AwsApiOptions {
   readonly client: ApiClient
   readonly environment: Readonly<Record<string, string | undefined>>
   readonly region: string
-  /** The URL of the EC2 API. */
   readonly endpoint: string
-  /** The URL of the metadata server. */
+  /** Returns the URL of AWS's Security Token Service (STS), which gives access keys for the token of a web identity. */
+  readonly stsUrl: () => string
+  /** The URL of the EC2 instance metadata server. */
   readonly metadata: string
 }
 
@@ -48,14 +50,15 @@ export class AwsApi {
     signal: AbortSignal,
     expected: readonly string[] = [],
   ): Promise<XmlElement | string> {
-    const { client, environment, region, endpoint, metadata } = this.#options
-    if (!this.#keys || Date.now() >= this.#keys.until) this.#keys = await awsKeys(environment, client, metadata, signal)
+    const { client, environment, region, endpoint, stsUrl, metadata } = this.#options
+    if (!this.#keys || Date.now() >= this.#keys.until)
+      this.#keys = await awsKeys({ environment, client, stsUrl, metadata }, signal)
     const body = String(new URLSearchParams({ Action: action, Version: API_VERSION, ...parameters }))
     const headers = { 'content-type': 'application/x-www-form-urlencoded; charset=utf-8' }
     const request = { method: 'POST', url: endpoint, headers, body }
     const signed = { ...request, headers: signV4(request, this.#keys.keys, region, 'ec2', Date.now()) }
     const answer = await client.send(signed, signal)
-    const root = xmlOf(answer.text)
+    const root = tryXml(answer.text)
     if (answer.status === 200 && root) return root
     const code = root ? textAt(root, 'Errors/Error/Code') : ''
     if (expected.includes(code)) return code
@@ -84,13 +87,5 @@ export class AwsApi {
       'FABRIC',
       `${whereOf({ method: 'POST', url: this.#options.endpoint })}: ${action} has no last page`,
     )
-  }
-}
-
-function xmlOf(text: string): XmlElement | undefined {
-  try {
-    return readXml(text)
-  } catch {
-    return undefined
   }
 }

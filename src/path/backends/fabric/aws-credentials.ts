@@ -1,52 +1,65 @@
 // aws-credentials.ts - finds the access keys for AWS in the same places as AWS's own tools: environment, shared file,
-// metadata server.
+// web identity, container, metadata server.
 
 import { readFile } from 'node:fs/promises'
 import { homedir } from 'node:os'
 import { join } from 'node:path'
 import { WeftError } from '../../../base/errors.ts'
 import type { ApiClient } from './api-client.ts'
-import { readMetadata, readMetadataJson } from './metadata.ts'
+import { containerKeys, webIdentityKeys, type JsonKeys } from './aws-role-keys.ts'
+import { findMetadata, readMetadataJson, tokenHeaders } from './metadata.ts'
 import type { AwsKeys } from './sigv4.ts'
 
 type Environment = Readonly<Record<string, string | undefined>>
 
-/** How long a token from the metadata server is valid, in seconds. */
-const TOKEN_S = 300
-/** weftd renews access keys this number of ms before they expire. */
+/** weftd renews access keys EARLY_MS milliseconds before they expire. */
 const EARLY_MS = 300_000
 
 export interface ExpiringKeys {
   readonly keys: AwsKeys
-  /** The time, in ms since 1970, from which the access keys must be read again. */
+  /** The time, in ms since 1970, from which weftd must read the access keys again. */
   readonly until: number
 }
 
-/** Requests a token of the metadata server, and returns the headers for further requests to it (IMDSv2). */
+/** Requests a token from the metadata server, and returns the headers for further requests to that server (IMDSv2). */
 export async function imdsHeaders(client: ApiClient, base: string, signal: AbortSignal) {
-  const headers = { 'x-aws-ec2-metadata-token-ttl-seconds': String(TOKEN_S) }
-  const token = await readMetadata(client, `${base}/latest/api/token`, headers, signal, 'PUT')
-  return { 'x-aws-ec2-metadata-token': token }
+  const headers = await tokenHeaders(client, base, 'x-aws-ec2-metadata-token', signal)
+  if (headers) return headers
+  throw new WeftError('FABRIC', `the metadata server ${base} gives no token`, {
+    remedy: "enable the instance's metadata service (IMDSv2)",
+  })
+}
+
+/** The places in which access keys are searched. */
+interface AwsKeyPlaces {
+  readonly environment: Environment
+  readonly client: ApiClient
+  /** Returns the URL of AWS's Security Token Service (STS), which gives access keys for the token of a web identity. */
+  readonly stsUrl: () => string
+  /** The URL of the EC2 instance metadata server. */
+  readonly metadata: string
 }
 
 /**
- * Returns the access keys from the first place that has them. Throws WeftError CONFIG if no place has keys. `base` is
- * the URL of the metadata server.
+ * Returns the access keys from the first place that has them, in the order of AWS's own tools. Throws WeftError CONFIG
+ * if no place has keys.
  */
 export async function awsKeys(
-  environment: Environment,
-  client: ApiClient,
-  base: string,
+  { environment, client, stsUrl, metadata }: AwsKeyPlaces,
   signal: AbortSignal,
 ): Promise<ExpiringKeys> {
   const { AWS_ACCESS_KEY_ID: id = '', AWS_SECRET_ACCESS_KEY: secret = '' } = environment
-  // AWS_SECURITY_TOKEN is the older name of the variable, which flannel's documentation named.
+  // flannel's documentation named AWS_SECURITY_TOKEN, the older name of AWS_SESSION_TOKEN.
   const token = environment['AWS_SESSION_TOKEN'] ?? environment['AWS_SECURITY_TOKEN']
   if (id !== '' && secret !== '')
     return { keys: { accessKeyId: id, secretAccessKey: secret, sessionToken: token }, until: Infinity }
   const shared = await sharedKeys(environment)
   if (shared) return { keys: shared, until: Infinity }
-  return roleKeys(client, base, signal)
+  const found =
+    (await webIdentityKeys(environment, client, stsUrl, signal)) ??
+    (await containerKeys(environment, client, signal)) ??
+    (await instanceKeys(client, metadata, signal))
+  return expiring(found)
 }
 
 async function sharedKeys(environment: Environment): Promise<AwsKeys | undefined> {
@@ -71,23 +84,15 @@ function profileOf(text: string, profile: string): ReadonlyMap<string, string> {
   return members
 }
 
-async function roleKeys(client: ApiClient, base: string, signal: AbortSignal): Promise<ExpiringKeys> {
+/** Reads the keys of the instance's role from the metadata server. */
+async function instanceKeys(client: ApiClient, base: string, signal: AbortSignal): Promise<JsonKeys> {
   const headers = await imdsHeaders(client, base, signal)
   const folder = `${base}/latest/meta-data/iam/security-credentials/`
-  const none = (): never => {
-    throw new WeftError('CONFIG', 'there are no keys of AWS', {
-      remedy:
-        'give the instance an IAM role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of weftd',
-    })
-  }
-  const role = await readMetadata(client, folder, headers, signal).catch(none)
-  const value = await readMetadataJson(
-    client,
-    `${folder}${encodeURIComponent(role.split('\n')[0] ?? '')}`,
-    headers,
-    signal,
-  )
-  const { AccessKeyId: id, SecretAccessKey: secret, Token: token, Expiration: end } = value
+  const role = (await findMetadata(client, folder, headers, signal)) ?? none()
+  return readMetadataJson(client, `${folder}${encodeURIComponent(role)}`, headers, signal)
+}
+
+function expiring({ AccessKeyId: id, SecretAccessKey: secret, Token: token, Expiration: end }: JsonKeys): ExpiringKeys {
   if (typeof id !== 'string' || typeof secret !== 'string') return none()
   const keys = {
     accessKeyId: id,
@@ -95,4 +100,11 @@ async function roleKeys(client: ApiClient, base: string, signal: AbortSignal): P
     ...(typeof token === 'string' ? { sessionToken: token } : {}),
   }
   return { keys, until: typeof end === 'string' ? Date.parse(end) - EARLY_MS : Date.now() + EARLY_MS }
+}
+
+function none(): never {
+  throw new WeftError('CONFIG', 'there are no keys of AWS', {
+    remedy:
+      'give the instance an IAM role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of weftd',
+  })
 }

@@ -1,21 +1,31 @@
-// aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as its
-// target.
+// aws-publisher.ts - publishes the route in route tables of Amazon VPC, with this instance's network interface as the
+// route's target.
 //
-// Like flannel v0.13 (backend/awsvpc) it uses the interface that has the node's address, and switches the interface's
-// source/destination check off. It uses the route table of the interface's subnet, or else the main table of the VPC.
-// The log lines are flannel's too.
+// Like flannel v0.13 (backend/awsvpc), the publisher uses the interface that has the node's address, and switches off
+// the interface's source/destination check. It uses the route table of the interface's subnet, or else the main table
+// of the VPC. The log lines are flannel's too.
 
 import { messageOf, WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
 import { AwsApi } from './aws-api.ts'
 import { imdsHeaders } from './aws-credentials.ts'
-import { readMetadata } from './metadata.ts'
+import { readMetadata, requireHostName } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 import { textAt, elementsAt, type XmlElement } from './xml.ts'
 
 /** The default quota of routes per route table (Amazon VPC quotas, "Non-propagated routes per route table"). */
 const ROUTE_LIMIT = 50
 const METADATA = 'http://169.254.169.254'
+/** The domains of AWS's partitions (AWS SDK for JavaScript, dnsSuffix of each partition). */
+const DOMAINS = new Set([
+  'amazonaws.com',
+  'amazonaws.com.cn',
+  'amazonaws.eu',
+  'c2s.ic.gov',
+  'sc2s.sgov.gov',
+  'cloud.adc-e.uk',
+  'csp.hci.ic.gov',
+])
 
 /** A network interface of this instance. */
 interface Interface {
@@ -35,7 +45,7 @@ export class AwsPublisher implements Publisher {
     this.#tables = tables
     this.#place = place
     this.#destination = formatNet(place.subnet)
-    // AWS's own tools read the URLs of the servers from the same environment variables.
+    // AWS's own tools read the URLs of AWS's servers from the same environment variables.
     this.#metadata = place.environment['AWS_EC2_METADATA_SERVICE_ENDPOINT']?.replace(/\/$/, '') ?? METADATA
   }
 
@@ -44,12 +54,18 @@ export class AwsPublisher implements Publisher {
     const headers = await imdsHeaders(client, this.#metadata, signal)
     const read = (path: string): Promise<string> =>
       readMetadata(client, `${this.#metadata}/latest/meta-data/${path}`, headers, signal)
-    const region = await read('placement/region')
+    const region = requireHostName('the region', await read('placement/region'))
     const own = await this.#findInterface(read)
     log.info(`Found ${own.id} that has ${formatAddress(address)} IP address.`)
-    const endpoint =
-      environment['AWS_ENDPOINT_URL_EC2'] ?? environment['AWS_ENDPOINT_URL'] ?? (await endpointOf(region, read))
-    const api = new AwsApi({ client, environment, region, endpoint: new URL(endpoint).href, metadata: this.#metadata })
+    const domain = await read('services/domain')
+    /** The URL of a service; the variables are those that AWS's own tools read. */
+    const urlOf = (service: string): string => {
+      const given = environment[`AWS_ENDPOINT_URL_${service.toUpperCase()}`] ?? environment['AWS_ENDPOINT_URL']
+      if (given === undefined) requireDomain(domain)
+      return new URL(given ?? `https://${service}.${region}.${domain}`).href
+    }
+    const [endpoint, stsUrl] = [urlOf('ec2'), () => urlOf('sts')]
+    const api = new AwsApi({ client, environment, region, endpoint, stsUrl, metadata: this.#metadata })
     await this.#disableCheck(api, own, signal)
     log.info(`Route table configured: ${this.#tables.length > 0}`)
     const tables = this.#tables.length > 0 ? this.#tables : [await this.#findTable(api, own, signal)]
@@ -90,7 +106,7 @@ export class AwsPublisher implements Publisher {
   async #findTable(api: AwsApi, { subnetId, vpcId }: Interface, signal: AbortSignal): Promise<string> {
     const filters = [
       filterOf([['association.subnet-id', subnetId]]),
-      // Read the main table of the VPC, which a subnet without an associated table uses.
+      // Read the main table of the VPC, which AWS uses for a subnet without an associated table.
       filterOf([
         ['association.main', 'true'],
         ['vpc-id', vpcId],
@@ -134,12 +150,14 @@ export class AwsPublisher implements Publisher {
 }
 
 /**
- * Returns the URL of EC2's API in a region. The metadata server knows the domain of the partition, such as
- * amazonaws.com.cn.
+ * Throws WeftError FABRIC if the domain is not one of AWS's, because a server other than AWS's metadata server then
+ * answered.
  */
-async function endpointOf(region: string, read: (path: string) => Promise<string>): Promise<string> {
-  const domain = await read('services/domain')
-  return `https://ec2.${region}.${domain}`
+function requireDomain(domain: string): void {
+  if (DOMAINS.has(domain)) return
+  throw new WeftError('FABRIC', `the metadata server names the domain ${JSON.stringify(domain.slice(0, 100))}`, {
+    remedy: 'run weftd on an instance of AWS, or set AWS_ENDPOINT_URL_EC2 and AWS_ENDPOINT_URL_STS',
+  })
 }
 
 function filterOf(filters: readonly (readonly [name: string, value: string])[]): Record<string, string> {
@@ -152,7 +170,8 @@ function filterOf(filters: readonly (readonly [name: string, value: string])[]):
 }
 
 function routeOf(route: XmlElement, interfaceId: string): FabricRoute[] {
-  // Routes to prefix lists and to IPv6 networks lack destinationCidrBlock. Such a route never belongs to this network.
+  // Routes to prefix lists and to IPv6 networks lack destinationCidrBlock. Skip them, because they never belong to this
+  // IPv4 network.
   const destination = textAt(route, 'destinationCidrBlock')
   if (destination === '') return []
   const names = [

@@ -4,10 +4,10 @@
 import { WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { ApiClient } from './api-client.ts'
-import { readMetadata, readMetadataJson } from './metadata.ts'
+import { findMetadata, readMetadataJson } from './metadata.ts'
 import type { CloudKeys } from './tc3.ts'
 
-/** weftd renews access keys this number of ms before they expire. */
+/** weftd renews access keys EARLY_MS milliseconds before they expire. */
 const EARLY_MS = 300_000
 
 type Names = readonly [id: string, secret: string, token?: string]
@@ -19,21 +19,26 @@ export interface CloudKeyPlaces {
   /** The environment variables with access keys, in order of precedence. */
   readonly variables: readonly Names[]
   readonly client: ApiClient
-  /** The URL of the metadata server that returns the role's name; the access keys are at a path below it. */
+  /**
+   * The URL at which the metadata server returns the name of the instance's role. The path of the access keys is this
+   * URL with the role's name appended.
+   */
   readonly roleUrl: string
-  /** The names of the members of the metadata server's answer that have the access keys. */
+  /** Returns the headers of requests to the metadata server. */
+  readonly roleHeaders?: (signal: AbortSignal) => Promise<Readonly<Record<string, string>>>
+  /** The names of the members with the access keys in the metadata server's answer. */
   readonly members: readonly [id: string, secret: string, token: string]
   /** Returns the time when the access keys expire, in ms since 1970, from the metadata server's answer. */
   readonly expires: (answer: Readonly<Record<string, unknown>>) => number
 }
 
-/** The access keys in the `Backend` object, which may be empty. */
+/** The access keys in the `Backend` object of the network configuration; empty if not configured. */
 export interface GivenKeys {
   readonly accessKeyId: Secret
   readonly accessKeySecret: Secret
 }
 
-/** Access keys, and the time in ms since 1970 from which they must be read again. */
+/** Access keys, and the time in ms since 1970 from which weftd must read them again. */
 export interface ExpiringCloudKeys {
   readonly keys: CloudKeys
   readonly until: number
@@ -57,7 +62,7 @@ export async function cloudKeys(
 }
 
 async function roleKeys(
-  { cloud, client, roleUrl, variables, members, expires }: CloudKeyPlaces,
+  { cloud, client, roleUrl, roleHeaders, variables, members, expires }: CloudKeyPlaces,
   signal: AbortSignal,
 ): Promise<ExpiringCloudKeys> {
   const none = (): never => {
@@ -67,13 +72,9 @@ async function roleKeys(
         'set the keys in the environment of weftd, give the instance a role, or set AccessKeyID and AccessKeySecret in Backend',
     })
   }
-  const role = await readMetadata(client, roleUrl, {}, signal).catch(() => none())
-  const answer = await readMetadataJson(
-    client,
-    `${roleUrl}${encodeURIComponent(role.split('\n')[0] ?? '')}`,
-    {},
-    signal,
-  )
+  const headers = (await roleHeaders?.(signal)) ?? {}
+  const role = (await findMetadata(client, roleUrl, headers, signal)) ?? none()
+  const answer = await readMetadataJson(client, `${roleUrl}${encodeURIComponent(role)}`, headers, signal)
   const [id, secret, token] = members.map((name) => answer[name])
   if (typeof id !== 'string' || typeof secret !== 'string') return none()
   const end = expires(answer)

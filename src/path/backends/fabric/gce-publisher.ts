@@ -1,13 +1,14 @@
-// gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as its
-// next hop.
+// gce-publisher.ts - publishes the route in the network of a Google Compute Engine instance, with the instance as the
+// route's next hop.
 //
-// From flannel v0.13 (backend/gce) it takes the route's name, such as `flannel-10-5-1-0-24`, the route's priority, and
-// the polling of an operation until it is done.
+// The model is flannel v0.13 (backend/gce): the route has a name such as `flannel-10-5-1-0-24` and flannel's priority,
+// and the publisher polls an operation until the operation is done.
 
 import { WeftError } from '../../../base/errors.ts'
+import { printable } from '../../../base/text.ts'
 import { pause } from '../../../host/bell.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
-import { jsonOf, refusalOf, type ApiRequest } from './api-client.ts'
+import { jsonOf, refusalOf, SHOWN, type ApiRequest } from './api-client.ts'
 import { googleToken, type GoogleToken } from './google-token.ts'
 import { readMetadata } from './metadata.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
@@ -44,7 +45,7 @@ interface JsonInstance {
   readonly networkInterfaces?: readonly { readonly network?: string; readonly networkIP?: string }[]
 }
 
-/** This instance, with the names that the API uses. */
+/** The URLs by which the API names this instance and its network. */
 interface Instance {
   readonly link: string
   readonly network: string
@@ -52,7 +53,10 @@ interface Instance {
 
 export class GcePublisher implements Publisher {
   #token: GoogleToken | undefined
-  /** The number of routes of other networks in the project. They count against the project's quota too. */
+  /**
+   * The number of routes in the project that belong to other networks. These routes count against the project's quota
+   * too.
+   */
   #others = 0
   readonly #place: Place
   readonly #endpoints: GceEndpoints
@@ -112,14 +116,25 @@ export class GcePublisher implements Publisher {
         const route = { name: nameOf(destination), destRange: destination, network, nextHopInstance: link }
         const body = { ...route, priority: PRIORITY, tags: [] }
         const operation = await this.#call('POST', `${base}/global/routes`, signal, [409], body)
-        if (operation === undefined) return 'exists'
-        return this.#done(base, operation, signal)
+        const result = operation === undefined ? 'exists' : await this.#done(base, operation, signal)
+        if (result === 'exists') await this.#requireName(base, network, nameOf(destination), signal)
+        return result
       },
       remove: async ({ id = '' }, signal) => {
         const operation = await this.#call('DELETE', `${base}/global/routes/${encodeURIComponent(id)}`, signal, [404])
         if (operation !== undefined) await this.#done(base, operation, signal)
       },
     }
+  }
+
+  /** Throws WeftError CONFIG if a route of another network in the project has the name of this node's route. */
+  async #requireName(base: string, network: string, name: string, signal: AbortSignal): Promise<void> {
+    const url = `${base}/global/routes/${encodeURIComponent(name)}`
+    const found: JsonRoute | undefined = await this.#call('GET', url, signal, [403, 404])
+    if (found?.network === undefined || isSame(found.network, network)) return
+    throw new WeftError('CONFIG', `a route of the network ${pathOf(found.network)} has the name ${name}`, {
+      remedy: 'choose a Network that no other network of the project uses, because a project can use a name only once',
+    })
   }
 
   async #list(base: string, { link, network }: Instance, signal: AbortSignal): Promise<readonly FabricRoute[]> {
@@ -141,8 +156,8 @@ export class GcePublisher implements Publisher {
   }
 
   /**
-   * Waits until an operation is done. Returns `exists` if another operation made the route first. Throws WeftError
-   * FABRIC if the operation failed.
+   * Waits until an operation of the API is done. Returns `exists` if another operation made the route first. Throws
+   * WeftError FABRIC if the operation failed.
    */
   async #done(base: string, operation: object, signal: AbortSignal): Promise<'made' | 'exists'> {
     interface JsonOperation {
@@ -160,14 +175,15 @@ export class GcePublisher implements Publisher {
     if (!first) return 'made'
     if (first.code === 'RESOURCE_ALREADY_EXISTS') return 'exists'
     const isFull = first.code === 'QUOTA_EXCEEDED'
-    throw new WeftError('FABRIC', `error running operation: ${first.code ?? ''} ${first.message ?? ''}`, {
+    const why = printable(`${first.code ?? ''} ${first.message ?? ''}`).slice(0, SHOWN)
+    throw new WeftError('FABRIC', `error running operation: ${why}`, {
       remedy: isFull ? 'request a higher quota of routes, or take a backend that has a tunnel' : undefined,
     })
   }
 
   /**
-   * Sends a request. Returns undefined if the answer has a status that is expected. Throws WeftError FABRIC for every
-   * other error.
+   * Sends a request. Returns undefined if the answer has one of the expected statuses. Throws WeftError FABRIC for
+   * every other error.
    */
   async #call(
     method: string,
@@ -195,7 +211,7 @@ export class GcePublisher implements Publisher {
     try {
       message = (JSON.parse(answer.text) as { error?: { message?: string } }).error?.message
     } catch {
-      // Ignore the syntax error: the message then quotes the text of the answer.
+      // Ignore the syntax error: without a `message`, the WeftError quotes the text of the answer.
     }
     throw refusalOf(request, answer, '', message, REMEDIES[answer.status])
   }

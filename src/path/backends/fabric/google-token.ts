@@ -9,20 +9,20 @@ import { readMetadataJson } from './metadata.ts'
 
 const SCOPE = 'https://www.googleapis.com/auth/compute'
 const GRANT = 'urn:ietf:params:oauth:grant-type:jwt-bearer'
-/** weftd renews a token this number of ms before it expires. */
+/** weftd renews a token EARLY_MS milliseconds before it expires. */
 const EARLY_MS = 120_000
-/** The lifetime, in seconds, that is requested for a token; Google allows at most one hour. */
+/** The lifetime, in seconds, of the token that weftd requests; Google allows at most one hour. */
 const LIFETIME_S = 3600
 
-/** An access token, and the time in ms since 1970 from which it must be requested again. */
+/** An access token, and the time in ms since 1970 from which weftd must request a new token. */
 export interface GoogleToken {
   readonly token: string
   readonly until: number
 }
 
 /**
- * Returns an access token. `base` is the URL of the metadata server. Throws WeftError CONFIG if a key file cannot be
- * used.
+ * Returns an access token for Google's APIs. `base` is the URL of the metadata server. Throws WeftError CONFIG if a key
+ * file cannot be used.
  */
 export async function googleToken(
   environment: Readonly<Record<string, string | undefined>>,
@@ -67,7 +67,7 @@ async function assertionOf(path: string): Promise<Assertion> {
     const signature = createSign('RSA-SHA256').update(unsigned).sign(key).toString('base64url')
     return { tokenUri, text: `${unsigned}.${signature}` }
   } catch (error) {
-    // JSON.parse quotes the text around a mistake. That text may be a part of the key, so it must not be in the
+    // JSON.parse quotes the text around a mistake. The quoted text may be a part of the key, so it must not be in the
     // message.
     const why = error instanceof SyntaxError ? 'it is not JSON' : messageOf(error)
     throw new WeftError('CONFIG', `cannot use the file of GOOGLE_APPLICATION_CREDENTIALS: ${why}`, {
@@ -85,6 +85,13 @@ async function exchange({ tokenUri, text }: Assertion, client: ApiClient, signal
     body: String(new URLSearchParams({ grant_type: GRANT, assertion: text })),
   }
   const answer = await client.send(request, signal)
-  if (answer.status !== 200) throw refusalOf(request, answer, '', 'the token server refused the key')
+  if (answer.status !== 200)
+    throw refusalOf(
+      request,
+      answer,
+      '',
+      'the token server refused the key',
+      'check the key file, and the clock of this host',
+    )
   return jsonOf(request, answer)
 }

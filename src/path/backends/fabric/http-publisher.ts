@@ -1,12 +1,12 @@
-// http-publisher.ts - publishes the route by HTTP requests that the operator describes. It serves switches, and every
-// API that has no publisher of its own.
+// http-publisher.ts - publishes the route by HTTP requests that the operator describes, to a switch or to any API that
+// has no publisher of its own.
 
 import { readFile, stat } from 'node:fs/promises'
 import { messageOf, WeftError } from '../../../base/errors.ts'
-import { HIDDEN, Secret } from '../../../base/secret.ts'
+import { Secret } from '../../../base/secret.ts'
 import { formatAddress, formatNet, parseAddress, parseNet } from '../../../net/address.ts'
 import type { Settings } from '../../catalog.ts'
-import { jsonOf, refusalOf, type ApiAnswer, type ApiRequest } from './api-client.ts'
+import { hideIn, jsonOf, refusalOf, SHOWN, type ApiAnswer, type ApiRequest } from './api-client.ts'
 import type { FabricRoute, Place, Publisher, RouteTable } from './publisher.ts'
 import { signV4 } from './sigv4.ts'
 import { fillBody, fillHeaders, fillUrl, variablesOf, type Variables } from './template.ts'
@@ -24,8 +24,9 @@ export class HttpPublisher implements Publisher {
   readonly #variables: Variables
   readonly #canList: boolean
   /**
-   * The credentials by origin. `#ca` is the text of CAFile. `find` reads both files, so that a changed file has an
-   * effect after the next failure.
+   * The secrets of CredentialFile, by the origin (such as `https://example.com`) to which weftd sends them. `#ca` is
+   * the text of CAFile. The node calls `find`, which reads CredentialFile and CAFile, again after a failure, so that it
+   * notices changed files.
    */
   #credentials: ReadonlyMap<string, Secret> = new Map()
   #ca: string | undefined
@@ -57,6 +58,9 @@ export class HttpPublisher implements Publisher {
       const destination = formatNet(this.#place.subnet)
       return [{ destination, target: formatAddress(this.#place.publicIp), isOwn: true, state: 'active' }]
     }
+    // Without the instance's name this node cannot recognise its route, and `weft cleanup` would leave the route. So
+    // throw now if the request that adds the route needs the name.
+    if (this.#variables['instance'] === undefined) this.#request('put', {})
     const { listRoutes, listDestination, listGateway, listId } = this.#settings
     const request = this.#request('list', {})
     const answer = await this.#place.client.send(request, signal)
@@ -68,7 +72,7 @@ export class HttpPublisher implements Publisher {
       const [destination, gateway] = [memberOf(each, listDestination), memberOf(each, listGateway)]
       if (typeof destination !== 'string') return []
       const net = parseNet(destination)
-      const target = typeof gateway === 'string' ? gateway : 'no gateway'
+      const target = typeof gateway === 'string' ? gateway.slice(0, SHOWN) : 'no gateway'
       const host = parseAddress(target)
       const id = listId === '' ? undefined : memberOf(each, listId)
       return [
@@ -86,8 +90,8 @@ export class HttpPublisher implements Publisher {
   async #put(signal: AbortSignal): Promise<'made' | 'exists'> {
     const request = this.#request('put', {})
     const answer = await this.#place.client.send(request, signal)
-    // Status 409: the API refuses a second route to the subnet. The list of routes shows where its route leads. Without
-    // a list that route counts as this node's.
+    // Status 409 means that the API refuses a second route to the subnet. The list of routes shows the target of the
+    // existing route. If the API has no list, the existing route counts as this node's.
     if (answer.status === 409) return 'exists'
     this.#check(request, answer)
     return 'made'
@@ -133,8 +137,8 @@ export class HttpPublisher implements Publisher {
 
   /**
    * Returns the value of {credential} for a URL. The credential file binds each credential to an origin. So a user who
-   * can write the network configuration cannot have a credential sent to another server, nor have another file sent.
-   * Throws WeftError CONFIG if the file has no credential for this origin.
+   * can write the network configuration can neither have a credential sent to another server nor have another file
+   * sent. Throws WeftError CONFIG if the credential file has no credential for this origin.
    */
   #credentialFor(url: string): { readonly credential?: string } {
     if (this.#settings.credentialFile === '') return {}
@@ -152,10 +156,17 @@ export class HttpPublisher implements Publisher {
    */
   #check(request: ApiRequest, answer: ApiAnswer): void {
     if (answer.status >= 200 && answer.status < 300) return
-    let { text } = answer
     const { 'content-type': _, ...headers } = request.headers ?? {}
-    for (const secret of [...[...this.#credentials.values()].map((each) => each.reveal()), ...Object.values(headers)])
-      if (secret.length > 3) text = text.replaceAll(secret, HIDDEN)
+    const credentials = [...this.#credentials.values()].map((each) => each.reveal())
+    const { headers: inHeaders, putBody, removeBody, listBody } = this.#settings
+    const given = [inHeaders, putBody, removeBody, listBody].flatMap(secretsIn)
+    const secrets = [
+      ...credentials,
+      ...credentials.flatMap((each) => each.split(/\s+/)),
+      ...Object.values(headers),
+      ...given,
+    ]
+    const text = hideIn(answer.text, secrets)
     const isRedirect = answer.status >= 300 && answer.status < 400
     const remedy = isRedirect ? 'weft follows no redirects: name the address to which it leads' : undefined
     throw refusalOf(request, { ...answer, text }, '', text.trim(), remedy)
@@ -173,6 +184,12 @@ function memberOf(value: unknown, path: string): unknown {
   return member
 }
 
+/** Returns the secrets in a template of headers or of a body. */
+function secretsIn(template: unknown): readonly string[] {
+  if (template instanceof Secret) return [template.reveal()]
+  return typeof template === 'object' && template !== null ? Object.values(template).flatMap(secretsIn) : []
+}
+
 /** Parses the credential file. Each line has an origin, a space and a credential. */
 function credentialsOf(text: string): ReadonlyMap<string, Secret> {
   const credentials = new Map<string, Secret>()
@@ -184,7 +201,8 @@ function credentialsOf(text: string): ReadonlyMap<string, Secret> {
 }
 
 /**
- * Reads a file, at most FILE_BYTES bytes. The network configuration names the file, so it may be a device without end.
+ * Reads a file, at most FILE_BYTES bytes. The limit is needed because the network configuration names the file, which
+ * may be an endless device such as /dev/zero.
  */
 async function read(option: string, path: string): Promise<string> {
   try {

@@ -1,28 +1,87 @@
 // metadata.ts - reads the metadata server of a cloud, from which an instance learns its own identity and credentials.
 
-import { WeftError } from '../../../base/errors.ts'
-import { refusalOf, type ApiClient } from './api-client.ts'
+import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
+import { refusalOf, type ApiAnswer, type ApiClient, type ApiRequest } from './api-client.ts'
 
 const REMEDY = 'run weftd on an instance of that cloud, with access to its metadata server'
 
+/** Sends a request to the metadata server. Adds the remedy if the server does not answer. */
+async function send(client: ApiClient, request: ApiRequest, signal: AbortSignal): Promise<ApiAnswer> {
+  try {
+    return await client.send(request, signal)
+  } catch (error) {
+    if (signal.aborted || !isWeftError(error)) throw error
+    throw new WeftError('FABRIC', messageOf(error), { remedy: REMEDY, cause: error })
+  }
+}
+
 /**
- * Returns the text at a path of the metadata server. Throws WeftError FABRIC if the server does not answer, or has
- * nothing at this path.
+ * Returns the text at a path of the metadata server. Throws WeftError FABRIC if the server does not answer, or has no
+ * text at this path.
  */
 export async function readMetadata(
   client: ApiClient,
   url: string,
   headers: Readonly<Record<string, string>>,
   signal: AbortSignal,
-  method = 'GET',
 ): Promise<string> {
-  const request = { method, url, headers }
-  const answer = await client.send(request, signal)
+  const request = { method: 'GET', url, headers }
+  const answer = await send(client, request, signal)
   if (answer.status !== 200) throw refusalOf(request, answer, '', 'the metadata server refused', REMEDY)
   return answer.text.trim()
 }
 
-/** Returns the JSON object at a path of the metadata server; undefined if the server has nothing at this path. */
+/** How long a token from the metadata server is valid, in seconds. */
+const TOKEN_S = 300
+
+/**
+ * Requests a token from the metadata server, and returns the headers for further requests to that server. `name` is the
+ * name of the header with the token. Returns undefined if the server gives no tokens. The protocol is AWS's IMDSv2,
+ * which Alibaba Cloud's metadata server also supports ("security hardening mode").
+ */
+export async function tokenHeaders(
+  client: ApiClient,
+  base: string,
+  name: string,
+  signal: AbortSignal,
+): Promise<Readonly<Record<string, string>> | undefined> {
+  const headers = { [`${name}-ttl-seconds`]: String(TOKEN_S) }
+  const { status, text } = await send(client, { method: 'PUT', url: `${base}/latest/api/token`, headers }, signal)
+  return status === 200 ? { [name]: text.trim() } : undefined
+}
+
+/**
+ * Returns the first line of the text at a path of the metadata server, such as the name of the instance's role;
+ * undefined if the server has no text at this path. Throws WeftError FABRIC if the server does not answer.
+ */
+export async function findMetadata(
+  client: ApiClient,
+  url: string,
+  headers: Readonly<Record<string, string>>,
+  signal: AbortSignal,
+): Promise<string | undefined> {
+  const request = { method: 'GET', url, headers }
+  const answer = await send(client, request, signal)
+  if (answer.status === 404) return undefined
+  if (answer.status !== 200) throw refusalOf(request, answer, '', 'the metadata server refused', REMEDY)
+  const [first = ''] = answer.text.trim().split('\n')
+  return first === '' ? undefined : first
+}
+
+/**
+ * Checks a name from the metadata server, and returns the name, which becomes a part of a URL's host. Throws WeftError
+ * FABRIC if the text is not a host name, because requests with credentials would then go to another host.
+ */
+export function requireHostName(what: string, name: string): string {
+  if (/^[a-z\d-]+(?:\.[a-z\d-]+)*$/i.test(name)) return name
+  throw new WeftError('FABRIC', `the metadata server names ${what} ${JSON.stringify(name.slice(0, 100))}`, {
+    remedy: REMEDY,
+  })
+}
+
+/**
+ * Returns the JSON object at a path of the metadata server. Throws WeftError FABRIC if the answer is not a JSON object.
+ */
 export async function readMetadataJson(
   client: ApiClient,
   url: string,
@@ -34,7 +93,7 @@ export async function readMetadataJson(
     const value: unknown = JSON.parse(text)
     if (typeof value === 'object' && value !== null) return value as Record<string, unknown>
   } catch {
-    // Ignore the syntax error. The error below reports it without quoting the text, which may contain a key.
+    // Do not quote the syntax error, because it contains a part of the text, which may be a key.
   }
   throw new WeftError('FABRIC', `GET ${new URL(url).host}: the metadata server's answer is not JSON`)
 }

@@ -1,14 +1,13 @@
-// publisher.ts - the contract of the fabric backends: a publisher writes the route to this node's subnet into tables outside of the host.
+// publisher.ts - the contract of the fabric backends: a publisher writes the route to this node's subnet into tables
+// outside of the host.
 
 import type { Log } from '../../../base/log.ts'
 import type { Address, Net } from '../../../net/address.ts'
 import type { ApiClient } from './api-client.ts'
 
-/** A route in a table outside of the host. */
 export interface FabricRoute {
-  /** The destination, such as `10.5.1.0/24`. */
   readonly destination: string
-  /** The target in the words of the API, for log lines. */
+  /** The target of the route in the words of the API, for log lines. */
   readonly target: string
   /** True if the route leads to this node. */
   readonly isOwn: boolean
@@ -21,17 +20,18 @@ export interface FabricRoute {
   readonly id?: string
 }
 
-/** A table of routes outside of the host. */
 export interface RouteTable {
-  /** The name for log lines, such as `rtb-1`. */
+  /** The name of the table for log lines, such as `rtb-1`. */
   readonly name: string
-  /** The maximum number of routes, as the API or its documentation states it; left out if it is not known. */
+  /**
+   * The maximum number of routes in the table, as the API or its documentation states it; left out if it is not known.
+   */
   readonly limit?: number | undefined
   /** Lists all routes of the table, from all pages of the answer. */
   list(signal: AbortSignal): Promise<readonly FabricRoute[]>
   /**
-   * Adds the route to this node's subnet. Returns `exists` if the API refused that because it has another route to the
-   * same destination.
+   * Adds the route to this node's subnet. Returns `exists` if the API refused the route because it has another route to
+   * the same destination.
    */
   put(signal: AbortSignal): Promise<'made' | 'exists'>
   /** Removes one route of the table. Succeeds if the route does not exist. */
@@ -49,8 +49,8 @@ export interface RouteTable {
  */
 export interface Publisher {
   /**
-   * Finds this node's instance and its route tables. Called before all other functions, and again by a new publisher
-   * after a failure.
+   * Finds this node's instance and its route tables. weftd calls `find` before all other functions, and after a failure
+   * again on a new publisher.
    */
   find(signal: AbortSignal): Promise<readonly RouteTable[]>
 }
@@ -58,7 +58,6 @@ export interface Publisher {
 /** The facts about this node that a publisher gets. */
 export interface Place {
   readonly subnet: Net
-  /** This node's address on the external interface. */
   readonly address: Address
   /** The public IP that this node publishes in its lease. */
   readonly publicIp: Address

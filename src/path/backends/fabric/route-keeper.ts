@@ -1,9 +1,9 @@
 // route-keeper.ts - keeps the route to this node's subnet in the tables of a publisher, and reports routes that
 // conflict with it.
 //
-// The keeper changes only routes that lead to this node, and dead routes to this node's own subnet. A live route that
-// leads to another target stays, and is reported. After a failure the keeper tries again, with growing pauses. The
-// caller calls `check` regularly.
+// The keeper changes only routes that lead to this node, and dead routes to this node's own subnet. It keeps and
+// reports a live route to this node's subnet that leads to another target. After a failure the keeper tries again, with
+// growing pauses. The caller calls `check` regularly.
 
 import { describeError, isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { seldom, type Log } from '../../../base/log.ts'
@@ -20,19 +20,19 @@ const LONGEST_RETRY_MS = 120_000
 /** The time limit in ms for all requests of one check together. */
 const WHOLE_MS = 90_000
 /**
- * READ_BACK_MS is the time in ms within which the list of routes must show a change. The pause between two queries of
+ * The time in ms within which the list of routes must show a change that weftd made. The pause between two queries of
  * the list grows from FIRST_LOOK_MS to LONGEST_LOOK_MS.
  */
 const READ_BACK_MS = 30_000
 const FIRST_LOOK_MS = 250
 const LONGEST_LOOK_MS = 4_000
-/** The fraction of a table's limit from which the log warns that the table is nearly full. */
+/** weftd warns that a route table is nearly full if it has this fraction of its maximum number of routes. */
 const NEARLY_FULL = 0.9
 
 interface RouteKeeperOptions {
   readonly subnet: Net
   readonly network: Net
-  /** Makes a publisher. It is called again after each failure, so that no outdated state is kept. */
+  /** Makes a publisher. The keeper calls `make` again after each failure, so that it keeps no outdated state. */
   readonly make: () => Publisher
   readonly log: Log
   /** Returns the time of a monotonic clock in ms. */
@@ -46,9 +46,11 @@ export class RouteKeeper {
   #nextAt = -Infinity
   #failuresInRow = 0
   #failures = 0
-  /** True if, at the last successful query, the lists of all tables had the route. */
+  /** True if all tables had the route at the last successful query. */
   #isThere = false
-  /** True once a check found the route in all tables. If the route is missing later, adding it is a repair. */
+  /**
+   * True once a check found the route in all tables. If the route is missing later, adding it again counts as a repair.
+   */
   #wasThere = false
   /** The number of routes in the fullest table at the last check. */
   #routes = 0
@@ -95,18 +97,21 @@ export class RouteKeeper {
     })
   }
 
-  /** Stops the checks, and keeps the route. */
+  /** Stops the checks, and does not remove the route. */
   async close(): Promise<void> {
     this.#closing.abort(new Error('the data path is closed'))
     await this.#inTurn(async () => {})
   }
 
-  /** Removes the route from all tables. Returns a description of each removed route. Throws WeftError. */
+  /**
+   * Removes the route from all tables, even if one table fails. Returns a description of each removed route. Throws the
+   * first error after all tables.
+   */
   withdraw(signal: AbortSignal): Promise<readonly string[]> {
     return this.#inTurn(() =>
       this.#within(signal, async (limit) => {
         const removed: string[] = []
-        for (const table of await this.#options.make().find(limit)) {
+        await this.#forEach(await this.#options.make().find(limit), limit, async (table) => {
           const own = (await table.list(limit)).filter((route) => route.isOwn && this.#isToSubnet(route))
           for (const route of own) {
             await table.remove(route, limit)
@@ -118,11 +123,25 @@ export class RouteKeeper {
               limit,
               (routes) => !routes.some((each) => each.isOwn && this.#isToSubnet(each)),
             )
-        }
+        })
         this.#isThere = false
         return removed
       }),
     )
+  }
+
+  /** Calls `act` for each table, even if a call fails. Throws the first error after all calls. */
+  async #forEach(tables: readonly RouteTable[], signal: AbortSignal, act: (table: RouteTable) => Promise<void>) {
+    const errors: unknown[] = []
+    for (const table of tables) {
+      try {
+        await act(table)
+      } catch (error) {
+        signal.throwIfAborted()
+        errors.push(error)
+      }
+    }
+    if (errors.length > 0) throw errors[0]
   }
 
   #within<T>(signal: AbortSignal, work: (limit: AbortSignal) => Promise<T>): Promise<T> {
@@ -146,19 +165,12 @@ export class RouteKeeper {
   async #ensureAll(signal: AbortSignal): Promise<readonly string[]> {
     this.#tables ??= await this.#options.make().find(signal)
     const repairs: string[] = []
-    const errors: unknown[] = []
     this.#routes = 0
     this.#nearLimit = 0
-    for (const table of this.#tables) {
-      try {
-        const made = await this.#ensure(table, signal)
-        if (made && this.#wasThere) repairs.push(`the route to ${this.#destination} was missing in ${table.name}`)
-      } catch (error) {
-        signal.throwIfAborted()
-        errors.push(error)
-      }
-    }
-    if (errors.length > 0) throw errors[0]
+    await this.#forEach(this.#tables, signal, async (table) => {
+      const made = await this.#ensure(table, signal)
+      if (made && this.#wasThere) repairs.push(`the route to ${this.#destination} was missing in ${table.name}`)
+    })
     return repairs
   }
 
@@ -193,8 +205,8 @@ export class RouteKeeper {
   }
 
   /**
-   * True if the table has the route to this node's subnet and it leads to this node. Throws WeftError FABRIC if a live
-   * route to the subnet leads elsewhere.
+   * Returns true if the table has a route to this node's subnet that leads to this node. Throws WeftError FABRIC if a
+   * live route to the subnet leads to another target.
    */
   #judge(table: RouteTable, routes: readonly FabricRoute[]): boolean {
     const here = routes.filter((route) => this.#isToSubnet(route))
@@ -209,8 +221,8 @@ export class RouteKeeper {
   }
 
   /**
-   * Removes routes to this node for subnets that it had earlier, because such a route would take packets from the node
-   * that has the subnet now.
+   * Removes routes to this node for subnets that this node had earlier, because such a route would take packets from
+   * the node that has the subnet now.
    */
   async #removeEarlier(table: RouteTable, routes: readonly FabricRoute[], signal: AbortSignal): Promise<void> {
     const { subnet, network, log } = this.#options
@@ -228,7 +240,7 @@ export class RouteKeeper {
   }
 
   /**
-   * Lists the routes again and again until `isSeen` returns true, because a change may take a while to appear. Throws
+   * Lists the routes repeatedly until `isSeen` returns true, because a change may take a while to appear. Throws
    * WeftError FABRIC after READ_BACK_MS.
    */
   async #lookUntil(table: RouteTable, signal: AbortSignal, isSeen: (routes: readonly FabricRoute[]) => boolean) {
@@ -246,8 +258,7 @@ export class RouteKeeper {
   }
 
   #warnIfNearlyFull({ name, limit }: RouteTable, count: number): void {
-    // A table that has more routes than the documentation allows has a higher limit, which is not known. So do not
-    // warn.
+    // If a table has more routes than the documentation allows, its real limit is higher and not known. So do not warn.
     if (limit === undefined || count > limit || count < NEARLY_FULL * limit) return
     this.#nearLimit = limit
     if (count <= (this.#warnedAt.get(name) ?? 0)) return

@@ -1,6 +1,6 @@
 // sigv4.ts - signs a request by AWS Signature Version 4 with its headers and its body. Does no I/O.
 //
-// Source: "Create a signed AWS API request" in the IAM User Guide. The unit tests have vectors of AWS's published test
+// Source: "Create a signed AWS API request" in the IAM User Guide. The unit tests use vectors of AWS's published test
 // suite.
 
 import { createHash, createHmac } from 'node:crypto'
@@ -14,21 +14,18 @@ export interface AwsKeys {
 interface SigV4Request {
   readonly method: string
   readonly url: string
-  /** The headers to sign, with names in lower case. `host` and `x-amz-date` are added. */
+  /** The headers to sign, with names in lower case; `signV4` adds `host` and `x-amz-date`. */
   readonly headers: Readonly<Record<string, string>>
   readonly body: string
 }
 
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('hex')
 const hmac = (key: string | Buffer, text: string): Buffer => createHmac('sha256', key).update(text).digest()
-/**
- * Percent-encodes a text as RFC 3986 requires. encodeURIComponent leaves some characters unencoded that must be
- * encoded.
- */
+/** Percent-encodes a text as RFC 3986 requires, including some characters that encodeURIComponent does not encode. */
 const encoded = (text: string): string =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, (letter) => `%${letter.charCodeAt(0).toString(16).toUpperCase()}`)
 
-/** Returns all headers of the signed request. `at` is the time of the signature in ms since 1970. */
+/** Returns the given headers and those that the signature adds. `at` is the time of the signature in ms since 1970. */
 export function signV4(
   { method, url, headers: given, body }: SigV4Request,
   { accessKeyId, secretAccessKey, sessionToken }: AwsKeys,

@@ -1,13 +1,14 @@
 // tc3.ts - signs a request by Tencent Cloud's TC3-HMAC-SHA256. Does no I/O.
 //
-// Source: "Signature v3" of Tencent Cloud's API documents. Their example is a test vector of the unit test.
+// Source: "Signature v3" of Tencent Cloud's API documents. The example in these documents is a test vector of the unit
+// test.
 
 import { createHash, createHmac } from 'node:crypto'
 
 export interface CloudKeys {
   readonly id: string
   readonly secret: string
-  /** The token that belongs to temporary access keys. */
+  /** The token that belongs to temporary access keys; left out for permanent keys. */
   readonly token?: string | undefined
 }
 

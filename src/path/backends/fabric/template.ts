@@ -1,7 +1,7 @@
-// template.ts - fills the variables of an `http` publisher's templates. Pure.
+// template.ts - fills the variables of the templates of the backend `http`. Pure.
 //
 // A value is escaped for its position, so that it cannot become another path, header or JSON member. The host of a URL
-// has no variables (URL_FORM in path/catalog.ts), so a template reaches only the host that it names.
+// has no variables (URL_FORM in path/catalog.ts), so a template sends requests only to the host that it names.
 
 import { WeftError } from '../../../base/errors.ts'
 import { HIDDEN, Secret } from '../../../base/secret.ts'
@@ -11,7 +11,7 @@ import type { Place } from './publisher.ts'
 
 export type Variables = Readonly<Record<string, string>>
 
-/** Returns the values of a route's variables, except {credential}. */
+/** Returns the values of a route's variables, except {id} and {credential}. */
 export function variablesOf(
   subnet: Net,
   { publicIp, address, nodeName, environment }: Pick<Place, 'publicIp' | 'address' | 'nodeName' | 'environment'>,
@@ -26,9 +26,8 @@ export function variablesOf(
     publicIp: formatAddress(publicIp),
     address: formatAddress(address),
     node: nodeName,
-    // The cloud's name of this instance is known only if the operator configured it.
-    ...(instance === undefined ? {} : { instance }),
-    id: '',
+    // The instance's name in the cloud is known only if the operator configured the name.
+    ...(instance === undefined || instance === '' ? {} : { instance }),
   }
 }
 
@@ -49,6 +48,11 @@ function fill(template: string, variables: Variables, what: string, escape: (val
       throw new WeftError('CONFIG', `Backend.${what} has {instance}, and WEFT_INSTANCE is not set`, {
         remedy: "set WEFT_INSTANCE in the environment of weftd to the cloud's name of this host",
       })
+    // A request without the id could remove more than one route.
+    if (value === undefined && name === 'id')
+      throw new WeftError('CONFIG', `Backend.${what} has {id}, and the list of routes has no id for this route`, {
+        remedy: 'use {id} only in RemoveURL, RemoveBody and Headers, and set ListURL and ListID',
+      })
     if (value === undefined)
       throw new WeftError('CONFIG', `Backend.${what} has {${name}}, and there is no CredentialFile`, {
         remedy: 'set Backend.CredentialFile to a file with the credential',
@@ -57,10 +61,21 @@ function fill(template: string, variables: Variables, what: string, escape: (val
   })
 }
 
+/** Replaces the variables in a URL. Throws WeftError CONFIG if a value would change the path. */
 export const fillUrl = (template: string, variables: Variables, what: string): string =>
-  fill(template, variables, what, encodeURIComponent)
+  fill(template, variables, what, (value) => {
+    // A value must not be `.` or `..`: these segments remove parts of the path, also if they are percent-encoded (RFC
+    // 3986 section 5.2.4). A surrogate without its pair has no percent-encoding.
+    if (!/^\.{1,2}$|\p{Surrogate}/u.test(value)) return encodeURIComponent(value)
+    throw new WeftError('CONFIG', `Backend.${what} gets the value ${JSON.stringify(value)}, which no URL can have`, {
+      remedy: 'give the route another id, or the node another name',
+    })
+  })
 
-/** Replaces the variables in a request's body, which is a text, or an object that contains texts. Also returns the body's Content-Type. */
+/**
+ * Replaces the variables in the template of a request's body. The template is a string, or an object whose strings are
+ * all filled. Also returns the body's Content-Type.
+ */
 export function fillBody(
   template: unknown,
   variables: Variables,
@@ -81,22 +96,24 @@ function fillDeep(value: unknown, variables: Variables, what: string): unknown {
 }
 
 /**
- * The names of headers that a template may not set: those that the client sets itself, and those that would change the
- * meaning of the connection.
+ * The names of headers that a template may not set: headers that weft's HTTP client sets itself, and headers that apply
+ * to the connection instead of the request.
  */
 const OWN_HEADERS = new Set(['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade', 'te', 'trailer'])
 
-/** Fills the variables of the headers. Throws WeftError CONFIG if a name or a value is not allowed in HTTP. */
+/**
+ * Fills the variables in the headers of a request. Throws WeftError CONFIG if a name or a value is not allowed in HTTP.
+ */
 export function fillHeaders(headers: unknown, variables: Variables): Record<string, string> {
   const filled: Record<string, string> = {}
   for (const [name, value] of Object.entries((headers as object | undefined) ?? {})) {
-    const remedy = 'use names and texts that HTTP allows as headers'
+    const remedy = 'use only names and values that HTTP allows in headers'
     if (!/^[\w!#$%&'*+.^`|~-]+$/.test(name) || OWN_HEADERS.has(name.toLowerCase()))
       throw new WeftError('CONFIG', `Backend.Headers has the name ${JSON.stringify(name)}`, { remedy })
     if (typeof value !== 'string' && !(value instanceof Secret))
       throw new WeftError('CONFIG', `Backend.Headers.${name} is not a text`, { remedy })
     const text = fill(plain(value, `Headers.${name}`), variables, `Headers.${name}`, (each) => each)
-    // The characters that RFC 9110 section 5.5 allows in the value of a header.
+    // RFC 9110 section 5.5 allows only these characters in the value of a header.
     if (!/^[\t\x20-\x7E\u0080-\u00FF]*$/.test(text))
       throw new WeftError('CONFIG', `Backend.Headers.${name} has a character that no header can have`, { remedy })
     filled[name.toLowerCase()] = text
@@ -106,7 +123,7 @@ export function fillHeaders(headers: unknown, variables: Variables): Record<stri
 
 /**
  * Returns the text of a template. Throws WeftError CONFIG if the text has the placeholder of a secret. The file of the
- * last known state has no secrets, and a node must wait for its store instead of sending the placeholder.
+ * last known state has such placeholders; a node that starts from this file must wait for its store.
  */
 function plain(text: string | Secret, what: string): string {
   const value = typeof text === 'string' ? text : text.reveal()
@@ -117,7 +134,10 @@ function plain(text: string | Secret, what: string): string {
   return value
 }
 
-/** Throws WeftError CONFIG if a body or a header is not a valid template. The schema has checked the URLs. */
+/**
+ * Throws WeftError CONFIG if the template of a body or a header is invalid. The URLs were checked when the
+ * configuration was read (path/catalog.ts).
+ */
 export function checkTemplates(settings: Settings<'http'>): void {
   const all = Object.fromEntries(TEMPLATE_VARIABLES.map((name) => [name, 'x']))
   const { credential, ...others } = all

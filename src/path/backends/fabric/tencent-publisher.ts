@@ -1,9 +1,9 @@
 // tencent-publisher.ts - publishes the route in route tables of Tencent Cloud's VPC, with this instance's address as
-// its gateway.
+// the route's gateway.
 //
-// In flannel v0.28.9 (pkg/backend/tencentvpc) and here the gateway type is NORMAL_CVM, the route type is USER, and a
-// disabled route to this node is made again. flannel takes the first table of the VPC. This publisher takes the table
-// of the instance's subnet, or else the main table.
+// The model is flannel v0.28.9 (pkg/backend/tencentvpc): the gateway type is NORMAL_CVM, the route type is USER, and a
+// disabled route to this node is made again. flannel uses the first table of the VPC. This publisher uses the table of
+// the instance's subnet, or else the main table.
 
 import { WeftError } from '../../../base/errors.ts'
 import { formatAddress, formatNet } from '../../../net/address.ts'
@@ -17,11 +17,14 @@ const API_VERSION = '2017-03-12'
 const SERVICE = 'vpc'
 /** The quota of routes per route table, according to Tencent Cloud's documentation. */
 const ROUTE_LIMIT = 50
-/** PAGE is the number of tables that one page of an answer has. MOST_PAGES is the maximum number of pages. */
+/** The number of tables that one page of an answer has. MOST_PAGES is the maximum number of pages that weftd reads. */
 const PAGE = 100
 const MOST_PAGES = 100
 
-/** The remedies for API error codes that an operator can correct. A code also matches with a suffix after a dot. */
+/**
+ * The remedies for the API's error codes that an operator can correct. An entry also applies to its code with a suffix
+ * after a dot.
+ */
 const REMEDIES: Readonly<Record<string, string>> = {
   UnauthorizedOperation: 'give the keys the permissions in docs/cloud.md',
   AuthFailure: 'check the keys of Tencent Cloud and the clock of this host',
@@ -63,7 +66,10 @@ export class TencentPublisher implements Publisher {
   readonly #gateway: string
   readonly #endpoints: TencentEndpoints
 
-  /** `wanted` lists the ids of the route tables to use. If the list is empty, the route table of the instance's subnet is used. */
+  /**
+   * `wanted` lists the ids of the route tables to use. If the list is empty, the publisher uses the route table of the
+   * instance's subnet.
+   */
   constructor(given: GivenKeys, wanted: readonly string[], place: Place, endpoints = ENDPOINTS) {
     this.#given = given
     this.#wanted = wanted
@@ -122,7 +128,7 @@ export class TencentPublisher implements Publisher {
   #routeOf({ RouteId, DestinationCidrBlock, GatewayType, GatewayId, RouteType, Enabled }: JsonRoute): FabricRoute[] {
     if (DestinationCidrBlock === undefined || RouteType !== 'USER') return []
     const isOwn = GatewayType === 'NORMAL_CVM' && GatewayId === this.#gateway
-    // A disabled route to another node belongs to an operator, so it counts as active and stays.
+    // A disabled route to another node was disabled by an operator, so it counts as active and stays.
     const state = isOwn && Enabled === false ? 'dead' : 'active'
     const target = `${GatewayType ?? 'unknown'} ${GatewayId ?? ''}`.trim()
     return [{ destination: DestinationCidrBlock, target, isOwn, state, id: String(RouteId) }]
@@ -142,8 +148,8 @@ export class TencentPublisher implements Publisher {
   }
 
   /**
-   * Calls an action of the API. Returns undefined for an error whose code is expected. Throws WeftError FABRIC for
-   * every other error.
+   * Calls an action of the API. Returns undefined for an error whose code matches `expected`. Throws WeftError FABRIC
+   * for every other error.
    */
   async #call(action: string, parameters: object, signal: AbortSignal, expected?: RegExp): Promise<object | undefined> {
     const { client } = this.#place

@@ -1,4 +1,4 @@
-// xml.ts - reads the XML answers of EC2, which have only elements and text, and no attributes. Pure.
+// xml.ts - parses the XML answers of EC2, which have only elements and text, and no attributes. Pure.
 
 export interface XmlElement {
   readonly name: string
@@ -26,13 +26,18 @@ export function readXml(text: string): XmlElement {
   }
   const root: Open = { name: '', text: '', children: [] }
   const open: Open[] = [root]
-  // Read declarations, comments, tags and texts one after another.
-  for (const [token, tag] of text.matchAll(/<\?[^>]*>|<!--[^]*?-->|<([^>]+)>|[^<]+/g)) {
+  // Search with indexOf, because a regular expression takes quadratic time for a text of many opening brackets.
+  for (let at = 0; at < text.length;) {
     const top = open.at(-1) ?? root
-    if (tag === undefined) {
-      if (!token.startsWith('<')) top.text += unescaped(token)
-      continue
-    }
+    const start = text.indexOf('<', at)
+    top.text += unescaped(text.slice(at, start < 0 ? text.length : start))
+    if (start < 0) break
+    const isComment = text.startsWith('<!--', start)
+    const end = text.indexOf(isComment ? '-->' : '>', start)
+    if (end < 0) throw new Error('a tag or a comment has no end')
+    at = end + (isComment ? 3 : 1)
+    const tag = text.slice(start + 1, end)
+    if (isComment || tag.startsWith('?')) continue
     if (tag.startsWith('/')) {
       if (open.length < 2 || tag.slice(1).trim() !== top.name) throw new Error(`the tag <${tag}> ends no element`)
       open.pop()
@@ -47,6 +52,15 @@ export function readXml(text: string): XmlElement {
   const [first] = root.children
   if (open.length !== 1 || !first) throw new Error('it is not a complete XML document')
   return first
+}
+
+/** Returns the root element; undefined if `readXml` would throw. */
+export function tryXml(text: string): XmlElement | undefined {
+  try {
+    return readXml(text)
+  } catch {
+    return undefined
+  }
 }
 
 /** Returns the elements at a path such as `routeSet/item`. */

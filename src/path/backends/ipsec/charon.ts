@@ -1,4 +1,5 @@
-// charon.ts - finds strongSwan's IKE daemon charon on this host, or starts it as flanneld does (flannel: pkg/backend/ipsec/handle_charon.go).
+// charon.ts - finds strongSwan's IKE daemon charon on this host, or starts it as flanneld does (flannel:
+// pkg/backend/ipsec/handle_charon.go).
 
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
@@ -13,34 +14,39 @@ import { childEnvironment, packageOf } from '../../../host/command.ts'
 import { ownerOfSockets, socketsAt, tryUdpPort } from '../../../host/udp-ports.ts'
 import { ViciClient } from './vici-client.ts'
 
-/** The path of the socket for charon's control protocol VICI. It is strongSwan's default, which flanneld uses. */
+/** The path of the socket for charon's control protocol VICI: strongSwan's default, which flanneld uses too. */
 const SOCKET = '/var/run/charon.vici'
-/** The folders in which flanneld searches for the program charon after PATH. */
+/** The folders in which flanneld searches for the program charon after the folders of PATH. */
 const FOLDERS = ['/usr/lib/strongswan', '/usr/lib/ipsec', '/usr/libexec/strongswan', '/usr/libexec/ipsec']
 /** charon's UDP ports: 500 for the key exchange, 4500 for the key exchange and ESP packets through NAT. */
 const PORTS = [500, 4500]
-/** The variables of weftd's environment that charon gets. The others may hold secrets of weftd, such as the password of the store. */
+/**
+ * The variables of weftd's environment that charon gets. weftd does not pass the rest, which may hold secrets of weftd,
+ * such as the password of the store.
+ */
 const VARIABLES = ['LANG', 'TZ', 'LD_LIBRARY_PATH', 'OPENSSL_CONF', 'OPENSSL_MODULES', 'LEAK_DETECTIVE_DISABLE']
 /** The program that makes charon end when weftd ends. */
 const STARTER = 'setpriv'
-/** The paths of strongSwan's configuration on different distributions. */
 const CONFIGURATIONS = ['/etc/strongswan.conf', '/etc/strongswan/strongswan.conf']
 /**
- * START_MS is how long, in ms, a started charon may take until its socket answers. LOOK_MS is the pause between two
- * attempts to connect.
+ * How long, in ms, a started charon may take until it answers at its socket. LOOK_MS is the pause between two attempts
+ * to connect.
  */
 const START_MS = 30_000
 const LOOK_MS = 50
 /**
- * PREDECESSOR_MS is the time in ms for which weftd waits until another charon has ended, because the charon of an
- * earlier run ends after a restart. AGAIN_MS is the pause in ms between two attempts to start charon.
+ * The time in ms for which weftd waits until another charon has ended, because just after a restart of weftd the charon
+ * of the earlier run may still be ending. AGAIN_MS is the pause between two attempts to start charon.
  */
 const PREDECESSOR_MS = 5_000
 const AGAIN_MS = 500
 /** How long, in ms, charon may take to end after SIGTERM. In this time it informs its peers. */
 const STOP_MS = 2_000
 
-/** Returns the path of the program charon. Throws WeftError COMMAND with flanneld's text if the host has none. */
+/**
+ * Returns the path of the program charon. Throws WeftError COMMAND with flanneld's text if the host has no such
+ * program.
+ */
 export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
   const found = findProgram('charon', [...path.split(':'), ...FOLDERS])
   if (found !== undefined) return found
@@ -51,7 +57,7 @@ export function findCharon(path = childEnvironment()['PATH'] ?? ''): string {
   })
 }
 
-/** Throws WeftError COMMAND if the host lacks a program that starts charon. */
+/** Throws WeftError COMMAND if the host lacks charon or the program that starts charon. */
 export function checkPrograms(path = childEnvironment()['PATH'] ?? ''): void {
   findCharon(path)
   if (findProgram(STARTER, path.split(':')) === undefined)
@@ -83,7 +89,7 @@ export async function connectRunning(signal: AbortSignal): Promise<ViciClient | 
   }
 }
 
-/** True if a process answers at charon's socket, so that weftd need not start charon. */
+/** Returns true if a process answers at charon's socket, so that weftd need not start charon. */
 export async function isCharonRunning(signal: AbortSignal): Promise<boolean> {
   const client = await connectRunning(signal)
   client?.close()
@@ -103,8 +109,8 @@ export class Charon {
   }
 
   /**
-   * Connects to the running charon, or starts one. With `isUserspace` charon itself carries the ESP packets, otherwise
-   * the kernel. Throws WeftError.
+   * Connects to the running charon, or starts a charon. If `isUserspace` is true, charon itself carries the ESP
+   * packets, otherwise the kernel does. Throws WeftError.
    */
   static async start(isUserspace: boolean, log: Log, signal: AbortSignal): Promise<Charon> {
     const began = performance.now()
@@ -112,7 +118,7 @@ export class Charon {
       try {
         return await Charon.#startOnce(isUserspace, log, signal)
       } catch (error) {
-        // A charon that is about to end may still accept connections, and prevents another charon from starting.
+        // A charon that is about to end may still accept connections, and prevents a new charon from starting.
         if (signal.aborted || !isWeftError(error) || performance.now() - began > PREDECESSOR_MS) throw error
         await pause(signal, AGAIN_MS)
       }
@@ -151,8 +157,8 @@ export class Charon {
   }
 
   /**
-   * Throws WeftError CONFIG if charon carries the ESP packets although `isUserspace` is false, or does not although it
-   * is true.
+   * Throws WeftError CONFIG if charon's plugins do not match `isUserspace`: charon carries the ESP packets if and only
+   * if its plugin kernel-libipsec is loaded.
    */
   async #checkPlugins(isUserspace: boolean, signal: AbortSignal): Promise<void> {
     const close = (): void => this.client.close()
@@ -178,8 +184,8 @@ export class Charon {
 }
 
 /**
- * Starts charon with the host's configuration, which charon reads from the returned folder. The plugin kernel-libipsec is loaded only if
- * `isUserspace` is true.
+ * Starts charon with the host's configuration, which charon reads from the returned folder. Loads the plugin
+ * kernel-libipsec only if `isUserspace` is true.
  */
 async function startProcess(isUserspace: boolean, log: Log): Promise<{ child: ChildProcess; folder: string }> {
   const program = findCharon()
@@ -196,7 +202,6 @@ async function startProcess(isUserspace: boolean, log: Log): Promise<{ child: Ch
   return { child, folder }
 }
 
-/** Removes the folder if it is there. */
 const removeFolder = (folder: string, log: Log): Promise<void> =>
   rm(folder, { recursive: true, force: true }).catch((error: unknown) => log.warn(messageOf(error)))
 
@@ -206,7 +211,10 @@ function environmentOf(file: string): NodeJS.ProcessEnv {
   return { ...Object.fromEntries(kept.map((name) => [name, whole[name]])), STRONGSWAN_CONF: file }
 }
 
-/** Throws WeftError if charon could not open its ports. charon itself then runs without them, and never gets keys. */
+/**
+ * Throws WeftError if charon could not open its ports. Without its ports charon continues to run, but never negotiates
+ * keys.
+ */
 async function requirePorts(): Promise<void> {
   for (const port of PORTS) {
     const code = await tryUdpPort('ipv4', '0.0.0.0', port)
@@ -225,13 +233,17 @@ async function requirePorts(): Promise<void> {
   }
 }
 
-/** Returns a strongswan.conf that includes the host's own configuration. A later section overrides an earlier one. */
+/**
+ * Returns a strongswan.conf that includes the host's own configuration. In strongswan.conf a later section overrides an
+ * earlier section.
+ */
 function configuration(isUserspace: boolean, given: string | undefined): string {
   const own = [given, ...CONFIGURATIONS].find((file) => file !== undefined && existsSync(file))
   return [
     ...(own === undefined ? [] : [`include ${own}`]),
     'charon {',
-    // By default charon buffers its lines, and sends them to syslog too.
+    // Make charon write each log line to stderr immediately. By default charon buffers its lines, and sends them to
+    // syslog too.
     '  filelog {',
     '    stderr {',
     '      default = 1',

@@ -1,4 +1,4 @@
-// connections.ts - keeps charon's connections and shared keys equal to the peers, and restarts charon when it ends.
+// connections.ts - gives charon a connection and a shared key for each peer, and restarts charon when it ends.
 //
 // The members of a connection are those of flanneld (pkg/backend/ipsec/handle_charon.go), so that a node with weftd and
 // a node with flanneld can negotiate keys.
@@ -14,29 +14,37 @@ import type { ViciClient } from './vici-client.ts'
 import type { ViciSection, ViciValue } from './vici-message.ts'
 
 /**
- * The pause in ms before charon is started again after its end. Each further failure doubles the pause, up to
- * LONGEST_RETRY_MS.
+ * The pause in ms before weftd starts charon again after charon has ended. Each further failure doubles the pause, up
+ * to LONGEST_RETRY_MS.
  */
 const FIRST_RETRY_MS = 200
 const LONGEST_RETRY_MS = 10_000
 /** flanneld's proposal for the keys of the IKE connection. */
 const IKE_PROPOSAL = 'aes256-sha256-modp4096'
 /**
- * How long a peer may be silent before charon checks that the peer is alive. flanneld sets no value, and charon never
- * checks then.
+ * How long a peer may be silent before charon checks that the peer is alive. flanneld sets no value, so its charon
+ * never checks.
  */
 const DEAD_PEER_DELAY = '10s'
 
-/** A running charon. */
 interface Charon {
   readonly client: ViciClient
   /** Closes the connection, and ends charon if weftd started it. */
   stop(): Promise<void>
 }
 
-/** The first and the longest pause before weftd has charon negotiate keys with a peer again. Each request doubles the pause. */
+/**
+ * The first pause in ms before weftd has charon negotiate keys with a peer again. Each request doubles the pause, up to
+ * LONGEST_NEGOTIATION_MS.
+ */
 const FIRST_NEGOTIATION_MS = 5_000
 const LONGEST_NEGOTIATION_MS = 40_000
+
+/**
+ * The maximum number of hosts for which weftd checks charon's shared keys. charon lists the ids of the keys in one
+ * packet of at most 512 KiB, in which about 12,000 ids fit, and sends no answer if the packet would be longer.
+ */
+const MOST_LISTED_KEYS = 10_000
 
 interface ConnectionOptions {
   readonly network: Net
@@ -58,16 +66,17 @@ export interface PeerKeys {
   readonly rxPackets: number
 }
 
-/** The objects that this process loaded into a charon. */
 interface Loaded {
   readonly charon: Charon
-  /** The names of the loaded connections. */
   readonly connections: Set<string>
-  /** The addresses of the hosts whose shared key is loaded. */
+  /** The addresses of the hosts whose shared keys are loaded. */
   readonly hosts: Set<string>
 }
 
-/** The states of a child association that can encrypt packets. While its keys are being renewed, it has the earlier ones. */
+/**
+ * The states of a child association that can encrypt packets. While its keys are being renewed (REKEYING), it still has
+ * the earlier keys.
+ */
 const WITH_KEYS = new Set<unknown>(['INSTALLED', 'REKEYING'])
 
 export class IpsecConnections {
@@ -81,9 +90,12 @@ export class IpsecConnections {
   #loaded: Loaded | undefined
   /** The running charon; undefined while charon is being restarted. */
   #charon: Charon | undefined
-  /** The wanted connections that have no keys and for which charon negotiates none, as of the last `keys`. */
+  /** The wanted connections that, at the last call of `keys`, had no keys and for which charon negotiated none. */
   #idle: ReadonlySet<string> = new Set()
-  /** The last request to negotiate keys, or when keys were first missing, in ms of performance.now(), and the pause after it, by connection. */
+  /**
+   * For each connection, the start of the pause before the next request to negotiate keys (the last request, or the
+   * loss of the keys, in ms of performance.now()), and the length of the pause in ms.
+   */
   readonly #asked = new Map<string, { readonly at: number; readonly ms: number }>()
   /** Called after charon has negotiated or deleted keys, or was started again. */
   #changed: () => void = () => {}
@@ -95,7 +107,7 @@ export class IpsecConnections {
     this.#calm = seldom(options.log)
   }
 
-  /** Starts charon. Throws WeftError if that fails. Later charon is started again whenever it ends. */
+  /** Starts charon, and starts it again whenever it ends. Throws WeftError if the first start fails. */
   async open(signal: AbortSignal): Promise<void> {
     this.#charon = await this.#options.start(signal)
     try {
@@ -108,12 +120,15 @@ export class IpsecConnections {
     this.#running = this.#run()
   }
 
-  /** Sets the function that is called whenever `keys` may return other peers. */
+  /** Sets the function that is called whenever the result of `keys` may have changed. */
   watch(changed: () => void): void {
     this.#changed = changed
   }
 
-  /** Makes charon's connections equal to these peers. A failure is logged, and `resync` tries again. */
+  /**
+   * Loads a connection into charon for each of `peers`, and removes all others. Logs a failure; `resync` then tries
+   * again.
+   */
   async apply(peers: readonly PolicyPeer[]): Promise<void> {
     const isFirst = this.#wanted === undefined
     this.#wanted = new Map(peers.map((peer) => [this.#nameFor(peer), peer]))
@@ -126,8 +141,8 @@ export class IpsecConnections {
   }
 
   /**
-   * Returns, by the peer's subnet, the packet counts for each peer that has keys. Returns an empty map while charon
-   * does not answer.
+   * Returns, by the peer's subnet, the packet counts for each peer that has keys. Returns an empty map if charon does
+   * not answer.
    */
   async keys(): Promise<ReadonlyMap<string, PeerKeys>> {
     const found = new Map<string, PeerKeys>()
@@ -147,9 +162,10 @@ export class IpsecConnections {
   }
 
   /**
-   * Has charon negotiate keys again with the peers of `#idle`. charon itself does not, if the peer refused, or if charon could not install
-   * the keys, such as while this host has no address in its subnet. The pause between two requests for a peer grows, but with `isChange`,
-   * after a change of this host, only the first pause counts.
+   * Has charon negotiate keys again with the peers of `#idle`. charon does not try again by itself if the peer refused,
+   * or if charon could not install the keys, for example while this host had no address in its subnet. The pause
+   * between two requests for a peer grows. `isChange` is true after a change of this host; then each pause is as short
+   * as the first.
    */
   async negotiate(isChange: boolean): Promise<void> {
     const now = performance.now()
@@ -162,10 +178,10 @@ export class IpsecConnections {
       this.#asked.set(name, isDue ? { at: now, ms: Math.min(2 * ms, LONGEST_NEGOTIATION_MS) } : { at, ms })
       if (!isDue || !peer) continue
       try {
-        // With this timeout charon answers before it negotiates.
+        // The timeout -1 makes charon answer before it negotiates.
         await client?.request('initiate', { child: this.#childOf(peer), ike: name, timeout: '-1' })
       } catch (error) {
-        // If the connection to charon has ended, `#run` logs that.
+        // If the connection to charon has ended, do not log here, because `#run` logs that.
         if (!client?.isOpen) return
         this.#calm.error(`Cannot negotiate keys with ${peer.host}: ${describeError(error)}`)
       }
@@ -180,7 +196,7 @@ export class IpsecConnections {
     await this.#charon?.stop()
   }
 
-  /** Starts charon again whenever it ends, until `close` is called. */
+  /** Starts charon again whenever charon ends, until `close` is called. */
   async #run(): Promise<void> {
     const { signal } = this.#closing
     const closed = new Promise<undefined>((resolve) => signal.addEventListener('abort', () => resolve(undefined)))
@@ -194,7 +210,7 @@ export class IpsecConnections {
         await this.#charon.stop()
         this.#charon = undefined
         this.#changed()
-        // A charon that ends soon after each start must not be started in a tight loop.
+        // If charon ends soon after each start, make the pause longer, so that weftd does not start it in a tight loop.
         const isOld = performance.now() - startedAt > LONGEST_RETRY_MS
         ms = isOld ? FIRST_RETRY_MS : Math.min(2 * ms, LONGEST_RETRY_MS)
       }
@@ -212,17 +228,16 @@ export class IpsecConnections {
     }
   }
 
-  /**
-   * Requests from charon a report of each change of keys. Without these reports the regular checks find the changes.
-   */
+  /** Requests that charon report each change of keys. If charon refuses, the regular checks find the changes. */
   async #listen({ client }: Charon): Promise<void> {
     await client.listen('child-updown', () => this.#changed()).catch(() => {})
     this.#changed()
   }
 
   /**
-   * Loads the missing connections and removes the superfluous ones. With `isCheck`, first lists what charon has, because charon or another
-   * program may have removed some. Returns the names of the connections that were lost.
+   * Loads the missing connections and removes the superfluous ones. If `isCheck` is true, lists charon's connections
+   * first, because charon or another program may have removed some of them. Returns the names of the connections that
+   * were lost.
    */
   #load(isCheck: boolean): Promise<readonly string[]> {
     return this.#inTurn(async () => {
@@ -232,7 +247,7 @@ export class IpsecConnections {
         return await this.#loadInto(charon, isCheck)
       } catch (error) {
         if (!isWeftError(error)) throw error
-        // If the connection to charon has ended, `#run` logs that.
+        // If the connection to charon has ended, do not log here, because `#run` logs that.
         if (charon.client.isOpen) this.#calm.error(`error loading connection into IKE daemon: ${describeError(error)}`)
         return []
       }
@@ -241,13 +256,13 @@ export class IpsecConnections {
 
   async #loadInto(charon: Charon, isCheck: boolean): Promise<readonly string[]> {
     const { client } = charon
-    // A charon that ran already may have connections of an earlier run, with another PSK or other options. So this process loads everything
-    // once. charon keeps its keys with a peer if nothing differs.
+    // A charon that ran already may have connections of an earlier run, with another PSK or other options. So this
+    // process loads all connections once. charon keeps its keys with a peer if the connection has not changed.
     if (this.#loaded?.charon !== charon) this.#loaded = { charon, connections: new Set(), hosts: new Set() }
     const loaded = this.#loaded
     const lost = isCheck ? await this.#check(loaded) : []
     await this.#loadKeys(loaded)
-    // The connections of an earlier run stay until the peers are known.
+    // Keep the connections of an earlier run until the peers are known.
     if (!this.#wanted) return []
     for (const name of loaded.connections)
       if (!this.#wanted.has(name)) {
@@ -285,6 +300,7 @@ export class IpsecConnections {
         await unload(client, name)
         log.info(`Unloaded connection: ${name}`)
       }
+    if (this.#hosts().size > MOST_LISTED_KEYS) return lost
     const keys = await keysIn(client, network)
     for (const host of loaded.hosts) if (!keys.has(keyNameOf(network, host))) loaded.hosts.delete(host)
     const known = new Set([...this.#hosts()].map((host) => keyNameOf(network, host)))
@@ -356,17 +372,21 @@ export class IpsecConnections {
   }
 }
 
-/** The beginning of the ids of the shared keys for this network. Another weftd on this host may have a key for the same hosts. */
+/**
+ * The common prefix of the ids of the shared keys for the network. It is needed because another weftd on this host may
+ * have a key for the same hosts.
+ */
 const keyPrefixOf = (network: Net): string => `weft-${formatNet(network)}-`
 const keyNameOf = (network: Net, host: string): string => `${keyPrefixOf(network)}${host}`
 
-/** Lists the connections in charon that weftd loaded for this network, now or in an earlier run. */
+/** Lists the connections in charon that weftd loaded for the network, now or in an earlier run. */
 export async function connectionsIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
-  const { conns } = await client.request('get-conns')
-  return new Set(listOf(conns).filter((name) => isOfNetwork(name, network)))
+  // Do not use the command `get-conns`: its answer is one packet, in which the names of about 7,000 connections fit.
+  const events = await client.stream('list-conns', 'list-conn')
+  return new Set(events.flatMap((event) => Object.keys(event)).filter((name) => isOfNetwork(name, network)))
 }
 
-/** Lists the ids of the shared keys in charon that weftd loaded for this network, now or in an earlier run. */
+/** Lists the ids of the shared keys in charon that weftd loaded for the network, now or in an earlier run. */
 async function keysIn(client: ViciClient, network: Net): Promise<ReadonlySet<string>> {
   const { keys } = await client.request('get-shared')
   return new Set(listOf(keys).filter((id) => id.startsWith(keyPrefixOf(network))))
@@ -375,7 +395,7 @@ async function keysIn(client: ViciClient, network: Net): Promise<ReadonlySet<str
 const listOf = (value: ViciValue | undefined): readonly string[] =>
   Array.isArray(value) ? (value as readonly string[]) : []
 
-/** True if this is flanneld's name of a connection between two subnets of the network. */
+/** Returns true if `name` is flanneld's name of a connection between two subnets of the network. */
 function isOfNetwork(name: string, network: Net): boolean {
   const [from = '', subnet = '', peer = '', to = '', ...more] = name.split('-')
   const isWithin = (text: string): boolean => {
@@ -389,12 +409,15 @@ function isOfNetwork(name: string, network: Net): boolean {
 /** Removes a connection and its keys. */
 async function unload(client: ViciClient, name: string): Promise<void> {
   await client.request('unload-conn', { name })
-  // End the connection's associations, because their keys would stay valid otherwise. charon refuses this request if
-  // there are no associations.
+  // End the connection's associations too, because otherwise their keys would stay valid. charon refuses this request
+  // if there are no associations.
   await client.request('terminate', { ike: name, force: 'yes', timeout: '-1' }).catch(() => {})
 }
 
-/** Removes the connections and the shared keys that weftd loaded into charon for this network. Returns the names of the connections. */
+/**
+ * Removes the connections and the shared keys that weftd loaded into charon for the network. Returns the names of the
+ * connections.
+ */
 export async function unloadAll(client: ViciClient, network: Net): Promise<readonly string[]> {
   const names = [...(await connectionsIn(client, network))]
   for (const name of names) await unload(client, name)
@@ -402,7 +425,7 @@ export async function unloadAll(client: ViciClient, network: Net): Promise<reado
   return names
 }
 
-/** True if the IKE association has no child, and charon negotiates nothing with the peer. */
+/** Returns true if the IKE association has no child association, and charon is not negotiating with the peer. */
 function isIdle(ike: ViciSection): boolean {
   const tasks = ['tasks-queued', 'tasks-active', 'tasks-passive'].flatMap((name) => listOf(ike[name]))
   const children = Object.keys((ike['child-sas'] ?? {}) as ViciSection)

@@ -1,4 +1,5 @@
-// ipsec-path.ts - the data path of the backend ipsec: the policies or the unreachable route, charon's connections, and the state of the peers.
+// ipsec-path.ts - the data path of the backend ipsec: the kernel's policies, charon's connections, and the state of the
+// peers. If charon carries the packets, a guard (userspace-guard.ts) replaces the policies.
 
 import type { Log } from '../../../base/log.ts'
 import { sideOf, type Lease, type OwnLease } from '../../../control/lease/lease.ts'
@@ -6,22 +7,24 @@ import { withLatePromise } from '../../../host/bell.ts'
 import { formatAddress, formatNet, netAround, netContains, type Net } from '../../../net/address.ts'
 import type { Counting, DataPath, PathPeer, PathTraffic } from '../../contract.ts'
 import type { IpsecPolicies, PolicyPeer } from '../../device/ipsec-policies.ts'
-import type { UnreachableNetwork } from '../../device/unreachable-network.ts'
+import type { UserspaceGuard } from '../../device/userspace-guard.ts'
 import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { KernelPath } from '../kernel-path.ts'
 import type { IpsecConnections, PeerKeys } from './connections.ts'
 
-/** How long, in ms, the status waits for charon's counts. After that it shows the last known counts. */
+/** How long, in ms, the status waits for charon's packet counts. After that the status shows the last known counts. */
 const COUNT_MS = 500
 /** The pause in ms before weftd handles charon's reports of changed keys, because such reports come in bursts. */
 const SETTLE_MS = 100
 /**
- * The interval in ms at which the keys are read again while a peer lacks keys. charon omits a peer whose keys it is
+ * The interval in ms at which weftd reads the keys again while a peer lacks keys. charon omits a peer whose keys it is
  * changing at that moment.
  */
 const AGAIN_MS = 5_000
 
-/** How long a peer must lack keys until weftd logs that, in ms. charon needs less to negotiate keys. */
+/**
+ * The time in ms for which a peer must lack keys before weftd logs that. charon usually negotiates keys in less time.
+ */
 const MISSING_MS = 4_000
 
 interface FilterParts {
@@ -31,8 +34,8 @@ interface FilterParts {
 }
 
 /**
- * Makes the filter of the peers. It refuses a subnet that contains this node's own, because its policies would take the packets between
- * containers of this node.
+ * Makes the filter of the peers. The filter refuses a subnet that contains this node's own subnet, because the policies
+ * for it would take the packets between containers of this node.
  */
 export function createFilter(type: string, { lease, network, log }: FilterParts): PeerFilter {
   const own = sideOf(lease, 'ipv4').subnet
@@ -51,7 +54,7 @@ export function createFilter(type: string, { lease, network, log }: FilterParts)
 
 interface IpsecParts {
   readonly filter: PeerFilter
-  readonly guard: IpsecPolicies | UnreachableNetwork
+  readonly guard: IpsecPolicies | UserspaceGuard
   readonly connections: IpsecConnections
   readonly isUserspace: boolean
   readonly log: Log
@@ -61,7 +64,7 @@ export class IpsecPath extends KernelPath implements Counting {
   readonly counting: Counting = this
   readonly #filter: PeerFilter
   /** Makes the kernel drop unencrypted packets of the network. */
-  readonly #guard: IpsecPolicies | UnreachableNetwork
+  readonly #guard: IpsecPolicies | UserspaceGuard
   readonly #connections: IpsecConnections
   /** True if charon carries the ESP packets. */
   readonly #isUserspace: boolean
@@ -70,16 +73,20 @@ export class IpsecPath extends KernelPath implements Counting {
   #peers: ReadonlyMap<string, Lease> = new Map()
   /** The keys of the leases whose subnet contains the subnet of another peer. */
   #wide: ReadonlySet<string> = new Set()
-  /** The packet counts of the peers with keys, by the peer's subnet, as of the last repair or the last `traffic`. */
+  /**
+   * The packet counts of the peers with keys, by the peer's subnet, as of the last repair or the last call of
+   * `traffic`.
+   */
   #keys: ReadonlyMap<string, PeerKeys> = new Map()
-  /** Since when the peers without keys lack them, in ms of performance.now(), and whether that is logged, by lease key. */
+  /**
+   * For each peer without keys, by lease key: the time since which the keys are missing, in ms of performance.now(),
+   * and whether that is logged.
+   */
   readonly #missing = new Map<string, { readonly since: number; isLogged: boolean }>()
-  /** The timer until the keys are read again. */
   #timer: NodeJS.Timeout | undefined
-  /** The time at which `#timer` ends, in ms of performance.now(). */
   #readAt = 0
   #isClosed = false
-  /** The running request for the counts. Several callers wait for one request. */
+  /** The running request for the packet counts. Several callers wait for one request. */
   #reading: Promise<void> | undefined
 
   constructor({ filter, guard, connections, isUserspace, log }: IpsecParts) {
@@ -141,7 +148,7 @@ export class IpsecPath extends KernelPath implements Counting {
       .map((peer) => ({ key: peer.key, ipv4: { endpoint: policyPeer(peer).host, ...way } }))
   }
 
-  /** Keep the policies, as flanneld does, so that no packet leaves unencrypted while weftd is stopped. charon ends. */
+  /** Keep the policies, as flanneld does, so that no packet leaves unencrypted while weftd is stopped. End charon. */
   protected override async end(): Promise<void> {
     this.#isClosed = true
     clearTimeout(this.#timer)
@@ -160,7 +167,7 @@ export class IpsecPath extends KernelPath implements Counting {
     return this.#reading
   }
 
-  /** Reads the keys in `ms` milliseconds, or earlier if that is already planned. */
+  /** Reads the keys after `ms` milliseconds, or earlier if an earlier time is already planned. */
   #readSoon(ms: number): void {
     const at = performance.now() + ms
     if (this.#isClosed || (this.#timer && this.#readAt <= at)) return
@@ -172,7 +179,7 @@ export class IpsecPath extends KernelPath implements Counting {
     }, ms)
   }
 
-  /** Logs once for each peer that it has no keys, and that it has keys again. */
+  /** Logs once for each peer that the peer has no keys, and once that it has keys again. */
   #logMissing(): void {
     const now = performance.now()
     for (const key of this.#missing.keys()) if (!this.#peers.has(key)) this.#missing.delete(key)
@@ -195,8 +202,8 @@ export class IpsecPath extends KernelPath implements Counting {
   }
 
   /**
-   * Leaves out the peers whose subnet contains the subnet of another peer. The kernel prefers no policy of a smaller subnet, so such a lease
-   * would get the packets of other nodes.
+   * Leaves out the peers whose subnet contains the subnet of another peer. The kernel does not prefer the policy of the
+   * smaller subnet, so a peer with the wider subnet would get the packets of other nodes.
    */
   #leaveOutWide(): void {
     const peers = [...this.#filter.peers()]

@@ -3,19 +3,21 @@
 import { isRefusal, type Run } from '../../../host/command.ts'
 
 /**
- * The selector of the trial association: loopback addresses, and an SPI below 256, which no key exchange uses (RFC 4303
- * section 2.1).
+ * The selector of a security association that weftd adds only to test the kernel: loopback addresses, and an SPI below
+ * 256, which no key exchange uses (RFC 4303 section 2.1).
  */
 const SELECTOR = ['src', '127.0.0.2', 'dst', '127.0.0.3', 'proto', 'esp', 'spi', '0x000000ff']
-/** Ciphers that every kernel with ESP supports. The keys are public, because no packet is ever encrypted with them. */
+/**
+ * Ciphers that every kernel with ESP supports. The keys may be public, because no packet is ever encrypted with them.
+ */
 const CIPHERS = [
   ['aead', 'rfc4106(gcm(aes))', `0x${'01'.repeat(20)}`, '128'],
   ['enc', 'cbc(aes)', `0x${'01'.repeat(16)}`, 'auth-trunc', 'hmac(sha256)', `0x${'01'.repeat(32)}`, '128'],
 ]
 
 /**
- * Returns true if the kernel accepts an ESP security association, which is then removed again. The kernel loads its ESP
- * module for the trial. Throws WeftError if `ip` cannot be run.
+ * Returns true if the kernel accepts an ESP security association. Removes the association again. The kernel loads its
+ * ESP module for this test. Throws WeftError if `ip` cannot be run.
  */
 export async function canKernelCarryEsp(run: Run): Promise<boolean> {
   const remove = (): Promise<boolean> => succeeds(run, ['xfrm', 'state', 'delete', ...SELECTOR])

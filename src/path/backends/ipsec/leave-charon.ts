@@ -1,20 +1,27 @@
-// leave-charon.ts - removes the connections of the backend ipsec from the charon that runs on this host. Such a charon keeps them when weftd
-// ends, so that a restart of weftd does not interrupt the packets.
+// leave-charon.ts - removes the connections of the backend ipsec from the charon that runs on this host. If charon was
+// not started by weftd, it keeps these connections when weftd ends, so that a restart of weftd does not interrupt the
+// packets.
 
 import type { Net } from '../../../net/address.ts'
 import { connectRunning } from './charon.ts'
 import { connectionsIn, unloadAll } from './connections.ts'
 import type { ViciClient } from './vici-client.ts'
 
-/** Lists the names of the connections that weftd loaded into the running charon for these networks. Rejects with WeftError. */
+/**
+ * Lists the names of the connections that weftd loaded into the running charon for the given networks. Rejects with
+ * WeftError.
+ */
 export const listConnections = (networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]> =>
   inCharon(networks, signal, async (client, network) => [...(await connectionsIn(client, network))])
 
-/** Removes these connections and their shared keys, and returns the names of the connections. Rejects with WeftError. */
+/**
+ * Removes the connections and shared keys of the given networks, and returns the names of the connections. Rejects with
+ * WeftError.
+ */
 export const leaveCharon = (networks: readonly Net[], signal: AbortSignal): Promise<readonly string[]> =>
   inCharon(networks, signal, unloadAll)
 
-/** Calls `act` for each network, and returns all names. Without a running charon it returns none. */
+/** Calls `act` for each network, and returns the names from all calls. Returns no names if no charon runs. */
 async function inCharon(
   networks: readonly Net[],
   signal: AbortSignal,

@@ -1,7 +1,7 @@
 // vici-client.ts - sends requests to strongSwan's charon over VICI, and receives the answers.
 //
 // charon answers the requests of one connection in their order (strongSwan: src/libcharon/plugins/vici/README.md).
-// After a failure the connection is not used any more.
+// After a failure weftd does not use the connection any more.
 
 import { createConnection, type Socket } from 'node:net'
 import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
@@ -37,9 +37,8 @@ export class ViciClient {
   readonly #waiting: Waiting[] = []
   /** The received bytes of a packet that is not complete yet. */
   #received: Buffer = Buffer.alloc(0)
-  /** The receivers of events, by the event's name. */
   readonly #receivers = new Map<string, (event: ViciSection) => void>()
-  /** Runs the streams one after another, because an event does not tell which command it answers. */
+  /** Runs streams one after another, because an event does not name the command to which it belongs. */
   readonly #inTurn = createTurn()
 
   private constructor(socket: Socket) {
@@ -78,7 +77,10 @@ export class ViciClient {
     )
   }
 
-  /** Sends a command and returns its answer. Rejects with WeftError COMMAND if charon refuses the command or does not answer. */
+  /**
+   * Sends a command and returns its answer. Rejects with WeftError COMMAND if charon refuses the command or does not
+   * answer.
+   */
   async request(command: string, message: ViciSection = {}): Promise<ViciSection> {
     const { type, body } = await this.#send(CMD_REQUEST, command, encodeMessage(message))
     if (type === CMD_UNKNOWN) throw new WeftError('COMMAND', `charon does not know the command ${command}`)
@@ -90,7 +92,7 @@ export class ViciClient {
     return answer
   }
 
-  /** Sends a command that charon answers with events of this name, and returns the events. */
+  /** Sends a command that charon answers with events called `event`, and returns the events. */
   stream(command: string, event: string, message: ViciSection = {}): Promise<readonly ViciSection[]> {
     return this.#inTurn(async () => {
       const events: ViciSection[] = []
@@ -105,7 +107,10 @@ export class ViciClient {
     })
   }
 
-  /** Calls `receive` for each event of this name from now on. Rejects with WeftError COMMAND if charon has no such event. */
+  /**
+   * Calls `receive` for each event called `event` from now on. Rejects with WeftError COMMAND if charon does not know
+   * the event.
+   */
   async listen(event: string, receive: (event: ViciSection) => void): Promise<void> {
     const { type } = await this.#send(EVENT_REGISTER, event)
     if (type !== EVENT_CONFIRM) throw new WeftError('COMMAND', `charon does not know the event ${event}`)

@@ -62,7 +62,7 @@ export function decodeMessage(bytes: Buffer): ViciSection {
   return message
 }
 
-/** Reads elements up to the end of a section; if `depth` is 0, up to the end of the message. */
+/** Reads elements up to the end of a section, or up to the end of the message if `depth` is 0. */
 function readSection(reader: Reader, depth: number): ViciSection {
   if (depth > MOST_DEPTH) throw invalid()
   const entries: [string, ViciValue][] = []

@@ -1,6 +1,6 @@
-// admission.ts - decides which received handshake messages are processed. It makes the cheapest check first: mac1, then
-// the rate limits with the cookie. Each type of message has its own limits, so that a flood of initiations does not
-// displace responses.
+// admission.ts - decides which received handshake messages weftd processes. It makes the cheapest check first: mac1,
+// then the rate limits with the cookie. Each type of message has its own limits, so that a flood of initiations does
+// not displace responses.
 
 import { createCookies, hasMac1, type Cookies, type Endpoint, type MacKeys } from './cookie.ts'
 import type { Randomness } from './crypto.ts'
@@ -8,12 +8,13 @@ import { createHandshakeLimiter } from './handshake-limiter.ts'
 
 export interface AdmissionCounters {
   /**
-   * The number of messages that were dropped because their length, type or mac1 was wrong, because their sender was unknown, because they
-   * answered no message of this node, or because they could not be decrypted.
+   * The number of messages that were dropped as invalid: a wrong length, type or mac1; an unknown sender; no message of
+   * this node that they answer; or a failed decryption.
    */
   junk: number
   /**
-   * The number of messages that exceeded a rate limit (handshake-limiter.ts), or were a peer's second initiation within ACCEPT_EVERY_MS.
+   * The number of messages that exceeded a rate limit (handshake-limiter.ts), plus second initiations of a peer within
+   * ACCEPT_EVERY_MS.
    */
   limited: number
   cookiesSent: number
@@ -25,13 +26,12 @@ export class Admission {
   readonly #own: MacKeys
   readonly #cookies: Cookies
   /**
-   * The rate limits, separate for each type of message. A forged response rarely has an index for which a response is
-   * expected.
+   * The rate limits, separate for each type of message. Responses have a higher limit, because a forged response rarely
+   * has an index for which a response is expected.
    */
   readonly #limiters
   readonly #send: (to: Endpoint, message: Uint8Array) => void
 
-  /** `send` is the function that sends a cookie reply. */
   constructor(own: MacKeys, random: Randomness, send: (to: Endpoint, message: Uint8Array) => void) {
     this.#own = own
     this.#cookies = createCookies(own, random)
@@ -44,8 +44,8 @@ export class Admission {
   }
 
   /**
-   * Returns whether an initiation or a response must be processed. Counts a message that is dropped. Sends a cookie
-   * reply if the sender must first prove its address.
+   * Returns whether this node must process an initiation or a response. Counts a dropped message. Sends a cookie reply
+   * if the sender must first prove its address.
    */
   judge(
     kind: 'initiation' | 'response',
@@ -65,14 +65,14 @@ export class Admission {
     return this.countLimited()
   }
 
-  /** True if a cookie reply to this node may be decrypted. If not, counts the reply as dropped. */
+  /** Returns true if this node may decrypt a received cookie reply. If not, counts the reply as dropped. */
   mayOpenCookieReply(now: number): boolean {
     if (this.#limiters.cookieReply.mayReceive(now)) return true
     this.countLimited()
     return false
   }
 
-  /** Counts a message that is dropped because it is invalid, and returns 'junk'. */
+  /** Counts a message that is dropped because the message is invalid, and returns 'junk'. */
   refuse(): 'junk' {
     this.counters.junk += 1
     return 'junk'

@@ -13,7 +13,7 @@ const NODE_REMEDY = 'run weftd with a Node.js whose OpenSSL has the ciphers (3.x
 const TRIED = 'weft-wg-try'
 
 /**
- * Chooses whether the kernel or weftd carries the packets. If the configuration names neither, the kernel does if it
+ * Chooses whether the kernel or weftd carries the packets. Uses the configured choice; without one, the kernel if it
  * supports WireGuard, otherwise weftd.
  */
 export async function chooseCarrier(
@@ -34,7 +34,7 @@ export async function chooseCarrier(
     return wanted
   }
   const removeTried = (): Promise<unknown> => run('ip', ['link', 'del', TRIED])
-  // A weftd that was killed in this function left the device.
+  // Delete the test device that an earlier weftd left because it was killed in this function.
   if (await findLink(run, TRIED)) await removeTried()
   try {
     await addDevice(run, TRIED, 'wireguard', [])

@@ -1,9 +1,9 @@
 // cookie.ts - the two MACs at the end of a WireGuard handshake message, and the cookie.
 //
 // mac1 proves that the sender knows the receiver's public key; messages with a wrong mac1 are dropped. mac2 proves that
-// the sender receives packets at its address. Its key is the cookie, which a receiver under load sends to that address.
-// A cookie is a MAC over the sender's address with a secret of the receiver, so the receiver stores nothing about
-// senders. (WireGuard, sections 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
+// the sender receives packets at its address: the key of mac2 is the cookie, which a receiver under load sends to that
+// address. A cookie is a MAC over the sender's address with a secret of the receiver, so the receiver stores nothing
+// about senders. (WireGuard, sections 5.4.4 and 5.4.7 of https://www.wireguard.com/papers/wireguard.pdf.)
 
 import { formatAddress, type Address } from '../../../net/address.ts'
 import { hash, isEqual, mac, MAC_BYTES, openX, sealX, TAG_BYTES, XNONCE_BYTES, type Randomness } from './crypto.ts'
@@ -32,7 +32,10 @@ const COOKIE_BYTES = MAC_BYTES
 /** The length of a cookie reply: type (4 bytes), receiver's index (4 bytes), nonce, encrypted cookie. */
 export const COOKIE_REPLY_BYTES = 8 + XNONCE_BYTES + COOKIE_BYTES + TAG_BYTES
 export const TYPE_COOKIE_REPLY = 3
-/** The offset of the sender's index in handshake messages; in a cookie reply this offset has the receiver's index. */
+/**
+ * The offset in bytes of the sender's index in handshake messages. In a cookie reply the receiver's index is at this
+ * offset.
+ */
 const INDEX = 4
 
 const mac1Of = (message: Uint8Array): Uint8Array =>
@@ -41,8 +44,8 @@ const beforeMac1 = (message: Uint8Array): Uint8Array => message.subarray(0, mess
 const beforeMac2 = (message: Uint8Array): Uint8Array => message.subarray(0, message.length - MAC_BYTES)
 
 /**
- * Writes mac1, and mac2 if there is a cookie, at the end of a message. Returns mac1, with which a cookie reply to this message can be
- * decrypted.
+ * Writes mac1, and mac2 if there is a cookie, at the end of a message. Returns mac1, with which a cookie reply to this
+ * message can be decrypted.
  */
 export function writeMacs(message: Buffer, to: MacKeys, cookie: Uint8Array | undefined): Uint8Array {
   const mac1 = mac(to.mac1, beforeMac1(message))
@@ -54,7 +57,10 @@ export function writeMacs(message: Buffer, to: MacKeys, cookie: Uint8Array | und
 export const hasMac1 = (message: Uint8Array, own: MacKeys): boolean =>
   isEqual(mac1Of(message), mac(own.mac1, beforeMac1(message)))
 
-/** Returns the cookie from the reply to the message that had this mac1; undefined if the reply is not from the node with these keys. */
+/**
+ * Returns the cookie from the reply to the message that had `mac1`; undefined if the reply is not from the node with
+ * the keys `from`.
+ */
 export const openCookieReply = (reply: Uint8Array, from: MacKeys, mac1: Uint8Array): Uint8Array | undefined =>
   openX(from.cookie, reply.subarray(8, 8 + XNONCE_BYTES), reply.subarray(8 + XNONCE_BYTES), mac1)
 
@@ -80,7 +86,7 @@ export function createCookies(own: MacKeys, random: Randomness): Cookies {
   return {
     isProved(message, from, now) {
       const mac2 = message.subarray(message.length - MAC_BYTES)
-      // Messages of a flood usually have a mac2 of zeros. Refuse them before a cookie is computed.
+      // Messages of a flood usually have a mac2 of zeros. Refuse these messages before computing a cookie.
       return mac2.some((byte) => byte !== 0) && isEqual(mac2, mac(cookieOf(from, now), beforeMac2(message)))
     },
     reply(message, from, now) {

@@ -1,8 +1,8 @@
-// crypto.ts - the cryptographic primitives of WireGuard's handshake. Node's crypto has most of them; @noble/hashes and @noble/ciphers have
-// the two that Node lacks, keyed BLAKE2s and XChaCha20-Poly1305.
+// crypto.ts - the cryptographic primitives of WireGuard's handshake. Node's crypto has most of them; the packages
+// @noble/hashes and @noble/ciphers have the two that Node lacks, keyed BLAKE2s and XChaCha20-Poly1305.
 //
-// ChaCha20-Poly1305 is defined in RFC 8439, BLAKE2s in RFC 7693, HMAC in RFC 2104, and XChaCha20-Poly1305 in draft-irtf-cfrg-xchacha. No
-// function reads a clock, and only `systemRandomness` draws random numbers.
+// ChaCha20-Poly1305 is defined in RFC 8439, BLAKE2s in RFC 7693, HMAC in RFC 2104, and XChaCha20-Poly1305 in
+// draft-irtf-cfrg-xchacha. No function reads a clock, and only `systemRandomness` draws random numbers.
 
 import { createCipheriv, createDecipheriv, createHash, createHmac, randomBytes, timingSafeEqual } from 'node:crypto'
 import { xchacha20poly1305 } from '@noble/ciphers/chacha.js'
@@ -37,8 +37,8 @@ export function hmac(key: Uint8Array, ...parts: readonly Uint8Array[]): Buffer {
 }
 
 /**
- * Returns keyed BLAKE2s with 16 bytes of output. These are not the first 16 bytes of the 32-byte output, because the output's length is
- * hashed too.
+ * Returns keyed BLAKE2s with 16 bytes of output. This output differs from the first 16 bytes of the 32-byte output,
+ * because BLAKE2s hashes the output's length too.
  */
 export const mac = (key: Uint8Array, message: Uint8Array): Uint8Array => blake2s(message, { key, dkLen: MAC_BYTES })
 
@@ -47,7 +47,7 @@ export const isEqual = (a: Uint8Array, b: Uint8Array): boolean => a.length === b
 
 const AEAD = 'chacha20-poly1305'
 const OPTIONS = { authTagLength: TAG_BYTES } as const
-/** The nonce for `seal` and `open`. It is always 0, because each key of a handshake encrypts only one text. */
+/** The nonce for `seal` and `open`. It is always 0, because each key of a handshake encrypts only one message. */
 const FIRST_NONCE = new Uint8Array(12)
 
 /** Encrypts with ChaCha20-Poly1305 and nonce 0, and appends the tag. */
@@ -58,8 +58,8 @@ export function seal(key: Uint8Array, text: Uint8Array, associated: Uint8Array):
 }
 
 /**
- * Decrypts what `seal` returned; undefined if the tag is wrong. The caller must ensure that `sealed` is at least as
- * long as a tag.
+ * Decrypts a result of `seal`; returns undefined if the tag is wrong. The caller must ensure that `sealed` is at least
+ * as long as a tag.
  */
 export function open(key: Uint8Array, sealed: Uint8Array, associated: Uint8Array): Buffer | undefined {
   const length = sealed.length - TAG_BYTES
@@ -80,7 +80,7 @@ export function open(key: Uint8Array, sealed: Uint8Array, associated: Uint8Array
 export const sealX = (key: Uint8Array, nonce: Uint8Array, text: Uint8Array, associated: Uint8Array): Uint8Array =>
   xchacha20poly1305(key, nonce, associated).encrypt(text)
 
-/** Decrypts what `sealX` returned; undefined if the tag is wrong. */
+/** Decrypts a result of `sealX`; returns undefined if the tag is wrong. */
 export function openX(
   key: Uint8Array,
   nonce: Uint8Array,

@@ -1,9 +1,9 @@
-// deadlines.ts - finds which of thousands of items are due, so that all items can share one timer. The cost of adding a deadline does not
-// depend on the number of items.
+// deadlines.ts - finds which of thousands of items are due, so that all items can share one timer. The cost of adding a
+// deadline does not depend on the number of items.
 //
-// Deadlines are grouped into slots of SLOT_MS; no item is returned before its deadline. If an item's deadline changes, the item is in two
-// slots, so the caller must check whether a returned item is really due. Deadlines should be at most some seconds ahead, because `take`
-// searches all slots that are in use.
+// Deadlines are grouped into slots of SLOT_MS; `take` returns no item before its deadline. If an item's deadline
+// changes, the item is in two slots, so the caller must check whether a returned item is really due. Deadlines should
+// be at most some seconds ahead, because `take` searches all slots that are in use.
 
 const SLOT_MS = 32
 

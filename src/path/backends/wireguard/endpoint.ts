@@ -1,4 +1,5 @@
-// endpoint.ts - reads a peer's key and endpoint from its lease, and chooses the outer family of datagrams to it. Pure.
+// endpoint.ts - reads a peer's key and endpoint from the peer's lease, and chooses the outer family of datagrams to the
+// peer. Pure.
 
 import { sideOf, type Lease } from '../../../control/lease/lease.ts'
 import { FAMILIES, formatEndpoint, formatNet, isLinkLocal, type Addresses, type Family } from '../../../net/address.ts'
@@ -10,12 +11,14 @@ import type { PublishedPeer } from './session-manager.ts'
 
 type Mode = Settings<'wireguard'>['mode']
 
-/** The port on which this node listens, for each family. Both ports are equal if one device carries both families. */
+/**
+ * The port on which this node listens, for each family. If one device carries both families, the two ports are equal.
+ */
 export type Ports = Readonly<Record<Family, number>>
 
 /**
  * Returns the public key and the port that a lease publishes for a family; undefined if the lease has no valid key or
- * port. flanneld's leases contain no port; for them the result has this node's own port.
+ * port. A lease of flanneld has no port; in that case the result has this node's own port.
  */
 function keyAndPort(
   lease: Lease,
@@ -31,7 +34,10 @@ function keyAndPort(
   return { publicKey, port, anyPort: anyPort === true }
 }
 
-/** True unless the address is link-local or unique local (RFC 4193). flanneld checks only for unique local addresses. */
+/**
+ * Returns true unless the address is link-local or unique local (RFC 4193). flanneld checks only for unique local
+ * addresses.
+ */
 const isGlobal = (address: Ipv6): boolean => address >> 121n !== 0xfcn >> 1n && !isLinkLocal(address)
 /**
  * The private IPv4 networks of RFC 1918. For its mode `auto` flanneld considers only these networks private (Go's
@@ -54,8 +60,8 @@ export function outerFamily(mode: Mode, own: Addresses, peer: Addresses): Family
 
 /**
  * Returns a peer's key and its endpoint in the outer family; undefined if the peer's lease lacks either. A node with
- * one device for both families listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. The
- * IPv6 port in a flanneld's lease is not used then.
+ * one device for both families listens on the port that it publishes for IPv4, or for IPv6 if it publishes no IPv4. So
+ * if a lease of flanneld has both ports, its IPv6 port is not used.
  */
 export function endpointIn(lease: Lease, outer: Family, isOneDevice: boolean, ports: Ports): PublishedPeer | undefined {
   const address = lease.attrs.publicIp[outer]

@@ -1,8 +1,9 @@
-// handover-head.ts - the state that one process's session manager passes to the next: numbers, endpoints and timestamps, without keys.
+// handover-head.ts - the state that the session manager of one weftd process passes to the next process: numbers,
+// endpoints and timestamps, without keys.
 //
-// The keys are passed from engine to engine, so that exactly one engine has them (native/io/handover_state.h). The bytes are a MAC, which
-// proves that both processes have the same private key and pre-shared key, followed by JSON. Times are in ms of the session clock, which is
-// the same for all processes of a host.
+// The engine passes the keys to the next engine, so that exactly one engine has them (native/io/handover_state.h). The
+// bytes are a MAC, which proves that both processes have the same private key and pre-shared key, followed by JSON.
+// Times are in ms of the session clock, which is the same for all processes of a host.
 
 import type { SecretBytes } from '../../../base/secret.ts'
 import { formatAddress, parseAddress } from '../../../net/address.ts'
@@ -20,7 +21,7 @@ export interface HandoverHead {
   readonly indexKey: Uint8Array
   /** The greatest session number that was assigned. */
   readonly lastNumber: number
-  /** The greatest tick that the process may have used for a timestamp. */
+  /** The number of the last tick (tai64n.ts) that the process may have used for a timestamp. */
   readonly lastTick: number
   readonly sessions: readonly HandoverSession[]
 }
@@ -29,7 +30,7 @@ interface HandoverSession {
   readonly number: number
   /** The peer's public key in base64. */
   readonly publicKey: string
-  /** The endpoint in the peer's lease, and the endpoint to which datagrams are sent. */
+  /** The endpoint in the peer's lease; `endpoint` is the endpoint to which this node sends datagrams. */
   readonly leased: UdpEndpoint
   readonly endpoint: UdpEndpoint
   readonly anyPort: boolean
@@ -42,7 +43,10 @@ const endpointFrom = ([address, port]: readonly [string, number]): UdpEndpoint =
   port,
 })
 
-/** The head as JSON: endpoints as address text and port, the index key in base64, and timestamps as decimal text. */
+/**
+ * Returns the state as JSON, with endpoints as address text and port, the index key in base64, and timestamps as
+ * decimal text.
+ */
 const jsonOf = (head: HandoverHead) => ({
   ...head,
   form: FORM,
@@ -62,7 +66,7 @@ export function writeHead(head: HandoverHead, proofKey: SecretBytes): Buffer {
 
 /**
  * Parses the state that another process wrote. Returns undefined if the bytes are invalid, have another format, or were
- * written with another key.
+ * written with a different proof key.
  */
 export function readHead(bytes: Uint8Array, proofKey: SecretBytes): HandoverHead | undefined {
   const text = Buffer.from(bytes.subarray(PROOF_BYTES))

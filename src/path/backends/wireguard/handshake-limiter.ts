@@ -1,9 +1,10 @@
-// handshake-limiter.ts - decides which handshake messages are processed, because each one costs an X25519 operation. A flood of messages
-// must neither load the daemon nor prevent the peers' handshakes.
+// handshake-limiter.ts - decides which handshake messages weftd processes, because each message costs an X25519
+// operation. A flood of messages must neither load weftd nor prevent the peers' handshakes.
 //
-// Up to the rate `free` (RATES in limits.ts), all messages are processed. Above this rate a sender must prove with a cookie that it receives
-// packets at its address. Senders with this proof have a rate of their own, of which each address gets a share. So a flood from forged
-// addresses uses up only the rate `free`, and a flood from real addresses only their shares. The number of cookie replies is limited too.
+// Up to the rate `free` (RATES in limits.ts), weftd processes all messages. Above this rate a sender must prove with a
+// cookie that it receives packets at its address. Senders with this proof share a separate rate, of which each address
+// gets a part. So a flood from forged addresses uses up only the rate `free`, and a flood from real addresses uses up
+// only the parts of these addresses. The number of cookie replies is limited too.
 
 import type { Address } from '../../../net/address.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'
@@ -11,21 +12,27 @@ import type { Cookies, Endpoint } from './cookie.ts'
 import { MAX_SOURCES, RATES } from './limits.ts'
 
 interface HandshakeLimiter {
-  /** True if a received message may be checked at all, because even checking its MACs costs time. */
+  /** Returns true if weftd may check a received message at all, because even checking its MACs costs time. */
   mayReceive(now: number): boolean
-  /** Decides what happens to a message whose mac1 is correct: `process` it, `challenge` the sender with a cookie reply, or `drop` it. */
+  /**
+   * Decides what happens to a message whose mac1 is correct: `process` it, `challenge` the sender with a cookie reply,
+   * or `drop` it.
+   */
   judge(message: Uint8Array, from: Endpoint, now: number): 'process' | 'challenge' | 'drop'
 }
 
 const bucketOf = ({ perSecond, burst }: { perSecond: number; burst: number }) => createBucket(1_000 / perSecond, burst)
 
 /**
- * Returns the key under which messages are limited as those of one sender: an IPv4 address, or the /64 prefix of an
- * IPv6 address, because one host may have a whole /64.
+ * Returns the sender to which the rate limit of one sender applies: an IPv4 address, or the /64 prefix of an IPv6
+ * address, because one host may have a whole /64.
  */
 const sourceOf = (address: Address): Address => (typeof address === 'number' ? address : address >> 64n)
 
-/** Returns a limiter. `through` names the rate for messages without proof. Times are in ms of a monotonic clock. */
+/**
+ * Returns a limiter. `through` names the rate for messages without proof of the sender's address. Times are in ms of a
+ * monotonic clock.
+ */
 export function createHandshakeLimiter(
   cookies: Pick<Cookies, 'isProved'>,
   through: keyof typeof RATES = 'free',

@@ -1,20 +1,23 @@
-// handshakes.ts - the WireGuard handshakes with all peers. initiator.ts has this node's own handshakes, responder.ts those of peers.
+// handshakes.ts - the WireGuard handshakes with all peers. initiator.ts has the handshakes that this node begins,
+// responder.ts those that peers begin.
 //
-// The engine holds the sessions and encrypts packets with their keys. It reports `wanted` when it needs new keys, which a handshake of two
-// messages makes. The node that sent the initiation uses the new keys immediately. The node that answered uses them only after the first
-// packet encrypted with them (`confirmed`), because its response may be lost, and the initiation may be a replay.
+// The engine holds the sessions and encrypts packets with their keys. The engine reports `wanted` when it needs new
+// keys, which a handshake of two messages makes. The node that sent the initiation uses the new keys immediately. The
+// node that answered uses them only after the first packet encrypted with them (`confirmed`), because its response may
+// be lost, and the initiation may be a replay.
 //
-// Both nodes may begin a handshake simultaneously. One handshake does not end the other: both nodes get the same two
-// sessions, and the engine accepts packets of both. For its own initiation this node keeps only the state that decrypts
-// the response. So a forged message cannot end the handshake: an invalid response changes nothing, and a valid response
-// is accepted once.
+// Two nodes may begin handshakes with each other simultaneously. One handshake does not end the other: both nodes get
+// the same two sessions, and the engine accepts packets of both. For its own initiation this node keeps only the state
+// that decrypts the response. So a forged message cannot end the handshake: an invalid response changes nothing, and a
+// valid response is accepted once.
 //
-// Received messages are checked in the order of cost: length, whether the message was requested, mac1, the rate limits, and then X25519. No
-// received message makes a function throw.
+// This node checks received messages in the order of cost: length, whether the message was requested, mac1, the rate
+// limits, and then X25519. No received message makes a function throw.
 //
-// The protocol is WireGuard's (https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6). Two things differ from Linux. A peer's
-// initiation does not end ours. If our last initiation is less than five seconds old, the next one is delayed and not dropped. Times are in
-// ms of the session clock (session-clock.ts), except `wall`, which is in ms since 1970.
+// The protocol is WireGuard's (https://www.wireguard.com/papers/wireguard.pdf, sections 5 and 6). Two details differ
+// from Linux. A peer's initiation does not end this node's own handshake. If this node's last initiation is less than
+// five seconds old, the next initiation is delayed and not dropped. Times are in ms of the session clock
+// (session-clock.ts), except `wall`, which is in ms since 1970.
 
 import { REJECT_AFTER_MS } from '../../catalog.ts'
 import type { UnknownKey } from '../../contract.ts'
@@ -33,12 +36,12 @@ import { KEY_BYTES } from './x25519.ts'
 export const MOST_PEERS = 2 ** (32 - LOW_BITS)
 
 interface HandshakeParts extends LocalNodeParts {
-  /** The tick of the last timestamp that was stored (tai64n.ts). The function below stores one. */
+  /** The tick (tai64n.ts) of the last timestamp that was stored. `keepTick` stores a tick. */
   readonly keptTick: number
   readonly keepTick: (tick: number) => void
   /**
-   * Called when an initiation from this endpoint was not processed, because a rate limit dropped it or it was invalid. It may have been the
-   * initiation of a peer at this address.
+   * Called when this node did not process an initiation from the endpoint `from`, because a rate limit dropped it or it
+   * was invalid. A peer at this address may have sent the initiation.
    */
   readonly overlooked: (from: Endpoint, now: number) => void
 }
@@ -48,16 +51,16 @@ export interface HandshakeMemory {
   /** The greatest timestamp in the peer's accepted initiations; -1 if there was none. */
   readonly greatest: bigint
   /**
-   * The low bits of the index in this node's last message to the peer. The next process continues after it, so that it does not use an
-   * index of a continued session again.
+   * The low bits of the index in this node's last message to the peer. The next process continues to count from this
+   * value, so that it does not reuse an index of a continued session.
    */
   readonly low: number
   /**
-   * The time of the last handshake that made keys in use, in ms of the session clock; undefined if there was none, or
-   * if the keys are lost.
+   * The time of the last handshake whose keys came into use, in ms of the session clock; undefined if there was none,
+   * or if the keys are lost.
    */
   readonly completedAt: number | undefined
-  /** The time, in ms since 1970, of the last handshake that made keys in use; undefined if there was none. */
+  /** The time, in ms since 1970, of the last handshake whose keys came into use; undefined if there was none. */
   readonly at: number | undefined
   /**
    * The time of an initiation that the peer has not answered yet, in ms of the session clock; undefined if there is
@@ -91,7 +94,7 @@ export class Handshakes {
     return this.#admission.counters
   }
 
-  /** Replaces the set of peers. Keeps the handshake state of each peer that was in the old set too. */
+  /** Replaces the set of peers. Keeps the handshake state of each peer that was already in the set. */
   setPeers(all: readonly HandshakePeer[]): void {
     const node = this.#node
     const given = new Map(all.filter(({ publicKey }) => !node.isSelf(publicKey)).map((each) => [each.number, each]))
@@ -116,8 +119,8 @@ export class Handshakes {
   }
 
   /**
-   * Records that the engine needs keys for a peer, because packets wait or the session is old, and starts a handshake if none is running.
-   * The engine may need keys for each packet; repeated calls have no effect.
+   * Records that the engine needs keys for a peer, because packets wait or the session is old, and starts a handshake
+   * if none is running. The engine may call `wanted` for each packet; repeated calls have no effect.
    */
   wanted(number: number, now: number): void {
     const peer = this.#node.peers.get(number)
@@ -125,8 +128,8 @@ export class Handshakes {
   }
 
   /**
-   * Records that a packet arrived with keys of a handshake that the peer began. The packet proves that the peer has these keys, so this
-   * node may use them too.
+   * Records that a packet arrived that was encrypted with keys of a handshake that the peer began. The packet proves
+   * that the peer has these keys, so this node may use the keys too.
    */
   confirmed(number: number, now: number): void {
     const peer = this.#node.peers.get(number)
@@ -156,26 +159,32 @@ export class Handshakes {
     else this.#admission.refuse()
   }
 
-  /** Sends the initiations that are due at the time `now`, and gives up those that got no response. */
+  /** Sends the initiations that are due at the time `now`, and gives up initiations that got no response. */
   tick(now: number): void {
     this.#initiator.tick(now)
   }
 
   /**
-   * Returns the time at which `tick` must be called next; Infinity if there is nothing to do. Each call of another
+   * Returns the time at which `tick` must be called next; Infinity if no handshake needs a call. A call of any other
    * function may change this time.
    */
   nextAt(): number {
     return this.#initiator.nextAt()
   }
 
-  /** Returns the age in ms of the valid keys that the engine and the peer are known to have; undefined if there are none. */
+  /**
+   * Returns the age in ms of the valid keys that both the engine and the peer have, as far as this node knows;
+   * undefined if there are no such keys.
+   */
   keyAgeOf(number: number, now: number): number | undefined {
     const ageMs = now - (this.#node.peers.get(number)?.completedAt ?? -Infinity)
     return ageMs < REJECT_AFTER_MS ? ageMs : undefined
   }
 
-  /** Records that a new engine without keys runs, so that the next handshake with a peer may begin immediately after the previous one. */
+  /**
+   * Records that a new engine without keys runs. The next handshake with a peer may then begin immediately after the
+   * previous one.
+   */
   lostKeys(): void {
     for (const peer of this.#node.peers.values()) peer.completedAt = -Infinity
   }
@@ -219,26 +228,26 @@ export class Handshakes {
       peer.low = memory.low
       peer.completedAt = memory.completedAt ?? -Infinity
       peer.at = memory.at
-      // The other process sent an initiation whose response this process cannot decrypt. So send another initiation, as
-      // soon as the peer accepts a second one.
+      // The earlier process sent an initiation whose response this process cannot decrypt. So send another initiation,
+      // as soon as the peer accepts a second one.
       if (memory.requestedAt !== undefined) this.#initiator.postpone(peer, memory.requestedAt + 2 * ACCEPT_EVERY_MS)
     }
   }
 
   /**
-   * Excludes timestamps up to this tick, because another process may have used them. From now on this node uses only
-   * later timestamps.
+   * Excludes timestamps up to the tick `tick`, because another process may have used them. From now on this node uses
+   * only later timestamps.
    */
   passed(tick: number): void {
     this.#initiator.stamps.passed(tick)
   }
 
-  /** The greatest tick that this or an earlier process may have used for a timestamp. */
+  /** The last tick (tai64n.ts) that this or an earlier process may have used for a timestamp. */
   get lastTick(): number {
     return this.#initiator.stamps.end
   }
 
-  /** Erases all secrets. Afterwards no function may be called. */
+  /** Erases all secrets. After `close` no function of this object may be called. */
   close(): void {
     for (const peer of Array.from(this.#node.peers.values())) this.#remove(peer)
     this.#admission.close()

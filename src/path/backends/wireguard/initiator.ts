@@ -1,18 +1,19 @@
-// initiator.ts - the initiator of a handshake: when this node sends an initiation to a peer, repeats it and gives up, and what it does with
-// the peer's response or cookie reply.
+// initiator.ts - the initiator of a handshake: when this node sends an initiation to a peer, repeats it and gives up,
+// and what it does with the peer's response or cookie reply.
 //
-// The states of a peer here:
+// A peer has one of these states:
+// - idle: `wantedAt` and `pending` are undefined, because the engine wants no keys.
+// - waiting: `wantedAt` is set. This node will send an initiation as soon as REKEY_TIMEOUT_MS after the previous one
+//   and INITIATIONS allow it.
+// - pending: `pending` is set. This node sent an initiation, and has the secrets that decrypt the response.
 //
-//   idle       `wantedAt` and `pending` are undefined: the engine wants no keys
-//   waiting    `wantedAt` is set: an initiation will be sent as soon as REKEY_TIMEOUT_MS after the previous one and INITIATIONS allow it
-//   pending    `pending` is set: an initiation was sent, and this node has the secrets that decrypt its response
+// The engine moves a peer from idle to waiting (`want`). After REKEY_TIMEOUT_MS without a valid response a peer returns
+// from pending to waiting, and after REKEY_ATTEMPT_MS to idle. A valid response makes the peer idle. If a packet
+// confirms keys of the peer's own handshake, the engine wants no more keys, and the peer becomes idle when its deadline
+// passes; until then this node accepts the response. This file owns the only timer of handshakes (`nextAt`); an idle
+// peer has no deadline.
 //
-// The engine moves a peer from idle to waiting (`want`). After REKEY_TIMEOUT_MS without a valid response a peer returns from pending to
-// waiting, and after REKEY_ATTEMPT_MS to idle. A valid response makes the peer idle. If a packet confirms keys of the peer's own handshake,
-// no keys are wanted any more, and the peer becomes idle when its deadline passes; until then this node accepts the response. This file
-// owns the only timer of handshakes (`nextAt`); an idle peer has no deadline.
-//
-// The engine reports that it needs keys again and again, so no report has to be remembered after this node gave up.
+// The engine reports again and again that it needs keys, so this node need not remember a report after it gave up.
 
 import { SecretBytes } from '../../../base/secret.ts'
 import { createBucket } from '../../engine/reference/bucket.ts'
@@ -31,12 +32,17 @@ export class Initiator {
   readonly #admission: Admission
   /** The source of timestamps for initiations. */
   readonly stamps: Stamps
-  /** The peers to which an initiation must be sent, in this order, as soon as `#mayInitiate` allows it. */
+  /**
+   * The peers to which an initiation must be sent, the longest-waiting peer first, as soon as `#mayInitiate` allows it.
+   */
   readonly #waiting = new Set<Peer>()
   readonly #mayInitiate = createBucket(1_000 / INITIATIONS.perSecond, INITIATIONS.burst)
-  /** The time, in ms of the session clock, at which the peers in `#waiting` are tried again. */
+  /**
+   * The time, in ms of the session clock, at which this node tries again to send initiations to the peers in
+   * `#waiting`.
+   */
   #turnAt = -Infinity
-  /** The peers in the order of `dueAt`, the time of each peer's next action. */
+  /** The peers, grouped by `dueAt`, the time of each peer's next action. */
   readonly #deadlines = createDeadlines<Peer>()
 
   constructor(node: LocalNode, admission: Admission, stamps: Stamps) {
@@ -51,11 +57,11 @@ export class Initiator {
    */
   want(peer: Peer, now: number): void {
     if (peer.wantedAt !== undefined) return
-    // Ignore the engine's report: it crossed the new keys on their way, so no further handshake is needed.
+    // Ignore the report: the engine sent it before it got the new keys, so no further handshake is needed.
     if (now - peer.completedAt < REKEY_TIMEOUT_MS) return
     peer.wantedAt = now
-    // If an initiation was sent a short time ago, do not send another now: `#due` sends the next one when its deadline
-    // passes.
+    // If an initiation was sent a short time ago, do not send another now: `#due` sends the next one when the peer's
+    // deadline passes.
     if (peer.dueAt <= now) this.#waiting.add(peer)
     this.#sendWaiting(now)
   }
@@ -123,11 +129,11 @@ export class Initiator {
     peer.cookieUntil = now + COOKIE_USE_MS
   }
 
-  /** Handles a peer whose deadline has passed: the peer waits for the next initiation, or becomes idle. */
+  /** Handles a peer whose deadline has passed: makes the peer wait for the next initiation, or makes it idle. */
   #due(peer: Peer, now: number): void {
     if (peer.dueAt > now || this.#node.peers.get(peer.number) !== peer) return
-    // If keys are no longer wanted, a handshake that the peer began has made them meanwhile, so do not count this
-    // handshake as failed.
+    // If the engine no longer wants keys, a handshake that the peer began has meanwhile made keys, so do not count this
+    // node's handshake as failed.
     if (peer.pending && peer.wantedAt !== undefined) peer.failure = peer.pending.failure
     peer.forgetPending()
     if (peer.wantedAt === undefined) return

@@ -17,10 +17,9 @@ export interface KernelOptions {
   readonly config: NetworkConfig
   readonly run: Run
   readonly log: Log
-  /** A log that rarely repeats a line, because opening is tried again and again. */
+  /** A log that drops repeated lines, because weftd tries to open the device again and again. */
   readonly calm: Log
   readonly name: string
-  /** The families of inner packets. */
   readonly families: readonly Family[]
   /** The UDP port, and the name of the option that sets it. */
   readonly port: { readonly number: number; readonly option: string }
@@ -29,15 +28,14 @@ export interface KernelOptions {
   readonly external: string
   readonly keyFile: string
   readonly privateKey: Secret
-  /** The public key that belongs to `privateKey`, in base64. */
   readonly ownKey: string
   readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
+  /** The interval in seconds between keepalive packets; 0 switches keepalive packets off. */
   readonly keepalive: number
-  /** Returns the WireGuard peer for a lease; undefined if the lease publishes none. */
+  /** Returns the WireGuard peer for a lease; undefined if the lease publishes no WireGuard key. */
   readonly endOf: (lease: Lease, family: Family) => WireguardPeer | undefined
   readonly filterOf: (family: Family) => Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks if the key file has changed. weftd calls it at each check of the device. */
+  /** Checks whether the key file has changed. weftd calls this function at each check of the device. */
   readonly check: () => Promise<void>
 }
 
@@ -52,7 +50,7 @@ export interface FamilyPart {
 
 export class WireguardPath extends KernelPath implements Counting {
   readonly counting: Counting = this
-  /** The families for which the MTU is too small now. When the MTU grows, the data path is opened again. */
+  /** The families for which the MTU is too small now. When the MTU grows, weftd opens the data path again. */
   readonly adapting: Adapting
   override readonly fault: Promise<Error>
   readonly #link: FollowedLink
@@ -65,11 +63,11 @@ export class WireguardPath extends KernelPath implements Counting {
   #reportFault!: (reason: Error) => void
   /** The peers that the device should have. */
   #peers: readonly WireguardPeer[] = []
-  /** The usable leases of the last `apply`. Each has the family for which it is used. */
+  /** The usable leases of the last `apply`, each with the family for which weftd uses the lease. */
   #applied: readonly (readonly [Lease, Family])[] = []
   /**
-   * The endpoints by public key that the device reported last. They differ from the leases for peers that have moved, for example behind
-   * NAT.
+   * The endpoints that the device reported last, by public key. They differ from the leases for peers that have moved,
+   * for example behind NAT.
    */
   readonly #moved = new Map<string, string>()
 

@@ -1,4 +1,5 @@
-// kernel.ts - WireGuard carried by the kernel: one device for the families, whose peers weftd sets, and a route of each network to it.
+// kernel.ts - WireGuard carried by the kernel: one device for one or both families, its peers, and a route to each
+// family's network through the device.
 
 import { describeError, messageOf } from '../../../base/errors.ts'
 import type { OwnLease } from '../../../control/lease/lease.ts'
@@ -12,7 +13,7 @@ import { PeerFilter } from '../../tunnel/peer-filter.ts'
 import { openWireguardDevice } from '../wireguard-device.ts'
 import { WireguardPath, type FamilyPart, type KernelOptions } from './kernel-path.ts'
 
-/** Opens the kernel's device for those of the families in which the node has a subnet. */
+/** Opens the kernel's device for those of `families` in which the node has a subnet. */
 export async function openKernel(options: KernelOptions, lease: OwnLease): Promise<DataPath> {
   const { config, name, families, port, mtu, keyFile, privateKey, ownKey, psk, keepalive, run, log } = options
   const lacking: { [F in Family]?: string } = {}
@@ -54,7 +55,7 @@ export async function openKernel(options: KernelOptions, lease: OwnLease): Promi
 
 /**
  * Returns why the MTU is too small for the family; undefined if it is large enough. Throws WeftError if no family would
- * be left. If the MTU grows later, the device is opened again.
+ * be left. If the MTU grows later, weftd opens the device again.
  */
 function reasonToLack(
   family: Family,

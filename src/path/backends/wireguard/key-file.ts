@@ -1,7 +1,7 @@
 // key-file.ts - reads and creates the file with this node's private key.
 //
-// The file and its format are those of flanneld (pkg/backend/wireguard/device.go): base64 as `wg genkey` prints it. If the file is missing,
-// weftd creates it.
+// The file and its format are those of flanneld (pkg/backend/wireguard/device.go): base64 as `wg genkey` prints it. If
+// the file is missing, weftd creates it.
 
 import { randomBytes } from 'node:crypto'
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
@@ -16,7 +16,7 @@ const DEFAULT_KEY_FILE = '/run/flannel/wgkey'
 export const keyFilePath = (): string => process.env['WIREGUARD_KEY_FILE'] || DEFAULT_KEY_FILE
 
 /**
- * Returns a new private key in base64. Like `wg genkey`, it sets the key's fixed bits, although X25519 ignores their
+ * Returns a new private key in base64. Like `wg genkey`, sets the key's fixed bits, although X25519 ignores their
  * values (RFC 7748, section 5).
  */
 function newKey(): Secret {
@@ -44,7 +44,7 @@ async function makeKeyFile(file: string, key: Secret): Promise<void> {
     await writeFile(file, key.reveal(), { mode: 0o400, flag: 'wx' })
   } catch (error) {
     throw new WeftError('PERMISSION', `the key file ${file} cannot be created: ${messageOf(error)}`, {
-      remedy: 'make its folder writable for weftd, or name another file with WIREGUARD_KEY_FILE',
+      remedy: 'make the folder of the key file writable for weftd, or name another file with WIREGUARD_KEY_FILE',
       cause: error,
     })
   }
@@ -68,7 +68,10 @@ async function readKeyFile(file: string): Promise<Secret | undefined> {
   return key
 }
 
-/** Reads the private key from the file, or creates the file with a new key if it is missing. Throws WeftError PERMISSION or CONFIG. */
+/**
+ * Reads the private key from the file. If the file is missing, creates the file with a new key. Throws WeftError
+ * PERMISSION or CONFIG.
+ */
 export async function privateKeyOf(file: string): Promise<Secret> {
   const known = await readKeyFile(file)
   if (known) return known
@@ -77,7 +80,10 @@ export async function privateKeyOf(file: string): Promise<Secret> {
   return key
 }
 
-/** Describes how the key file differs from `key`, which was read from it at the start; undefined if it still contains this key. */
+/**
+ * Describes how the key file differs from `key`, which weftd read from the file at the start; undefined if the file
+ * still contains `key`.
+ */
 export async function changeOf(file: string, key: Secret): Promise<string | undefined> {
   try {
     const now = await readKeyFile(file)

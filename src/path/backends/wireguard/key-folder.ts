@@ -7,8 +7,8 @@ import { messageOf, WeftError } from '../../../base/errors.ts'
 import type { Secret } from '../../../base/secret.ts'
 
 /**
- * Returns the directories in which a directory for key files may be created, in order of preference: /dev/shm, which is in memory and so
- * cleared by a reboot; the key file's directory; and the system's directory for temporary files.
+ * Returns the directories in which weftd may create a directory for key files, in order of preference: /dev/shm, which
+ * is in memory and so cleared by a reboot; the key file's directory; and the system's directory for temporary files.
  */
 const placesFor = (keyFile: string): readonly string[] => ['/dev/shm', dirname(keyFile), tmpdir()]
 const FOLDER = '.weft-'
@@ -17,8 +17,8 @@ const FOLDER = '.weft-'
 const inUse = new Set<string>()
 
 /**
- * Creates a directory that only this user can open, and whose name contains the pid of this process. Throws WeftError PERMISSION if no
- * place allows that.
+ * Creates a directory that only this user can open, and whose name contains the pid of this process. Throws WeftError
+ * PERMISSION if no directory in `placesFor` allows that.
  */
 async function privateFolder(keyFile: string): Promise<string> {
   const failures: unknown[] = []
@@ -38,8 +38,8 @@ async function privateFolder(keyFile: string): Promise<string> {
 }
 
 /**
- * Removes the key directories of processes that were killed. A directory with this process's pid that is not in `inUse` is from a process
- * in an earlier container, which had the same pid.
+ * Removes the key directories of processes that were killed. A directory with this process's pid that is not in `inUse`
+ * is from a process in an earlier container, which had the same pid.
  */
 export async function removeLeftovers(keyFile: string): Promise<void> {
   for (const place of new Set(placesFor(keyFile))) {
@@ -67,8 +67,8 @@ function isAlive(pid: number): boolean {
 }
 
 /**
- * Writes a key to a file for `wg`, calls `work` with the file's path, and deletes the file. `keyFile` is the path of the private key's
- * file, beside which the temporary file may be created.
+ * Writes a key to a file for `wg`, calls `work` with the file's path, and deletes the file. `keyFile` is the path of
+ * the private key's file; the temporary file may be created in the same directory.
  */
 export async function withKeyFile(
   keyFile: string,

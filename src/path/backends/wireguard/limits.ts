@@ -1,28 +1,39 @@
-// limits.ts - the limits of WireGuard's handshakes, each with its unit and its source. docs/design/wireguard-sessions.md says why they are
-// right. The limits of keys and packets are in SessionLimits (native/core/session.h).
+// limits.ts - the limits of WireGuard's handshakes, each with its unit and its source.
+// docs/design/wireguard-sessions.md says why they are right. The limits of keys and packets are in SessionLimits
+// (native/core/session.h).
 //
-// `Paper` is the WireGuard white paper (https://www.wireguard.com/papers/wireguard.pdf). `Kernel` is drivers/net/wireguard in Linux 6.1.
+// `Paper` is the WireGuard white paper (https://www.wireguard.com/papers/wireguard.pdf). `Kernel` is
+// drivers/net/wireguard in Linux 6.1.
 
 /** The minimum interval in ms between two initiations to one peer (Rekey-Timeout; paper, section 6.1). */
 export const REKEY_TIMEOUT_MS = 5_000
 /**
- * The maximum random time in ms that is added to REKEY_TIMEOUT_MS, so that two nodes that began simultaneously do not
- * stay in step (paper, section 6.1; kernel, messages.h: a third of a second).
+ * The maximum random time in ms that this node adds to REKEY_TIMEOUT_MS. Without it, two nodes that began
+ * simultaneously would always repeat their initiations simultaneously (paper, section 6.1; kernel, messages.h: a third
+ * of a second).
  */
 export const JITTER_MS = 333
-/** How long, in ms, a node repeats an initiation that the peer does not answer (Rekey-Attempt-Time; paper, section 6.4). */
+/**
+ * How long, in ms, a node repeats an initiation that the peer does not answer (Rekey-Attempt-Time; paper, section 6.4).
+ */
 export const REKEY_ATTEMPT_MS = 90_000
-/** The minimum interval in ms between two accepted initiations of one peer (kernel, messages.h: INITIATIONS_PER_SECOND is 50). */
+/**
+ * The minimum interval in ms between two accepted initiations of one peer (kernel, messages.h: INITIATIONS_PER_SECOND
+ * is 50).
+ */
 export const ACCEPT_EVERY_MS = 20
 /**
- * The rate limit of this node's own initiations to all peers together. Further initiations wait, so that the start of a large cluster does
- * not block the daemon. The limit is weft's own.
+ * The rate limit of this node's own initiations to all peers together. Further initiations wait, so that the start of a
+ * large cluster does not block weftd. The limit is weft's own.
  */
 export const INITIATIONS = { perSecond: 250, burst: 50 } as const
-/** The interval in ms at which waiting initiations are checked against the rate limit again. */
+/** The interval in ms at which this node checks waiting initiations against the rate limit again. */
 export const TURN_MS = 20
 
-/** How long, in ms, a node uses one secret for the cookies that it sends (paper, section 5.4.7; kernel, cookie.h: 120 s). */
+/**
+ * How long, in ms, a node uses one secret for the cookies that it sends (paper, section 5.4.7; kernel, cookie.h: 120
+ * s).
+ */
 export const COOKIE_SECRET_MS = 120_000
 /**
  * How long, in ms, a node may use a cookie that it received. The time is 5 s shorter than COOKIE_SECRET_MS, because the
@@ -30,11 +41,11 @@ export const COOKIE_SECRET_MS = 120_000
  */
 export const COOKIE_USE_MS = COOKIE_SECRET_MS - 5_000
 /**
- * The rate limits of each class of received messages. `received`: all messages. `free`: messages that are processed
- * without proof of the sender's address. `requested`: responses that are processed without proof; the limit allows one
- * response for each initiation that a node may send, and some forged responses. `proved`: messages with proof.
- * `source`: messages with proof from one address (kernel, ratelimiter.c: 20 per second, 5 at a time). `cookies`: cookie
- * replies that are sent. All limits but `source` are weft's own.
+ * The rate limits of each class of received messages. `received`: all messages. `free`: messages that this node
+ * processes without proof of the sender's address. `requested`: responses that this node processes without proof; the
+ * limit allows one response for each initiation that a node may send, and some forged responses. `proved`: messages
+ * with proof. `source`: messages with proof from one address (kernel, ratelimiter.c: 20 per second, burst 5).
+ * `cookies`: cookie replies that this node sends. All limits but `source` are weft's own.
  */
 export const RATES = {
   received: { perSecond: 1_500, burst: 150 },
@@ -45,26 +56,26 @@ export const RATES = {
   cookies: { perSecond: 200, burst: 50 },
 } as const
 /**
- * The maximum number of addresses whose share of `proved` is remembered. With the rates above, fewer addresses are
- * expected at the same time; messages from further addresses are dropped.
+ * The maximum number of addresses whose share of the rate `proved` this node remembers. At this maximum, messages from
+ * further addresses are dropped. RATES admits fewer addresses than the maximum at a time.
  */
 export const MAX_SOURCES = 1_024
-/** The maximum number of unknown public keys that are remembered; the latest ones are kept. */
+/** The maximum number of unknown public keys that this node remembers; it keeps the latest ones. */
 export const MOST_UNKNOWN = 16
 
-/** The maximum number of messages from unknown hosts that are processed before the next pause. */
+/** The maximum number of messages that this node processes before the next pause if their senders are not peers. */
 export const MOST_OF_OTHERS = 64
 /**
- * How long JavaScript reads no control messages after it has processed some, so that a flood of messages uses only a
- * small part of a core. The pause is `times` times as long as the processing took, but at least `leastMs` and at most
- * `mostMs` per message or moved peer.
+ * The pauses in which weftd reads no control messages, so that a flood of messages uses only a small part of a core. A
+ * pause is `times` times as long as the processing before it. For each processed message or moved peer it is at least
+ * `leastMs` and at most `mostMs` long.
  */
 export const PAUSE = { times: 15, leastMs: 2, mostMs: 10 } as const
 /** The maximum length of a pause in ms, so that many moving peers do not delay handshakes. */
 export const MAX_PAUSE_MS = 500
 
 /**
- * How long, in ms, the session number of a removed peer stays unused. The time is longer than packets and messages wait, and longer than a
- * thread of the engine needs for a batch of packets.
+ * How long, in ms, the session number of a removed peer stays unused. This time exceeds the time for which packets and
+ * messages wait, and the time that a thread of the engine needs for a batch of packets.
  */
 export const NUMBER_REUSE_MS = 60_000

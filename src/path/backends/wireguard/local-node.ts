@@ -1,5 +1,5 @@
-// local-node.ts - the objects that initiator and responder share: this node's key pair, its peers, and the functions
-// that pass messages and keys to the engine.
+// local-node.ts - the objects that initiator.ts and responder.ts share: this node's key pair, its peers, and the
+// functions that pass messages and keys to the engine.
 
 import type { SecretBytes } from '../../../base/secret.ts'
 import type { SessionKeys } from '../../engine/engine.ts'
@@ -16,11 +16,17 @@ export interface SessionEngine {
 }
 
 export interface LocalNodeParts {
-  /** The private key, 32 bytes. It is copied, so the caller may erase its own copy. */
+  /** This node's private key, 32 bytes. LocalNode copies the key, so the caller may erase its own copy. */
   readonly privateKey: SecretBytes
-  /** A random number of 32 bits that hides in the messages' indices how many peers this node has. The engine needs the same number. */
+  /**
+   * A random number of 32 bits that hides in the messages' indices how many peers this node has. The engine needs the
+   * same number.
+   */
   readonly indexSecret: number
-  /** The key that permutes the peers' numbers in indices (indices.ts); all zeros if left out. The engine needs the same key. */
+  /**
+   * The key that permutes the peers' numbers in indices (indices.ts); all zeros if left out. The engine needs the same
+   * key.
+   */
   readonly indexKey?: Uint8Array
   readonly engine: SessionEngine
   readonly random: Randomness
@@ -37,7 +43,6 @@ export class LocalNode {
   /** This node's static key pair, and the keys of the MACs in messages to this node. */
   readonly own: KeyPair
   readonly macKeys: MacKeys
-  /** The peers by their session number. */
   readonly peers = new Map<number, Peer>()
   readonly #byName = new Map<string, Peer>()
   #indices: ReturnType<typeof createIndices>
@@ -56,12 +61,11 @@ export class LocalNode {
     this.#roamed = roamed
   }
 
-  /** Continues with the indices of another process, whose sessions this process continues. */
+  /** Uses the indices of an earlier process, whose sessions this process continues. */
   useIndices(secret: number, key?: Uint8Array): void {
     this.#indices = createIndices(secret, key)
   }
 
-  /** True if the public key is this node's own key. */
   isSelf(publicKey: Uint8Array): boolean {
     return Buffer.compare(publicKey, this.own.publicKey) === 0
   }
@@ -92,7 +96,7 @@ export class LocalNode {
     return this.#indices.of(peer.number, peer.low)
   }
 
-  /** Writes the MACs into a handshake message with this index, and sends the message. */
+  /** Writes the MACs into a handshake message with the index `index`, and sends the message. */
   send(peer: Peer, to: Endpoint, index: number, message: Buffer, now: number): void {
     const cookie = now < peer.cookieUntil ? peer.cookie?.reveal() : undefined
     peer.sentMac1 = writeMacs(message, peer.macKeys, cookie)
@@ -105,7 +109,7 @@ export class LocalNode {
     this.#engine.send(to, message)
   }
 
-  /** Gives the new keys to the engine, and erases them here. */
+  /** Gives a session's new keys to the engine, and erases the caller's copy of the keys. */
   install(peer: Peer, keys: SessionKeys): void {
     try {
       this.#engine.setKeys(peer.number, keys)
@@ -115,7 +119,7 @@ export class LocalNode {
     }
   }
 
-  /** From now on sends the peer's datagrams to this endpoint. */
+  /** Makes `to` the endpoint to which this node sends the peer's datagrams. */
   roam(peer: Peer, to: Endpoint): void {
     if (isSame(peer.endpoint, to)) return
     peer.endpoint = to

@@ -1,8 +1,7 @@
 // messages.ts - the layout of WireGuard's handshake messages (white paper, sections 5.4.2, 5.4.3 and 5.4.7).
-//
-//   initiation     type 1, the sender's index, Noise message (noise.ts), mac1, mac2
-//   response       type 2, the sender's index, the receiver's index, Noise message, mac1, mac2
-//   cookie reply   type 3, the receiver's index, nonce, encrypted cookie (cookie.ts)
+// - Initiation: type 1, the sender's index, Noise message (noise.ts), mac1, mac2.
+// - Response: type 2, the sender's index, the receiver's index, Noise message, mac1, mac2.
+// - Cookie reply: type 3, the receiver's index, nonce, encrypted cookie (cookie.ts).
 //
 // Types and indices are little-endian numbers of 4 bytes.
 
@@ -16,15 +15,15 @@ const TYPE_RESPONSE = 2
 /** The type of a data message. The engine reports the header of a data message whose session it does not know. */
 export const TYPE_DATA = 4
 
-/** The lengths of the headers before the Noise message, in bytes. */
+/** The length in bytes of an initiation's header before the Noise message; RESPONSE_HEAD is that of a response. */
 const INITIATION_HEAD = 8
 const RESPONSE_HEAD = 12
 export const INITIATION_BYTES = INITIATION_HEAD + firstMessageBytes(STAMP_BYTES) + 2 * MAC_BYTES
 export const RESPONSE_BYTES = RESPONSE_HEAD + secondMessageBytes(0) + 2 * MAC_BYTES
 
 /**
- * Returns the type of a handshake message. Returns undefined if the bytes are not a handshake message, because their
- * type and length do not fit together.
+ * Returns the type of a handshake message. Returns undefined if the bytes are not a handshake message, because no type
+ * has their first four bytes and their length.
  */
 export function typeOf(message: Buffer): 'initiation' | 'response' | 'cookie-reply' | undefined {
   const type = message.length >= 4 ? message.readUInt32LE(0) : 0
@@ -53,11 +52,8 @@ export function responseOf(senderIndex: number, receiverIndex: number, noise: Ui
   return message
 }
 
-/** Returns the sender's index in an initiation or a response. */
 export const senderIndexIn = (message: Buffer): number => message.readUInt32LE(4)
-/** Returns the receiver's index in a response. */
 export const receiverIndexIn = (response: Buffer): number => response.readUInt32LE(8)
-/** Returns the receiver's index in a cookie reply. */
 export const cookieReceiverIn = (reply: Buffer): number => reply.readUInt32LE(4)
 
 export const noiseInInitiation = (message: Buffer): Buffer => message.subarray(INITIATION_HEAD, -2 * MAC_BYTES)

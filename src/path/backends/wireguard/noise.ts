@@ -1,14 +1,14 @@
-// noise.ts - the two messages of Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, from which two nodes derive the keys of a session.
+// noise.ts - the two messages of Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s, from which two nodes derive the keys of a
+// session.
 //
-// The protocol is Noise (revision 34, https://noiseprotocol.org/noise.html) with WireGuard's prologue. The initiator knows the responder's
-// static key:
+// The protocol is Noise (revision 34, https://noiseprotocol.org/noise.html) with WireGuard's prologue. The initiator
+// knows the responder's static key. The handshake has two messages:
+// - `-> e, es, s, ss`: the initiator's ephemeral key; its static key, encrypted; a payload, encrypted: the timestamp.
+// - `<- e, ee, se, psk`: the responder's ephemeral key; an empty payload, encrypted.
 //
-//   -> e, es, s, ss    the initiator's ephemeral key; its static key, encrypted; a payload, encrypted: the timestamp
-//   <- e, ee, se, psk  the responder's ephemeral key; an empty payload, encrypted
-//
-// Both nodes keep a transcript: the chaining key ck, and h, the hash of everything that was sent. Each result of a Diffie-Hellman exchange
-// (DH) is mixed into ck, which yields the key of the next encryption, with h as associated data. So a node with another key or another
-// transcript can decrypt nothing. The caller must check the lengths of messages.
+// Both nodes keep a transcript: the chaining key ck, and h, the hash of all sent data. Each result of a Diffie-Hellman
+// exchange (DH) is mixed into ck, which yields the key of the next encryption, with h as associated data. So a node
+// with a different key or transcript can decrypt nothing. The caller must check the lengths of messages.
 
 import { SecretBytes } from '../../../base/secret.ts'
 import { hash, hmac, open, seal, TAG_BYTES } from './crypto.ts'
@@ -25,7 +25,7 @@ interface Start {
   readonly ck: Uint8Array
   readonly h: Uint8Array
 }
-/** Returns the initial state for a prologue. Only test vectors use prologues other than WireGuard's. */
+/** Returns the initial state for a prologue. Only test vectors use a prologue other than WireGuard's. */
 export function startOf(prologue: string): Start {
   const ck = hash(CONSTRUCTION)
   return { ck, h: hash(ck, prologue) }
@@ -33,8 +33,8 @@ export function startOf(prologue: string): Start {
 const WIREGUARD = startOf(PROLOGUE)
 
 /**
- * The static public key of another node, with values derived from it. Each value is computed when it is first needed,
- * and is then kept.
+ * The static public key of a peer, and values derived from it. Each value is computed when it is first needed, and is
+ * then kept.
  */
 export class Remote {
   readonly publicKey: Uint8Array
@@ -51,7 +51,7 @@ export class Remote {
     return (this.#key ??= publicKeyOf(this.publicKey))
   }
 
-  /** The DH result of the two nodes' static keys; undefined if the other node's key is of small order. */
+  /** The DH result of this node's and the peer's static keys; undefined if the peer's key is of small order. */
   get shared(): SecretBytes | undefined {
     if (this.#shared) return this.#shared
     const bytes = dh(this.#own.privateKey, this.key)
@@ -64,7 +64,9 @@ export class Remote {
   }
 }
 
-/** The transcript of a handshake: ck, h and the key of the next encryption. Its owner must call `wipe`. */
+/**
+ * The transcript of a handshake: ck, h and the key of the next encryption. The owner of a transcript must call `wipe`.
+ */
 class Transcript {
   readonly #ck: SecretBytes
   #h: Uint8Array
@@ -87,8 +89,8 @@ class Transcript {
   }
 
   /**
-   * Mixes a DH result into ck and derives the next key. A result of the type SecretBytes is kept for reuse; any other
-   * result is erased. Returns false if `secret` is undefined.
+   * Mixes a DH result into ck and derives the next key. Erases the result, unless it is a SecretBytes, which is kept
+   * for reuse. Returns false if `secret` is undefined.
    */
   mix(secret: Uint8Array | SecretBytes | undefined): boolean {
     if (!secret) return false
@@ -125,8 +127,8 @@ class Transcript {
   }
 
   /**
-   * Returns a copy with which a response is checked. The original is kept, because the response may be forged while the real response is
-   * still on its way.
+   * Returns a copy with which a response is checked. The original stays valid, because the response may be forged while
+   * the real response is still on its way.
    */
   copy(): Transcript {
     return new Transcript(this.#ck.reveal(), this.#h)
@@ -160,14 +162,14 @@ const begin = ({ ck, h }: Start, responder: Uint8Array): Transcript => new Trans
 
 /**
  * The state of an initiation that was sent. The owner must wipe the transcript after the response has arrived, or when
- * it gives the initiation up.
+ * this node gives the initiation up.
  */
 export interface Sent {
   readonly transcript: Transcript
   readonly ephemeral: KeyPair
 }
 
-/** The keys of a session, 32 bytes each. The owner must erase them. */
+/** The keys of a session, 32 bytes each. The owner of the object must erase the keys. */
 interface Keys {
   readonly sendKey: Buffer
   readonly receiveKey: Buffer
@@ -176,7 +178,10 @@ interface Keys {
 export const firstMessageBytes = (payload: number): number => KEY_BYTES + KEY_BYTES + TAG_BYTES + payload + TAG_BYTES
 export const secondMessageBytes = (payload: number): number => KEY_BYTES + payload + TAG_BYTES
 
-/** Returns the initiation with a payload, and the state that decrypts the response; undefined if the other node's key is of small order. */
+/**
+ * Returns the initiation with a payload, and the state that decrypts the response; undefined if the peer's key is of
+ * small order.
+ */
 export function writeFirst(
   own: KeyPair,
   to: Remote,
@@ -198,7 +203,10 @@ export function writeFirst(
   return undefined
 }
 
-/** An initiation that was read: its sender and its payload. The owner must answer it with `writeSecond` or wipe the transcript. */
+/**
+ * An initiation that was read: its sender and its payload. The owner must answer the initiation with `writeSecond` or
+ * wipe the transcript.
+ */
 interface Received<R extends Remote> {
   readonly from: R
   readonly payload: Buffer
@@ -207,8 +215,8 @@ interface Received<R extends Remote> {
 }
 
 /**
- * Reads an initiation to this node. `find` returns the sender for a static public key. Returns undefined if `find` returns no sender or
- * the message is invalid.
+ * Reads an initiation to this node. `find` returns the sender for a static public key. `readFirst` returns undefined if
+ * `find` returns no sender or the message is invalid.
  */
 export function readFirst<R extends Remote>(
   own: KeyPair,
@@ -233,7 +241,7 @@ export function readFirst<R extends Remote>(
   return undefined
 }
 
-/** Returns the response to an initiation, and the session's keys; undefined if a key of the other node is of small order. */
+/** Returns the response to an initiation, and the session's keys; undefined if a key of the peer is of small order. */
 export function writeSecond(
   received: Received<Remote>,
   ephemeral: KeyPair,
@@ -256,8 +264,8 @@ export function writeSecond(
 }
 
 /**
- * Reads a response and returns its payload and the session's keys. Returns undefined if it is not the addressed node's response with the
- * same psk. `sent` does not change.
+ * Reads a response and returns its payload and the session's keys. Returns undefined if the message is not the
+ * addressed node's response with the same psk. `sent` does not change.
  */
 export function readSecond(
   own: KeyPair,

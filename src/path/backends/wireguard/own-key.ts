@@ -1,11 +1,11 @@
-// own-key.ts - this node's key pair, as the key file had it at the start, and changes of the key file.
+// own-key.ts - this node's key pair, as the key file had it at the start of weftd, and changes of the key file.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
 import type { Run } from '../../../host/command.ts'
 import { changeOf, privateKeyOf, publicKeyTo } from './key-file.ts'
 
-/** The key pair of this node, which stays the same while the daemon runs. */
+/** The key pair of this node, which stays the same while weftd runs. */
 export interface OwnKey {
   readonly privateKey: Secret
   /** The public key in base64. */
@@ -14,7 +14,7 @@ export interface OwnKey {
 
 export class OwnKeyFile {
   readonly path: string
-  /** True if this Node.js lacks X25519, so that `wg` computes the public key. */
+  /** True if this Node.js lacks X25519. In that case the program `wg` computes the public key. */
   readonly #lacksX25519: boolean
   readonly #run: Run
   readonly #log: Log
@@ -31,8 +31,8 @@ export class OwnKeyFile {
   }
 
   /**
-   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the file has no effect
-   * until weftd is restarted.
+   * Returns the key that was in the key file at the start. Sessions and leases depend on this key, so a change of the
+   * file has no effect until weftd is restarted.
    */
   async read(): Promise<OwnKey> {
     this.#atStart ??= this.#readFile()

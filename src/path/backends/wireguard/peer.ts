@@ -35,21 +35,19 @@ export class Peer extends Remote {
   /** The endpoint to which datagrams to the peer are sent. */
   endpoint: Endpoint
   /**
-   * A counter, from a random start, that is in the low bits of the peer's indices. An index is used again only after 4096 handshakes.
-   * Session::set_keys (native/core/session.h) erases an older pair of keys with an equal index.
+   * A counter, from a random start, that is in the low bits of the peer's indices. So an index repeats only after 4096
+   * handshakes. Session::set_keys (native/core/session.h) erases an older pair of keys with an equal index.
    */
   low: number
   /**
-   * The time of the last handshake that made keys in use, in ms of the session clock; -Infinity if there was none, or
-   * if the keys are lost.
+   * The time of the last handshake whose keys came into use, in ms of the session clock; -Infinity if there was none,
+   * or if the keys are lost.
    */
   completedAt = -Infinity
 
-  // The following members are the initiator's state, which initiator.ts changes.
-
   /**
    * The time, in ms of the session clock, at which the engine first wanted the keys that are still missing; undefined
-   * if no keys are wanted.
+   * if the engine wants no keys. Only initiator.ts changes this member and the three members below.
    */
   wantedAt: number | undefined
   /** The initiation that the peer has not answered; undefined if there is none. */
@@ -59,34 +57,33 @@ export class Peer extends Remote {
    * send another initiation.
    */
   dueAt = -Infinity
-  /** The tick of the last timestamp that this node sent to the peer; -1 if there was none. */
+  /** The tick (tai64n.ts) of the last timestamp that this node sent to the peer; -1 if this node sent none. */
   lastTick = -1
 
-  // The following members are the responder's state, which responder.ts changes.
-
-  /** The greatest timestamp of the peer's accepted initiations; -1 if there was none. */
+  /**
+   * The greatest timestamp of the peer's accepted initiations; -1 if there was none. Only responder.ts changes this
+   * member and the two members below.
+   */
   greatest = -1n
   /** The time at which the peer's last initiation was accepted, in ms of the session clock. */
   acceptedAt = -Infinity
   /**
-   * The endpoint from which the peer's last initiation came. The endpoint becomes the peer's endpoint only after a packet proves that the
-   * initiation was not a replay.
+   * The endpoint from which the peer's last initiation came. It becomes the peer's endpoint only after a packet proves
+   * that the initiation was not a replay.
    */
   answered: Endpoint | undefined
 
-  // The following members are for the MACs of messages to the peer, and for the cookie that a peer under load sends
-  // (local-node.ts and initiator.ts).
-
   #macKeys: MacKeys | undefined
-  /** mac1 of the last message to the peer, with which the peer's cookie reply is decrypted; undefined after the reply. */
+  /** mac1 of the last message to the peer, which decrypts the peer's cookie reply; undefined after the reply. */
   sentMac1: Uint8Array | undefined
   /** The index in the last message to the peer, which the cookie reply repeats. */
   sentIndex = 0
-  /** The cookie from the last cookie reply of the peer, and the time until which it may be used. */
+  /**
+   * The cookie from the last cookie reply of the peer; `cookieUntil` is the time until which this node may use it, in
+   * ms of the session clock.
+   */
   cookie: SecretBytes | undefined
   cookieUntil = -Infinity
-
-  // The following members are the results that the status reports.
 
   /**
    * The time, in ms since 1970, of the handshake whose time on the session clock is `completedAt`; undefined if there
@@ -98,13 +95,13 @@ export class Peer extends Remote {
   /** Why the last initiation made no keys; undefined if it made keys. */
   failure: Failure | undefined
   /**
-   * The number of initiations from the peer, since the last handshake that made keys, whose timestamp was older than an
-   * earlier one.
+   * The number of initiations from the peer with a timestamp older than that of an earlier initiation, since the last
+   * handshake that made keys.
    */
   stale = 0
   /**
-   * The number of initiations from the peer, since the last handshake that made keys, that were answered but after
-   * which no packet with the new keys came.
+   * The number of initiations from the peer that this node answered, but after which no packet with the new keys
+   * arrived, since the last handshake that made keys.
    */
   unconfirmed = 0
 

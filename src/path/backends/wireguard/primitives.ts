@@ -1,5 +1,6 @@
-// primitives.ts - checks if this Node.js has the primitives of WireGuard's handshake, some of which OpenSSL lacks in
-// FIPS mode. It loads no module that needs these primitives, so weftd can run this check before it loads such a module.
+// primitives.ts - checks whether this Node.js has the primitives of WireGuard's handshake, some of which OpenSSL lacks
+// in FIPS mode. The file loads no module that needs these primitives, so weftd can run this check before it loads such
+// a module.
 
 import * as nodeCrypto from 'node:crypto'
 
@@ -10,7 +11,10 @@ export type Crypto = Pick<
 
 type Use = (crypto: Crypto) => unknown
 
-/** The primitives by name, each with a function that uses it as the handshake does and throws if it is missing. */
+/**
+ * The primitives by name, each with a function that uses the primitive as the handshake does and throws if the
+ * primitive is missing.
+ */
 const USES: readonly (readonly [name: string, use: Use])[] = [
   ['X25519', ({ generateKeyPairSync, diffieHellman }) => diffieHellman(generateKeyPairSync('x25519'))],
   [

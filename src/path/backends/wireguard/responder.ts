@@ -1,8 +1,8 @@
 // responder.ts - the responder of a handshake: which initiations of peers this node answers.
 //
-// An answer gives the engine a pair of keys that the engine may use only to decrypt, until the first packet with these keys arrives
-// (Handshakes.confirmed). Before that packet, the initiation may be a replay from any address, so it changes neither the peer's endpoint
-// nor the time of the last handshake.
+// With its answer this node gives the engine a pair of keys, which the engine may use only to decrypt until the first
+// packet with these keys arrives (Handshakes.confirmed). Before that packet, the initiation may be a replay from any
+// address, so it changes neither the peer's endpoint nor the time of the last handshake.
 
 import type { UnknownKey } from '../../contract.ts'
 import type { Admission } from './admission.ts'
@@ -17,7 +17,10 @@ import { orderOf } from './tai64n.ts'
 export class Responder {
   readonly #node: LocalNode
   readonly #admission: Admission
-  /** Called when an initiation from this endpoint was not processed. A peer at this address may have sent it. */
+  /**
+   * Called when this node did not process an initiation from the endpoint `from`. A peer at this address may have sent
+   * the initiation.
+   */
   readonly #overlooked: (from: Endpoint, now: number) => void
   /** The most recent initiations whose public key belongs to no peer, by public key, the oldest first. */
   readonly #unknown = new Map<string, UnknownKey>()
@@ -82,7 +85,7 @@ export class Responder {
   ): void {
     const index = this.#node.newIndex(peer)
     peer.answered = from
-    // Give the keys to the engine before the response is sent, because the peer may send packets immediately after it
+    // Give the keys to the engine before sending the response, because the peer may send packets immediately after it
     // receives the response.
     this.#node.install(peer, { isInitiator: false, ownIndex: index, peerIndex, ...answer.keys })
     this.#node.send(peer, from, index, responseOf(index, peerIndex, answer.message), now)

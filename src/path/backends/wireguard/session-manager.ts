@@ -3,16 +3,16 @@
 // and handshakes together.
 //
 // A session keeps its number as long as its peer's key is known, so a rewritten lease, or a second lease of the same
-// host, does not interrupt it.
+// host, does not interrupt the session.
 //
 // A new engine either continues the sessions of the previous engine or has no sessions; in the second case peers notice
 // the loss when they send. After a planned restart the successor has an engine that continues, and a session manager
-// that continues from the result of `pause` (handover-head.ts). Unanswered initiations are sent again.
+// that continues from the result of `pause` (handover-head.ts). It sends unanswered initiations again.
 //
-// Each message costs time, even if it is forged. So the session manager pauses after messages that any host can send,
-// and after reports of moved peers. A packet of an unknown session may be forged, so it leads to a handshake only if
-// the peer that it seems to come from has no keys. The same rule holds for an initiation that was dropped or is
-// invalid. A flood with a peer's address can displace the peer's own initiation, but not the peer's response to our
+// Each message costs time, even a forged message. So the session manager pauses after messages that any host can send,
+// and after reports of moved peers. A packet of an unknown session may be forged, so this node begins a handshake only
+// if the packet's apparent sender has no keys. The same rule holds for an initiation that was dropped or is invalid. A
+// flood with a peer's address can displace the peer's own initiation, but not the peer's response to this node's
 // initiation.
 
 import type { Log } from '../../../base/log.ts'
@@ -34,15 +34,14 @@ import { TimestampFile } from './timestamp-file.ts'
 import { KEY_BYTES } from './x25519.ts'
 
 /**
- * END_BYTES is the length in bytes of the data about a peer that the engine reads: the session's number and, at
- * ANY_PORT_OFFSET, whether the peer sends from any port. OWN_END_BYTES is the length in bytes of the data about this
- * host, whose offsets are in native/encap/wireguard.h.
+ * The length in bytes of the data about a peer that the engine reads: the session's number and, at ANY_PORT_OFFSET,
+ * whether the peer sends from any port. OWN_END_BYTES is the length of the data about this host;
+ * native/encap/wireguard.h has the offsets in it.
  */
 const END_BYTES = 16
 const ANY_PORT_OFFSET = 4
 const OWN_END_BYTES = 8 + KEY_BYTES + INDEX_KEY_BYTES
 
-/** A peer's public key and its endpoint, as its lease publishes them. */
 export interface PublishedPeer extends UdpEndpoint {
   readonly publicKey: string
   /** True if the peer may send from any local port, and not only from its published port, on which it receives. */
@@ -51,15 +50,15 @@ export interface PublishedPeer extends UdpEndpoint {
 
 interface SessionOptions {
   readonly privateKey: Secret
-  /** The pre-shared key in base64; empty if there is none. */
+  /** The pre-shared key in base64; empty if the configuration has none. */
   readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
+  /** The interval in seconds between keepalive packets; 0 switches keepalive packets off. */
   readonly keepalive: number
-  /** The file that keeps the last timestamp of handshakes (timestamp-file.ts). No other object may write this file. */
+  /** The file that keeps the last timestamp of handshakes (timestamp-file.ts). Only this object may write the file. */
   readonly stampFile: string
   /**
-   * True if this host's lease announces that its datagrams may come from any port, so that each thread of the engine
-   * can send from its own port. If it returns false, all datagrams leave from the published port.
+   * Returns true if this host's lease announces that its datagrams may come from any port, so that each thread of the
+   * engine can send from a port of its own. If it returns false, all datagrams leave from the published port.
    */
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => PublishedPeer | undefined
@@ -69,8 +68,8 @@ interface SessionOptions {
 }
 
 /**
- * A session with the peer that has one public key. `Peer` (peer.ts) has the handshakes of the session, and its current
- * endpoint.
+ * The session with one peer. The peer's public key identifies the session. The class Peer (peer.ts) has the session's
+ * handshakes and the peer's current endpoint.
  */
 interface Session {
   readonly number: number
@@ -86,14 +85,17 @@ const bytesOf = (base64: string): Buffer => Buffer.from(base64, 'base64')
 const isSame = (a: UdpEndpoint, b: UdpEndpoint): boolean => a.address === b.address && a.port === b.port
 
 export class WireguardSessionManager implements SessionManager {
-  /** The engine's data about this host: the keepalive interval, the key of mac1, and the secrets that hide session numbers. */
+  /**
+   * The engine's data about this host: the keepalive interval, the key of mac1, and the secrets that hide session
+   * numbers.
+   */
   readonly ownEnd = Buffer.alloc(OWN_END_BYTES)
   readonly #hasLanes: () => boolean
   readonly #peerOf: (lease: Lease) => PublishedPeer | undefined
   readonly #clock: () => number
-  /** The pre-shared key; undefined if there is none. */
+  /** The pre-shared key; undefined if the configuration has none. */
   readonly #psk: SecretBytes | undefined
-  /** The key of the MAC that proves where a hand-over's state comes from. */
+  /** The key of the MAC that proves which node wrote the state of a hand-over (handover-head.ts). */
   readonly #proofKey: SecretBytes
   readonly #stamps: TimestampFile
   readonly #handshakes: Handshakes
@@ -101,16 +103,15 @@ export class WireguardSessionManager implements SessionManager {
   #indexSecret = Buffer.from(systemRandomness.bytes(4)).readUInt32LE()
   #indexKey = systemRandomness.bytes(INDEX_KEY_BYTES)
   readonly #numbers = new SessionNumbers()
-  /** The sessions by public key. */
   readonly #sessions = new Map<string, Session>()
   readonly #byNumber = new Map<number, Session>()
   /** The sessions by the address of the peer's current endpoint; undefined if the map is out of date. */
   #byAddress: ReadonlyMap<Address, readonly Session[]> | undefined
   /** The running engine; undefined before `begin`, after `pause` and after `stop`. */
   #engine: EngineSessions | undefined
-  /** Called with a lease's key when the destination of the peer's datagrams has changed. */
+  /** Called with a lease's key when this node begins to send the peer's datagrams to another endpoint. */
   #moved: (key: string) => void = () => {}
-  /** Calls `#work` when a handshake is due, or when the pause ends. */
+  /** Calls `#work` when a handshake is due, or when the pause after messages ends. */
   #timer: NodeJS.Timeout | undefined
   /** The time, in ms of the session clock, at which the pause after messages ends; 0 if there is no pause. */
   #pausedUntil = 0
@@ -145,7 +146,6 @@ export class WireguardSessionManager implements SessionManager {
     this.#writeIndexSecrets()
   }
 
-  /** Returns the data about a peer that the engine needs. */
   endOf(peer: Lease): Uint8Array {
     const end = Buffer.alloc(END_BYTES)
     const session = this.#sessionOf(peer)
@@ -171,8 +171,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Messages that were not taken from the engine are saved with the engine's sessions, so that the next process gets
-   * them.
+   * Ends the session manager's use of the engine, and returns the state for the next process. Messages that were not
+   * yet taken from the engine are saved with the engine's sessions, so that the next process gets them.
    */
   pause(): Uint8Array {
     this.#engine = undefined
@@ -197,7 +197,7 @@ export class WireguardSessionManager implements SessionManager {
   setPeers(peers: ReadonlyMap<string, Lease>): void {
     const now = this.#clock()
     const leases = new Map<string, string[]>()
-    /** The sessions whose datagrams go to the endpoint in the lease from now on, and no longer to a newer endpoint. */
+    /** The sessions whose datagrams go to the endpoint in the lease again, and no longer to a newer endpoint. */
     const renewed = new Set<Session>()
     for (const [key, lease] of peers) {
       const published = this.#peerOf(lease)
@@ -235,7 +235,8 @@ export class WireguardSessionManager implements SessionManager {
     return { address: published?.address ?? 0, port: published?.port ?? 0 }
   }
 
-  // A peer whose current endpoint differs from its lease is behind NAT, and receives datagrams only from the port to which it has sent.
+  // Returns false for a peer behind NAT, which receives datagrams only from the port to which it has sent. Such a
+  // peer's current endpoint differs from its lease.
   isFromKnownPort(peer: Lease): boolean {
     const session = this.#sessionOf(peer)
     return !this.#hasLanes() || !session?.anyPort || !isSame(this.#endpointOf(session), session.leased)
@@ -263,7 +264,10 @@ export class WireguardSessionManager implements SessionManager {
     return this.#sessions.get(this.#peerOf(peer)?.publicKey ?? '')
   }
 
-  /** Returns the peer's current endpoint. A peer with this host's own key has none. */
+  /**
+   * Returns the peer's current endpoint. If the handshakes do not know the peer, because it has this host's own key,
+   * returns the endpoint in the lease.
+   */
   #endpointOf({ number, leased }: Session): UdpEndpoint {
     return this.#handshakes.endpointOf(number) ?? leased
   }
@@ -275,10 +279,10 @@ export class WireguardSessionManager implements SessionManager {
     return session
   }
 
-  /** Reads the peer's lease again. Returns true if datagrams go to the endpoint in the lease from now on. */
+  /** Reads the peer's lease again. Returns true if this node must now send datagrams to the endpoint in the lease. */
   #update(session: Session, { address, port, anyPort }: PublishedPeer): boolean {
-    // Until the lease allowed any port, the engine followed the port from which the peer sent last. So set the endpoint
-    // to that of the lease now.
+    // Before this change, the peer's lease did not let the peer send from any port, so the engine sent datagrams to the
+    // port from which the peer last sent. Now the lease names the port on which the peer receives, so use that port.
     const isNews = anyPort && !session.anyPort && this.#endpointOf(session).address === address
     session.anyPort = anyPort
     if (!isNews && isSame(session.leased, { address, port })) return false
@@ -324,7 +328,8 @@ export class WireguardSessionManager implements SessionManager {
     const mail = this.#engine.takeMail(MOST_OF_OTHERS)
     for (const number of mail.confirmed) this.#handshakes.confirmed(number, now)
     for (const { session, ...to } of mail.moved) {
-      // Ignore a report of a moved peer that the engine made before the lease allowed any port.
+      // Ignore a report of a changed port that the engine made before the peer's lease allowed the peer to send from
+      // any port.
       if (this.#byNumber.get(session)?.anyPort) continue
       this.#handshakes.moved(session, to)
     }
@@ -344,8 +349,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Starts handshakes with the peers at this address that have no keys. For a peer with keys the message is ignored,
-   * because it may be forged.
+   * Starts handshakes with the peers at `address` that have no keys. Does nothing for a peer with keys, because the
+   * message that led to this call may be forged.
    */
   #renew(address: Address, isMeant: (session: Session) => boolean, now: number): void {
     this.#byAddress ??= this.#groupByAddress()
@@ -372,8 +377,8 @@ export class WireguardSessionManager implements SessionManager {
   }
 
   /**
-   * Continues from the state that another process passed on. Numbers without a session stay unused for a while, because
-   * the engine may still refer to them.
+   * Continues from the state that an earlier process passed on. Session numbers that no session has stay unused for a
+   * while, because the engine may still refer to them.
    */
   #resume({ indexSecret, indexKey, lastNumber, lastTick, sessions }: HandoverHead): void {
     this.#indexSecret = indexSecret

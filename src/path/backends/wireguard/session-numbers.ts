@@ -1,11 +1,11 @@
-// session-numbers.ts - assigns the numbers of sessions, by which the engine finds them.
+// session-numbers.ts - assigns numbers to the sessions; the engine finds a session by its number.
 //
-// The number of a removed session stays unused for NUMBER_REUSE_MS, because the engine's threads and waiting messages may still refer to
-// it.
+// The number of a removed session stays unused for NUMBER_REUSE_MS, because the engine's threads and waiting messages
+// may still refer to it.
 
 import { NUMBER_REUSE_MS } from './limits.ts'
 
-/** The limit below which all session numbers are; kMaxSessions in native/core/sessions.h is the same. */
+/** All session numbers are less than MOST_SESSIONS; kMaxSessions in native/core/sessions.h has the same value. */
 const MOST_SESSIONS = 1 << 20
 
 export class SessionNumbers {
@@ -31,7 +31,8 @@ export class SessionNumbers {
   }
 
   /**
-   * Continues the numbering of another process. It assigned numbers up to `last`, and those in `used` have a session.
+   * Continues the numbering of an earlier process. That process assigned numbers up to `last`; the numbers in `used`
+   * have a session.
    */
   resume(last: number, used: ReadonlySet<number>, now: number): void {
     this.#last = last

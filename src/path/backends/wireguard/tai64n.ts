@@ -1,35 +1,42 @@
 // tai64n.ts - the timestamps in this node's initiations. For each peer they strictly increase, even after restarts.
 //
 // A responder accepts an initiation only if its timestamp is greater than the timestamps of all earlier initiations
-// from this node. An earlier process may have sent those initiations, and the clock may have been set back since. So
+// from this node. An earlier process may have sent these initiations, and the clock may have been set back since. So
 // weftd takes timestamps from a reserved period, whose end it stores in a file before it uses the period. A new process
 // begins after the stored end, whatever the clock shows. The period is short for two reasons. Each restart moves the
 // timestamps ahead of the clock by the rest of the period. And a node that loses the file must wait until its clock has
 // passed the period.
 //
-// Timestamps are counted in ticks, about sixty per second: one for each value of the upper bits of the nanoseconds. The
-// lower 24 bits are zero, to reveal little about the clock, as in other implementations of WireGuard.
+// Timestamps are counted in ticks, about sixty per second: one tick for each value of the upper bits of the
+// nanoseconds. The lower 24 bits are zero, to reveal little about the clock, as in other implementations of WireGuard.
 
-/** The TAI64N seconds of 1970-01-01 (https://cr.yp.to/libtai/tai64.html). All implementations of WireGuard add these ten seconds. */
+/**
+ * The TAI64N seconds of 1970-01-01 (https://cr.yp.to/libtai/tai64.html): 2^62 and ten seconds, which all
+ * implementations of WireGuard add.
+ */
 const EPOCH = 2n ** 62n + 10n
 const TICKS_PER_SECOND = 60
-/** The number of nanoseconds in a tick: 2^24, about 17 ms. */
+/** The number of nanoseconds in a tick (the unit of weft's timestamps): 2^24, about 17 ms. */
 const TICK_NS = 0x100_0000
 /**
- * The length of the reserved period in ticks. For each period one write to the file is needed, which stores the
- * period's end.
+ * The length of the reserved period in ticks. weftd writes the end of each period to a file before it uses the period.
  */
 export const STRETCH_TICKS = 10 * TICKS_PER_SECOND
 
 export const STAMP_BYTES = 12
 
-/** Returns the tick that contains a time in ms since 1970, which must not be negative. */
+/**
+ * Returns the number of the tick (2^24 ns of TAI64N time) that contains `ms`, a time in ms since 1970 that must not be
+ * negative.
+ */
 export function tickOf(ms: number): number {
   const seconds = Math.floor(ms / 1_000)
   return seconds * TICKS_PER_SECOND + Math.floor(((ms - seconds * 1_000) * 1e6) / TICK_NS)
 }
 
-/** Returns a tick as it is sent, in TAI64N: 8 bytes of seconds and 4 bytes of nanoseconds, big-endian. */
+/**
+ * Returns the timestamp of a tick in the format of TAI64N: 8 bytes of seconds and 4 bytes of nanoseconds, big-endian.
+ */
 export function stampOf(tick: number): Uint8Array {
   const stamp = Buffer.alloc(STAMP_BYTES)
   stamp.writeBigUInt64BE(EPOCH + BigInt(Math.floor(tick / TICKS_PER_SECOND)))
@@ -37,7 +44,7 @@ export function stampOf(tick: number): Uint8Array {
   return stamp
 }
 
-/** Returns a number by which timestamps, also those of other implementations, can be compared. */
+/** Returns a number by which timestamps can be compared, including those of other implementations. */
 export function orderOf(stamp: Uint8Array): bigint {
   const bytes = Buffer.from(stamp.buffer, stamp.byteOffset, stamp.length)
   return (bytes.readBigUInt64BE() << 32n) | BigInt(bytes.readUInt32BE(8))
@@ -49,16 +56,16 @@ export interface Stamps {
    * peer. `wall` is the time in ms since 1970.
    */
   next(last: number, wall: number): number
-  /** Excludes this tick and all ticks before it, because a removed peer or another process may have got them. */
+  /** Excludes `tick` and all earlier ticks, because a removed peer or another process may have used them. */
   passed(tick: number): void
-  /** The greatest tick that this process or an earlier process may have used. */
+  /** The last tick that this process or an earlier process may have used. */
   readonly end: number
 }
 
 /**
  * Returns the source of timestamps. `kept` is the tick that was stored last; -1 if none is known. `keep` stores a tick,
- * and returns only when the tick is stored durably. If `keep` fails it reports that itself, because this process can
- * continue.
+ * and must return only when the tick is stored durably. If `keep` fails, it must report the failure itself, because
+ * weftd continues.
  */
 export function createStamps(kept: number, keep: (tick: number) => void): Stamps {
   let floor = kept

@@ -13,7 +13,7 @@ export class TimestampFile {
     this.#log = log
   }
 
-  /** Returns the tick in the file; -1 if the file is missing or invalid. */
+  /** Returns the tick (tai64n.ts) in the file; -1 if the file is missing or invalid. */
   read(): number {
     try {
       const text = readFileSync(this.#path, 'utf8').trim()
@@ -23,7 +23,7 @@ export class TimestampFile {
     }
   }
 
-  /** Stores a tick in the file. If that fails, logs the reason. */
+  /** Stores a tick (tai64n.ts) in the file. Logs a failure. */
   write(tick: number): void {
     try {
       writeFileSync(`${this.#path}.new`, String(tick), { mode: 0o600 })

@@ -1,5 +1,5 @@
-// userspace.ts - WireGuard carried by weftd's engine, for hosts whose kernel does not support it. The TUN has the name that the kernel's
-// device would have, and the messages equal those of the kernel and of wireguard-go.
+// userspace.ts - WireGuard carried by weftd's engine, for hosts whose kernel does not support WireGuard. The TUN has
+// the name that the kernel's device would have, and the messages equal those of the kernel and of wireguard-go.
 
 import type { Log } from '../../../base/log.ts'
 import type { Secret } from '../../../base/secret.ts'
@@ -18,7 +18,7 @@ import { WireguardSessionManager, type PublishedPeer } from './session-manager.t
 interface UserspaceOptions {
   readonly parts: Omit<TunnelOptions, 'settings'>
   readonly name: string
-  /** The families of inner packets. The member `outers` below has the families of the datagrams. */
+  /** The families of inner packets; `outers` has the families of the datagrams. */
   readonly families: readonly Family[]
   readonly outers: readonly [Family, Family?]
   readonly port: number
@@ -26,28 +26,28 @@ interface UserspaceOptions {
   readonly mtu: number
   readonly privateKey: Secret
   readonly psk: Secret
-  /** The interval in seconds between keepalive packets; 0 switches them off. */
+  /** The interval in seconds between keepalive packets; 0 switches keepalive packets off. */
   readonly keepalive: number
   readonly stampFile: string
   readonly hasLanes: () => boolean
   readonly peerOf: (lease: Lease) => PublishedPeer | undefined
   readonly filter: Pick<PeerFilterOptions, 'type' | 'alsoUnusable' | 'identity'>
-  /** Checks if the key file has changed. weftd calls it at each check of the device. */
+  /** Checks whether the key file has changed. weftd calls this function at each check of the device. */
   readonly check: () => Promise<void>
   readonly log: Log
 }
 
 /**
- * The settings follow WireGuard's rule: a packet is accepted only if it was encrypted with the key of the peer whose
- * subnet contains the packet's source.
+ * These settings enforce WireGuard's rule: the receiver accepts a packet only if it was encrypted with the key of the
+ * peer whose subnet contains the packet's source.
  */
 const SETTINGS = { tunnel: { verifySource: 'strict', clampMss: false, probePathMtu: false } } as const
 
 const overheadOf = (outer: Family): number => overheadBy('wireguard', outer)
 
 /**
- * Deletes a WireGuard device of the kernel that has the TUN's name. flanneld, or weftd with another `DataPath`, left
- * the device. The TUN cannot be created while the device exists.
+ * Deletes a WireGuard device of the kernel that has the TUN's name, because the TUN cannot be created while the device
+ * exists. flanneld, or weftd with another `DataPath`, left the device.
  */
 async function removeKernelDevice(name: string, run: Run, log: Log): Promise<void> {
   if (!(await findLink(run, name))) return

@@ -1,7 +1,7 @@
 // dgram-engine.ts - the engine in TypeScript: a TUN descriptor and node:dgram, one packet at a time.
 //
-// It is a short reference against which the native engine is tested, and it serves hosts on which threads are not wanted. It supports only
-// IPv4 and no offloads.
+// The file is a short reference against which the native engine is tested, and serves hosts on which threads are not
+// wanted. It supports only IPv4 and no offloads.
 
 import { createSocket, type Socket } from 'node:dgram'
 import { closeSync, readSync, writeSync } from 'node:fs'
@@ -39,16 +39,16 @@ import {
 } from './packet.ts'
 
 const FLOW_CACHE_ENTRIES = 4096
-/** The number of packets that are read from the TUN before the event loop handles other events. */
+/** The number of packets that the engine reads from the TUN before the event loop handles other events. */
 const READS_PER_TURN = 64
 /** The requested size in bytes of the socket's receive buffer. The kernel grants at most net.core.rmem_max. */
 const RECEIVE_BUFFER_BYTES = 4 << 20
 const UNKNOWN_SENDERS = 64
 const PATHS = 4096
 /**
- * ASK_PATH_MS is how long, in ms, a path MTU is cached. The other constants are the packet length that always fits, the
- * smallest plausible path MTU (below it the kernel fragments datagrams), and the length of the outer headers, all in
- * bytes.
+ * `askEveryMs` is how long, in ms, the engine caches a path MTU. The other values are in bytes: the packet length that
+ * always fits, the smallest plausible path MTU (the kernel fragments datagrams for smaller ones), and the length of the
+ * outer headers.
  */
 const {
   askEveryMs: ASK_PATH_EVERY_MS,
@@ -61,7 +61,10 @@ interface Endpoint {
   readonly address: string
   readonly port: number
   readonly limit: number
-  /** True if the endpoint's own address is in a peer's subnet, because the kernel then routes datagrams to it back into the TUN. */
+  /**
+   * True if the endpoint's own address is in a peer's subnet. The kernel then routes datagrams to the endpoint back
+   * into the TUN.
+   */
   readonly leadsInside: boolean
   readonly traffic: Traffic
 }
@@ -101,7 +104,6 @@ interface OpenTun {
 
 const nowUs = (): number => Math.round((performance.timeOrigin + performance.now()) * 1_000)
 
-/** The engine in TypeScript, which handles one packet at a time. */
 export class DgramEngine implements Engine {
   readonly kind = 'dgram'
   readonly offloads: readonly string[] = []
@@ -111,34 +113,32 @@ export class DgramEngine implements Engine {
   readonly outers: readonly Family[] = ['ipv4']
   readonly #config: EngineConfig
   readonly #encapsulation: Encapsulation
-  /** This node's IPv4 addresses and subnet. */
   readonly #ipv4: OwnIpv4
   /** The rules that decide which packets from peers are accepted. */
   readonly #filter: Parameters<typeof reasonToDrop>[0]
   readonly #socket: Socket
-  /** The file descriptor of the TUN. */
   readonly #tun: number
-  /** The name of the TUN when it was read last. */
+  /** The name of the TUN when the engine read the name last. */
   #lastName: string
-  /** Calls `#readPackets` when the TUN has packets. */
   readonly #watcher: ReadWatcher
-  /** The buffer for one packet from the TUN. */
   readonly #buffer = Buffer.alloc(65536)
   #table: PeerTable
   /** The endpoints for the most recent destinations; emptied when the peer table changes. */
   readonly #flows = new LRUCache<number, Endpoint>({ max: FLOW_CACHE_ENTRIES })
-  /** The kernel's path MTU to each peer's address. */
+  /** The kernel's path MTU in bytes to each peer's address. */
   readonly #paths = new LRUCache<string, number>({ max: PATHS, ttl: ASK_PATH_EVERY_MS })
   readonly #counters: Record<string, bigint> = Object.fromEntries(addon.counterNames.map((name) => [name, 0n]))
   readonly #trafficBySlot: Traffic[] = []
   readonly #dropLog = createDropLog(nowUs, nowUs())
   /** The most recent senders whose packets were refused. */
   readonly #unknownSenders = new LRUCache<string, UnknownSender>({ max: UNKNOWN_SENDERS })
-  /** The rate limits of ICMP errors: to containers, about a packet's length, and to peers. */
+  /**
+   * The rate limit of ICMP errors to containers. The next two members limit errors about a packet's length, and errors
+   * to peers.
+   */
   readonly #mayAnswer = icmpLimit()
   readonly #mayReportSize = icmpLimit()
   readonly #mayAnswerPeer = icmpLimit()
-  /** False after `stop`. */
   #running = true
   #reportFault: (error: Error) => void = () => {}
 
@@ -159,8 +159,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Opens the socket and the TUN, and starts the engine. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS or DEVICE; CONFIG if the
-   * network has IPv6 or the encapsulation is not udp.
+   * Opens the socket and the TUN, and starts the engine. Throws WeftError NO_TUN, PERMISSION, PORT_IN_USE, ADDRESS or
+   * DEVICE; CONFIG if the network has IPv6 or the encapsulation is not udp.
    */
   static async start(config: EngineConfig): Promise<DgramEngine> {
     const encapsulation = encapsulationOf(config)
@@ -238,7 +238,6 @@ export class DgramEngine implements Engine {
     closeSync(this.#tun)
   }
 
-  /** Reads packets from the TUN and forwards them. */
   #readPackets(): void {
     for (let reads = 0; reads < READS_PER_TURN; reads++) {
       const size = this.#readTun()
@@ -249,8 +248,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Reads a packet from the TUN into `buffer` and returns its length. Returns undefined if no packet waits, or after an error, which is
-   * counted.
+   * Reads a packet from the TUN into `buffer` and returns its length. Returns undefined if no packet waits, or after an
+   * error, which is counted.
    */
   #readTun(): number | undefined {
     try {
@@ -285,8 +284,8 @@ export class DgramEngine implements Engine {
       return this.#answer(NET_UNREACHABLE, packet, 'tx_unreachable_sent')
     }
     const to = { peer: parseIpv4(endpoint.address) ?? 0 }
-    // A datagram that this host sent to a peer was routed back into the TUN, so it must not be sent again; native/core/circle.h explains
-    // the rule.
+    // A datagram that this host sent to a peer was routed back into the TUN, so it must not be sent again;
+    // native/core/circle.h explains the rule.
     if (endpoint.leadsInside && this.#table.hasEndpointAt(packet.readUInt32BE(16), 'ipv4'))
       return this.#drop('tx_drop_circle', packet, to)
     if (!decrementTtl(packet)) {
@@ -298,8 +297,8 @@ export class DgramEngine implements Engine {
     const mtu = size > ALWAYS_FITS_BYTES ? this.#mtuTo(endpoint) : Infinity
     if (size <= mtu) return this.#send(packet, endpoint)
     if (!mayFragment(packet)) {
-      // An echo request of this host may exceed the limit that a search found, because it may be a probe that tests whether longer packets
-      // arrive again.
+      // An echo request of this host may exceed the limit that a search found, because the request may be a probe that
+      // tests whether longer packets arrive again.
       if (size <= this.#knownMtu(endpoint.address) && isEchoRequestFrom(this.#ipv4.tunAddress, packet))
         return this.#send(packet, endpoint)
       this.#drop('tx_drop_too_big', packet, to)
@@ -309,7 +308,9 @@ export class DgramEngine implements Engine {
     for (const fragment of fragmentsOf(packet, mtu)) this.#send(fragment, endpoint)
   }
 
-  /** Sends a packet in a datagram to a peer, and counts it when the kernel has accepted or refused the datagram. */
+  /**
+   * Sends a packet in a datagram to a peer, and counts the packet when the kernel has accepted or refused the datagram.
+   */
   #send(packet: Buffer, endpoint: Endpoint): void {
     this.#socket.send(this.#encapsulation.seal(packet), endpoint.port, endpoint.address, (error) => {
       if (!error) {
@@ -355,7 +356,8 @@ export class DgramEngine implements Engine {
       traffic.lastReceivedAt = performance.now()
     }
     const { settings, mtu } = this.#config
-    // A peer's SYN limits the segments that this host's containers will send, so its MSS must fit into the tunnel too.
+    // A peer's SYN limits the segments that this host's containers will send, so the MSS in the SYN must fit into the
+    // tunnel too.
     if (settings.clampMss && isTcpSyn(packet)) clampMss(packet, Math.min(mtu, this.#knownMtu(address), limit))
     if (!this.#writeTun(packet)) return this.#drop('rx_drop_tun', packet)
     this.#count('tun_writes')
@@ -364,8 +366,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Sends an ICMP error about an expired TTL to the peer whose subnet contains the packet's source. The error must not go to the datagram's
-   * sender, which may be any host.
+   * Sends an ICMP error about an expired TTL to the peer whose subnet contains the packet's source. The error must not
+   * go to the datagram's sender, which may be any host.
    */
   #answerPeer(packet: Buffer): void {
     const sender = packet.readUInt32BE(12)
@@ -376,7 +378,7 @@ export class DgramEngine implements Engine {
     this.#socket.send(reply, peer.port, peer.address, (failed) => failed ?? this.#count('rx_time_exceeded_sent'))
   }
 
-  /** If `reason` is set, counts and records the packet as dropped and returns true; returns false otherwise. */
+  /** If `reason` is set, counts and records the packet as dropped and returns true; otherwise returns false. */
   #isRefused(packet: Buffer, addresses: PacketAddresses, reason: string | undefined): boolean {
     if (reason === undefined) return false
     this.#drop(reason, packet, { peer: addresses.from })
@@ -385,8 +387,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Writes an ICMP error about a packet from the TUN into the TUN, and counts it, unless the rate limit `may` refuses
-   * it.
+   * Writes into the TUN an ICMP error about a packet that came from the TUN, and counts the error, unless the rate
+   * limit `may` refuses it.
    */
   #answer(about: IcmpError, packet: Buffer, counter: string, may = this.#mayAnswer): void {
     const error = icmpError(about, this.#ipv4.networkAddress, packet)
@@ -421,8 +423,8 @@ export class DgramEngine implements Engine {
   }
 
   /**
-   * Returns the longest packet in bytes that fits into the kernel's path MTU to a peer (docs/path-mtu.md); Infinity if the path MTU is not
-   * known.
+   * Returns the length in bytes of the longest packet that fits into the kernel's path MTU to a peer
+   * (docs/path-mtu.md); Infinity if the path MTU is not known.
    */
   #knownMtu(address: string): number {
     let bytes = this.#paths.get(address)
@@ -433,7 +435,7 @@ export class DgramEngine implements Engine {
     return mtu >= LEAST_MTU ? mtu : Infinity
   }
 
-  /** Returns the longest packet in bytes that may be sent to a peer. */
+  /** Returns the length in bytes of the longest packet that may be sent to a peer. */
   #mtuTo({ address, limit }: Endpoint): number {
     return Math.min(this.#knownMtu(address), limit)
   }
@@ -449,7 +451,7 @@ export class DgramEngine implements Engine {
     }
   }
 
-  /** Counts a dropped packet, and keeps its headers for weft's commands. */
+  /** Counts a dropped packet, and keeps its headers for `drops`. */
   #drop(reason: string, bytes: Buffer, details?: DropDetails): void {
     this.#count(reason)
     this.#dropLog.add(reason, bytes, details)

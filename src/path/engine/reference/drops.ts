@@ -5,8 +5,9 @@ import type { Address } from '../../../net/address.ts'
 import { createBucket } from './bucket.ts'
 
 /**
- * The limits of the log, equal to those of native/core/drops.h: the number of packets kept for each direction, the
- * interval in microseconds between two kept packets after a burst, and the number of bytes kept of each packet.
+ * The number of dropped packets that the log keeps for each direction. EVERY_US is the interval in microseconds between
+ * two kept packets after a burst. These limits and the number of bytes kept of a packet are the same in
+ * native/core/drops.h.
  */
 const KEPT = 256
 const EVERY_US = 1_000
@@ -15,7 +16,7 @@ const HEADER_BYTES = 128
 export interface DropDetails {
   /** The address of the host that sent the packet or would receive it; 0 if it is not known. */
   readonly peer?: Address
-  /** The number of bytes at the start of the packet that are the encapsulation's header; 0 if the header was removed. */
+  /** The number of bytes of the encapsulation's header at the start of the packet; 0 if the header was removed. */
   readonly encapBytes?: number
 }
 
@@ -25,8 +26,8 @@ interface DropLog {
 }
 
 /**
- * Creates an empty log of dropped packets. `nowUs` returns the time in microseconds since 1970. `firstNumber` must be
- * higher than the packet numbers of all earlier engines, because readers request the packets after a number.
+ * Creates an empty log of dropped packets. `nowUs` returns the time in microseconds since 1970. `firstNumber` must
+ * exceed the packet numbers of all earlier engines, because readers request the packets after a given number.
  */
 export function createDropLog(nowUs: () => number, firstNumber: number): DropLog {
   const directions = ['tx_', 'rx_'].map((prefix) => ({

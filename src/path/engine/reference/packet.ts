@@ -1,4 +1,5 @@
-// packet.ts - operations on inner IPv4 packets for the dgram engine. Their results equal those of native/ byte for byte.
+// packet.ts - operations on inner IPv4 packets for the dgram engine. Their results equal those of native/ byte for
+// byte.
 
 import { LRUCache } from 'lru-cache'
 import { isOneHost, type Ipv4 } from '../../../net/ipv4.ts'
@@ -24,21 +25,24 @@ const ICMP_TTL = 8
 /** The maximum length in bytes of an ICMP error about an IPv4 packet (RFC 1812, section 4.3.2.3). */
 const MAX_ICMP_ERROR_BYTES = 576
 /**
- * ICMP_BURST and ICMP_EVERY_MS limit the rate of ICMP errors to all senders together, as in native/core/icmp.h: a burst
- * of 500, then one error per ms.
+ * The burst of ICMP errors to all senders together; after the burst, one error per ICMP_EVERY_MS. The values are those
+ * of native/core/icmp.h.
  */
 const ICMP_BURST = 500
 const ICMP_EVERY_MS = 1
 /**
- * ICMP_SENDER_BURST and ICMP_SENDER_EVERY_MS limit the rate of ICMP errors to one sender, as in native/core/icmp.h: a
- * burst of 50, then one error every 10 ms.
+ * The burst of ICMP errors to one sender; after the burst, one error per ICMP_SENDER_EVERY_MS. The values are those of
+ * native/core/icmp.h.
  */
 const ICMP_SENDER_BURST = 50
 const ICMP_SENDER_EVERY_MS = 10
 /** The maximum number of senders whose rate of ICMP errors is tracked. */
 const ICMP_SENDERS = 1024
 
-/** Returns the length of the IPv4 packet at the start of `bytes`; undefined if `bytes` does not start with a complete IPv4 packet. */
+/**
+ * Returns the length of the IPv4 packet at the start of `bytes`; undefined if `bytes` does not start with a complete
+ * IPv4 packet.
+ */
 export function ipv4PacketBytes(bytes: Buffer): number | undefined {
   if (bytes.length < MIN_IPV4_HEADER_BYTES || bytes.readUInt8(0) >> 4 !== 4) return undefined
   const headerBytes = ipv4HeaderBytes(bytes)
@@ -48,8 +52,8 @@ export function ipv4PacketBytes(bytes: Buffer): number | undefined {
 }
 
 /**
- * Returns the name of the counter that counts an invalid IPv4 packet from a peer as dropped; undefined if the packet is valid.
- * native/core/inspect.h explains the rules.
+ * Returns the name of the counter that counts an invalid IPv4 packet from a peer as dropped; undefined if the packet is
+ * valid. native/core/inspect.h explains the rules.
  */
 export function reasonMalformed(packet: Buffer): string | undefined {
   const headerBytes = ipv4HeaderBytes(packet)
@@ -59,7 +63,10 @@ export function reasonMalformed(packet: Buffer): string | undefined {
   return areSoundOptions(header.subarray(MIN_IPV4_HEADER_BYTES)) ? undefined : 'rx_drop_options'
 }
 
-/** True unless the packet, with a payload of `size` bytes, is an invalid fragment (RFC 791, section 3.2; RFC 3128, section 3). */
+/**
+ * Returns true unless the packet, with a payload of `size` bytes, is an invalid fragment (RFC 791, section 3.2; RFC
+ * 3128, section 3).
+ */
 function isSoundFragment(packet: Buffer, size: number): boolean {
   const word = packet.readUInt16BE(6) & 0x3fff
   if (word === 0) return true
@@ -69,7 +76,7 @@ function isSoundFragment(packet: Buffer, size: number): boolean {
   return packet.readUInt8(9) !== PROTOCOL_TCP || (offset === 0 ? size >= 16 : offset > 8)
 }
 
-/** True if the IPv4 options end within the header and contain no source route (RFC 791, section 3.1). */
+/** Returns true if the IPv4 options end within the header and contain no source route (RFC 791, section 3.1). */
 function areSoundOptions(options: Buffer): boolean {
   for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
     const [type, size = 0] = options.subarray(at)
@@ -83,7 +90,7 @@ function areSoundOptions(options: Buffer): boolean {
 
 export const mayFragment = (packet: Buffer): boolean => (packet.readUInt16BE(6) & DONT_FRAGMENT) === 0
 
-/** True if the IPv4 packet is an ICMP echo request from `source` and not a fragment. */
+/** Returns true if the IPv4 packet is an ICMP echo request from `source` and not a fragment. */
 export const isEchoRequestFrom = (source: Ipv4, packet: Buffer): boolean =>
   packet.readUInt8(9) === PROTOCOL_ICMP &&
   (packet.readUInt16BE(6) & ~DONT_FRAGMENT) === 0 &&
@@ -112,8 +119,8 @@ export function fragmentsOf(packet: Buffer, mtu: number): Buffer[] {
 }
 
 /**
- * Overwrites with no-operations the IPv4 options that lack the copied flag, because only the first fragment may contain them (RFC 791,
- * section 3.1).
+ * Overwrites the IPv4 options that lack the copied flag with no-operations, because only the first fragment may contain
+ * them (RFC 791, section 3.1).
  */
 function keepCopiedOptions(options: Buffer): void {
   for (let at = 0; at < options.length && options[at] !== OPTION_END;) {
@@ -125,7 +132,10 @@ function keepCopiedOptions(options: Buffer): void {
   }
 }
 
-/** True if the packet is a TCP segment with the SYN flag, with which both ends of a connection announce their MSS. */
+/**
+ * Returns true if the packet is a TCP segment with the SYN flag, with which both ends of a connection announce their
+ * MSS.
+ */
 export function isTcpSyn(packet: Buffer): boolean {
   const at = ipv4HeaderBytes(packet)
   const isFirst = (packet.readUInt16BE(6) & 0x1fff) === 0
@@ -134,8 +144,8 @@ export function isTcpSyn(packet: Buffer): boolean {
 }
 
 /**
- * Lowers the maximum segment size (MSS) in a SYN packet to what fits into packets of `mtu` bytes (RFC 9293, section 3.7.1), like
- * native/core/mss.h.
+ * Lowers the maximum segment size (MSS) in a SYN packet to what fits into packets of `mtu` bytes (RFC 9293, section
+ * 3.7.1), like native/core/mss.h.
  */
 export function clampMss(packet: Buffer, mtu: number): void {
   const tcp = packet.subarray(ipv4HeaderBytes(packet))
@@ -149,7 +159,7 @@ export function clampMss(packet: Buffer, mtu: number): void {
       if (before <= most) return
       tcp.writeUInt16BE(most, at + 2)
       // If the option is at an odd offset, the two bytes of the MSS belong to different 16-bit words of the checksum.
-      // So swap the bytes, which gives the same change of the sum.
+      // So swap these bytes, which changes the sum by the same amount.
       const asSummed = (value: number): number => (at % 2 === 0 ? value : ((value & 0xff) << 8) | (value >> 8))
       tcp.writeUInt16BE(updatedChecksum(tcp.readUInt16BE(TCP_CHECKSUM), asSummed(before), asSummed(most)), TCP_CHECKSUM)
       return
@@ -175,7 +185,8 @@ export function isIpv6Packet(bytes: Buffer): boolean {
 }
 
 /**
- * True if the complete packet has a link-local, multicast or broadcast destination, as native/core/packet.h explains.
+ * Returns true if the complete packet has a link-local, multicast or broadcast destination, as native/core/packet.h
+ * explains.
  */
 export function isForLink(packet: Buffer): boolean {
   if (packet.readUInt8(0) >> 4 === 6)
@@ -197,8 +208,8 @@ export function internetChecksum(bytes: Buffer): number {
 }
 
 /**
- * Decrements the TTL in the packet and updates the header checksum. Returns false if the TTL has expired, so that the packet must be
- * dropped.
+ * Decrements the TTL in the packet and updates the header checksum. Returns false if the TTL has expired, so that the
+ * packet must be dropped.
  */
 export function decrementTtl(bytes: Buffer): boolean {
   const ttl = bytes.readUInt8(8)
@@ -248,8 +259,9 @@ export function icmpError({ type, code, mtu = 0 }: IcmpError, source: number, pa
 }
 
 /**
- * Returns a rate limiter for one type of ICMP error (RFC 1812, section 4.3.2.8), like native/core/icmp.h. Each sender gets 100 errors per
- * second in bursts of 50. All senders outside this node's subnet together get 1,000 per second in bursts of 500.
+ * Returns a rate limiter for one type of ICMP error (RFC 1812, section 4.3.2.8), like native/core/icmp.h. Each sender
+ * gets 100 errors per second in bursts of 50. All senders outside this node's subnet together get 1,000 per second in
+ * bursts of 500.
  */
 export function icmpLimit(): (sender: Ipv4, isOurs: boolean, nowMs: number) => boolean {
   const senders = new LRUCache<Ipv4, Bucket>({ max: ICMP_SENDERS })

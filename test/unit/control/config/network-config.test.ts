@@ -320,7 +320,7 @@ describe('an address family', () => {
     },
   )
 
-  it('is returned if it is enabled, and its absence is an error that names who needs it', () => {
+  it('is returned if it is enabled; otherwise an error names the caller that needs it', () => {
     const config = parseNetworkConfig(`{${ipv4}}`)
     requireFamily(config)
     expect(ipv4For('udp', config)).toBe(config.ipv4)

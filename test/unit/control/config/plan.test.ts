@@ -114,7 +114,7 @@ it.each<[string, object, object, readonly string[], readonly string[], number]>(
   expect(planOf(config(before), config(after), published)).toMatchObject({ changes, cut })
 })
 
-it('plans a change of the network', () => {
+it('describes the effects of a change of the network', () => {
   const wider = planOf(config({ Type: 'udp' }), config({ Type: 'udp' }, { Network: '10.4.0.0/15' }), [''])
   expect(wider).toEqual({
     changes: ['Network: 10.5.0.0/16 -> 10.4.0.0/15', 'SubnetMin: 10.5.1.0 -> 10.4.1.0'],
@@ -169,7 +169,7 @@ it.each<[string, object, object, readonly string[]]>([
   expect(planOf(config(before), config(after), ['']).effects).toEqual(effects),
 )
 
-it('counts the longer IPv6 header', () => {
+it('considers that the IPv6 header is longer', () => {
   const dual = { EnableIPv6: true, IPv6Network: 'fd00:5::/48' }
   expect(planOf(config({ Type: 'vxlan' }), config({ Type: 'vxlan' }, dual), ['vxlan']).effects).toEqual([
     expect.stringContaining('from 1450 to 1430 bytes'),

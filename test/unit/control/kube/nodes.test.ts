@@ -70,7 +70,7 @@ describe('the nodes', () => {
     expect((await watch(same.client, 100n)).at(-1)).toEqual({ cursor: 101n, kinds: ['put'] })
   })
 
-  it('are unavailable if their listing expires between two pages, which is not a gap in the watch', async () => {
+  it('count as unavailable if their listing expires between two pages, which is not a gap in the watch', async () => {
     const first = {
       metadata: { resourceVersion: '100', continue: 'more' },
       items: [node('a', 'a', '7', '10.5.1.0/24')],

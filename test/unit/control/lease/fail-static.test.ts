@@ -149,7 +149,7 @@ describe('a view', () => {
     expect(thirds()).toEqual([1, 2])
   })
 
-  it('ends equal to the last listing after any changes, unless most leases are gone', () => {
+  it('equals the last listing after any changes, unless most leases are gone', () => {
     const third = fc.integer({ min: 1, max: 5 })
     const change = fc.oneof(
       fc.tuple(third, fc.constantFrom('1.1.1.1', '2.2.2.2')).map(([each, ip]) => put(each, ip)),

@@ -3,14 +3,14 @@
 import { describe, expect, it } from 'vitest'
 import { claimText, hostNameIn, shortened } from '../../../../src/control/lease/host-name.ts'
 
-it('is the name that the host wrote', () => {
+it('the host name is read as the host wrote it', () => {
   expect(claimText('host1', 'x')).toBe('{"Hostname":"host1","ID":"x"}')
   expect(hostNameIn(claimText('host1', 'x'))).toBe('host1')
   expect(hostNameIn('{"Hostname":" host1 "}')).toBe('host1')
 })
 
 it.each(['', 'null', '3', '[]', '{}', 'junk', '{"Hostname":3}', '{"Hostname":""}', '{"Hostname":"  "}', '"host1"'])(
-  'is undefined if the claim is %j',
+  'the host name is undefined if the claim is %j',
   (claim) => expect(hostNameIn(claim)).toBeUndefined(),
 )
 

@@ -9,7 +9,7 @@ import { createMemoryStore } from '../../../support/memory-store.ts'
 const { signal } = new AbortController()
 const log = { info: () => {}, warn: () => {}, error: () => {}, v: () => false }
 
-it('has the name of the store, its configuration, its leases and its claims', async () => {
+it('gives the name of the store, its configuration, its leases and its claims', async () => {
   let closed = 0
   const memory = createMemoryStore()
   const store = { ...memory, close: async () => void closed++ }

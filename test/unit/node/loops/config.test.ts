@@ -7,7 +7,7 @@ import { installRig, dataPaths, lines, nodeStatus, ready, start, store, until } 
 
 installRig()
 
-it('names a network configuration that is not the one in use, each once, and continues', async () => {
+it('logs once each network configuration that differs from the one in use, and continues', async () => {
   start()
   await ready()
   const named = (): string[] =>
@@ -40,7 +40,7 @@ it('reports that it is missing when the lease is missing too, and that it is bac
   expect((await nodeStatus()).store.configGone).toBe(false)
 })
 
-it('names one without its secrets, also where they alone have changed', async () => {
+it('logs a changed configuration without its secrets, also if only secrets have changed', async () => {
   const withKey = (key: string): string => `{"Network":"10.5.0.0/24","Backend":{"Type":"udp","PSK":"${key}"}}`
   start({ config: parseNetworkConfig(withKey('sesame')) })
   await ready()

@@ -38,7 +38,7 @@ import {
 
 installRig()
 
-it('gets no peers before the store has answered, so its present peers stay', async () => {
+it('receives no peers before the store has answered, so its present peers stay', async () => {
   const manager = managerOf(store)
   const list = (signal: AbortSignal): Promise<never> =>
     new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason as Error)))
@@ -117,7 +117,7 @@ it('tries again after five seconds if peers could not be set', async () => {
   await until(() => dataPaths[0]!.applied.at(-1)?.includes(free) === true, 0)
 })
 
-it('has a part of the data path that is behind given the rest every five seconds', async () => {
+it('gives the missing peers every five seconds to a part of the data path that lacks them', async () => {
   start()
   await ready()
   await vi.advanceTimersByTimeAsync(60_000)
@@ -136,7 +136,7 @@ it('has a part of the data path that is behind given the rest every five seconds
   expect(path!.applied.length - given).toBe(3)
 })
 
-it('sets peers that could not be set though the device cannot be checked', async () => {
+it('sets peers again that could not be set, although the device cannot be checked', async () => {
   start()
   await ready()
   const free = ['10.5.0.64-26', '10.5.0.128-26'].find((key) => key !== own())!
@@ -200,7 +200,7 @@ it('resolves `late` for a check after a second', async () => {
   expect(said).toEqual(['begun', 'late'])
 })
 
-it('checks the open family while the other one is being opened, which is not started twice', async () => {
+it('checks the open family while the other family is being opened, and does not open that family twice', async () => {
   const hostChanged = createBell()
   start({}, hostChanged)
   await ready()

@@ -95,7 +95,7 @@ it('passes the networks of each family, those of an earlier run, and the subnets
   }
 })
 
-it("leaves the rules to a successor, but not for ever to one that waits, and looks again for its predecessor's", async () => {
+it("leaves the rules to a successor, but not for ever to a waiting one, and searches again for the predecessor's rules", async () => {
   let [ensured, again] = [0, 0]
   const rules = {
     raise: async () => {},
@@ -142,7 +142,7 @@ it('delays neither peers nor subnet.env nor readiness while the rules cannot be 
   expect(JSON.stringify(await nodeStatus())).not.toContain(`the firewall's rules are not set yet`)
 })
 
-it('ends a node that starts, and no node that forwards already, if the rules cannot be set', async () => {
+it('ends a node that starts, but not a node that forwards already, if the rules cannot be set', async () => {
   const failure = new WeftError('COMMAND', 'no nftables support: nft is not installed')
   const failures = [failure]
   let canBeSet = false

@@ -54,7 +54,7 @@ it.each([
 })
 
 it.each(['while the lease is written', 'between the lease and the wait for its renewal'])(
-  'renews its lease in time though the clock was set back %s',
+  'renews its lease in time although the clock was set back %s',
   async (when) => {
     const setBack = (): void => void vi.setSystemTime(Date.now() - LEASE_TTL_MS / 3)
     const create = store.create.bind(store)
@@ -233,7 +233,7 @@ it('acquires its subnet again although a successor prepares, if no process of th
   await until(() => store.entries.get(key)?.value === ours, 2000)
 })
 
-it('answers less and less often who writes under its key in turns with it', async () => {
+it('writes its key less and less often if another node overwrites the key each time', async () => {
   start()
   await ready()
   const key = own()
@@ -251,7 +251,7 @@ it('answers less and less often who writes under its key in turns with it', asyn
   expect(answers).toBeLessThan(25)
 })
 
-it('writes its lease again before its peers give it up, however often it is deleted', async () => {
+it('writes a deleted lease again before its peers remove this node, however often the lease is deleted', async () => {
   start()
   await ready()
   for (let times = 0; times < 20; times++) {
@@ -272,7 +272,7 @@ it('notices a deletion that came before the first listing', async () => {
   expect(store.entries.size).toBe(1)
 })
 
-it('moves to another subnet when its own was given to another node', async () => {
+it('moves to another subnet when another node has its subnet', async () => {
   start()
   await ready()
   const before = own()
@@ -291,7 +291,7 @@ it('moves to another subnet when its own was given to another node', async () =>
   )
 })
 
-it('leases a subnet of a family when the node gets an address of it, and keeps the one that it has', async () => {
+it('leases a subnet of a family when the node gets an address of that family, and keeps its other subnet', async () => {
   const { config, backend: ofBoth } = ofFamilies('ipv4', 'ipv6')
   let hasIpv6 = false
   const prepare: typeof ofBoth.prepare = async (signal) => {
@@ -315,7 +315,7 @@ it('leases a subnet of a family when the node gets an address of it, and keeps t
   expect(lines.filter((line) => /Subnet (added|removed)/.test(line))).toEqual([]) // the node has no peers
 })
 
-it('renews the lease that it has when there is no subnet left of a family that it gained', async () => {
+it('renews its present lease if no subnet is free for a family that the node gained', async () => {
   const { config, backend: ofBoth } = ofFamilies('ipv4', 'ipv6')
   let hasIpv4 = false
   const prepare: typeof ofBoth.prepare = async (signal) => {

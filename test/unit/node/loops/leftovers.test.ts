@@ -86,7 +86,7 @@ const toPeer = (protocol?: string): HostRoute => ({
 const isReadyFile = (): boolean => existsSync(subnetFile())
 
 describe('what another backend left', () => {
-  it('are removed before the node is ready: devices, and routes through hosts whose leases only the store has at the start', async () => {
+  it('is removed before the node is ready: devices, and routes through hosts whose leases only the store has at the start', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     links.push(
       { ifname: 'flannel.1', kind: 'vxlan', address: '10.5.0.64' },
@@ -101,7 +101,7 @@ describe('what another backend left', () => {
     expect([trouble(), readiness()]).toEqual([undefined, true])
   })
 
-  it('keeps the node from being ready while it cannot go, and is tried again', async () => {
+  it('keeps the node from being ready while it cannot be removed, and its removal is tried again', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     routes.push(toPeer())
     refuses = /route del/
@@ -156,7 +156,7 @@ describe('what another backend left', () => {
     await inTurns(() => routes.length === 0)
   })
 
-  it('is logged seldom while another program restores it again and again', async () => {
+  it('is rarely logged while another program restores it again and again', async () => {
     const doubt = createBell()
     store.put('10.5.0.192-26', value('192.0.2.2'))
     start({ backend: sealed, leftovers }, doubt)
@@ -171,7 +171,7 @@ describe('what another backend left', () => {
     expect(lines.filter((line) => /Removed the route/.test(line)).length).toBeLessThan(3)
   })
 
-  it('stays, if it is a route, while another daemon runs that may have made it, and keeps the node from being ready', async () => {
+  it('keeps the node from being ready and stays if it is a route that another running daemon may have made', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     routes.push(toPeer())
     let running = [{ name: 'flanneld', pid: 7, networks: { ipv4: config.ipv4!.network } }]
@@ -187,7 +187,7 @@ describe('what another backend left', () => {
     expect(routes).toEqual([])
   })
 
-  it('is not touched by one that has a successor, which may have made it meanwhile', async () => {
+  it('is not removed by a node that has a successor, because the successor may have made it', async () => {
     const doubt = createBell()
     start({ backend: sealed, leftovers }, doubt)
     await ready()
@@ -337,7 +337,7 @@ describe('a route past the data path that weft did not make', () => {
     expect(logged(/Nothing leads packets past the data path any more/)).toBe(true)
   })
 
-  it('does not concern one that does not', async () => {
+  it('does not matter if the backend does not encrypt', async () => {
     store.put('10.5.0.192-26', value('192.0.2.2'))
     routes.push(toPeer('static'))
     start({ backend: { ...sealed, isSealed: false }, leftovers })
@@ -345,7 +345,7 @@ describe('a route past the data path that weft did not make', () => {
     expect([readiness(), trouble(), commands]).toEqual([true, undefined, []])
   })
 
-  it('away from the own containers is named by every backend', async () => {
+  it("that diverts packets from the node's own containers is reported by every backend", async () => {
     routes.push({ dst: '10.5.0.64/27', dev: 'eth0', gateway: '192.0.2.77', protocol: 'static' })
     for (const last of ['128', '192']) store.put(`10.5.0.${last}-26`, value(`192.0.2.${last}`))
     start({ backend: { ...backend, devices: [], routesToHosts: true }, leftovers })

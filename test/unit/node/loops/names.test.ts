@@ -16,7 +16,7 @@ const names = async (): Promise<readonly unknown[]> => (await nodeStatus()).peer
 /** The keys of two leases that this node does not have. */
 const others = (): readonly string[] => OTHERS.filter((key) => key !== own())
 
-it('are known for each peer soon after it appears, but not for a flanneld', async () => {
+it('host names are known for each peer soon after it appears, but not for a flanneld', async () => {
   start()
   await ready()
   // The host writes its name after it has its lease.
@@ -28,7 +28,7 @@ it('are known for each peer soon after it appears, but not for a flanneld', asyn
   expect(await names()).toEqual(['host2', null])
 })
 
-it('are updated when they change, and forgotten when they are removed', async () => {
+it('host names are updated when they change, and forgotten when they are removed', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   await claim('192.0.2.2', named('host2'))
   start()
@@ -43,7 +43,7 @@ it('are updated when they change, and forgotten when they are removed', async ()
   expect(await names()).toEqual([null])
 })
 
-it('are read if they are new; all are read again each hour, and after the store was restored', async () => {
+it('only new host names are read, and all are read again each hour and after the store was restored', async () => {
   const asked: (bigint | undefined)[] = []
   let [revision, values] = [5n, new Map([['192.0.2.2', named('host2')]])]
   const all = values
@@ -68,7 +68,7 @@ it('are read if they are new; all are read again each hour, and after the store 
   expect(await names()).toEqual([null])
 })
 
-it('do not change while the store is unavailable', async () => {
+it('host names do not change while the store is unavailable', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   await claim('192.0.2.2', named('host2'))
   start()
@@ -81,7 +81,7 @@ it('do not change while the store is unavailable', async () => {
   expect(await names()).toEqual(['host2'])
 })
 
-it('come with the leases if the source has them', async () => {
+it('host names come with the leases if the source has them', async () => {
   const manager = managerOf(store)
   const renamed = (entry: Entry): Entry =>
     entry.lease ? { ...entry, lease: { ...entry.lease, name: 'node2' } } : entry

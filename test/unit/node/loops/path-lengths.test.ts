@@ -66,7 +66,7 @@ describe('a path', () => {
     expect(search.limits().size).toBe(0)
   })
 
-  it('is halved: five questions for the longest, three for less that does not pass, one for what does, a small one beside each but the first', () => {
+  it('is searched by halving: five requests of the greatest length, three of a length that fails, one of a length that passes', () => {
     const { search, asked, run } = newSearch({ passes: 1_252 })
     search.keep([peer('a')], 0)
     run(0, 15_000)
@@ -176,7 +176,7 @@ describe('the length that reaches a peer', () => {
     expect(lengthAt(rig)!.since).toBeGreaterThan(101_000)
   })
 
-  it('is the length that the kernel knows, if it passes and is less than containers may send', () => {
+  it('is the path MTU of the kernel if that length passes and is less than containers may send', () => {
     const rig = newSearch()
     rig.net.mtu = 1_372
     rig.search.keep([peer('a')], 0)
@@ -244,7 +244,7 @@ describe('an answer', () => {
     expect(search.due(5_000).map(({ bytes }) => bytes)).toEqual([1_252])
   })
 
-  it('that is missing for a small request too leads to two more probes of the longest, because the path loses packets of any length', () => {
+  it('that is missing for a small request too leads to two more probes of the greatest length, because the path loses packets of any length', () => {
     const { search, questions } = inDoubt()
     const [, ...small] = questions.filter(({ bytes }) => bytes === 0)
     for (const { sequence } of small) search.answered(sequence, 7, 4_100)
@@ -256,7 +256,7 @@ describe('an answer', () => {
     expect(search.due(7_000).map(({ bytes }) => bytes)).toEqual([1_252])
   })
 
-  it('to only every second small request proves nothing about the length, however often it is tried', () => {
+  it('that arrives for only every second small request proves nothing about the length, however often weftd tries', () => {
     const { search } = newSearch()
     search.keep([peer('a')], 0)
     let small = 0

@@ -90,7 +90,7 @@ describe('a peer that falls silent', () => {
     expect(rig.told()[1]).toEqual(['back', 60])
   })
 
-  it('is reported once despite a restart, and is back with the whole duration', () => {
+  it('is reported once despite a restart, and its return is reported with the whole duration', () => {
     const before = newWatch()
     before.falls()
     const after = newWatch(before.events)
@@ -111,7 +111,7 @@ describe('a peer that falls silent', () => {
     expect(later.told().at(-1)).toEqual(['back', null])
   })
 
-  it('over a restart, and sends still, is reported as that by the process that receives from it', () => {
+  it('over a restart, but still sends, is reported as one-way by the process that receives its packets', () => {
     const before = newWatch()
     before.falls()
     const after = newWatch(before.events)
@@ -121,7 +121,7 @@ describe('a peer that falls silent', () => {
     expect(after.told().map(([what]) => what)).toEqual(['silent', 'one-way'])
   })
 
-  it('but still sends, is reported once, after later packets have arrived than those in flight', () => {
+  it('but still sends, is reported once, after packets have arrived that cannot have been in flight before', () => {
     const rig = newWatch()
     rig.answers()
     rig.falls()
@@ -240,7 +240,7 @@ describe('the round trip', () => {
   })
 })
 
-it('returns the newest of each, and forgets removed peers', () => {
+it('returns the newest event of each peer, and forgets removed peers', () => {
   const rig = newWatch()
   rig.answers(7, 10)
   rig.watch.look(

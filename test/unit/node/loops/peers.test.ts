@@ -26,7 +26,7 @@ import {
 
 installRig()
 
-it('gives the data path all peers but itself, and names who comes and goes', async () => {
+it('gives the data path all leases except its own, and logs added and removed peers', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()
@@ -45,7 +45,7 @@ it('gives the data path all peers but itself, and names who comes and goes', asy
   ])
 })
 
-it('names a lease of another node that overlaps its own, once while it does', async () => {
+it('reports a lease of another node that overlaps its own lease, once for as long as it overlaps', async () => {
   start()
   await ready()
   const said = (key: string): number =>
@@ -68,7 +68,7 @@ it('names a lease of another node that overlaps its own, once while it does', as
   await until(() => said('10.5.0.0-24') === 2)
 })
 
-it('does nothing for a renewal of a peer, and names one that changed something again', async () => {
+it('does nothing if a peer renews its lease, and logs a peer whose lease changed', async () => {
   store.put('10.5.0.64-26', value('192.0.2.2'))
   start()
   await ready()
@@ -80,7 +80,7 @@ it('does nothing for a renewal of a peer, and names one that changed something a
   expect(lines.filter((line) => line.includes('Subnet added'))).toEqual(Array(2).fill('I Subnet added: 10.5.0.64/26'))
 })
 
-it("begins and ends in flanneld's words: after the data path is up, and before all is waited for", async () => {
+it("logs flanneld's first and last lines about its loops at the same places as flanneld", async () => {
   start()
   await ready()
   stopping.abort(new Error('enough'))

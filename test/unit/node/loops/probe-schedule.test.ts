@@ -73,7 +73,7 @@ it('finds a peer that is gone within 15 s, and one that is back at its next turn
   expect(probes.results().get('peer 1')!.isAnswering).toBe(true)
 })
 
-it('counts one lost packet as one, probes again immediately, and accepts a late answer', () => {
+it('counts a lost packet once, probes again immediately, and accepts a late answer', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   probes.keep([target(1)], 0)
   const [first] = probes.due(0)
@@ -185,7 +185,7 @@ it('uses the interval of the flag while fifty probes a second suffice', () => {
   expect(probes.intervalMs()).toBe(10_020)
 })
 
-it('begins within the first second, or within an interval that is shorter, and spreads from there', () => {
+it('begins within the first second, or within a shorter interval, and spreads the later probes', () => {
   const first = (wantedMs: number): number => {
     const probes = new ProbeSchedule(wantedMs, () => 0.5)
     probes.keep([target(1)], 1_000)
@@ -232,7 +232,7 @@ it('keeps the results of the remaining peers, and does not probe them earlier', 
   }
 })
 
-it('neither probes nor counts a peer that was removed by itself', () => {
+it('neither probes nor counts a peer that was removed by a single change', () => {
   const probes = new ProbeSchedule(10_000, () => 0)
   for (const { key, address } of targets(501)) probes.look(key, address, 0)
   expect(probes.intervalMs()).toBe(10_020)
@@ -261,7 +261,7 @@ it('waits a second for an answer at any time of the day', () => {
   expect(probes.results().get('peer 1')).toMatchObject({ isAnswering: false, unansweredSince: 90_000 })
 })
 
-it('probes a doubted peer immediately, except a silent one', () => {
+it('probes a peer immediately if its second family is in doubt, except a silent peer', () => {
   const probes = new ProbeSchedule(10_000, () => 0.5)
   probes.keep([target(1), target(2)], 0)
   pass(probes, 1, 40, all)
@@ -315,13 +315,13 @@ describe('a peer that stays silent', () => {
     expect(gapsOf(requestedAt(limited, 0, 600)).slice(9)).toEqual([20, 40, 60, 60, 60, 60, 60, 60, 60])
   })
 
-  it('costs a link few broadcasts: a day of one that is gone is fewer than 300 requests', () => {
+  it('causes few broadcasts: fewer than 300 requests a day', () => {
     const probes = new ProbeSchedule(10_000, () => 0)
     probes.keep([target(1)], 0)
     expect(requestedAt(probes, 0, 86_400).length).toBeLessThan(310)
   })
 
-  it('is probed immediately after a sign of life since the last probe, but not after an older one', () => {
+  it('is probed immediately if a packet of it arrived after the last probe, but not if the packet is older', () => {
     const { probes } = silent()
     const before = requestedAt(probes, 2_000, 2_400).at(-1)!
     probes.wake('peer 1', 2_400_000, (before - 1) * 1000)

@@ -143,7 +143,7 @@ it('probes a peer that a later change added, and no peer that was removed', asyn
 const DUAL = '10.5.0.64-26&fd00:5:0:7::-64'
 const dualValue = JSON.stringify({ PublicIP: '192.0.2.2', PublicIPv6: '2001:db8::2' })
 
-it('probes a peer over IPv4 and IPv6, and reports each; its own state is the worse', async () => {
+it('probes a peer over IPv4 and IPv6, and reports each; the state of the peer is the worse one', async () => {
   opened.length = 0
   silent = []
   store.put(DUAL, dualValue)

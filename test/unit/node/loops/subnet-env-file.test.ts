@@ -25,7 +25,7 @@ const ipv6 = { network: parseIpv6Net('2001:cafe::/32')!, subnet: parseIpv6Net('2
 const env = { network: { ipv4: ipv4.network }, subnet: { ipv4: ipv4.subnet }, mtu: 1472, ipMasq: false }
 
 describe('subnet.env', () => {
-  it("has upstream's bytes and mode, whatever the umask, and leaves nothing else", async () => {
+  it("has flannel's bytes and mode, whatever the umask, and leaves no other file", async () => {
     const path = join(folder, 'a/b/subnet.env')
     const umask = process.umask(0o077)
     try {
@@ -41,7 +41,7 @@ describe('subnet.env', () => {
     expect(readdirSync(join(folder, 'a/b'))).toEqual(['subnet.env'])
   })
 
-  it('has the lines of each family that there is, in the order of upstream', () => {
+  it("has the lines of each family of the network, in flannel's order", () => {
     const text4 = 'FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/24\n'
     const text6 = 'FLANNEL_IPV6_NETWORK=2001:cafe::/32\nFLANNEL_IPV6_SUBNET=2001:cafe:42::1/64\n'
     const rest = 'FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n'
@@ -87,7 +87,7 @@ describe('subnet.env', () => {
     return [subnet.ipv4 && formatIpv4Net(subnet.ipv4), said]
   }
 
-  it('is not there at a first start: flanneld warns of it, and no operator is to wonder at it for hours', async () => {
+  it("that is missing at a first start causes flanneld's warning and a line that explains it", async () => {
     const events = createEvents()
     const lines: string[] = []
     const log = createLog(

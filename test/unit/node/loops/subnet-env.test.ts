@@ -44,7 +44,7 @@ it('continues if subnet.env cannot be written, and is not ready', async () => {
   expect(logged(/Repaired/)).toBe(false)
 })
 
-it('writes subnet.env again when it was removed or changed, says so, and leaves it alone otherwise', async () => {
+it('writes subnet.env again when it was removed or changed, logs that, and otherwise does not write it', async () => {
   start()
   await ready()
   const text = readFileSync(subnetFile(), 'utf8')
@@ -114,7 +114,7 @@ it.each([
   )
 })
 
-it('leaves out a family after it was not carried for ten seconds, and names it again when it is carried', async () => {
+it('leaves out a family that was not carried for ten seconds, and adds it again when it is carried', async () => {
   startBoth(1472, { ipv6: 'it is off here' })
   await ready()
   expect(names()).toHaveLength(2)

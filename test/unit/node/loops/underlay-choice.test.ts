@@ -96,7 +96,7 @@ describe('a peer', () => {
     expect(at(71_000, answering(70_000))).toBe('first')
   })
 
-  it('has to wait twice as long each time that it fails soon again, an hour at most, and three intervals where it fails late', () => {
+  it('returns twice as late each time that the family fails again soon, at most after an hour, and after three intervals if it fails late', () => {
     const choices = begin()
     let now = 0
     const at = (first: Probed): Underlay => choices.choose('a', { first, other: answering(now) }, now)

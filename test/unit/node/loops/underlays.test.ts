@@ -59,7 +59,7 @@ function rig(probeInterval: number) {
   return { by, answersBy, peers }
 }
 
-it('is the choice of an earlier process until the peer answers over the first family', async () => {
+it('the family of a peer is the choice of an earlier process until the peer answers over the first family', async () => {
   const { by, answersBy } = rig(1)
   await vi.advanceTimersByTimeAsync(30_000)
   expect([...by]).toEqual(['a'])
@@ -68,13 +68,13 @@ it('is the choice of an earlier process until the peer answers over the first fa
   expect([...by]).toEqual([])
 })
 
-it('is not that of the previous process if no peer is probed, because no probe would show that it fails', async () => {
+it('the family of a peer is not that of the previous process if no peer is probed, because no probe would show that it fails', async () => {
   const { by } = rig(0)
   await vi.advanceTimersByTimeAsync(0)
   expect([...by]).toEqual([])
 })
 
-it('is the first again for a peer that went and came back between two checks', async () => {
+it('the family of a peer is the first again if the peer was removed and added between two checks', async () => {
   const { by } = rig(1)
   await vi.advanceTimersByTimeAsync(10_000)
   by.clear() // as a data path forgets a removed peer
@@ -82,7 +82,7 @@ it('is the first again for a peer that went and came back between two checks', a
   expect([...by]).toEqual(['a'])
 })
 
-it('is not kept for ever for a peer that could not be probed for a while', async () => {
+it('the family of a peer is not kept for ever if the peer could not be probed for a while', async () => {
   const { by, answersBy, peers } = rig(1)
   await vi.advanceTimersByTimeAsync(10_000)
   const [peer] = peers.splice(0)

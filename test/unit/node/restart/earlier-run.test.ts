@@ -4,7 +4,7 @@ import { describe, expect, it } from 'vitest'
 import { keptName, takeKept } from '../../../../src/node/restart/earlier-run.ts'
 
 describe('what the service manager kept', () => {
-  it('is in the order of its names, ours alone, and the variables are gone', () => {
+  it("is returned in order, only weftd's own descriptors, and the variables are deleted", () => {
     const environment: NodeJS.ProcessEnv = {
       LISTEN_PID: '42',
       LISTEN_FDS: '4',
@@ -16,7 +16,7 @@ describe('what the service manager kept', () => {
   })
 
   it.each([[{}], [{ LISTEN_PID: '41', LISTEN_FDS: '1', LISTEN_FDNAMES: keptName(0) }], [{ LISTEN_PID: '42' }]])(
-    'is nothing by %j',
+    'is empty with the variables %j',
     (environment) => expect(takeKept({ ...environment }, 42)).toEqual([]),
   )
 })

@@ -177,7 +177,7 @@ describe('what fits', () => {
   })
 
   it.each(['runs', 'has ended'])(
-    'are two, of which each is taken by whoever asks for it, of one that %s',
+    'can be two paths, each taken by the backend that asks for it, from an owner that %s',
     async (how) => {
       const has = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')] as const
       const { descriptions, fds } = packPaths(has)
@@ -201,7 +201,7 @@ describe('what fits', () => {
     },
   )
 
-  it('is taken even if another path does not fit, which is closed at both ends', async () => {
+  it('is taken even if another path does not fit, which both processes close', async () => {
     const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
     const before = running({ meet: ABOUT, path: { lock: 1 }, release: { released: true, lock: 1 } }, fit, other)
     const handover = await enter(before)
@@ -219,7 +219,7 @@ describe('what fits', () => {
     fdsOf([fit]).forEach(closeSync)
   })
 
-  it.each(['this one is the node', 'this one ends'])('and that nobody asks for is closed when %s', async (when) => {
+  it.each(['this one is the node', 'this one ends'])('is closed if no backend asks for it when %s', async (when) => {
     const [fit, other] = [path('flannel.1'), path('flannel-v6.1', 'fd77::1')]
     const handover = await enter(running({ meet: ABOUT, path: { lock: 1 }, end: { ended: true } }, fit, other))
     await handover.opening()
@@ -287,7 +287,7 @@ describe('what does not fit', () => {
 })
 
 describe('a daemon that runs', () => {
-  it('is reported in its own words', async () => {
+  it('is described by its own answer', async () => {
     const handover = await enter(running({ meet: ABOUT }))
     expect(await handover.predecessor()).toEqual({ ...ABOUT, lease: undefined, pid: 42 })
     handover.close(false)

@@ -90,7 +90,7 @@ describe('a path on its way', () => {
     expect(unpackPaths([{ ...descriptions[0]!, handoverState: '4' }], fds)).toEqual([])
   })
 
-  it.each([[undefined], [null], ['text'], [7], [[]], [{}]])('is not described by %j', (description) => {
+  it.each([[undefined], [null], ['text'], [7], [[]], [{}]])('is refused with the description %j', (description) => {
     for (const described of [description, [description]])
       for (const fds of [[], FDS]) expect(unpackPaths(described, fds)).toEqual([])
   })
@@ -137,7 +137,7 @@ describe('a path on its way', () => {
     expect(unpackPaths([{ ...sent(), loops }], fds)).toEqual([])
   })
 
-  it('is what another version says of it beside', () => {
+  it('may have additional members, which another version of weftd added', () => {
     expect(unpackPaths([{ ...sent(), laterOn: true }], FDS)).toMatchObject([path])
   })
 })

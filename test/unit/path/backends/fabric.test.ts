@@ -1,6 +1,8 @@
 // fabric.test.ts - the backend of routes that others keep: its lease, its data path, and what an outage of the API means for both.
 
 import { mkdtempSync, rmSync } from 'node:fs'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, expect, it } from 'vitest'
@@ -50,7 +52,7 @@ function partsOf<T extends BackendType>(type: T, backend: object, network: objec
   }
 }
 
-it('publishes no type for a cloud, as flannel, and carries IPv4 alone', async () => {
+it('publishes no type for a cloud, like flannel, and carries only IPv4', async () => {
   const { parts, lines } = partsOf('aws-vpc', {}, BOTH)
   const backend = createAwsVpcBackend(parts)
   expect(await backend.prepare(signal)).toEqual({ publicIp: address, backendType: '' })
@@ -94,7 +96,47 @@ it('has the MTU of the interface, peers, and a route of each family', async () =
   }
 })
 
-it('opens while the API hangs, and a slow check delays no other operation', async () => {
+it('opens while the API accepts connections and does not answer', async () => {
+  const server = createServer(() => {})
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const { port } = server.address() as AddressInfo
+  try {
+    const { parts } = partsOf('http', { PutURL: `http://127.0.0.1:${port}/r` })
+    const backend = createHttpBackend(parts)
+    await backend.prepare(signal)
+    const path = await openPaths(backend, own, parts.run, { signal, log: parts.log })
+    expect(path.counters()).toMatchObject({ route_missing: 1n, route_failures: 0n })
+    await path.close()
+  } finally {
+    server.closeAllConnections()
+    server.close()
+  }
+})
+
+it('removes the IPv4 route, although the removal of the IPv6 route fails first', async () => {
+  const removed: string[] = []
+  const server = createServer((request, response) => {
+    if (request.url?.includes('fd00')) return void response.writeHead(500).end()
+    setTimeout(() => {
+      removed.push(String(request.url))
+      response.end()
+    }, 100)
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/{subnetAddress}`
+  try {
+    const { parts } = partsOf('http', { PutURL: url, RemoveURL: url }, BOTH)
+    const backend = createHttpBackend(parts)
+    await backend.prepare(signal)
+    await expect(backend.withdraw?.(own, signal)).rejects.toThrow(/^DELETE .*fd00.*: 500$/)
+    expect(removed).toEqual(['/10.5.1.0'])
+  } finally {
+    server.closeAllConnections()
+    server.close()
+  }
+})
+
+it('opens while the API refuses connections, and a slow check delays no other operation', async () => {
   const fabric = await new FakeSwitch(join(folder, 'credential')).start()
   const { parts } = partsOf('http', fabric.backend())
   await fabric.close()

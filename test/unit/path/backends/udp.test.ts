@@ -169,7 +169,7 @@ describe('open', () => {
     expect(host.lines).toContain('a note')
   })
 
-  it('gives ICMP errors into the TUN a source that is not of this host, also in the first subnet', async () => {
+  it('gives ICMP errors to the TUN a source address that this host does not have, also in the first subnet', async () => {
     await open('{"Network":"10.5.72.0/22","SubnetMin":"10.5.72.0"}')
     expect(engine.config?.networkAddress).toEqual({ ipv4: ip('10.5.73.0') })
   })
@@ -397,7 +397,7 @@ describe('both families', () => {
     expect(dataPath.peer!(of(1, 1, 2).key)).toEqual(one)
   })
 
-  it('change separately: if two leases share a subnet in one family, both count in the other family', async () => {
+  it('change separately: if two leases have the same subnet in one family, both count in the other family', async () => {
     const dataPath = await opened()
     const [before, after] = [of(1, 5, 2, 2n), of(2, 5, 3, 3n)]
     await apply(dataPath, [before])

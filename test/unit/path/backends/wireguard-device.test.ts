@@ -71,7 +71,7 @@ const open = (keyFile: string, device = new FollowedLink('flannel-wg')) =>
 /** Returns weftd's key folders in memory. */
 const inMemory = (): string[] => readdirSync('/dev/shm').filter((name) => name.startsWith(`.weft-${process.pid}-`))
 
-it('stays until wg has read it, even if another device is opened meanwhile', async () => {
+it('the key file stays until wg has read it, even if another device is opened meanwhile', async () => {
   const keyFile = join(folder, 'wgkey')
   const device = await open(keyFile)
   meanwhile = async () => void (await open(keyFile))
@@ -79,7 +79,7 @@ it('stays until wg has read it, even if another device is opened meanwhile', asy
   expect(seen.map(({ text }) => text)).toEqual([KEY, KEY, PSK]) // the key of the first device, of the second, and the psk of the first device's peer
 })
 
-it('is in memory, only for root, and is removed, also when wg fails', async () => {
+it('the key file is in memory, readable only for root, and is removed, also if wg fails', async () => {
   const device = await open(join(folder, 'wgkey'))
   for (refuses of [false, true]) {
     const failure = await device.setPeers([PEER]).then(() => undefined, String)
@@ -89,7 +89,7 @@ it('is in memory, only for root, and is removed, also when wg fails', async () =
   }
 })
 
-it('gives the state of each session, and the age of its keys while they are valid', async () => {
+it('reports the state of each session, and the age of its keys while they are valid', async () => {
   vi.useFakeTimers({ toFake: ['Date'], now: 1_000_000_000_000 })
   try {
     const device = await open(join(folder, 'wgkey'))
@@ -111,7 +111,7 @@ it('gives the state of each session, and the age of its keys while they are vali
   }
 })
 
-it('is removed at the next start if a killed process left it, but not that of a running process', async () => {
+it('a key file is removed at the next start if a killed process left it, but not that of a running process', async () => {
   const dead = spawnSync('true').pid
   const left = [`.weft-${dead}-abcdef`, '.weft-abcdef', `.weft-${process.pid}-abcdef`]
   for (const name of [...left, `.weft-${process.ppid}-abcdef`, 'weft-1']) {
@@ -135,7 +135,7 @@ it('is removed at the next start if a killed process left it, but not that of a 
   }
 })
 
-it('is not in the error of wg about an invalid key', async ({ skip }) => {
+it('an invalid key is not in the error of wg', async ({ skip }) => {
   const path = join(folder, 'key')
   writeFileSync(path, `${'sesame'.repeat(8).slice(0, 42)}!=\n`)
   const said = await runForReal('wg', ['set', 'lo', 'private-key', path]).catch((error: Error) => error.message)
@@ -143,7 +143,7 @@ it('is not in the error of wg about an invalid key', async ({ skip }) => {
   expect(said).toMatch(/not the correct length or format$/)
 })
 
-it('is set under the new name of a renamed device, and deleted under that name', async () => {
+it('a peer is set under the new name of a renamed device, and deleted under that name', async () => {
   const link = new FollowedLink('flannel-wg')
   const commands: string[] = []
   host.name = 'flannel-wg' // a device of an earlier run, and then the new one

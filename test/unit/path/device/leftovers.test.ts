@@ -57,6 +57,8 @@ class FakeHost {
   removed: string[] = []
   /** The lines of `ip -o xfrm policy list`. */
   policies: string[] = []
+  /** The rules of `ip rule` with the priority of the backend ipsec. */
+  rules: object[] = []
   batches = 0
 
   readonly run: Run = async (_file, args, options) => {
@@ -67,6 +69,7 @@ class FakeHost {
       return ''
     }
     if (command === '-o xfrm policy list') return this.policies.join('\n')
+    if (command === '-j -4 rule show priority 219') return JSON.stringify(this.rules)
     if (command === '-j -d address show') return JSON.stringify(this.links.map(linkOf))
     const [, flag, network = ''] = /^-j -([46]) route show root (\S+)$/.exec(command) ?? []
     if (flag) return JSON.stringify(this.routes.filter(({ dst }) => isWithin(dst, network)))
@@ -530,6 +533,8 @@ describe('a route', () => {
   it('that the backend ipsec left as unreachable is removed with the policies, unless ipsec is this backend', async () => {
     const host = new FakeHost()
     host.routes.push({ type: 'unreachable', dst: '10.5.0.0/16', dev: '', metric: 0xffffffff })
+    const rule = { priority: 219, src: '10.5.0.0', srclen: 16, iif: 'eth0', action: 'blackhole' }
+    host.rules = [rule, { ...rule, src: '10.6.0.0' }, { ...rule, action: 'prohibit' }]
     const template = String.raw`\ tmpl src 192.0.2.1 dst 192.0.2.2\ proto esp reqid 11 mode tunnel\ `
     host.policies = [
       String.raw`src 10.5.1.0/24 dst 10.5.2.0/24 \ dir out priority 0 ptype main ${template}`,
@@ -547,6 +552,7 @@ describe('a route', () => {
         'the IPsec policy src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
         'xfrm policy delete src 10.5.0.0/16 dst 10.5.1.0/24 dir in',
       ],
+      ['the rule for unencrypted packets from eth0', '-4 rule del priority 219 iif eth0 from 10.5.0.0/16 blackhole'],
       ['the unreachable route to 10.5.0.0/16', '-4 route del unreachable 10.5.0.0/16 metric 4294967295'],
     ])
     expect((await findLeftovers(host.run, surroundings({ ownPolicies: true }), NOBODY)).leftovers).toEqual([])

@@ -59,7 +59,7 @@ it('replaces a route with several gateways to a peer, which is not the route of 
   expect(batches.join('')).toContain('route replace 10.5.2.0/24 via 192.0.2.2')
 })
 
-it('does not replace the route of a bridge: it logs the route once, and adds the peer’s route when the other is gone', async () => {
+it('does not replace the route of a bridge: it logs the route once, and adds the peer’s route when the bridge’s is gone', async () => {
   const [lines, batches]: [string[], string[]] = [[], []]
   const bridge = { dst: '10.5.2.0/24', dev: 'cni0', protocol: 'kernel', scope: 'link', prefsrc: '10.5.2.1' }
   let routes: object[] = [bridge, { dst: '10.5.3.0/24', gateway: '192.0.2.9', dev: 'eth0' }]
@@ -140,7 +140,7 @@ it('keeps the routes through a renamed interface, and adds and removes routes un
   expect(errors).toEqual([])
 })
 
-it('follows a new name already when peers change before the next check', async () => {
+it('uses a new name immediately if peers change before the next check', async () => {
   const { host, errors, hops, sync } = renaming()
   await sync.apply(hops(2, 3))
   Object.assign(host, { name: 'uplink0', changes: [] })

@@ -24,7 +24,7 @@ async function configured(): Promise<TunDevice> {
   return device
 }
 
-it('does and logs nothing without a change', async () => {
+it('does nothing and logs nothing without a change', async () => {
   const device = await configured()
   host.commands = []
   expect(await device.resync()).toEqual([])

@@ -102,7 +102,7 @@ describe.each([
   ['by subnet', false],
   ['by subnet and MAC', true],
 ])('conflicting leases %s', (_title, hasIdentity) => {
-  it('are judged the same by their changes as all together, after any sequence of changes', () => {
+  it('judges leases by their changes exactly as all leases together, after any sequence of changes', () => {
     fc.assert(
       fc.property(steps, fc.integer({ min: 0, max: 3 }), (all, wholeEvery) => {
         const [some, anew] = [create(hasIdentity), create(hasIdentity)]

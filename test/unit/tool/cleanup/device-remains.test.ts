@@ -8,7 +8,7 @@ const link = (ifname: string, info_kind: string, info_data: object = {}) => ({
   linkinfo: { info_kind, info_data },
 })
 
-it("takes for flannel's what has its name, its kind and its VNI", async () => {
+it("treats a device as flannel's if it has flannel's name, kind and VNI", async () => {
   const links = [
     link('flannel.1', 'vxlan', { id: 1 }),
     link('flannel.2', 'vxlan', { id: 1 }),

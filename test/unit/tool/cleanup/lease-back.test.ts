@@ -72,14 +72,14 @@ it('accepts the last known public IP only if the store still has the last known 
   expect(leases()).not.toContain('10.5.1.0-24')
 })
 
-it('leaves a reservation', async () => {
+it('keeps a reservation', async () => {
   chmodSync(join(folder, 'leases/subnets/10.5.1.0-24'), 0o444)
   expect(await give()).toBe(true)
   expect(lines).toEqual(['I The lease of 10.5.1.0/24 stays, because it is reserved'])
   expect(leases()).toContain('10.5.1.0-24')
 })
 
-it('makes no directory, and fails', async () => {
+it('fails without creating the directory if the lease directory does not exist', async () => {
   const missing = join(folder, 'missing')
   expect(await give(['--lease-dir', missing])).toBe(false)
   expect(lines[0]).toMatch(/^E The lease of 10\.5\.1\.0\/24 cannot be given back, .*there is no directory/)

@@ -44,7 +44,7 @@ it('ignores a process that ends during the search', async () => {
   expect(await running()).toEqual([])
 })
 
-it("takes another user's, whose namespace may not be seen, to be here", async () => {
+it('counts a process of another user, whose namespace cannot be read, as one in this namespace', async () => {
   addProcess('12', '/opt/bin/flanneld')
   writeFileSync(join(proc, '12/ns/net'), 'no link: readlink(2) fails otherwise than for a process that ended')
   expect(await running()).toEqual(['flanneld still runs (pid 12)'])

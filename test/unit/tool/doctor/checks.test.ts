@@ -94,7 +94,7 @@ const withUnknown = (endpoint: string, secondsAgo: number): Partial<Facts> =>
 const narrow = { path: 'narrow', passesBytes: 1252, pathSince: '2026-11-22T09:00:00Z' } as const
 
 describe('the doctor', () => {
-  it('finds nothing on a sound host, and can make all checks', () => {
+  it('finds nothing on a healthy host, and can make all checks', () => {
     for (const facts of [sound, soundDual, soundIpv6])
       expect(diagnose(facts)).toEqual(CHECKS.map(({ name }) => ({ check: name, findings: [] })))
   })
@@ -605,7 +605,7 @@ describe('the doctor', () => {
         'forward-dropped',
       )
     })
-    it('reports only what it can see', () => {
+    it('reports only findings from the facts that it can read', () => {
       const blind = dead(ours, { store: undefined, storeAheadMs: undefined, answers: new Map() })
       expect(statesOf(blind)).toMatchObject({
         store: undefined,
@@ -632,7 +632,7 @@ describe('the doctor', () => {
     ])
   })
 
-  it('tries each finding here, and documents each with the words of the code', () => {
+  it('tests each finding in this file, and documents each with the words of the code', () => {
     const read = (page: string): string => readFileSync(join(packageRoot, 'docs', page), 'utf8')
     const pages = ['findings-host.md', 'findings-network.md']
     const documented = pages.flatMap((page) =>
@@ -657,7 +657,7 @@ describe('the doctor', () => {
 })
 
 describe('the findings of a status alone', () => {
-  it('are none on a sound node, although nothing is known of the host', () => {
+  it('are empty for a healthy node, although no facts of the host are known', () => {
     expect(diagnoseStatus(soundStatus)).toEqual([])
   })
 

@@ -414,7 +414,7 @@ it.each([
   expect([asked('tcp'), asked('sctp')]).toEqual([['firewall'], []])
 })
 
-it('explains what it can without node, configuration or data path', () => {
+it('explains as many steps as possible without node, configuration or data path', () => {
   const none = { node: null, config: null, dataPath: null, peers: null }
   for (const [trouble, why] of [
     ['waiting for etcd', 'waiting for etcd'],

@@ -116,7 +116,7 @@ it.each([
   expect(walkFilter(rules.join('\n'), packet)).toMatchObject(verdict)
 })
 
-it('is uncertain about a rule with a port or an interface if the packet has none', () => {
+it('is uncertain about a rule with a port or an interface if the packet has no port or interface', () => {
   const { port: _port, from: _from, ...bare } = packet
   expect(walkFilter('-A INPUT -p udp --dport 8285 -j DROP', bare)).toMatchObject(perhaps(true))
   expect(walkFilter('-A INPUT -i eth0 -j DROP', bare)).toMatchObject(perhaps(true))
@@ -137,7 +137,7 @@ it.each([
   expect(walkFilter(rules.join('\n'), ofIpv6)).toMatchObject(expected)
 })
 
-it('compares ports of TCP as those of UDP', () => {
+it('compares the ports of TCP packets like those of UDP packets', () => {
   const tcp = { ...packet, protocol: 'tcp' } as const
   expect(walkFilter('-A INPUT -p tcp -m tcp --dport 8285 -j DROP', tcp)).toMatchObject(dropped)
   expect(walkFilter('-A INPUT -p tcp -m tcp --dport 22 -j DROP', tcp)).toMatchObject(accepted)

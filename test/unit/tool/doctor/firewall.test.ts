@@ -36,7 +36,7 @@ describe('the packet of a peer to the port', () => {
     expect(portPacket(withBackend(type, backend), soundPeer)).toEqual(expected)
   })
 
-  it('is undefined without addresses, and names no unknown interface', () => {
+  it('is undefined without addresses, and has no interface that is not known', () => {
     expect(portPacket({ ...status, node: null }, soundPeer)).toBeUndefined()
     expect(portPacket(undefined, soundPeer)).toBeUndefined()
     const dual = soundDual.status
@@ -454,7 +454,7 @@ describe('the rules of ufw', () => {
   })
 })
 
-it('are walked with the packets of each silent peer, because a rule may concern one peer', () => {
+it('the rules are evaluated for the packets of each silent peer, because a rule may concern one peer', () => {
   const other = { ...soundPeer, lease: '10.5.3.0-24', subnet: '10.5.3.0/24', publicIp: '192.0.2.3' }
   const silent = { ...other, endpoint: '192.0.2.3:8285', state: 'programmed', lossPercent: 100 } as const
   const peers = countPeers([soundPeer, silent], 10)
@@ -510,7 +510,7 @@ describe('the remedy for a silent peer', () => {
     return checkPeers(facts, false)!.find(({ name }) => name === 'peer-silent')!.fix!
   }
 
-  it("names the finding on the peer's host for which the port is not the cause", () =>
+  it("names the finding to expect on the peer's host if the port is not the cause", () =>
     expect(fixOfSilent('udp')).toContain('`probes-dropped`'))
 
   it('depends on the backend, and names its port and the two hosts', () => {

@@ -163,7 +163,7 @@ it.each(OUTAGES)('$what', ({ facts: part, finds, out = {}, back = {}, isUnexplai
   expect([verdictOf(facts.status!).tone === 'bad', !isWell(facts.status!)]).toEqual([isSeen === true, isSeen === true])
 })
 
-it('finds nothing on a sound host with the same facts', () => {
+it('finds nothing on a healthy host with the same facts', () => {
   const facts = { ...sound, kernelRoutes: routesBy({}) }
   expect(toText(diagnose(facts), plain)).toContain('nothing wrong found\n')
   const ways = [

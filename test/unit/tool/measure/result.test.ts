@@ -79,7 +79,7 @@ describe('a result', () => {
       expect(notes(beside).at(-1)).toMatch(/drops UDP, or datagrams of 1000 bytes are too long for that path$/)
   })
 
-  it('names the paths on which the bench itself was the limit', () => {
+  it('names the paths whose measured rate was limited by weft bench itself', () => {
     const { notes } = resultOf({
       ...WELL,
       tcp: { outside: [tcp(9e9, 0.95, 1.1)], inside: [tcp(9e9, 0.5, 0.9)] },

@@ -49,7 +49,7 @@ async function found(told: typeof status | undefined, given: NodeJS.Dict<string>
   }
 }
 
-it('takes place and files from the status, and the credentials from the environment of the process', async () => {
+it("takes the store's endpoint and files from the status, and the credentials from the environment of the process", async () => {
   runs('weftd', [
     'PATH=/bin',
     'FLANNELD_ETCD_USERNAME=node',

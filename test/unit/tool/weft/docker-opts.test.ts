@@ -61,7 +61,7 @@ describe('weft docker-opts', () => {
     await expect(make([], 'FLANNEL_IPMASQ=yes\n')).rejects.toThrow('Invalid value of FLANNEL_IPMASQ: yes')
   })
 
-  it('says what Docker needs for IPv6 where subnet.env has it', async () => {
+  it('prints the settings that Docker needs for IPv6 if subnet.env has IPv6', async () => {
     const ipv6 = 'FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:7::1/64\n'
     expect(await make([], SUBNET_ENV + ipv6)).toBe(
       'DOCKER_OPT_BIP="--bip=10.1.74.1/24"\nDOCKER_OPT_FIXED_CIDR_V6="--fixed-cidr-v6=fd00:5:0:7::/64"\n' +

@@ -15,7 +15,7 @@ it.each([
   ['0s', 0],
 ])('%s means %d seconds ago', (text, seconds) => expect(sinceOf(text, NOW)).toBe(NOW - seconds * 1000))
 
-it('accepts a time of day, by the clock of the host unless it has a zone', () => {
+it('accepts a time of day, in the time zone of the host unless it names a zone', () => {
   expect(sinceOf('2026-11-23T03:00:00Z', NOW)).toBe(Date.parse('2026-11-23T03:00:00Z'))
   expect(sinceOf('2026-11-23T03:00', NOW)).toBe(new Date(2026, 10, 23, 3).getTime())
   expect(sinceOf('2026-11-23 03:00', NOW)).toBe(new Date(2026, 10, 23, 3).getTime())
@@ -23,7 +23,7 @@ it('accepts a time of day, by the clock of the host unless it has a zone', () =>
 })
 
 it.each(['30', 'm', '-5m', '5 m', '5w', '1e9s', 'yesterday', '2026-13-01', '23', '2026-11-23T99:00', '5constructor'])(
-  '%j is refused, with what it may be',
+  'refuses %j, and lists the accepted forms',
   (text) => {
     try {
       sinceOf(text, NOW)

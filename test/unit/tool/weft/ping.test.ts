@@ -99,7 +99,7 @@ describe('a peer name', () => {
     expect(JSON.parse((await ping('host2', '--json')).out)).toMatchObject({ peer: '10.5.2.0/24', name: 'host2' })
   })
 
-  it('of several peers names them all, and pings none', async () => {
+  it('that several peers have is refused with a list of these peers', async () => {
     peersCalled('web', 'web', 'other', 'web')
     expect(await ping('web')).toMatchObject({
       code: 2,
@@ -210,7 +210,7 @@ describe('a dual-stack peer', () => {
     expect(await ping('10.5.2.0/24')).toMatchObject({ code: 1, out: '', err: expect.stringContaining('EADDRNOTAVAIL') })
   })
 
-  it.each(['ipv5', 'IPv4'])('has no family %s', async (family) => {
+  it.each(['ipv5', 'IPv4'])('is refused with the family %s', async (family) => {
     expect(await ping('10.5.2.0/24', '--family', family)).toMatchObject({
       code: 2,
       err: expect.stringContaining(`--family is ${family}; give ipv4 or ipv6, or leave it out`),

@@ -30,7 +30,7 @@ const known = {
   tunNames: ['flannel7'],
 }
 
-it('is undefined if nothing is left', () => {
+it('the reconstructed status is undefined if no file or device is left', () => {
   expect(recall(nothing)).toBeUndefined()
   expect(recall({ ...nothing, subnetEnv: {} })).toBeUndefined()
   expect(recall({ ...nothing, subnetEnv: env })).toBeUndefined() // no device tells the backend
@@ -38,7 +38,7 @@ it('is undefined if nothing is left', () => {
   expect(recall({ ...nothing, subnetEnv: env, netConf: 'x' })).toBeUndefined()
 })
 
-it('uses the store if the kernel carries the packets', () => {
+it('the reconstructed status uses the store if the kernel carries the packets', () => {
   const config = '{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":4789}}'
   const leases = [
     lease('10.5.1.0-24', '192.0.2.1', vxlan),
@@ -65,7 +65,7 @@ it('uses the store if the kernel carries the packets', () => {
   expect(recall({ ...nothing, subnetEnv: env, stored: { config, leases } })!.dataPath!.open).toBe(false)
 })
 
-it('uses the last-known file of a weftd that carried the packets itself', () => {
+it('the reconstructed status uses the last-known file of a weftd that carried the packets itself', () => {
   const status = recall({ ...nothing, known: { ...known, leases: [own, lease('10.5.2.0-24', '192.0.2.2')] } })!
   expect(status.dataPath).toMatchObject({ open: false, engine: 'native', device: 'flannel7', mtu: null })
   expect(status.peers!.list.map(({ subnet, state }) => [subnet, state])).toEqual([['10.5.2.0/24', 'programmed']])
@@ -76,7 +76,7 @@ it('uses the last-known file of a weftd that carried the packets itself', () => 
   )
 })
 
-it('uses subnet.env and the device, without peers', () => {
+it('the reconstructed status uses subnet.env and the device, without peers', () => {
   const links = [...nothing.links, link('flannel-wg', 1420, '10.5.1.0')]
   const guessed = recall({ ...nothing, subnetEnv: env, links })!
   expect(guessed.config!.backendType).toBe('wireguard')
@@ -97,7 +97,7 @@ it('uses subnet.env and the device, without peers', () => {
   })
 })
 
-it('contains no secret of a configuration', () => {
+it('the reconstructed status contains no secret of a configuration', () => {
   const key = `${'A'.repeat(42)}A=`
   const text = JSON.stringify({ Network: '10.5.0.0/16', Backend: { Type: 'wireguard', PSK: key } })
   expect(JSON.stringify(storedConfig(text))).not.toContain('AAAA')

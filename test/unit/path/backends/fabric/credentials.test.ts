@@ -1,6 +1,8 @@
 // credentials.test.ts - the sources of a cloud's access keys, and their order.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, expect, it } from 'vitest'
@@ -10,12 +12,32 @@ import { ApiClient } from '../../../../../src/path/backends/fabric/api-client.ts
 import { awsKeys } from '../../../../../src/path/backends/fabric/aws-credentials.ts'
 import { cloudKeys, type CloudKeyPlaces } from '../../../../../src/path/backends/fabric/cloud-keys.ts'
 import { RouteKeeper } from '../../../../../src/path/backends/fabric/route-keeper.ts'
+import { FakeAli } from '../../../../support/fake-ali.ts'
 import { FakeAws } from '../../../../support/fake-aws.ts'
 import { createLogged } from '../../../../support/fake-fabric.ts'
+import { FakeGce } from '../../../../support/fake-gce.ts'
 
 const never = new AbortController().signal
-const client = new ApiClient({ answerMs: 2_000 })
+const client = new ApiClient()
+const hasty = new ApiClient({ answerMs: 300 })
+const noKeys = { accessKeyId: new Secret(''), accessKeySecret: new Secret('') }
+const placesAt = (base: string, by: ApiClient): CloudKeyPlaces => ({
+  cloud: 'A Cloud',
+  environment: {},
+  variables: [['ACCESS_KEY_ID', 'ACCESS_KEY_SECRET']],
+  client: by,
+  roleUrl: `${base}/role/`,
+  members: ['Id', 'Key', 'Token'],
+  expires: () => Number.NaN,
+})
 const NOWHERE = 'http://127.0.0.1:1'
+const NO_FILE = { AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }
+const awsPlaces = (environment: Readonly<Record<string, string>>, metadata: string, by = client) => ({
+  environment,
+  client: by,
+  stsUrl: () => NOWHERE,
+  metadata,
+})
 
 let folder: string
 let shared: string
@@ -37,7 +59,7 @@ it.each([
   ['the shared file', () => file(), 'default', 'TOKEN-default'],
   ['another profile of the shared file', () => ({ AWS_PROFILE: 'other', ...file() }), 'other', 'TOKEN-other'],
 ])('keys of AWS come from %s', async (_where, environment, name, token) => {
-  const { keys } = await awsKeys(environment(), client, NOWHERE, never)
+  const { keys } = await awsKeys(awsPlaces(environment(), NOWHERE), never)
   expect(keys).toEqual({ accessKeyId: `ID-${name}`, secretAccessKey: `KEY-${name}`, sessionToken: token })
 })
 
@@ -49,11 +71,11 @@ it('keys of AWS come from the role of the instance if there are no others', asyn
       '10.5.1.0/24',
       createLogged().log,
     ).environment
-    const { keys, until } = await awsKeys({ AWS_SHARED_CREDENTIALS_FILE: '/nonexistent' }, client, base, never)
+    const { keys, until } = await awsKeys(awsPlaces(NO_FILE, base), never)
     expect(keys).toMatchObject({ accessKeyId: 'AKID1', sessionToken: 'token-of-aws-1' })
     expect(until).toBeGreaterThan(Date.now() + 3_000_000)
     const role = { AWS_PROFILE: 'none', ...file() }
-    expect((await awsKeys(role, client, base, never)).keys.accessKeyId).toBe('AKID1')
+    expect((await awsKeys(awsPlaces(role, base), never)).keys.accessKeyId).toBe('AKID1')
   } finally {
     await fabric.close()
   }
@@ -81,16 +103,133 @@ it.each(['ID', ''])(
       (await cloudKeys(configured, places(environment), never)).keys.id
     expect(await idOf({ ...newer, ...old })).toBe(id || 'old')
     expect(await idOf(newer)).toBe(id || 'new')
-    // Half a pair of keys is none.
+    // weftd does not use half a pair of keys, and requests a role from the metadata server.
     const half = { accessKeyId: new Secret('ID'), accessKeySecret: new Secret('') }
-    await expect(cloudKeys(half, places({ NEW_ID: 'new' }), never)).rejects.toMatchObject({
-      code: 'CONFIG',
-      message: 'there are no keys of A Cloud: ACCESS_KEY_ID and ACCESS_KEY_SECRET must be provided',
-    })
+    await expect(cloudKeys(half, places({ NEW_ID: 'new' }), never)).rejects.toThrow(
+      /^GET 127\.0\.0\.1:1\/role\/: no answer: /,
+    )
   },
 )
 
-it('a node of AWS puts its route into each table that is named, and switches the source/destination check off', async () => {
+it.each([
+  ['aws', (base: string, by: ApiClient) => awsKeys(awsPlaces(NO_FILE, base, by), never)],
+  ['another cloud', (base: string, by: ApiClient) => cloudKeys(noKeys, placesAt(base, by), never)],
+])('a metadata server that hangs or fails is not taken for a missing role: %s', async (_cloud, keys) => {
+  let status: number | undefined
+  const server = createServer((request, response) => {
+    if (request.method === 'PUT') response.end('a-token')
+    else if (status !== undefined) response.writeHead(status).end()
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  const base = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const remedy = 'run weftd on an instance of that cloud, with access to its metadata server'
+  try {
+    const hung = expect.stringMatching(/no complete answer within 0\.3 s$/) as string
+    await expect(keys(base, hasty)).rejects.toMatchObject({ code: 'FABRIC', message: hung, remedy })
+    status = 500
+    const failed = expect.stringMatching(/500 the metadata server refused$/) as string
+    await expect(keys(base, client)).rejects.toMatchObject({ code: 'FABRIC', message: failed, remedy })
+    status = 404
+    const none = expect.stringMatching(
+      /^there are no keys of (?:AWS|A Cloud: ACCESS_KEY_ID and ACCESS_KEY_SECRET must be provided)$/,
+    ) as string
+    await expect(keys(base, client)).rejects.toMatchObject({ code: 'CONFIG', message: none })
+  } finally {
+    server.closeAllConnections()
+    server.close()
+  }
+})
+
+it.each([
+  ['aws', () => new FakeAws()],
+  ['ali', () => new FakeAli()],
+])('a region that would make another host of the URL is refused: %s', async (_cloud, make) => {
+  const fabric = await make().start()
+  fabric.region = '127.0.0.1:1/x'
+  try {
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log)
+    await expect(fabric.publisher(place).find(never)).rejects.toThrow(
+      'the metadata server names the region "127.0.0.1:1/x"',
+    )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a domain that is not of AWS gets no request with keys or tokens', async () => {
+  const fabric = await new FakeAws().start()
+  fabric.domain = 'amazonaws.com.evil.example'
+  try {
+    const environment = { ...NO_FILE, AWS_ENDPOINT_URL_EC2: undefined }
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log, { environment })
+    await expect(fabric.publisher(place).find(never)).rejects.toThrow(
+      'the metadata server names the domain "amazonaws.com.evil.example"',
+    )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a metadata server of Alibaba Cloud that gives no tokens is used without a token', async () => {
+  const fabric = await new FakeAli().start()
+  fabric.isHardened = false
+  try {
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log)
+    expect(await fabric.publisher(place).find(never)).toMatchObject([{ name: 'vtb-1' }])
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('an error shows no token that the API repeats', async () => {
+  const fabric = await new FakeAli().start()
+  try {
+    const environment = {
+      ALIBABA_CLOUD_ACCESS_KEY_ID: 'AKID1',
+      ALIBABA_CLOUD_ACCESS_KEY_SECRET: 'another',
+      ALIBABA_CLOUD_SECURITY_TOKEN: 'token-of-ali-1',
+    }
+    const place = fabric.place(1, '10.5.1.0/24', createLogged().log, { environment })
+    await expect(fabric.publisher(place).find(never)).rejects.toThrow(
+      /SignatureDoesNotMatch not signed: x-acs-security-token:<hidden>$/,
+    )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a route of Google whose name another network of the project uses is reported', async () => {
+  const fabric = await new FakeGce().start()
+  fabric.areNamesTaken = true
+  const { log, lines } = createLogged()
+  const place = fabric.place(1, '10.5.1.0/24', log)
+  try {
+    const network = parseIpv4Net('10.5.0.0/16')!
+    await new RouteKeeper({ subnet: place.subnet, network, make: () => fabric.publisher(place), log }).check()
+    expect(lines.at(-1)).toMatch(
+      /a route of the network projects\/a-project\/global\/networks\/a-network-2 has the name flannel-10-5-1-0-24; choose a Network/,
+    )
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a route leaves each table that exists, although another table does not exist', async () => {
+  const fabric = await new FakeAws(['rtb-2b', 'rtb-1a']).start()
+  fabric.add('10.5.1.0/24', 1)
+  const { log } = createLogged()
+  const place = fabric.place(1, '10.5.1.0/24', log)
+  try {
+    const network = parseIpv4Net('10.5.0.0/16')!
+    const keeper = new RouteKeeper({ subnet: place.subnet, network, make: () => fabric.publisher(place), log })
+    await expect(keeper.withdraw(never)).rejects.toThrow('InvalidRouteTableID.NotFound')
+    expect(fabric.changes).toEqual(['remove 10.5.1.0/24'])
+  } finally {
+    await fabric.close()
+  }
+})
+
+it('a node of AWS adds its route to each configured table, and switches the source/destination check off', async () => {
   const fabric = await new FakeAws(['rtb-2b', 'rtb-1a']).start()
   const { log, lines } = createLogged()
   const place = fabric.place(1, '10.5.1.0/24', log)

@@ -107,6 +107,19 @@ describe('a template', () => {
     expect(() => settingsOf({ PutURL: PUT, [name]: value })).toThrow(`Backend.${name} is `)
   })
 
+  it.each([
+    ['https://a/routes/{id}', {}, 'Backend.RemoveURL has {id}, and the list of routes has no id for this route'],
+    ['https://a/routes/{id}/x', { id: '..' }, 'Backend.RemoveURL gets the value "..", which no URL can have'],
+    ['https://a/routes/{id}/x', { id: '.' }, 'Backend.RemoveURL gets the value ".", which no URL can have'],
+    ['https://a/routes/{id}', { id: '\ud800' }, String.raw`Backend.RemoveURL gets the value "\ud800"`],
+  ])('whose URL would name more than one route is refused: %s with %j', (url, more, message) => {
+    expect(() => fillUrl(url, { ...variables, ...more }, 'RemoveURL')).toThrow(message)
+  })
+
+  it('has no instance if WEFT_INSTANCE is empty', () => {
+    expect(variablesOf(subnet, { ...place, environment: { WEFT_INSTANCE: '' } })).not.toHaveProperty('instance')
+  })
+
   it('is refused without a URL, and with {credential} without a file', () => {
     expect(() => settingsOf({})).toThrow('Backend.PutURL is undefined')
     expect(() => checkTemplates(settingsOf({ PutURL: PUT, Headers: { a: '{credential}' } }))).toThrow(
@@ -164,6 +177,48 @@ describe('a request', () => {
     const settings = settingsOf({ PutURL: `${url}/r?q={node}`, Headers: headers, CredentialFile: credentialFile })
     const [table] = await new HttpPublisher(settings, placeOf().place).find()
     await expect(table?.put(never)).rejects.toThrow(/^PUT 127\.0\.0\.1:\d+\/r: 500 <hidden> and <hidden>$/)
+  })
+
+  it('shows no secret of a body, of a signature or in percent-encoding', async () => {
+    const url = await serve((request, response) => {
+      let body = ''
+      request.on('data', (piece: Buffer) => (body += piece.toString()))
+      request.on('end', () => response.writeHead(403).end(`${body} ${encodeURIComponent('key/of+ksyun')} key/of+ksyun`))
+    })
+    writeFileSync(credentialFile, `${url} AKLT1 key/of+ksyun\n`)
+    const PutBody = { user: 'weft', password: 'hunter22' }
+    const settings = settingsOf({ PutURL: url, PutBody, SignAWS4: 'r/s', CredentialFile: credentialFile })
+    const [table] = await new HttpPublisher(settings, placeOf().place).find()
+    await expect(table?.put(never)).rejects.toThrow(/403 \{"user":"weft","password":"<hidden>"\} <hidden> <hidden>$/)
+  })
+
+  it('removes no route whose id the list does not have', async () => {
+    const seen: string[] = []
+    const url = await serve((request, response) => {
+      seen.push(`${request.method} ${request.url}`)
+      response.end(JSON.stringify([{ destination: '10.5.1.0/24', gateway: '192.0.2.1' }]))
+    })
+    const settings = settingsOf({ PutURL: `${url}/r`, RemoveURL: `${url}/r/{id}`, ListURL: `${url}/r`, ListID: 'id' })
+    const { place } = placeOf()
+    const network = parseIpv4Net('10.5.0.0/16')!
+    const make = () => new HttpPublisher(settings, place)
+    const keeper = new RouteKeeper({ subnet: place.subnet, network, make, log: place.log })
+    await expect(keeper.withdraw(never)).rejects.toThrow('Backend.RemoveURL has {id}')
+    expect(seen).toEqual(['GET /r'])
+  })
+
+  it('logs little of a list with a huge gateway', async () => {
+    const gateway = 'x'.repeat(1_000_000)
+    const url = await serve((_request, response) =>
+      response.end(JSON.stringify([{ destination: '10.5.1.0/24', gateway }])),
+    )
+    const settings = settingsOf({ PutURL: `${url}/r`, ListURL: `${url}/r` })
+    const { place, lines } = placeOf()
+    const network = parseIpv4Net('10.5.0.0/16')!
+    const make = () => new HttpPublisher(settings, place)
+    await new RouteKeeper({ subnet: place.subnet, network, make, log: place.log }).check()
+    expect(lines).toEqual([expect.stringMatching(/^error .*leads to x+, not to this node/)])
+    expect(lines[0]!.length).toBeLessThan(600)
   })
 
   it('ends when the answer takes too long, or has no end', async () => {
@@ -274,6 +329,7 @@ describe('a request', () => {
     ])
     const [unnamed] = await new HttpPublisher(settings, place).find()
     await expect(unnamed?.put(never)).rejects.toThrow('Backend.PutURL has {instance}, and WEFT_INSTANCE is not set')
+    await expect(unnamed?.list(never)).rejects.toThrow('Backend.PutURL has {instance}, and WEFT_INSTANCE is not set')
     bind(url)
     const [keyless] = await new HttpPublisher(settings, named).find()
     await expect(keyless?.put(never)).rejects.toThrow(
@@ -281,7 +337,7 @@ describe('a request', () => {
     )
   })
 
-  it('is put again regularly without a list', async () => {
+  it('is sent again regularly if the API has no list', async () => {
     const methods: string[] = []
     const url = await serve((request, response) => {
       methods.push(`${request.method} ${request.url}`)
@@ -342,6 +398,12 @@ describe('the XML of an answer', () => {
     expect(root.name).toBe('r')
     expect(elementsAt(root, 'a/b').map(({ text }) => text)).toEqual(['1 < 2 &amp; AB &odd;', ''])
     expect([textAt(root, 'a/c'), textAt(root, 'none/b')]).toEqual(['', ''])
+  })
+
+  // With a regular expression each of these texts takes hours.
+  it('is read in linear time', () => {
+    for (const text of ['<', '<!--', '<a', '</', '&'])
+      expect(() => readXml(text.repeat(1_000_000))).toThrow(/end|element|document/)
   })
 
   it.each(['', 'text', '<a>', '<a></b>', '</a>', '<a></a><b>', `${'<a>'.repeat(60)}${'</a>'.repeat(60)}`, '{"a":1}'])(

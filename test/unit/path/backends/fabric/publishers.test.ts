@@ -68,7 +68,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
   }
   const routesTo = (destination: string) => fabric.routes.filter((route) => route.destination === destination)
 
-  it('puts the route once, and then only looks', async () => {
+  it('adds the route once, and then only checks it', async () => {
     fabric = await make().start()
     const { keeper, checkLater, lines } = keeperOf(1)
     expect(keeper.counters()).toMatchObject({ route_missing: 1n })
@@ -115,7 +115,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(routesTo(SUBNET)).toMatchObject([{ node: 1 }])
   })
 
-  it('has one winner when two nodes put a route to one subnet', async () => {
+  it('lets one node win if two nodes add a route to one subnet', async () => {
     fabric = await make().start()
     const [one, two] = [keeperOf(1), keeperOf(2)]
     await Promise.all([one.keeper.check(), two.keeper.check()])
@@ -128,7 +128,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(fabric.changes).toEqual([`put ${SUBNET}`])
   })
 
-  it('looks until a change shows', async () => {
+  it('checks the table until it shows the change', async () => {
     fabric = await make().start()
     fabric.lag = 4
     const { keeper, clock, lines } = keeperOf(1)
@@ -138,7 +138,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(lines.filter((line) => line.startsWith('error'))).toEqual([])
   })
 
-  it('does not look for ever until a change shows', async () => {
+  it('stops checking the table if it never shows the change', async () => {
     fabric = await make().start()
     fabric.lag = 1_000
     const { keeper, lines } = keeperOf(1)
@@ -218,6 +218,29 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     expect(keeper.counters()).toMatchObject({ route_missing: 0n, route_failures: failures })
   })
 
+  it('reads new keys after the old ones expired between two requests of one check', async () => {
+    fabric = await make().start()
+    // The first requests of a check list the routes, and the next request adds the route.
+    fabric.expiresAfter = fabric.type === 'aws-vpc' || fabric.type === 'gce' ? 4 : 3
+    const { keeper, checkLater, lines } = keeperOf(1)
+    await keeper.check()
+    if (fabric.hasKeys)
+      expect(lines.at(-1)).toMatch(/^error The route to 10\.5\.1\.0\/24 cannot be published: .*; it is tried/)
+    await checkLater()
+    expect(keeper.counters()).toMatchObject({ route_missing: 0n, route_failures: fabric.hasKeys ? 1n : 0n })
+    expect(fabric.changes).toEqual([`put ${SUBNET}`])
+  })
+
+  it.each([-400_000, 400_000])('names the clock if the clock of the API is ahead by %i ms', async (aheadMs) => {
+    fabric = await make().start()
+    fabric.aheadMs = aheadMs
+    const { keeper, lines } = keeperOf(1)
+    await keeper.check()
+    const { hasClock } = fabric
+    expect(fabric.changes).toHaveLength(hasClock ? 0 : 1)
+    if (hasClock) expect(lines.at(-1)).toMatch(/^error .*the clock of this host/)
+  })
+
   it('reports a region that the API does not serve', async () => {
     fabric = await make().start()
     fabric.region = 'another-region-1'
@@ -247,7 +270,7 @@ describe.each(FAKES)('the publisher of %s', (_name, make) => {
     if (fabric.type !== 'http') expect(lines.at(-1)).toContain('take a backend that has a tunnel')
   })
 
-  it('withdraws its own route alone', async () => {
+  it('withdraws only its own route', async () => {
     fabric = await make().start()
     const { keeper } = keeperOf(1)
     fabric.add('10.5.2.0/24', 2)

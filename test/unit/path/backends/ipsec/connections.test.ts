@@ -75,6 +75,16 @@ it('lists nothing for a change, so that its time does not grow with the number o
   expect(charon.requests).toEqual(['load-shared', 'load-conn'])
 })
 
+it('lists more connections than one answer of charon can name', async () => {
+  for (let number = 0; number < 12_000; number++)
+    charon.connections.set(`a connection of another program, with the number ${number}`, { version: '2' })
+  const ours = await connections()
+  await ours.apply([PEER])
+  charon.connections.delete(NAME)
+  expect(await ours.resync()).toEqual([`charon had lost the connection ${NAME}`])
+  expect(lines.filter((line) => line.includes('error'))).toEqual([])
+})
+
 it('gives a charon that ran already the new PSK and the new options', async () => {
   const before = await connections()
   await before.apply([PEER])
@@ -157,10 +167,10 @@ it('logs no PSK if charon refuses it', async () => {
 
 it('closes without a delay while a charon that was started again hangs', async () => {
   const ours = await connections()
-  charon.silent = /^get-conns/
+  charon.silent = /^list-conns/
   charon.requests.length = 0
   charon.hangUp()
-  await eventually(() => expect(charon.requests).toEqual(['get-conns']))
+  await eventually(() => expect(charon.requests).toEqual(['list-conns']))
   const began = performance.now()
   await ours.close()
   expect(performance.now() - began).toBeLessThan(2_000)

@@ -36,7 +36,7 @@ describe('a message', () => {
     )
   })
 
-  it('is refused if its bytes are none, and never read past its end', () => {
+  it('is refused if its bytes are not a message, and never read past its end', () => {
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 60 }), (bytes) => {
         try {

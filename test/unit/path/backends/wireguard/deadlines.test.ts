@@ -4,7 +4,7 @@ import fc from 'fast-check'
 import { expect, it } from 'vitest'
 import { createDeadlines } from '../../../../../src/path/backends/wireguard/deadlines.ts'
 
-it('returns nothing if there are no deadlines', () => {
+it('returns no item if there are no deadlines', () => {
   const deadlines = createDeadlines<string>()
   expect(deadlines.next()).toBe(Infinity)
   expect(deadlines.take(1e12)).toEqual([])

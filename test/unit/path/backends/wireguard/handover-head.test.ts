@@ -31,11 +31,11 @@ const HEAD: HandoverHead = {
   ],
 }
 
-it('is read as it was written', () => {
+it('the head of a hand-over is read as it was written', () => {
   expect(readHead(writeHead(HEAD, KEY), KEY)).toEqual({ ...HEAD, form: 3 })
 })
 
-it('is refused with another key, if a byte was changed, and in another format', () => {
+it('the head of a hand-over is refused with another key, with a changed byte, and in another format', () => {
   const bytes = writeHead(HEAD, KEY)
   expect(readHead(bytes, new SecretBytes(Buffer.alloc(32, 2)))).toBeUndefined()
   for (let at = 0; at < bytes.length; at += 1) {

@@ -14,7 +14,7 @@ const peers = fc.integer({ min: 0, max: 2 ** (32 - LOW_BITS) - 1 })
 const lows = fc.integer({ min: 0, max: LOW_MASK })
 const keys = fc.uint8Array({ minLength: INDEX_KEY_BYTES, maxLength: INDEX_KEY_BYTES })
 
-it('contains the number of the peer, with any key', () => {
+it('an index contains the number of the peer, with any key', () => {
   fc.assert(
     fc.property(bits, keys, peers, lows, (secret, key, peer, low) => {
       const { of, peerOf } = createIndices(secret, key)
@@ -25,7 +25,7 @@ it('contains the number of the peer, with any key', () => {
   )
 })
 
-it('differs for each peer and each handshake', () => {
+it('an index differs for each peer and each handshake', () => {
   fc.assert(
     fc.property(bits, keys, (secret, key) => {
       const { of } = createIndices(secret, key)
@@ -36,7 +36,7 @@ it('differs for each peer and each handshake', () => {
   )
 })
 
-it('reveals nothing about the indices of other peers to a peer that knows one index', () => {
+it('an index reveals nothing about the indices of other peers', () => {
   const key = Uint8Array.from({ length: INDEX_KEY_BYTES }, (_, at) => (at * 73 + 41) & 0xff)
   const { of } = createIndices(0x1234_5678, key)
   // If the secret were only mixed in, the difference of two peers' indices would be that of their numbers, except in
@@ -50,7 +50,7 @@ it('reveals nothing about the indices of other peers to a peer that knows one in
   expect(new Set(beginnings).size).toBeGreaterThan(990)
 })
 
-it('equals the values of test_index_code in core_test.cc', () => {
+it('an index equals that of test_index_code in core_test.cc', () => {
   const key = Uint8Array.from({ length: INDEX_KEY_BYTES }, (_, at) => (at * 73 + 41) & 0xff)
   const { of } = createIndices(0x89ab_cdef, key)
   const found = [of(0, 0), of(1, 1), of(7, 0xabc), of(0xf_ffff, 0xfff)]

@@ -168,7 +168,7 @@ describe('the numbers of sessions', () => {
 })
 
 describe('messages of the engine', () => {
-  it('about a flood of moves are taken with pauses', () => {
+  it('about very many moved peers are processed with pauses', () => {
     const lease = leaseOf(keyOf())
     manager.begin(engine)
     manager.setPeers(new Map([['a', lease]]))
