@@ -7,17 +7,17 @@
 import { mkdirSync, readFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { ARCHITECTURES } from './release/architectures.mjs'
 import { bundle } from './release/bundle.mjs'
 import { buildExecutable } from './release/executable.mjs'
 import { buildImage } from './release/image.mjs'
-import { ARCHITECTURES } from './release/inputs.mjs'
 
 const root = dirname(dirname(fileURLToPath(import.meta.url)))
 const json = (path) => JSON.parse(readFileSync(join(root, path), 'utf8'))
 
 try {
-  const architecture = ARCHITECTURES.find(({ name }) => name === process.arch)
-  if (architecture === undefined) throw new Error(`weft has no image for ${process.arch}`)
+  const architecture = ARCHITECTURES.find(({ name, integrity }) => name === process.arch && integrity)
+  if (architecture === undefined) throw new Error(`weft has no executable for ${process.arch}`)
   process.env.SOURCE_DATE_EPOCH ??= '0'
   const work = join(root, 'build/cluster')
   mkdirSync(work, { recursive: true })
@@ -28,8 +28,8 @@ try {
   const { code, lines } = await bundle(root)
   buildExecutable({ root, work, architecture, version, code, lines, addon, target: executable })
   const publisher = json('scripts/release/publisher.json')
-  const builds = [{ architecture, executable, addon }]
-  buildImage({ root, work, version, publisher, licences: '', builds, target })
+  const builds = [{ architecture, executable, addon, npm: '', licences: '' }]
+  buildImage({ root, work, version, publisher, builds, target })
   process.stdout.write(`${target}\n`)
 } catch (error) {
   process.stderr.write(
