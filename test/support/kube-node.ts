@@ -242,6 +242,8 @@ const kubeletConfig = ({ folder, caFile, clusterDns }: NodeParts): object => ({
   imageGCHighThresholdPercent: 100,
   imageGCLowThresholdPercent: 99,
   localStorageCapacityIsolation: false,
+  // With the default, a kubelet that just lost its watch gives a new pod the ConfigMap of before.
+  configMapAndSecretChangeDetectionStrategy: 'Get',
   syncFrequency: '10s',
 })
 
