@@ -242,7 +242,7 @@ const kubeletConfig = ({ folder, caFile, clusterDns }: NodeParts): object => ({
   imageGCHighThresholdPercent: 100,
   imageGCLowThresholdPercent: 99,
   localStorageCapacityIsolation: false,
-  // With the default, a kubelet that just lost its watch gives a new pod the ConfigMap of before.
+  // With the default, a kubelet that just lost its watch gives a new pod the previous ConfigMap.
   configMapAndSecretChangeDetectionStrategy: 'Get',
   syncFrequency: '10s',
 })
