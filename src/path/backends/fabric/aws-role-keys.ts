@@ -5,7 +5,7 @@
 // and Tools Reference Guide.
 
 import { readFile } from 'node:fs/promises'
-import { messageOf, WeftError } from '../../../base/errors.ts'
+import { isWeftError, messageOf, WeftError } from '../../../base/errors.ts'
 import { hideIn, refusalOf, type ApiClient } from './api-client.ts'
 import { readMetadataJson } from './metadata.ts'
 import { elementsAt, textAt, tryXml } from './xml.ts'
@@ -56,7 +56,7 @@ export async function webIdentityKeys(
         ['Expiration', 'Expiration'],
       ].map(([name = '', element = '']) => [name, textAt(found, element)]),
     )
-  const code = root ? textAt(root, 'Error/Code') : ''
+  const code = hideIn(root ? textAt(root, 'Error/Code') : '', [token])
   const message = hideIn(root ? textAt(root, 'Error/Message') : answer.text.trim(), [token])
   throw refusalOf(
     request,
@@ -84,14 +84,22 @@ export async function containerKeys(
   const isNear = CONTAINER_HOSTS.has(hostname) || /^127\.[\d.]+$/.test(hostname)
   if (protocol !== 'https:' && !(protocol === 'http:' && isNear))
     throw new WeftError('CONFIG', 'AWS_CONTAINER_CREDENTIALS_FULL_URI names no server of this host, of ECS or of EKS', {
-      remedy: 'give it an https URL, or an http URL of such a server',
+      remedy: 'give the variable an https URL, or an http URL of a server of this host, of ECS or of EKS',
     })
   const file = environment['AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE'] ?? ''
   const token =
     file === ''
       ? environment['AWS_CONTAINER_AUTHORIZATION_TOKEN']
       : await readToken('AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE', file)
-  return readMetadataJson(client, url, token === undefined ? {} : { authorization: token }, signal)
+  try {
+    return await readMetadataJson(client, url, token === undefined ? {} : { authorization: token }, signal)
+  } catch (error) {
+    if (signal.aborted || !isWeftError(error)) throw error
+    // On ECS any process of the host that knows the path gets the keys.
+    throw new WeftError('FABRIC', hideIn(error.message, [new URL(url).pathname]), {
+      remedy: 'check the variables AWS_CONTAINER_CREDENTIALS_... and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE',
+    })
+  }
 }
 
 async function readToken(variable: string, path: string): Promise<string> {
@@ -99,7 +107,7 @@ async function readToken(variable: string, path: string): Promise<string> {
     return (await readFile(path, 'utf8')).trim()
   } catch (error) {
     throw new WeftError('CONFIG', `cannot read the file of ${variable}: ${messageOf(error)}`, {
-      remedy: 'mount the file at that path',
+      remedy: 'mount the file at the path that the variable gives',
     })
   }
 }
