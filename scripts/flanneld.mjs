@@ -11,8 +11,8 @@ import { join } from 'node:path'
 import { runAloud } from './progress.mjs'
 import { undo } from './undo.mjs'
 
-const MODULE = 'github.com/flannel-io/flannel'
-const FLANNEL_VERSION = 'v0.28.9'
+export const MODULE = 'github.com/flannel-io/flannel'
+export const FLANNEL_VERSION = 'v0.28.9'
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'weft')
 /** The path of the program flanneld, whether it is already built or not. */
 export const FLANNELD = join(cache, `flanneld-${FLANNEL_VERSION}`)

@@ -144,6 +144,16 @@ export const TASKS = {
     made: { WEFT_KUBELET: 'scripts/kubelet.mjs' },
     commands: [vitest('--project', 'kubelet')],
   },
+  'test:cluster': {
+    setup: ['test', 'cluster'],
+    env: { ...STRICT, WEFT_CLUSTER: '1' },
+    made: {
+      WEFT_CLUSTER_PROGRAMS: 'scripts/cluster-programs.mjs',
+      WEFT_CLUSTER_IMAGE: 'scripts/cluster-image.mjs',
+      WEFT_HELM: 'scripts/helm.mjs',
+    },
+    commands: [vitest('--project', 'cluster')],
+  },
   'test:mutants': {
     usage: '[AREA...] [--number N] [--share PART] [--minutes N] [--seed N] [--survivors]',
     setup: ['mutants'],
