@@ -201,8 +201,8 @@ const LOADED_S = Math.ceil(LOADED.seconds + LOADED.startS)
 const streamsOf = (streams: number): string => (streams === 1 ? 'one TCP stream' : `${streams} TCP streams`)
 
 /**
- * Takes a sample during a bulk TCP transfer over the same path. Returns the sample and the throughput of the transfer
- * in Gbit/s.
+ * Takes a sample on a path during a bulk TCP transfer over that path. Returns the sample and the throughput of the
+ * transfer in Gbit/s.
  */
 async function beside<Sample>(
   { iperf }: Path,

@@ -19,8 +19,8 @@ export const JUNK_SECONDS_A_ROUND = 25
 const SAMPLE_MS = 3_000
 const SETTLE_MS = 500
 /**
- * The rows of the result: for each row the rate in datagrams per second, and the number of source ports, which spread
- * the datagrams over at most as many forwarding threads.
+ * The rows of the result: for each row the rate in datagrams per second, and the number of source ports. Datagrams from
+ * N ports load at most N forwarding threads.
  */
 const RATES = {
   'none, idle': [0, 8],

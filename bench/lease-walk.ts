@@ -32,8 +32,8 @@ import type { Engine } from '../src/path/engine/engine.ts'
 
 const CHANGES = 60
 /**
- * The duration in seconds of the load with frequent changes. CHURNED_A_SECOND is the number of leases that change in
- * each second, one at a time.
+ * The duration in seconds of the load with frequent lease changes. CHURNED_A_SECOND is the number of leases that change
+ * in each second, one at a time.
  */
 const CHURN_S = 5
 const CHURNED_A_SECOND = 10
@@ -150,7 +150,7 @@ async function measure(count: number): Promise<Record<string, number>> {
   const { node, change } = await openNode(count, () => resolveApplied(), stop, folder)
   const next = (): Promise<void> => new Promise((resolve) => (resolveApplied = resolve))
   const loops: Promise<unknown>[] = []
-  // Ends this process if one of the loops ends, because the measurement is then worthless.
+  // Ends this process if one of weftd's loops ends, because the measurement is then worthless.
   const isOver = (error: unknown): void => {
     if (!stop.signal.aborted) throw error
   }

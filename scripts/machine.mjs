@@ -137,8 +137,8 @@ export const NEEDS = [
   { name: 'kubectl', package: 'kubernetes-client', for: ['kube'] },
   goLibrary('github.com/modern-go/reflect2', 'golang-github-modern-go-reflect2-dev'),
   goLibrary('github.com/json-iterator/go', 'golang-github-json-iterator-go-dev'),
-  // The entry for hosts must be the last entry, because its check runs programs of the entries before it. The kind
-  // `test` does not require the entry: tests that need hosts are skipped.
+  // The entry HOSTS must be the last entry, because its check runs programs of the entries before it. The kind `test`
+  // does not require the entry: tests that need hosts are skipped.
   {
     name: HOSTS,
     isThere: () => whyNoHosts() === undefined,

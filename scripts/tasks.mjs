@@ -28,8 +28,8 @@ const LONG = { ...STRICT, WEFT_LONG: '1' }
  * `--help` to its last command.
  * @property {RegExp} [accepts] Matches each word that the task accepts. If it is missing, the task's script checks the
  * words itself.
- * @property {boolean} [makesHosts] True if the task needs to make hosts. If that is impossible, the task fails before
- * anything is set up.
+ * @property {boolean} [makesHosts] True if the task simulates hosts. If this machine cannot do that, the task fails
+ *   before anything is set up.
  * @property {Readonly<Record<string, string>>} [env]
  * @property {Readonly<Record<string, string>>} [made] Environment variables that contain the path of a program, each
  * with the script that builds the program and prints the path. The script does not run if the user has set the

@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// Adds `size` bytes to a running sum and returns the new sum. Only the last piece of a sum may have an odd size.
+/// Adds `size` bytes to a running sum and returns the new sum. Only the last call for a sum may have an odd `size`.
 uint64_t checksum_add(uint64_t sum, const uint8_t* bytes, size_t size);
 
 /// Folds a running sum to the 16 bits of a checksum field in memory order. The caller must still complement the result.

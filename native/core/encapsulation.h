@@ -85,7 +85,7 @@ concept Encapsulation = requires(E& encapsulation, const Endpoint& peer, const P
   /// the superpacket. If the result is a drop, the packet is unchanged.
   { encapsulation.seal(peer, packet, bytes, bytes) } -> std::same_as<Sealed>;
   /// Opens the next datagram of a message and removes the datagram from the message. Only the encapsulation knows how
-  /// datagrams were joined into the message.
+  /// datagrams were merged into the message.
   { encapsulation.open(message) } -> std::same_as<Opened>;
 };
 
@@ -94,7 +94,7 @@ template <Encapsulation E>
 constexpr size_t kEncapBytes = E::kHeaderBytes + E::kTrailerBytes;
 
 /// An encapsulation with sessions, which all loop threads share. The sessions prove who sent a packet. The
-/// encapsulation gets packets in one piece, and its datagrams leave from the port that peers know.
+/// encapsulation gets packets in one piece, and its datagrams leave from the well-known port.
 ///
 /// Each loop thread calls `tick(now_ms, out)` every kTickMs and after each batch. With `out.send(to, datagram,
 /// inner_bytes, slot)` the encapsulation sends a datagram immediately; with `out.drop(reason, packets)` it counts

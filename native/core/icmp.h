@@ -36,8 +36,8 @@ constexpr size_t kMaxIpv4ErrorBytes = 576;
 bool may_send_error_about(const uint8_t* bytes, const Packet& packet);
 
 /// Writes an ICMP error about the packet at `bytes` into `out`, which must have space for kMaxIcmpErrorBytes. Returns
-/// the length of the error, or 0 if the rules forbid an error. `source` becomes the error's source address; its family
-/// must be that of the packet.
+/// the length of the error, or 0 if no error may be sent (may_send_error_about). `source` becomes the error's source
+/// address; its family must be that of the packet.
 ///
 /// An IPv4 error has TTL 8, identification 0 and no DF, like flanneld's net unreachable
 /// (pkg/backend/udp/proxy_amd64.c); an IPv6 error has hop limit 64. The error quotes as much of the packet as fits,
@@ -74,8 +74,8 @@ class IcmpLimit {
 
   explicit IcmpLimit(uint64_t secret) : secret_(secret) {}
 
-  /// Takes the right to send one ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this
-  /// node's subnet. Returns false if the sender's limit or the common limit is reached.
+  /// Takes one token for an ICMP error about a packet of `sender`. `is_ours` is true if the sender is in this node's
+  /// subnet. Returns false if the sender's limit or the common limit is reached.
   bool allows(const Address& sender, bool is_ours, int64_t now_ms) {
     return takes(name_of(sender, is_ours), static_cast<uint32_t>(now_ms)) &&
            (is_ours || others_.take(now_ms, kEveryMs, kBurst));

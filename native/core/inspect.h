@@ -2,7 +2,7 @@
 //
 // The checks are those of a router (RFC 1812 section 5.2.2), and checks of fragments, options and extension headers.
 // All of these are in the IP header, of which a superpacket has only one. Bytes beyond the length in the IP header are
-// cut off, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
+// trimmed, as the kernel does (net/ipv4/ip_input.c, ip_rcv_core).
 #pragma once
 
 #include <optional>

@@ -14,7 +14,7 @@ inline size_t mss_header_bytes(const Packet& packet) {
   return (packet.version == 4 ? kIpv4HeaderBytes : kIpv6HeaderBytes) + kTcpHeaderBytes;
 }
 
-/// True for a SYN or a SYN-ACK whose TCP header is not after IPv6 extension headers.
+/// True for a SYN or a SYN-ACK without IPv6 extension headers.
 inline bool is_tcp_syn(const uint8_t* bytes, const Packet& packet) {
   return packet.protocol == IPPROTO_TCP && !packet.later_fragment &&
          packet.total >= packet.ip_bytes + kTcpHeaderBytes && (bytes[packet.ip_bytes + 13] & kSyn);

@@ -232,8 +232,8 @@ class PeerTables {
   /// The map of subnets for each prefix length, the longest length first.
   template <typename Key>
   using Lengths = std::map<uint8_t, Subnets<Key>, std::greater<>>;
-  /// A peer table, with the pages and endpoints that the next table no longer uses. The table and these are freed once
-  /// no reader uses this table or an earlier one.
+  /// A peer table, with the pages and endpoints that the next table no longer uses. All are freed once no reader uses
+  /// this table or an earlier one.
   struct Kept {
     std::unique_ptr<const PeerTable> table;
     Garbage pages;

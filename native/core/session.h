@@ -105,8 +105,8 @@ class Session {
     size_t expired = 0;  ///< the number of waiting packets that were dropped because they had waited too long
   };
 
-  /// Installs a pair of keys. As long as this session exists, `number` must stand for these keys only. Only
-  /// JavaScript's thread may call set_keys(), forget(), send_to(), expect(), is_empty(), save() and load().
+  /// Installs a pair of keys. As long as this session exists, `number` must identify only these keys. Only JavaScript's
+  /// thread may call set_keys(), forget(), send_to(), expect(), is_empty(), save() and load().
   void set_keys(uint64_t number, const SessionKeys& keys, int64_t now_ms);
   /// Wipes all keys of the session and drops its waiting packets.
   void forget();
@@ -122,8 +122,8 @@ class Session {
   /// comes from the peer's record. The time of the last handshake request is not saved, so the next engine may request
   /// a handshake immediately.
   void save(SecretWriter& out) const;
-  /// Loads a session that save() wrote. `in` refuses invalid bytes. `next_number` returns a number for each pair of
-  /// keys. `take_share` reserves memory for a waiting packet, or returns false if no memory is left.
+  /// Loads a session that save() wrote. Marks `in` as bad if the bytes are invalid. `next_number` returns a number for
+  /// each pair of keys. `take_share` reserves memory for a waiting packet, or returns false if no memory is left.
   void load(SecretReader& in, const std::function<uint64_t()>& next_number,
             const std::function<bool(size_t, StagedBytes&)>& take_share, uint32_t slot, int64_t now_ms);
 

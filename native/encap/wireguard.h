@@ -31,7 +31,7 @@ class Wireguard {
   /// ms are exact enough.
   static constexpr int kTickMs = 500;
 
-  /// The offset of the secret that is mixed into indices, in `own.encap`, whose numbers are little-endian. The next
+  /// The offset in `own.encap` of the secret that is mixed into indices; numbers there are little-endian. The next
   /// offsets are those of the keepalive interval in milliseconds (0: none), of the key of mac1 (derived from this
   /// host's public key), and of the key that permutes indices.
   static constexpr size_t kSecret = 0, kKeepalive = 4, kMacKey = 8, kIndexKey = 40;
@@ -76,8 +76,8 @@ class Wireguard {
     copy.assign(bytes.begin(), bytes.end());
     copy.resize(bytes.size() + kTrailerBytes);
     const bool kept = session->stage({std::move(copy), now_ms_, peer.slot, std::move(share)});
-    // Another thread may have installed keys and sent the waiting packets since begin_seal(), so this packet must be
-    // sent now.
+    // Another thread may have installed keys and sent the waiting packets since begin_seal(), so the packet that
+    // stage() kept must be sent now.
     if (kept && session->may_seal(now_ms_)) sessions_->make_ready(number);
     return kept ? Sealed::kept() : Sealed::drop(k_tx_drop_no_session);
   }

@@ -93,7 +93,7 @@ Failure let_in_answers(int fd, const Protocol& protocol) {
 }
 
 /// Makes the kernel send requests unfragmented even if they exceed its path MTU, because the requests probe that MTU.
-/// The kernel still refuses a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
+/// The kernel still rejects a request that exceeds the device's MTU (net/ipv6/ip6_output.c, __ip6_append_data:
 /// ip6_sk_ignore_df).
 void forbid_fragments(int fd, const Protocol& protocol) {
   const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;

@@ -23,7 +23,7 @@ Failure open_tun(const std::string& name, bool multi_queue, uint32_t wanted, Tun
 /// deleted.
 std::string tun_name(int tun);
 
-/// The switches of a device that allow received packets to be joined into superpackets (ethtool(8), -k). The kernel's
+/// The switches of a device that allow received packets to be merged into superpackets (ethtool(8), -k). The kernel's
 /// own GRO obeys these switches too. Operators turn the switches off because the host's packet filter sees a
 /// superpacket as one packet.
 struct JoinSwitches {

@@ -7,7 +7,7 @@
 //   checksums.
 // - fit: if a packet exceeds the path MTU, segment it smaller, fragment it, or write an ICMP error into the TUN
 //   (docs/path-mtu.md).
-// - seal: the encapsulation adds its header and trailer and may encrypt the packet, or it refuses the packet.
+// - seal: the encapsulation adds its header and trailer and may encrypt the packet, or it drops the packet.
 // - send: pass all datagrams of the batch to the kernel (io/sender.h).
 //
 // Packets stay in the read buffer while their batch is processed, and no packet outlives its batch. No function
@@ -184,7 +184,7 @@ class Egress final : public Direction {
     if (alone) sender_.send();
   }
 
-  /// Cuts a superpacket into segments, and sends the segments to their peer.
+  /// Splits a superpacket into segments, and sends the segments to their peer.
   void cut(const VirtioHeader& virtio, uint8_t* bytes, const Packet& packet, const Outer& outer, size_t mtu) {
     const Endpoint& endpoint = outer.peer;
     Segmenter segments;

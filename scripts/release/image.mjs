@@ -69,8 +69,8 @@ function configOf({ version, publisher, architecture, digests }) {
     architecture: architecture.debian,
     os: 'linux',
     config: {
-      // The container's user is root, because root owns /run/flannel on the host. Of root's rights the container needs
-      // only CAP_NET_ADMIN, and the device /dev/net/tun.
+      // The container's user is root, because root owns /run/flannel on the host. The container needs the device
+      // /dev/net/tun and, of root's capabilities, only CAP_NET_ADMIN.
       Env: [
         'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'FLANNELD_STATUS_SOCKET=/run/flannel/weftd.sock',

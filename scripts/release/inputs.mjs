@@ -45,7 +45,7 @@ export const ARCHITECTURES = [
   },
 ]
 
-/** The oldest Debian release on which the addon must run; it has glibc 2.31. Node.js needs glibc 2.28. */
+/** The oldest Debian release on which the addon must run. It has glibc 2.31; Node.js itself needs only 2.28. */
 const DEBIAN = 'bullseye'
 /**
  * Debian's mirrors have deleted the updates of the release DEBIAN, so only the packages of the release itself are used.
@@ -119,7 +119,7 @@ function relinkAll(root, folder) {
 
 /**
  * Returns a folder with C headers and libraries of the Debian release DEBIAN, for the linker and for the emulator that
- * runs foreign programs.
+ * runs programs of other architectures.
  */
 export function sysroot({ debian }) {
   return made(`${DEBIAN}-${debian}`, (folder) => {
