@@ -25,9 +25,8 @@ export interface Case {
 const system = (path: string): string => readFileSync(path, 'utf8').trim()
 
 /**
- * Returns a function that returns how many CPU seconds this machine has been busy since `busyClock` was called. Idle
- * time, waiting for I/O and steal time do not count as busy (proc_stat(5)); in steal time other virtual machines used
- * the CPU.
+ * The returned function returns this machine's busy CPU seconds since the call of `busyClock`. Idle time, waiting for
+ * I/O and steal time do not count as busy (proc_stat(5)); in steal time other virtual machines used the CPU.
  */
 function busyClock(): () => number {
   const idleSeconds = (): number => {

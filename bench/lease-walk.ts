@@ -89,7 +89,7 @@ function createSource(entries: readonly Entry[]) {
   }
 }
 
-/** A stub for running commands, which answers `ip -j` as a kernel without routes and devices does. */
+/** A stub for running commands, which answers `ip -j` as if the kernel had no routes and devices. */
 const run: Run = async (_file, args) => (args.includes('-j') ? '[]' : '')
 
 async function openNode(count: number, onPeers: () => void, stopping: AbortController, folder: string) {
@@ -176,7 +176,7 @@ async function measure(count: number): Promise<Record<string, number>> {
     }
     start(probePeers)
     start(keepLastKnown)
-    await delay(2_500) // the first run of each loop covers all peers
+    await delay(2_500) // the first run of each loop processes all peers
     const before = cpuMs()
     const from = performance.now()
     // Event-loop delays are elapsed time, not CPU time, so other programs on the machine do affect this figure.

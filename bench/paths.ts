@@ -48,8 +48,8 @@ interface Reach {
 type Setup = (from: Host, to: Host, lab: Lab) => Promise<Reach>
 
 /**
- * Prepares two hosts that run no weftd: sets routes between the hosts' container subnets through the addresses in
- * `via`, and returns the two subnets.
+ * Prepares two hosts that run no weftd: sets routes between the hosts' container subnets with the addresses in `via` as
+ * next hops, and returns the two subnets.
  */
 async function subnetsBy(hosts: readonly [Host, Host], via: readonly [string, string], mtu: number): Promise<Reach> {
   const [from, to] = hosts

@@ -66,7 +66,7 @@ async function startFar(far: Host): Promise<{ readonly keys: readonly string[]; 
   const keys: string[] = []
   for (let line = await next(); line !== 'ready'; line = await next()) keys.push(line)
   const all = next().then(() => {})
-  all.catch(() => {}) // with udp the benchmark does not wait for it
+  all.catch(() => {}) // with udp the benchmark does not wait for this promise
   return { keys, all }
 }
 

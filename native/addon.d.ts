@@ -422,7 +422,7 @@ export function watchReadable(fd: number, onReadable: () => void): ReadWatcher
 
 /**
  * Waits for an exclusive lock on the whole file (open file description lock, fcntl F_OFD_SETLKW, Linux 3.15). A process
- * that receives the descriptor holds the lock too. The lock ends when the last of these descriptors is closed.
+ * that receives the descriptor shares the lock. The lock ends when the last of these descriptors is closed.
  */
 export function lockFile(fd: number): Promise<void>
 

@@ -25,7 +25,7 @@ struct RunOptions {
   ByFamily<Address> tun_address;  ///< the sources of ICMP errors to peers, then of ICMP errors into the TUN, as in Path
   ByFamily<Address> network_address;
   FilterOptions filter;
-  bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to what fits (core/mss.h)
+  bool clamp_mss = false;  ///< true if the MSS in the SYN of TCP connections is lowered to fit the tunnel (core/mss.h)
   OwnEnd own;
   /// The records of the first peer table. It is set before the threads start, because packets may already wait in the
   /// descriptors.

@@ -2,7 +2,7 @@
 // tests import.
 //
 // A type may be exported for tests. A value that only tests import is allowed if scripts/exports-for-tests.json lists
-// its name. A listed name that needs no exception is an error too. `--list` prints the correct list.
+// its name. A listed name that needs no exception is an error. `--list` prints the correct list.
 
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'

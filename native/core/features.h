@@ -1,8 +1,8 @@
-// features.h - the kernel offloads that the engine uses. The kernel may refuse each of them.
+// features.h - the kernel offloads that the engine uses. The kernel may lack each of them.
 //
-// A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if the kernel then
-// refuses a call that uses the feature. Merging packets also needs the TUN's switches (io/tun.h), which an operator may
-// change at any time. The loop threads read the bits once per batch, JavaScript reads them at any time.
+// A feature is on if weftd requested it and the kernel granted it. A feature goes off at run time if a call that uses
+// the feature then fails. Merging packets also needs the TUN's switches (io/tun.h), which an operator may change at any
+// time. The loop threads read the bits once per batch, JavaScript reads them at any time.
 #pragma once
 
 #include <array>

@@ -19,7 +19,7 @@ enum class VerifySource : uint8_t {
   kOff,  ///< Accepts all packets, as flanneld does, except IPv6 packets with link-local addresses.
   /// Checks only the inner addresses, because some peers send from an address that is not in their lease.
   kInner,
-  kStrict,  ///< Checks the outer source address too.
+  kStrict,  ///< Checks the inner addresses and the outer source address.
 };
 
 struct FilterOptions {

@@ -29,7 +29,7 @@ inline bool is_sound_fragment(const uint8_t* bytes, const Packet& packet) {
 
 /// True if the options of an IPv4 header (RFC 791 section 3.1) fit in it and contain no source route. With a source
 /// route the kernel would send the packet to a destination that the filter did not check (RFC 7126 sections 4.3 and
-/// 4.4). The kernel also refuses source routes, unless accept_source_route is set.
+/// 4.4). The kernel itself drops packets with source routes, unless accept_source_route is set.
 inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
   constexpr uint8_t kEnd = 0, kNothing = 1, kLooseRoute = 131, kStrictRoute = 137;
   while (at < end && *at != kEnd) {
@@ -45,7 +45,7 @@ inline bool are_sound_options(const uint8_t* at, const uint8_t* end) {
 }
 
 /// True for neighbour discovery messages (RFC 4861 section 4), which only hosts on the same link may send. This host
-/// must not get such messages from peers, because its kernel would obey them.
+/// must not get such messages from peers, because its kernel would act on them.
 inline bool is_of_a_link(const uint8_t* bytes, const Packet& packet, const Upper& upper) {
   constexpr uint8_t kRouterSolicitation = 133, kRedirect = 137;
   if (upper.protocol != IPPROTO_ICMPV6 || upper.later_fragment || upper.offset >= packet.total) return false;

@@ -1,6 +1,5 @@
 // mss.h - lowers the maximum segment size (MSS) in the SYN of TCP connections (RFC 9293 section 3.7.1), so that packets
-// fit the tunnel even if no ICMP error reaches the sender, because a container has a larger MTU or a firewall drops
-// ICMP.
+// fit the tunnel. This is needed if a container has a larger MTU, or if a firewall drops the ICMP errors to the sender.
 #pragma once
 
 #include "checksum.h"

@@ -2,8 +2,8 @@
 // changes it.
 //
 // The table has a hash map (paged_map.h) for each prefix length in use. A look-up tries the lengths from the longest to
-// the shortest. A network usually has one prefix length (SubnetLen), so a look-up is one multiplication and one probe,
-// however many peers there are. A published table never changes: each change makes a new table, which shares all
+// the shortest. A network usually has one prefix length (SubnetLen), so a look-up is one multiplication and one hash
+// probe, however many peers there are. A published table never changes: each change makes a new table, which shares all
 // unchanged pages with the previous table.
 #pragma once
 

@@ -39,7 +39,7 @@ constexpr Rule kRules[] = {
     // udp_send_skb).
     {kPeers, EIO,       kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kFeature}},
     // EINVAL with more than kOldUdpSegments packets: the kernel supports fewer segments in one message. EINVAL with
-    // fewer packets: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL too, even for
+    // fewer packets: before Linux 6.14, segments longer than the path MTU. A blackhole route gives EINVAL even for
     // single packets (net/ipv4/fib_semantics.c, fib_props).
     {kPeers, EINVAL,    kUdpGso,      kOldUdpSegments, {kSingly, k_udp_gso_refusals,  kLongRuns}},
     {kPeers, EINVAL,    kUdpGso,      1,               {kSingly, k_udp_gso_refusals,  kUnlessPath}},

@@ -1,4 +1,4 @@
-// refusals.h - how weft reacts if the kernel refuses a message to a peer or a write to the TUN.
+// refusals.h - how weft handles errors of messages to peers and of writes to the TUN.
 //
 // weft either drops the packets, or sends the merged packets again one by one. If the kernel accepts the single
 // packets, weft merges later packets less or not at all. For the TUN this limit stays as long as the engine runs. For
@@ -34,7 +34,7 @@ enum class Off : uint8_t {
   kNothing,
   kLongRuns,
   kFeature,
-  kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the refusal
+  kUnlessPath,  ///< the feature, unless the endpoint's path MTU explains the error
 };
 
 /// How long weft remembers that the kernel rejected merged packets to an endpoint, in ms. So weft merges packets again
@@ -50,7 +50,7 @@ struct Consequence {
 const Consequence& consequence_of(const Attempt& attempt, int error);
 
 /// Remembers which merged packets of one sender or writer the kernel rejected. Only one thread at a time uses a Learnt.
-/// If the kernel refuses a feature completely, Learnt turns the feature off in the shared Features.
+/// If the kernel rejects a feature completely, Learnt turns the feature off in the shared Features.
 class Learnt {
  public:
   explicit Learnt(Features* features) : features_(features) {}
@@ -79,7 +79,7 @@ class Learnt {
  private:
   /// The maximum number of endpoints that are remembered. If the kernel rejects merged messages to more endpoints, the
   /// cause is a policy of this host such as IPsec. weft then merges no messages to endpoints without an entry, because
-  /// the kernel would copy each refused message in vain.
+  /// the kernel would copy each rejected message in vain.
   static constexpr size_t kMaxRefused = 64;
   struct Refused {
     SocketAddress to;

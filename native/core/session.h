@@ -1,5 +1,5 @@
 // session.h - WireGuard's session with one peer: its keys, the packets that wait for keys, and its timers.
-// docs/design/wireguard-sessions.md explains why sessions and handshakes together are right.
+// docs/design/wireguard-sessions.md explains why sessions and handshakes together are correct.
 //
 // A handshake yields a pair of keys. A session has up to three pairs, one in each of these places:
 // - next: decrypts. The pair comes from a handshake that the peer initiated, and the peer has not used it yet.

@@ -10,8 +10,8 @@
 //   complete them.
 // - A TCP superpacket arrives as one datagram without its segment size. weft assumes a size that fits every link of a
 //   container, because the kernel would drop larger segments after segmenting them.
-// - A UDP superpacket arrives as one datagram too, and the kernel reports its segment size in place of the size of
-//   merged datagrams (UDP_GRO). The length in the inner packet's header shows whether it is a superpacket.
+// - A UDP superpacket arrives as one datagram, and the kernel reports its segment size in place of the size of merged
+//   datagrams (UDP_GRO). The length in the inner packet's header shows whether it is a superpacket.
 #pragma once
 
 #include <string_view>

@@ -134,8 +134,8 @@ class Wireguard {
       const uint32_t index = load_le32(&message[type == kResponse ? 8 : 4]), number = sessions_->number_of_index(index);
       const Session* session = sessions_->of(number);
       const auto answer = type == kResponse ? Session::Expected::kResponse : Session::Expected::kCookie;
-      // Only a host that has received this host's last handshake message knows the index in that message. So verifying
-      // the MAC too would prove nothing more.
+      // Only a host that has received this host's last handshake message knows the index in that message. So the MAC
+      // would prove nothing more.
       return session && session->expects(answer, index) ? post(kAsked, number) : k_rx_drop_handshake;
     }
     if (!sessions_->may_look(is_from_peer, now_ms_)) return k_rx_drop_handshake;

@@ -31,7 +31,7 @@ export function buildExecutable({ root, work, architecture, version, code, lines
     main: path('weftd.cjs'),
     output: path('blob'),
     disableExperimentalSEAWarning: true,
-    useCodeCache: true, // only Node.js of the target architecture can make it
+    useCodeCache: true, // only Node.js of the target architecture can make the code cache
     execArgv: V8,
     execArgvExtension: 'none', // ignore NODE_OPTIONS, because users do not expect weftd to be Node.js
     assets: {

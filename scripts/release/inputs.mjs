@@ -76,10 +76,10 @@ export function made(name, make) {
   const work = mkdtempSync(join(cache, `new-${process.pid}-`))
   try {
     make(work)
-    chmodSync(work, 0o755) // it may become the root of a container
+    chmodSync(work, 0o755) // the folder may become the root of a container
     renameSync(work, folder)
   } catch (error) {
-    if (!existsSync(folder)) throw error // otherwise a simultaneous run was first
+    if (!existsSync(folder)) throw error // otherwise a simultaneous run has made the folder
   } finally {
     rmSync(work, { recursive: true, force: true })
   }

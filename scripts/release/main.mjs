@@ -122,7 +122,7 @@ function time() {
 
 const progress = createProgress('release', { total: 6 + ARCHITECTURES.length * 4, pace: 'even' })
 try {
-  process.umask(0o022) // the modes of the package's folders
+  process.umask(0o022) // so that folders in the packages get mode 755
   if (!isVersion(version)) throw new Error(`package.json: ${JSON.stringify(version)} is not a version such as 0.2.0`)
   process.env.SOURCE_DATE_EPOCH = time()
   const { stdout, stderr, status } = git('status', '--porcelain')
